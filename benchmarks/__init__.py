@@ -1,0 +1,1 @@
+"""``python -m benchmarks``: what protection costs, as a ratio to the same app without it, in one run."""

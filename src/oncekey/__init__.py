@@ -1,0 +1,23 @@
+"""oncekey: a retried request runs once. The public names, and nothing else."""
+
+from oncekey.core.policy import Policy
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation, current
+from oncekey.engine.request import SINGLE_TENANT, Request
+from oncekey.errors import NotAuthenticated, NotExecuted, OnceKeyError, OutcomeUnknown, Refused
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SINGLE_TENANT",
+    "NotAuthenticated",
+    "NotExecuted",
+    "OnceKey",
+    "OnceKeyError",
+    "Operation",
+    "OutcomeUnknown",
+    "Policy",
+    "Refused",
+    "Request",
+    "current",
+]

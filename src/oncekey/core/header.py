@@ -1,0 +1,157 @@
+"""The value of the `Idempotency-Key` header: bytes in, the client's key out.
+
+Owns the syntax of the key. Two spellings of one key are accepted, and `"K"` and `K` are the same key K:
+
+* quoted: an RFC 8941 / RFC 9651 String, `"` + printable ASCII + `"`, where only `\\"` and `\\\\` are escapes.
+  Parameters after it (`"K";a=1`) must be well formed and are then ignored, as the RFC asks of a receiver
+  that does not know them. Every quoted value gives what `http-sfv` gives; the key's limits come after.
+* bare: the opaque token that Stripe made common: one or more visible ASCII characters except `"` `,` `;` and
+  backslash. So UUIDs, base64 with `+ / =`, colons, dots, tildes and slashes pass. The four that do not are
+  the delimiters of structured fields: a bare value that has one is a list of two keys, a key with parameters,
+  or a quoted key that lost a quote, and guessing which would give one request two names.
+
+Keys are compared as bytes afterwards, so nothing here folds case, trims inside quotes or normalises: only the
+optional white space (space, tab) around the whole field value goes, because HTTP says it is not part of it.
+
+Must not: do I/O, know about policies or HTTP statuses, or let a key reach an error message (keys are
+capabilities and messages end up in logs). It runs once per request, hence one regular expression for the
+common forms; `http-sfv`, ten times slower, parses only what has parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from http_sfv.item import Item
+
+__all__ = ["BadKey", "parse_key"]
+
+# Group 1: a quoted String without escapes. Group 2: a bare key. Everything else takes the slow way round.
+_COMMON = re.compile(rb'"([ !#-\[\]-~]*)"|([!#-+\--:<-\[\]-~]+)').fullmatch
+# A complete String at the start of the value, escapes included; what follows it is looked at separately.
+_STRING = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*+)"').match
+_ESCAPED = re.compile(rb'\\(["\\])')
+# Any version, either case: which UUID is the client's business, and case is significant (bytes compare).
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}").fullmatch
+# http-sfv copies the rest of the input at every step, so parameters cost the square of their length.
+_MAX_PARAMETER_BYTES = 1024
+
+_WORDS = {
+    "missing": "The request has no Idempotency-Key header: send one with a new unique value, such as a UUID.",
+    "empty": "The Idempotency-Key is empty or blank: send a unique value, such as a UUID.",
+    "repeated": "There is more than one Idempotency-Key: send the header once, with a single value"
+    " (a value that contains a comma must be in double quotes).",
+    "too_long": "The Idempotency-Key is longer than {max_length} characters: send a shorter one, such as a"
+    " UUID.",
+    "too_short": "The Idempotency-Key is shorter than {min_length} characters: send a longer one, such as a"
+    " UUID.",
+    "not_ascii": "The Idempotency-Key has a character outside ASCII: send printable ASCII characters only.",
+    "unterminated": "The Idempotency-Key has an opening double quote but no closing one: send both or"
+    " neither.",
+    "bad_escape": "The quoted Idempotency-Key has a backslash that escapes nothing: inside quotes send"
+    ' \\" for a quote and \\\\ for a backslash, and no other escape.',
+    "trailing": "The Idempotency-Key has text after its closing double quote that is not a well-formed"
+    " parameter: send the quoted value alone.",
+    "bare_not_allowed": "The Idempotency-Key is not in double quotes and this API requires the quoted form:"
+    " send the value inside double quotes, as RFC 8941 says of a String.",
+    "not_uuid": "The Idempotency-Key is not a UUID: send one in the form of 8-4-4-4-12 hexadecimal digits.",
+    "bad_character": "The Idempotency-Key has a character that is not allowed: send visible ASCII characters"
+    " (a value with spaces, semicolons or backslashes must be in double quotes).",
+}
+
+
+class BadKey(ValueError):
+    """A refused key: `rule` is the machine's name of the rule, the text says what to send instead."""
+
+    def __init__(self, rule: str, *, min_length: int = 1, max_length: int = 255) -> None:
+        super().__init__(_WORDS[rule].format(min_length=min_length, max_length=max_length))
+        self.rule = rule
+
+
+def parse_key(
+    values: Sequence[bytes],
+    *,
+    syntax: Literal["any", "strict"] = "any",
+    key_format: Literal["uuid"] | None = None,
+    min_length: int = 1,
+    max_length: int = 255,
+) -> str:
+    """Return the key in `values`, the raw values of all Idempotency-Key fields in order, or raise BadKey.
+
+    `syntax="strict"` takes the quoted form only. The limits count characters of the key, without its quotes
+    and escapes, so that both spellings are measured alike.
+    """
+    if len(values) != 1:
+        raise BadKey("repeated" if values else "missing")
+    raw = values[0].strip(b" \t")
+    common = _COMMON(raw)
+    if common is None:
+        key = _uncommon(raw, syntax)
+    elif (quoted := common[1]) is not None:
+        key = quoted.decode("ascii")
+    elif syntax == "strict":
+        raise BadKey("bare_not_allowed")
+    else:
+        key = raw.decode("ascii")
+
+    # A blank key is what a client sends whose variable was not set: everybody's requests would share it.
+    if not key or key.isspace():
+        raise BadKey("empty")
+    if len(key) > max_length:
+        raise BadKey("too_long", max_length=max_length)
+    if len(key) < min_length:
+        raise BadKey("too_short", min_length=min_length)
+    if key_format == "uuid" and _UUID(key) is None:
+        raise BadKey("not_uuid")
+    return key
+
+
+def _uncommon(raw: bytes, syntax: str) -> str:
+    """Parse a value with escapes or parameters; for every other one, find the rule that it breaks."""
+    if not raw:
+        raise BadKey("empty")
+    if not raw.isascii():
+        raise BadKey("not_ascii")
+    if raw[:1] != b'"':
+        if syntax == "strict":
+            raise BadKey("bare_not_allowed")
+        raise BadKey("repeated" if b"," in raw else "bad_character")
+
+    string = _STRING(raw)
+    if string is None:
+        raise BadKey(_why_no_string(raw))
+    rest = raw[string.end() :]
+    if rest and not _are_parameters(rest):
+        raise BadKey("repeated" if rest.lstrip(b" \t")[:1] == b"," else "trailing")
+    return _ESCAPED.sub(rb"\1", string[1]).decode("ascii")
+
+
+def _are_parameters(rest: bytes) -> bool:
+    """Say whether what follows a String is well-formed parameters, as http-sfv sees it."""
+    if rest[:1] != b";" or len(rest) > _MAX_PARAMETER_BYTES:
+        return False
+    try:
+        Item().parse(b'""' + rest)
+    except ValueError:
+        # Only a flag leaves this function: the library's error would carry characters of the header.
+        return False
+    return True
+
+
+def _why_no_string(raw: bytes) -> str:
+    """Name the first rule of RFC 9651 section 4.2.5 that a value with an opening quote breaks."""
+    at = 1
+    while at < len(raw):
+        char = raw[at]
+        if char == 0x5C:  # backslash
+            if at + 1 == len(raw):
+                return "unterminated"
+            if raw[at + 1] not in b'"\\':
+                return "bad_escape"
+            at += 1
+        elif not 0x20 <= char <= 0x7E:
+            return "bad_character"
+        at += 1
+    return "unterminated"

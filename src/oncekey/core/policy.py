@@ -1,0 +1,199 @@
+"""What a route promises: one frozen value, with the reason beside every default.
+
+Owns the settings and their checks. How a failure is judged is ``decision.py``; words on the wire are ``problems.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Literal, get_args
+
+from oncekey.core.states import Effects
+from oncekey.errors import ConfigurationError
+
+EffectsName = Literal["external", "transactional", "phased", "repeatable"]
+InFlight = Literal["conflict", "wait"]
+OnServerError = Literal["auto", "retry", "replay", "unknown"]
+KeySyntax = Literal["any", "strict"]
+KeyPer = Literal["tenant", "endpoint"]
+
+STORED_HEADERS: frozenset[str] = frozenset(
+    {
+        "content-type",
+        "content-language",
+        "content-disposition",
+        "content-encoding",
+        "content-location",
+        "location",
+        "link",
+        "etag",
+        "last-modified",
+        "cache-control",
+        "expires",
+        "vary",
+        "retry-after",
+        "allow",
+        "deprecation",
+        "sunset",
+    }
+)
+"""Headers that describe the result. An allow-list: whoever holds the key gets what is stored, so nothing that
+belongs to one connection, one session or one moment (Set-Cookie, Authorization, Date, hop-by-hop) may be in it."""
+
+NEVER_STORED: frozenset[str] = frozenset(
+    {
+        "set-cookie",
+        "set-cookie2",
+        "authorization",
+        "proxy-authorization",
+        "authentication-info",
+        "proxy-authenticate",
+        "date",
+        "server",
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "te",
+        "trailer",
+        "upgrade",
+        "content-length",
+        "idempotency-key",
+        "idempotency-expires",
+        "idempotency-replayed",
+        "idempotent-replayed",
+    }
+)
+"""Refused even when a route asks for them: secrets, hop-by-hop, and what we compute anew for every answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How one route, or the whole app, is protected."""
+
+    effects: EffectsName = "external"
+    """Where the handler's effects live. ``external`` is the only value that is safe without knowing the handler: a
+    lease that ran out leaves the key ``unknown``, never a second charge."""
+
+    ttl: timedelta = timedelta(hours=24)
+    """How long an answer is kept. 24 hours is what Stripe publishes and most clients assume; it must cover the
+    longest time in which a client still retries. Under an hour warns: phones come back later than that."""
+
+    lease: timedelta = timedelta(seconds=60)
+    """How long a silent owner keeps the key. Renewed every third of it while the handler lives, so it bounds not the
+    handler but how long a crash stays unnoticed; a pause (SIGSTOP, VM move) longer than this loses the key."""
+
+    required: bool = True
+    """A protected method without a key is refused with 400: an unprotected payment is what we are here to prevent."""
+
+    methods: frozenset[str] = frozenset({"POST", "PATCH"})
+    """RFC 9110: the other methods are idempotent already and pass untouched, unless a route asks."""
+
+    key_syntax: KeySyntax = "any"
+    """``any`` takes the quoted RFC 8941 string and the bare form that Stripe made common; ``strict`` the first only."""
+
+    key_format: Literal["uuid"] | None = None
+    """None takes any opaque key: a key is the client's, and ULIDs or order numbers are fine ones."""
+
+    key_min_length: int = 1
+    """1, since length is no proof of entropy. Raise it to keep ``1``, ``2``, ``3`` out."""
+
+    key_max_length: int = 255
+    """Stripe's limit, and what the column of most peers holds."""
+
+    key_per: KeyPer = "tenant"
+    """``tenant``: a key is one operation of one tenant, so the same key on another endpoint is a mismatch (Stripe).
+    ``endpoint``: endpoints are independent."""
+
+    in_flight: InFlight = "conflict"
+    """``conflict`` answers a duplicate at once with 409 + Retry-After and holds nothing; ``wait`` holds the connection
+    until the first is done."""
+
+    wait: timedelta = timedelta(seconds=10)
+    """How long ``wait`` waits before it falls back to 409: below the 30 s at which common proxies cut."""
+
+    retry_after: timedelta = timedelta(seconds=1)
+    """What a 409 tells the client to wait: most handlers are done by then."""
+
+    on_server_error: OnServerError = "auto"
+    """A returned 5xx. ``auto`` follows ``effects`` (retryable); ``replay`` stores it as Stripe v1 does; ``unknown`` and
+    ``retry`` say it outright."""
+
+    fingerprint_fields: tuple[str, ...] | None = None
+    """JSON members that make two requests the same; None takes the whole body: nothing is forgotten by accident."""
+
+    max_request_bytes: int = 1024 * 1024
+    """A larger body is 413: it has to be held in memory to be hashed, and a bypass would be an unprotected write."""
+
+    max_response_bytes: int = 1024 * 1024
+    """A larger response completes the key as a tombstone: retries learn that it is done, not the body."""
+
+    stored_headers: frozenset[str] = STORED_HEADERS
+    """Lower-case names that a replay repeats."""
+
+    final_client_errors: bool = True
+    """4xx is stored and replayed: the request has to change, and a changed request takes a new key."""
+
+    begin_timeout: timedelta = timedelta(seconds=5)
+    """How long a request waits for the store before it is refused with 503: clients' own limits start at 10 s."""
+
+    quarantine: timedelta = timedelta(minutes=5)
+    """How long after the end of the lease an ``unknown`` may be refuted: what was sent may still be on its way."""
+
+    # Derived once, since the hot path wants numbers and lower-case names.
+    effects_kind: Effects = field(init=False, repr=False, compare=False)
+    lease_seconds: float = field(init=False, repr=False, compare=False)
+    retention_seconds: float = field(init=False, repr=False, compare=False)
+    begin_seconds: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        derive = object.__setattr__  # the dataclass is frozen
+        derive(self, "methods", frozenset(method.upper() for method in self.methods))
+        derive(self, "stored_headers", frozenset(name.lower() for name in self.stored_headers))
+        self._check()
+        derive(self, "effects_kind", Effects(self.effects))
+        derive(self, "lease_seconds", self.lease.total_seconds())
+        derive(self, "retention_seconds", self.ttl.total_seconds())
+        derive(self, "begin_seconds", self.begin_timeout.total_seconds())
+
+    def _check(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigurationError(f"Policy({name}={value!r}): it takes one of {', '.join(map(str, choices))}")
+        for item in fields(self):
+            value = getattr(self, item.name, None)
+            if isinstance(value, timedelta) and value <= timedelta(0):
+                raise ConfigurationError(f"Policy({item.name}={value!r}): it must be longer than zero")
+        for name in ("max_request_bytes", "max_response_bytes", "key_min_length"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"Policy({name}={getattr(self, name)!r}): it must be at least 1")
+        if not self.key_min_length <= self.key_max_length <= 255:
+            raise ConfigurationError(
+                f"Policy(key_max_length={self.key_max_length}): it must lie between key_min_length and 255"
+            )
+        if self.ttl <= self.lease:
+            raise ConfigurationError(
+                f"Policy(ttl={self.ttl}, lease={self.lease}): answers must be kept longer than a lease lasts"
+            )
+        if forbidden := self.stored_headers & NEVER_STORED:
+            raise ConfigurationError(
+                f"Policy(stored_headers=…): {', '.join(sorted(forbidden))} would leak to whoever repeats the key"
+            )
+        if self.ttl < timedelta(hours=1):
+            warnings.warn(
+                f"Policy(ttl={self.ttl}): under one hour, a client that comes back later runs the operation again; "
+                "24 hours is usual",
+                stacklevel=4,
+            )
+
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "effects": get_args(EffectsName),
+    "in_flight": get_args(InFlight),
+    "on_server_error": get_args(OnServerError),
+    "key_syntax": get_args(KeySyntax),
+    "key_per": get_args(KeyPer),
+    "key_format": (None, "uuid"),
+}

@@ -1,0 +1,340 @@
+"""Statuses and words on the wire, for everything that oncekey answers by itself.
+
+Owns DESIGN section 9: which status, which headers, which sentence, in each of three profiles. Must not decide
+which situation a request is in (``decision.py``), and is never given a key or a body, so it cannot repeat one
+(hazard 28): ``detail`` comes from the caller, who must not put one there either.
+
+The profiles:
+
+* ``ietf`` (default): draft-ietf-httpapi-idempotency-key-header with problem details (RFC 9457).
+* ``stripe``: the statuses and the ``{"error": …}`` object that Stripe's client libraries read.
+* ``governance``: the ``{"fault": …}`` object of seed 000.
+
+Every message says what happened, what it means, and what to do. A caller's ``detail`` replaces only the first
+part, so that no 409 can lose the advice to keep the key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
+from urllib.parse import quote
+
+ProfileName = Literal["ietf", "stripe", "governance"]
+PROFILES: tuple[ProfileName, ...] = get_args(ProfileName)
+
+THE_DRAFT = "https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header"
+"""Where a Link points when the app has no page of its own: the draft wants one with its three errors."""
+
+LONGEST_RETRY_SECONDS = 86_400
+"""Whoever has to wait longer is asked to look again tomorrow; also bounds what a bad number can say."""
+
+
+class Situation(StrEnum):
+    """Why a request gets an answer of ours instead of the handler's."""
+
+    KEY_MISSING = "key-missing"
+    KEY_MALFORMED = "key-malformed"
+    MISMATCH = "mismatch"
+    IN_FLIGHT = "in-flight"
+    UNKNOWN = "outcome-unknown"
+    DEFERRED = "deferred"
+    LIMITED = "limited"
+    BODY_TOO_LARGE = "body-too-large"
+    STORE_UNAVAILABLE = "store-unavailable"  # before the handler: nothing happened
+    NOT_STORED = "not-stored"  # after the handler: it ran, and its answer could not be stored yet
+    NOT_AUTHENTICATED = "not-authenticated"
+    NOT_EXECUTED = "not-executed"
+    REFUSED = "refused"
+    STATUS_EXPIRED = "status-expired"
+    STATUS_NOT_FOUND = "status-not-found"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response. Header names are lower case; content-type and content-length are among them."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What stands in for a body that was not kept. An empty one is for statuses that have no body."""
+
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    statuses: tuple[int, int, int]  # ietf, stripe, governance
+    title: str
+    happened: str  # what happened and what it means
+    advice: str  # what to do
+    stripe: tuple[str, str]  # type, code
+    fault: str
+    retry_seconds: int | None = None  # the Retry-After when the caller names none; None: never one
+
+
+_SAME_KEY = "Keep the key: send the same request with the same Idempotency-Key after the time in Retry-After"
+_INVALID, _IDEMPOTENCY, _API = "invalid_request_error", "idempotency_error", "api_error"
+_S = Situation
+
+# fmt: off
+_ENTRIES: dict[Situation, _Entry] = {
+    _S.KEY_MISSING: _Entry(
+        (400, 400, 400), "Idempotency-Key is missing",
+        "This operation requires an Idempotency-Key header, and the request has none: send it again with a "
+        "new unique key, such as a UUID.",
+        "Nothing was executed. Use the same key for every retry of the same request.",
+        (_INVALID, "idempotency_key_missing"), "IDEMPOTENCY_KEY_MISSING"),
+    _S.KEY_MALFORMED: _Entry(
+        (400, 400, 400), "Idempotency-Key is malformed",
+        "The Idempotency-Key header is not one that this API takes: send one header with one unique value, "
+        "such as a UUID.",
+        "Nothing was executed. Use the same key for every retry of the same request.",
+        (_INVALID, "idempotency_key_malformed"), "IDEMPOTENCY_KEY_MALFORMED"),
+    _S.MISMATCH: _Entry(
+        (422, 400, 422), "Idempotency-Key is already used",
+        "An Idempotency-Key may not be reused with a different request: this one was first used with another "
+        "method, path, query or body. This request was not executed, and the first one is untouched.",
+        "For a new operation use a new key; to repeat the first request, send it unchanged.",
+        (_IDEMPOTENCY, "idempotency_key_reused"), "IDEMPOTENCY_CONFLICT"),
+    _S.IN_FLIGHT: _Entry(
+        (409, 409, 409), "A request is outstanding for this Idempotency-Key",
+        "A request with this Idempotency-Key is still being processed. This one was not executed.",
+        f"{_SAME_KEY}, and get the result of the first.",
+        (_IDEMPOTENCY, "idempotency_key_in_use"), "IDEMPOTENCY_IN_PROGRESS", 1),
+    _S.UNKNOWN: _Entry(
+        (409, 409, 409), "The outcome of this Idempotency-Key is not known yet",
+        "An earlier request with this Idempotency-Key may or may not have taken effect, so it is not "
+        "executed again.",
+        "Keep the key, since a new one could do the operation twice: the reconciler or an operator of this "
+        "API, not the client, settles the outcome, and the same request with the same key then gets it. For "
+        "the developer of this API: a route that declares where its effects live, with "
+        "effects='transactional', 'phased' or 'repeatable' in its Policy, recovers from this by itself.",
+        (_IDEMPOTENCY, "idempotency_outcome_unknown"), "IDEMPOTENCY_OUTCOME_UNKNOWN", 60),
+    _S.DEFERRED: _Entry(
+        (202, 202, 202), "The request is accepted",
+        "The request with this Idempotency-Key was accepted and is still being worked on.",
+        f"{_SAME_KEY}, or ask the address in Location if there is one.",
+        (_API, "idempotency_deferred"), "IDEMPOTENCY_DEFERRED", 2),
+    _S.LIMITED: _Entry(
+        (429, 429, 429), "Too many Idempotency-Keys",
+        "This caller has used more keys than this API allows at once or in this time. Nothing was executed.",
+        f"{_SAME_KEY}.",
+        (_INVALID, "rate_limit"), "IDEMPOTENCY_LIMIT_REACHED", 1),
+    _S.BODY_TOO_LARGE: _Entry(
+        (413, 413, 413), "The request body is too large",
+        "The body is larger than this operation takes under an Idempotency-Key. Nothing was executed.",
+        "Send a smaller body, with a new key.",
+        (_INVALID, "request_too_large"), "IDEMPOTENCY_BODY_TOO_LARGE"),
+    _S.STORE_UNAVAILABLE: _Entry(
+        (503, 503, 503), "Idempotency cannot be guaranteed right now",
+        "The store of Idempotency-Keys does not answer, so this request was not executed. Whether an "
+        "earlier one with this key was, cannot be told before the store answers.",
+        f"{_SAME_KEY}.",
+        (_API, "idempotency_store_unavailable"), "IDEMPOTENCY_STORE_UNAVAILABLE", 1),
+    _S.NOT_STORED: _Entry(
+        (503, 503, 503), "The result could not be stored yet",
+        "The request was worked on, but its result could not be stored, and no result is sent before it is "
+        "stored. It may or may not have taken effect.",
+        f"{_SAME_KEY}, and never with a new one, which could do the operation twice.",
+        (_API, "idempotency_result_not_stored"), "IDEMPOTENCY_RESULT_NOT_STORED", 1),
+    _S.NOT_AUTHENTICATED: _Entry(
+        (401, 401, 401), "Authentication is required",
+        "An Idempotency-Key belongs to whoever is authenticated, and this request is not. Nothing was "
+        "looked up or executed.",
+        "Authenticate, and send the request again with the same key.",
+        (_INVALID, "authentication_required"), "AUTHENTICATION_REQUIRED"),
+    _S.NOT_EXECUTED: _Entry(
+        (503, 503, 503), "The request was not executed",
+        "The operation could not be done right now, and it is certain that it had no effect.",
+        f"{_SAME_KEY}.",
+        (_API, "not_executed"), "NOT_EXECUTED", 1),
+    _S.REFUSED: _Entry(
+        (422, 422, 422), "The request was refused",
+        "The request was refused before the operation began.",
+        "Nothing was executed: correct the request and send it with a new Idempotency-Key.",
+        (_INVALID, "request_refused"), "REQUEST_REFUSED"),
+    _S.STATUS_EXPIRED: _Entry(
+        (410, 410, 410), "The Idempotency-Key has expired",
+        "A request with this key was finished, and the time for which its result is kept is over.",
+        "Look for the result itself where this API lists it: a request with this key would be "
+        "executed as a new one.",
+        (_INVALID, "idempotency_key_expired"), "IDEMPOTENCY_KEY_EXPIRED"),
+    _S.STATUS_NOT_FOUND: _Entry(
+        (404, 404, 404), "No such Idempotency-Key",
+        "No request of yours with this key is known here.",
+        "Check the key, and as whom you are authenticated. What was never received can be sent "
+        "with this key.",
+        (_INVALID, "resource_missing"), "IDEMPOTENCY_KEY_NOT_FOUND"),
+}
+# fmt: on
+
+_LINKED = frozenset({Situation.KEY_MISSING, Situation.MISMATCH, Situation.IN_FLIGHT})
+"""The draft, section 2.7: these carry a link to documentation, in the body or as a Link header."""
+
+
+def problem(
+    profile: ProfileName,
+    situation: Situation,
+    *,
+    detail: str | None = None,
+    retry_after: float | None = None,
+    status: int | None = None,
+    location: str | None = None,
+    docs_url: str | None = None,
+    fault_id: str = "",
+    trace_id: str = "",
+    challenge: str = "Bearer",
+) -> Answer:
+    """The answer for a situation.
+
+    ``retry_after`` is used where a retry makes sense, ``status`` by REFUSED alone, ``location`` by DEFERRED,
+    ``challenge`` by NOT_AUTHENTICATED; ``fault_id`` and ``trace_id`` by the governance profile, from outside,
+    since nothing here is random. ``docs_url`` is the app's page about idempotency, or, if it ends in a slash,
+    the folder with a page for each situation.
+    """
+    if situation is Situation.REFUSED:
+        if status is not None and not 400 <= status < 500:
+            raise ValueError(f"a refused request has a 4xx status, not {status}")
+    elif status is not None:
+        raise ValueError(f"the status of '{situation}' is given by the profile")
+    ids = (fault_id, trace_id) if profile == "governance" else ("", "")
+    wait = _whole_seconds(retry_after)
+    asked = _Asked(profile, situation, wait, status, docs_url, challenge, detail, location, *ids)
+    if detail is None and location is None and ids == ("", ""):
+        return _constant(asked)  # a hot key draws thousands of the same 409: build it once
+    return _build(asked)
+
+
+def replay_marker(profile: ProfileName) -> tuple[str, str] | None:
+    """The header that marks a replay; None for governance, where the echoed key is the sign."""
+    return _MARKERS[profile]
+
+
+_MARKERS: dict[ProfileName, tuple[str, str] | None] = {
+    "ietf": ("idempotency-replayed", "true"),
+    "stripe": ("idempotent-replayed", "true"),
+    "governance": None,
+}
+
+_NOT_KEPT = (
+    "The request with this Idempotency-Key was executed, and this is its status; the body of its response "
+    "was not kept (too large, or streamed) or can no longer be read. It was not executed again: look up the "
+    "result where this API lists it."
+)
+
+
+@lru_cache(maxsize=256)
+def tombstone_note(profile: ProfileName, status: int) -> Note:
+    """The body that a tombstone replays with; the first ``status`` and the stored headers are the engine's.
+
+    Stored headers that describe the lost body (content-encoding, etag, content-disposition) do not fit it.
+    """
+    if status < 200 or status in (204, 205, 304):
+        return Note("", b"")
+    members: dict[str, object]
+    if profile == "ietf":
+        members = {"type": "urn:oncekey:problem:body-not-kept", "title": "The response body was not kept"}
+        members |= {"status": status, "detail": _NOT_KEPT}
+        return Note("application/problem+json" if status >= 400 else "application/json", _json(members))
+    if profile == "stripe":
+        note = {"code": "idempotency_body_not_kept", "message": _NOT_KEPT}
+        members = {"object": "idempotency_tombstone", **note}
+        if status >= 400:
+            members = {"error": {"type": _API, **note}}
+    else:
+        error = {"errorCode": "IDEMPOTENCY_BODY_NOT_KEPT", "description": _NOT_KEPT}
+        members = _fault("", "", error) if status >= 400 else {"notice": error}
+    return Note("application/json", _json(members))
+
+
+def _whole_seconds(seconds: float | None) -> int | None:
+    """Rounded up, at least 1: ``Retry-After: 0`` would ask for a busy loop."""
+    if seconds is None:
+        return None
+    if not seconds < LONGEST_RETRY_SECONDS:  # NaN and infinity end here too
+        return LONGEST_RETRY_SECONDS
+    return max(1, math.ceil(seconds))
+
+
+class _Asked(NamedTuple):
+    """The arguments of :func:`problem`, checked: the key of the cache."""
+
+    profile: ProfileName
+    situation: Situation
+    wait: int | None
+    status: int | None
+    docs_url: str | None
+    challenge: str
+    detail: str | None
+    location: str | None
+    fault_id: str
+    trace_id: str
+
+
+def _build(asked: _Asked) -> Answer:
+    profile, situation, wait = asked.profile, asked.situation, asked.wait
+    entry = _ENTRIES[situation]
+    status = asked.status or entry.statuses[PROFILES.index(profile)]
+    message = f"{asked.detail or entry.happened} {entry.advice}"
+    docs = _in_header(asked.docs_url) if asked.docs_url else None
+    content_type = "application/json"
+    members: dict[str, object]
+    if situation is Situation.DEFERRED:  # good news, in no profile an error object
+        members = {"state": "pending", "title": entry.title, "detail": message}
+    elif profile == "ietf":
+        content_type = "application/problem+json"
+        members = {"type": _type(situation, docs), "title": entry.title, "status": status, "detail": message}
+    elif profile == "stripe":
+        error = {"type": entry.stripe[0], "code": entry.stripe[1], "message": message}
+        members = {"error": error | ({"doc_url": docs} if docs else {})}
+    else:
+        members = _fault(asked.fault_id, asked.trace_id, {"errorCode": entry.fault, "description": message})
+    body = _json(members)
+    # 404 and 410 may be cached by default (RFC 9111), and every one of these answers can be another one soon.
+    headers = [
+        ("content-type", content_type),
+        ("content-length", str(len(body))),
+        ("cache-control", "no-store"),
+    ]
+    if entry.retry_seconds is not None or (situation is Situation.REFUSED and wait is not None):
+        headers.append(("retry-after", str(wait or entry.retry_seconds)))
+    if docs or (profile == "ietf" and situation in _LINKED):
+        headers.append(("link", f'<{docs or THE_DRAFT}>; rel="describedby"'))
+    if situation is Situation.NOT_AUTHENTICATED:
+        headers.append(("www-authenticate", asked.challenge))
+    if asked.location and situation is Situation.DEFERRED:
+        headers.append(("location", _in_header(asked.location)))
+    return Answer(status, tuple(headers), body)
+
+
+_constant = lru_cache(maxsize=512)(_build)
+
+
+def _type(situation: Situation, docs: str | None) -> str:
+    if docs is None:
+        return f"urn:oncekey:problem:{situation}"
+    return f"{docs}{situation}" if docs.endswith("/") else f"{docs.partition('#')[0]}#{situation}"
+
+
+def _fault(fault_id: str, trace_id: str, error: dict[str, str]) -> dict[str, object]:
+    return {"fault": {"faultId": fault_id, "traceId": trace_id, "errors": [error]}}
+
+
+def _in_header(url: str) -> str:
+    """A URL that can neither end its header nor its angle brackets, whatever is in it."""
+    return quote(url, safe="/:?#[]@!$&'()*+,;=%-._~", errors="replace")
+
+
+def _json(members: dict[str, object]) -> bytes:
+    # ASCII only, by the standard library: never fails, whatever text a handler or a trace header brought.
+    return json.dumps(members, separators=(",", ":")).encode("ascii")

@@ -1,0 +1,208 @@
+"""The values that travel between engine and stores: the row, and the two requests one can make of it.
+
+Owns no rule: which moves exist is ``states.py``, which one to make is ``decision.py``.
+Times are seconds since the epoch **on the store's clock**; ``Record.now`` is that clock when the row was read, so
+that nothing here ever compares a row with the clock of the app's host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncekey.core.states import MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, find
+from oncekey.errors import IllegalTransition
+
+RESPONSE_SCHEMA_VERSION = 1
+"""How ``StoredResponse`` is laid out in a row. A row with another version replays as a tombstone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it is kept: ``body`` None is a **tombstone** (completed, but the body was not kept)."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+    schema_version: int = RESPONSE_SCHEMA_VERSION
+
+    @property
+    def replayable(self) -> bool:
+        return self.body is not None and self.schema_version == RESPONSE_SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Read the row of (scope, key), or insert this where there is none."""
+
+    scope: str
+    key: str
+    operation: str
+    fingerprint: bytes
+    fingerprint_version: int
+    effects: Effects
+    owner: str
+    lease_seconds: float
+    retention_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of ``idempotency_keys``."""
+
+    scope: str
+    key: str
+    operation: str
+    fingerprint: bytes
+    fingerprint_version: int
+    effects: Effects
+    state: State
+    attempt: int
+    owner: str
+    lease_until: float
+    recovery_point: str | None
+    response: StoredResponse | None
+    last_error: str | None
+    reconcile_at: float | None
+    reconcile_tries: int
+    created_at: float
+    finished_at: float | None
+    retention_seconds: float
+    expires_at: float
+    now: float
+
+    @property
+    def lease_over(self) -> bool:
+        return self.lease_until <= self.now
+
+    @property
+    def past_expiry(self) -> bool:
+        return self.expires_at <= self.now
+
+    @property
+    def has_steps(self) -> bool:
+        return self.recovery_point is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What ``reserve`` answers. ``busy``: the store saw neither a row nor a free place, so nobody may go on."""
+
+    record: Record | None
+
+    @property
+    def busy(self) -> bool:
+        return self.record is None
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Move one row if it still is (from_state, owner) and the conditions hold; otherwise change nothing.
+
+    Build it with :func:`swap`, which takes the conditions from the state table.
+    """
+
+    scope: str
+    key: str
+    event: Event
+    # compare
+    from_state: State
+    owner: str
+    lease_over_by: float | None  # None: the lease does not matter; n: it ended at least n seconds ago
+    past_expiry: bool
+    # set
+    to_state: State | None  # None: delete the row
+    new_owner: str | None = None
+    attempt: int | None = None
+    lease_seconds: float | None = None
+    response: StoredResponse | None = None
+    last_error: str | None = None
+    recovery_point: str | None = None
+    reconcile_in: float | None = None
+    restart: Reservation | None = None
+
+
+def swap(
+    record: Record,
+    event: Event,
+    by: Actor,
+    *,
+    to_state: State | None = None,
+    reservation: Reservation | None = None,
+    lease_seconds: float | None = None,
+    response: StoredResponse | None = None,
+    last_error: str | None = None,
+    recovery_point: str | None = None,
+    quarantine_seconds: float = 0.0,
+    reconcile_in: float | None = None,
+) -> Swap:
+    """The Swap for moving ``record`` as the table says; IllegalTransition where it has no such move.
+
+    Conditions on time are left to the store, which compares them on its own clock. Conditions that cannot change
+    while (state, owner) stays the same (attempt, steps, effects) are checked here.
+    """
+    move = find(record.state, event, by, to_state)
+    for condition, holds in (
+        (Condition.FIRST_ATTEMPT, record.attempt == 1),
+        (Condition.NO_STEPS, not record.has_steps),
+        (Condition.MAY_RERUN, record.effects in MAY_RERUN),
+    ):
+        if condition in move.when and not holds:
+            raise IllegalTransition(f"'{event}' by {by} needs '{condition}', which this record does not meet")
+    starts = event in STARTS
+    if starts != (reservation is not None):
+        raise IllegalTransition(f"'{event}' {'needs' if starts else 'takes no'} new reservation")
+    lease_over_by = None
+    if Condition.LEASE_OVER in move.when:
+        lease_over_by = 0.0
+    elif Condition.QUARANTINE_OVER in move.when:
+        lease_over_by = quarantine_seconds
+    if move.target is State.UNKNOWN and reconcile_in is None:
+        reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
+    attempt = None
+    if starts:
+        attempt = 1 if event is Event.RESERVE else record.attempt + 1
+    return Swap(
+        scope=record.scope,
+        key=record.key,
+        event=event,
+        from_state=record.state,
+        owner=record.owner,
+        lease_over_by=lease_over_by,
+        past_expiry=Condition.PAST_EXPIRY in move.when,
+        to_state=move.target,
+        new_owner=reservation.owner if reservation else None,
+        attempt=attempt,
+        lease_seconds=reservation.lease_seconds if reservation else lease_seconds,
+        response=response,
+        last_error=last_error,
+        recovery_point=recovery_point,
+        reconcile_in=reconcile_in,
+        restart=reservation if event is Event.RESERVE else None,
+    )
+
+
+def undo(work: Reservation | Swap) -> Swap | None:
+    """The Swap that gives back what ``work`` has taken for a caller that is no longer there; None: it took nothing.
+
+    Nothing was dispatched under that owner token, so a first attempt leaves no trace and a later one goes back to
+    where a retry may run.
+    """
+    if isinstance(work, Reservation):
+        first, owner, attempt = True, work.owner, 1
+    elif work.new_owner is not None and work.attempt is not None:
+        first, owner, attempt = work.attempt == 1, work.new_owner, work.attempt
+    else:
+        return None
+    move = find(State.IN_PROGRESS, Event.DISCARD if first else Event.RELEASE, Actor.OWNER)
+    return Swap(
+        scope=work.scope,
+        key=work.key,
+        event=move.event,
+        from_state=State.IN_PROGRESS,
+        owner=owner,
+        lease_over_by=None,
+        past_expiry=False,
+        to_state=move.target,
+        attempt=None if first else attempt,
+        last_error=None if first else "the caller gave up before the handler began",
+    )

@@ -1,0 +1,65 @@
+"""Which policy a request falls under. Pure: patterns in, a Route or None out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oncekey.core.policy import Policy
+from oncekey.errors import ConfigurationError
+
+_PARAMETER = re.compile(r"\{(\w+)(?::(path))?\}")
+_METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``operation`` names the route in records, metrics and messages: ``POST /payments/{id}/refund``."""
+
+    operation: str
+    policy: Policy
+
+
+class Routes:
+    """The app's policy, and the routes that differ from it.
+
+    ``{"POST /payments/{id}": Policy(...), "POST /login": None}``: a name in braces stands for one segment of a path,
+    ``{name:path}`` for any number; None exempts. Listing a method that the policy does not protect protects it.
+    """
+
+    def __init__(self, policy: Policy, routes: Mapping[str, Policy | None] | None = None) -> None:
+        self._policy = policy
+        self._exact: dict[tuple[str, str], Route | None] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Route | None]] = []
+        for text, own in (routes or {}).items():
+            split = _METHOD_AND_PATH.fullmatch(text)
+            if split is None:
+                raise ConfigurationError(f"routes: {text!r} is not of the form 'POST /path'")
+            method, path = split[1].upper(), split[2]
+            operation = f"{method} {path}"
+            route = None if own is None else Route(operation, own)
+            if "{" in path:
+                self._patterns.append((method, _compile(path), route))
+            else:
+                self._exact[method, path] = route
+
+    def match(self, method: str, path: str) -> Route | None:
+        """The route of a request, or None where it passes untouched."""
+        at = (method, path)
+        if at in self._exact:
+            return self._exact[at]
+        for of_method, pattern, route in self._patterns:
+            if of_method == method and pattern.fullmatch(path):
+                return route
+        if method in self._policy.methods:
+            return Route(f"{method} {path}", self._policy)
+        return None
+
+
+def _compile(path: str) -> re.Pattern[str]:
+    parts, end = [], 0
+    for found in _PARAMETER.finditer(path):
+        parts += [re.escape(path[end : found.start()]), ".+" if found[2] else "[^/]+"]
+        end = found.end()
+    return re.compile("".join([*parts, re.escape(path[end:])]))

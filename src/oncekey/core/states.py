@@ -1,0 +1,200 @@
+"""The whole machine: seven states, and every move that exists between them.
+
+Theory of operation
+===================
+
+A **record** is one row per (scope, key). A request first *reserves* it, before any work, and so becomes its
+**owner** for the time of a **lease**. While the handler lives, the lease is renewed; when it is done, the owner
+moves the record to where retries find it. Nothing else may happen: a move that is not in ``TABLE`` does not
+exist, and a store applies a move only if the row still is what the mover saw, compared by (state, owner) in the
+same statement. The owner token is new for every attempt, so it fences off whoever was paused and comes back late
+(promise I3), and it works like a version number for everyone else.
+
+What each state means to the next client that sends the key:
+
+=================  =========================================================  ===========================
+state              meaning                                                    a retry gets
+=================  =========================================================  ===========================
+in_progress        somebody holds the lease and works                         409 (or waits)
+pending            the request is done, its job in the outbox will settle it  202
+completed          final; the response is stored                              the stored response
+failed             final; the error is stored                                 the stored error
+failed_retryable   proven not executed, or resumable                          runs again, attempt + 1
+unknown            it may have happened                                       409, until somebody settles it
+expired            over, kept for the audit only                              runs as new
+=================  =========================================================  ===========================
+
+Two ideas carry the rest:
+
+1. *An expired lease proves nothing.* Its owner may be dead, paused, or cut off after it charged the card. What may
+   follow depends on where the effects live (``Effects``, declared per route, stored in the row): where a second run
+   is harmless, a request takes over; where it is not, the record becomes ``unknown`` and only the reconciler or an
+   operator, who can ask the outside world, moves it on. A client never can.
+2. *Final means final until expiry.* ``completed`` and ``failed`` are left by time (expire), by starting over after
+   expiry, or by an operator's ``forget``. ``in_progress`` and ``unknown`` never expire: deleting them would turn
+   "may have happened" into "never happened".
+
+The fingerprint of the request survives every move except a reservation that starts over after expiry. Whatever
+upkeep needs to decide stands in the row, so that it runs without the app.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from oncekey.errors import IllegalTransition
+
+
+class State(StrEnum):
+    IN_PROGRESS = "in_progress"
+    PENDING = "pending"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    FAILED_RETRYABLE = "failed_retryable"
+    UNKNOWN = "unknown"
+    EXPIRED = "expired"
+
+
+class Effects(StrEnum):
+    """Where a route's effects live. The failure policy follows from it (see ``decision.py``)."""
+
+    EXTERNAL = "external"
+    TRANSACTIONAL = "transactional"
+    PHASED = "phased"
+    REPEATABLE = "repeatable"
+
+
+class Event(StrEnum):
+    RESERVE = "reserve"
+    RENEW = "renew"
+    ADVANCE = "advance"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    RELEASE = "release"
+    DOUBT = "doubt"
+    DEFER = "defer"
+    DISCARD = "discard"
+    TAKE_OVER = "take_over"
+    RETRY = "retry"
+    SETTLE = "settle"
+    TIME_OUT = "time_out"
+    CONFIRM = "confirm"
+    GIVE_UP = "give_up"
+    REFUTE = "refute"
+    EXPIRE = "expire"
+    FORGET = "forget"
+
+
+class Actor(StrEnum):
+    REQUEST = "request"
+    OWNER = "owner"
+    WORKER = "worker"
+    SWEEPER = "sweeper"
+    REAPER = "reaper"
+    RECONCILER = "reconciler"
+    OPERATOR = "operator"
+
+
+class Condition(StrEnum):
+    """What must hold in the row at the moment of the move, besides (state, owner)."""
+
+    LEASE_OVER = "lease over"
+    QUARANTINE_OVER = "lease over + quarantine"
+    PAST_EXPIRY = "past expiry"
+    FIRST_ATTEMPT = "attempt 1"
+    NO_STEPS = "no steps"
+    MAY_RERUN = "effects allow a second run"
+    JOB_FREE = "job not leased"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    source: State | None  # None: no row
+    event: Event
+    target: State | None  # None: the row is deleted
+    by: frozenset[Actor]
+    when: frozenset[Condition] = frozenset()
+
+
+def _move(
+    source: State | None, event: Event, target: State | None, by: set[Actor], *when: Condition
+) -> Transition:
+    return Transition(source, event, target, frozenset(by), frozenset(when))
+
+
+_S, _E, _A, _C = State, Event, Actor, Condition
+_SETTLERS = {_A.RECONCILER, _A.OPERATOR}
+
+# fmt: off
+TABLE: tuple[Transition, ...] = (
+    # A request takes the key.
+    _move(None,                _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}),
+    _move(_S.FAILED_RETRYABLE, _E.RETRY,     _S.IN_PROGRESS,      {_A.REQUEST}),
+    _move(_S.IN_PROGRESS,      _E.TAKE_OVER, _S.IN_PROGRESS,      {_A.REQUEST}, _C.LEASE_OVER, _C.MAY_RERUN),
+    # The owner works, and ends its attempt.
+    _move(_S.IN_PROGRESS,      _E.RENEW,     _S.IN_PROGRESS,      {_A.OWNER}),
+    _move(_S.IN_PROGRESS,      _E.ADVANCE,   _S.IN_PROGRESS,      {_A.OWNER}),
+    _move(_S.IN_PROGRESS,      _E.COMPLETE,  _S.COMPLETED,        {_A.OWNER}),
+    _move(_S.IN_PROGRESS,      _E.FAIL,      _S.FAILED,           {_A.OWNER}),
+    _move(_S.IN_PROGRESS,      _E.RELEASE,   _S.FAILED_RETRYABLE, {_A.OWNER}),
+    _move(_S.IN_PROGRESS,      _E.DOUBT,     _S.UNKNOWN,          {_A.OWNER}),
+    _move(_S.IN_PROGRESS,      _E.DEFER,     _S.PENDING,          {_A.OWNER}),
+    _move(_S.IN_PROGRESS,      _E.DISCARD,   None,                {_A.OWNER}, _C.FIRST_ATTEMPT, _C.NO_STEPS),
+    # The owner was only late: the record was given up for unknown, and the truth arrives after all.
+    _move(_S.UNKNOWN,          _E.COMPLETE,  _S.COMPLETED,        {_A.OWNER}),
+    _move(_S.UNKNOWN,          _E.FAIL,      _S.FAILED,           {_A.OWNER}),
+    # The lease ran out.
+    _move(_S.IN_PROGRESS,      _E.RELEASE,   _S.FAILED_RETRYABLE, {_A.SWEEPER}, _C.LEASE_OVER, _C.MAY_RERUN),
+    _move(_S.IN_PROGRESS,      _E.DOUBT,     _S.UNKNOWN,          {_A.SWEEPER, _A.REQUEST}, _C.LEASE_OVER),
+    # A deferred request is settled by its job, never by a request.
+    _move(_S.PENDING,          _E.SETTLE,    _S.COMPLETED,        {_A.WORKER}),
+    _move(_S.PENDING,          _E.SETTLE,    _S.FAILED,           {_A.WORKER}),
+    _move(_S.PENDING,          _E.SETTLE,    _S.UNKNOWN,          {_A.WORKER}),
+    _move(_S.PENDING,          _E.TIME_OUT,  _S.FAILED,           {_A.REAPER}, _C.PAST_EXPIRY, _C.JOB_FREE),
+    # Only who can ask the outside world moves an unknown outcome on.
+    _move(_S.UNKNOWN,          _E.CONFIRM,   _S.COMPLETED,        _SETTLERS),
+    _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),
+    _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER),
+    # The end of the retention window.
+    _move(_S.COMPLETED,        _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),
+    _move(_S.FAILED,           _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),
+    _move(_S.FAILED_RETRYABLE, _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY, _C.NO_STEPS),
+    _move(_S.COMPLETED,        _E.EXPIRE,    None,                {_A.REAPER}, _C.PAST_EXPIRY),
+    _move(_S.FAILED,           _E.EXPIRE,    None,                {_A.REAPER}, _C.PAST_EXPIRY),
+    _move(_S.FAILED_RETRYABLE, _E.EXPIRE,    None,                {_A.REAPER}, _C.PAST_EXPIRY, _C.NO_STEPS),
+    _move(_S.FAILED_RETRYABLE, _E.DOUBT,     _S.UNKNOWN,          {_A.REAPER}, _C.PAST_EXPIRY),
+    _move(_S.COMPLETED,        _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY),
+    _move(_S.FAILED,           _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY),
+    _move(_S.FAILED_RETRYABLE, _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY, _C.NO_STEPS),
+    _move(_S.EXPIRED,          _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}),
+    # An operator makes room.
+    _move(_S.COMPLETED,        _E.FORGET,    None,                {_A.OPERATOR}),
+    _move(_S.FAILED,           _E.FORGET,    None,                {_A.OPERATOR}),
+)
+# fmt: on
+
+FINAL: frozenset[State] = frozenset({State.COMPLETED, State.FAILED})
+"""States whose stored response is replayed, and which expire."""
+
+STARTS: frozenset[Event] = frozenset({Event.RESERVE, Event.RETRY, Event.TAKE_OVER})
+"""Events that make a request the new owner, with a new token and a new lease."""
+
+MAY_RERUN: frozenset[Effects] = frozenset({Effects.TRANSACTIONAL, Effects.PHASED, Effects.REPEATABLE})
+"""Where a second run is harmless, and so an expired lease may be taken over."""
+
+_BY_MOVE: dict[tuple[State | None, Event, Actor], tuple[Transition, ...]] = {}
+for _row in TABLE:
+    for _actor in _row.by:
+        _at = (_row.source, _row.event, _actor)
+        _BY_MOVE[_at] = (*_BY_MOVE.get(_at, ()), _row)
+
+
+def find(source: State | None, event: Event, actor: Actor, target: State | None = None) -> Transition:
+    """The one row for this move. ``target`` chooses where an event has several (settle, expire)."""
+    rows = _BY_MOVE.get((source, event, actor), ())
+    if len(rows) > 1:
+        rows = tuple(row for row in rows if row.target == target)
+    if not rows:
+        raise IllegalTransition(f"no move '{event}' from {source or 'no row'} by {actor}: see core/states.py")
+    return rows[0]

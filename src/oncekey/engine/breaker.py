@@ -1,0 +1,60 @@
+"""The circuit breaker: when the store fails again and again, requests are refused without queueing for it.
+
+Gates *begin* only. Whoever already holds a key must always be allowed to try to renew, finish and release it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+FAILURES_TO_OPEN = 5
+"""In a row. One failed batch fails all its callers at once, so this is reached quickly under load; at one request a
+second it rides out a single dropped connection."""
+OPEN_SECONDS = 1.0
+"""How long it refuses before one request may try: short, because every refused request is a refused payment."""
+_CLOSED = float("-inf")
+
+
+class Breaker:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[bool, Exception | None], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._on_change = on_change or (lambda is_open, error: None)
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._retry_at = _CLOSED
+
+    def allows(self) -> bool:
+        """Whether a request may ask the store. While open, one at a time may, once the pause is over."""
+        if self._retry_at == _CLOSED:
+            return True
+        with self._lock:
+            now = self._clock()
+            if now < self._retry_at:
+                return False
+            if self._retry_at != _CLOSED:
+                self._retry_at = now + OPEN_SECONDS  # this one is the probe; the next waits for the next pause
+            return True
+
+    def succeeded(self) -> None:
+        if self._failures == 0 and self._retry_at == _CLOSED:
+            return
+        with self._lock:
+            was_open = self._retry_at != _CLOSED
+            self._failures, self._retry_at = 0, _CLOSED
+        if was_open:
+            self._on_change(False, None)
+
+    def failed(self, error: Exception) -> None:
+        with self._lock:
+            self._failures += 1
+            opens = self._failures >= FAILURES_TO_OPEN and self._retry_at == _CLOSED
+            if self._failures >= FAILURES_TO_OPEN:
+                self._retry_at = self._clock() + OPEN_SECONDS
+        if opens:
+            self._on_change(True, error)

@@ -1,0 +1,301 @@
+"""Begin and finish: the way of a request through the state machine.
+
+Each is written once, as a **flow**: a generator that yields what it wants of the store and is sent the answer. Two
+small loops drive flows, one that awaits and one that blocks, so async and sync apps run the very same lines. The
+decisions are pure and live in ``core/decision.py``; batching lives in ``lanes.py``; leases are kept by ``keeper.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from oncekey.core.decision import Busy, Claim, Decision, Deferred, Execute, Mismatch, Replay, Unknown, decide
+from oncekey.core.policy import Policy
+from oncekey.core.record import Found, Record, Reservation, StoredResponse, swap
+from oncekey.core.states import STARTS, Actor, Event, State
+from oncekey.engine.breaker import Breaker
+from oncekey.engine.keeper import Keeper
+from oncekey.engine.lanes import Lanes
+from oncekey.engine.operation import Operation
+from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
+from oncekey.errors import OperatorError, StoreOverloaded, StoreUnavailable
+from oncekey.stores.base import Store
+from oncekey.telemetry import events
+from oncekey.telemetry.events import Emitter, about, describe
+
+_T = TypeVar("_T")
+
+CLAIM_TRIES = 3
+"""How often a request tries to claim a key that changes under its eyes before it answers 409."""
+FINISH_TRIES = 5
+"""How often an owner tries again while somebody else (a sweeper, say) holds the row for a moment."""
+FIRST_WAIT_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 1.0
+"""Waiters look again in growing steps: soon enough for a quick handler, rarely enough for a slow one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait this long, or until something happens to this (scope, key) in this process."""
+
+    at: tuple[str, str]
+    seconds: float
+
+
+Flow = Generator[Work | Pause, Any, _T]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How finish ended. ``stored``: as wanted. Otherwise the record is somebody else's by now, and says so."""
+
+    stored: bool
+    record: Record | None
+
+
+class Engine:
+    def __init__(
+        self, store: Store, *, emitter: Emitter | None = None, migrate: bool = False, max_queued: int = 10_000
+    ) -> None:
+        self.store = store
+        self.emitter = emitter or Emitter()
+        self.breaker = Breaker(on_change=self._breaker_changed)
+        prepare = (lambda: _ignore(store.migrate())) if migrate else None
+        self.lanes = Lanes(store, max_queued=max_queued, prepare=prepare, on_error=self._store_failed)
+        self.keeper = Keeper(self)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
+
+    # -- begin ---------------------------------------------------------------------------------------------------
+
+    def begin(self, wanted: Reservation, policy: Policy) -> Flow[Decision]:
+        """Read or reserve, and decide; StoreError where that cannot be done, and then nothing may run (I7)."""
+        if not self.breaker.allows():
+            raise StoreUnavailable("the store has failed repeatedly; the next try is a moment away")
+        try:
+            decision = yield from self._begin(wanted, policy)
+        except StoreOverloaded as error:
+            self.emitter.emit(events.QueueFull(verb="reserve", error=describe(error)))
+            raise
+        except OperatorError as error:
+            self.breaker.failed(error)
+            raise
+        self.breaker.succeeded()
+        return decision
+
+    def _begin(self, wanted: Reservation, policy: Policy) -> Flow[Decision]:
+        wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
+        step, claims = FIRST_WAIT_SECONDS, 0
+        while True:
+            found: Found = yield wanted
+            decision = decide(found.record, wanted)
+            if isinstance(decision, Claim):
+                claims += 1
+                moved: Record | None = yield _claim(decision, wanted)
+                if moved is not None:
+                    return self._claimed(decision.event, moved)
+                # Somebody was faster, or holds the row: look again, but not for ever.
+                if claims < CLAIM_TRIES:
+                    continue
+                decision = Busy(decision.record)
+            if isinstance(decision, Busy) and (left := wait_until - time.monotonic()) > 0:
+                yield Pause((wanted.scope, wanted.key), min(left, step * random.uniform(0.7, 1.3)))
+                step, claims = min(step * 2, LONGEST_WAIT_SECONDS), 0
+                continue
+            self._decided(decision, policy)
+            return decision
+
+    def _claimed(self, event: Event, moved: Record) -> Decision:
+        emit, wants = self.emitter.emit, self.emitter.wants
+        if event is Event.DOUBT:
+            emit(events.ZombieFound(*about(moved)))
+            emit(events.ReconcileScheduled(*about(moved), in_seconds=0.0))
+            emit(events.FoundUnknown(*about(moved)))
+            return Unknown(moved)
+        if event is Event.TAKE_OVER:
+            emit(events.ZombieFound(*about(moved)))
+            emit(events.TakenOver(*about(moved)))
+        elif event is Event.RETRY:
+            emit(events.Retried(*about(moved)))
+        elif wants(events.Reserved):
+            emit(events.Reserved(*about(moved)))
+        return Execute(moved)
+
+    def _decided(self, decision: Decision, policy: Policy) -> None:
+        emit, wants = self.emitter.emit, self.emitter.wants
+        match decision:
+            case Execute(record) if wants(events.Reserved):
+                emit(events.Reserved(*about(record)))
+            case Replay(record) if wants(events.Replayed):
+                status = record.response.status if record.response else 0
+                emit(events.Replayed(*about(record), status=status))
+            case Busy(record) if record is not None:
+                if wants(events.FoundInFlight):
+                    emit(events.FoundInFlight(*about(record)))
+                if policy.in_flight == "wait":
+                    emit(events.WaitedOut(*about(record), seconds=policy.wait.total_seconds()))
+            case Deferred(record) if wants(events.FoundInFlight):
+                emit(events.FoundInFlight(*about(record)))
+            case Mismatch(record):
+                emit(events.Misused(*about(record)))
+            case Unknown(record):
+                emit(events.FoundUnknown(*about(record)))
+
+    # -- finish --------------------------------------------------------------------------------------------------
+
+    def finish(
+        self, operation: Operation, event: Event, response: StoredResponse | None = None, reason: str | None = None
+    ) -> Flow[Finished]:
+        """Move the owner's record on. Ends with ``stored`` exactly when the store holds what was asked for."""
+        record = operation.record
+        at = (record.scope, record.key)
+        for tries in range(FINISH_TRIES):
+            change = swap(record, event, Actor.OWNER, response=response, last_error=reason)
+            moved: Record | None = yield change
+            if moved is None:
+                seen: Record | None = yield at
+                if seen is None and change.to_state is None:
+                    moved = record  # deleted by ourselves, and the answer was lost
+                elif seen is None or seen.owner != record.owner:
+                    return self._lost(operation, event, seen)
+                elif seen.state is change.to_state and seen.state is not State.IN_PROGRESS:
+                    moved = seen  # moved by ourselves, and the answer was lost (hazard 9)
+                elif seen.state is State.UNKNOWN and event in (Event.COMPLETE, Event.FAIL):
+                    record = seen  # given up for dead, and only late
+                    continue
+                elif seen.state is not State.IN_PROGRESS:
+                    return self._lost(operation, event, seen)
+                else:
+                    # Still ours: somebody holds the row for a moment.
+                    yield Pause(at, 0.01 * 4**tries)
+                    continue
+            self._finished(event, moved, response, reason)
+            return Finished(True, moved)
+        raise StoreUnavailable("the key's row is held by another transaction")
+
+    def _finished(self, event: Event, record: Record, response: StoredResponse | None, reason: str | None) -> None:
+        if self._waiters:
+            for wake in list(self._waiters.get((record.scope, record.key), ())):
+                wake()
+        emit, wants = self.emitter.emit, self.emitter.wants
+        match event:
+            case Event.COMPLETE if response is not None:
+                if wants(events.Completed):
+                    emit(events.Completed(*about(record), status=response.status))
+                if response.body is None:
+                    emit(events.Tombstoned(*about(record), reason=reason or "the response could not be kept"))
+            case Event.FAIL if response is not None:
+                emit(events.Failed(*about(record), status=response.status))
+            case Event.RELEASE:
+                emit(events.Released(*about(record), reason=reason or ""))
+            case Event.DOUBT:
+                emit(events.Doubted(*about(record), reason=reason or ""))
+                emit(events.ReconcileScheduled(*about(record), in_seconds=0.0))
+            case Event.DISCARD if wants(events.Discarded):
+                emit(events.Discarded(*about(record)))
+
+    def _lost(self, operation: Operation, event: Event, seen: Record | None) -> Finished:
+        operation.lost = True
+        self.emitter.emit(events.LeaseLost(*about(operation.record), move=event))
+        return Finished(False, seen)
+
+    # -- driving flows -------------------------------------------------------------------------------------------
+
+    async def run(self, flow: Flow[_T], timeout: float) -> _T:
+        """Drive a flow from a coroutine; each question to the store may take ``timeout`` seconds."""
+        loop = asyncio.get_running_loop()
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, Pause):
+                    await self._pause(step, loop)
+                    step = flow.send(None)
+                    continue
+                ticket = AsyncTicket(step, loop, timeout)
+                try:
+                    self.lanes.submit(ticket)
+                    answer = await ticket.wait()
+                except OperatorError as error:
+                    ticket.forget()
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def run_blocking(self, flow: Flow[_T], timeout: float) -> _T:
+        """Drive a flow from a thread."""
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, Pause):
+                    woken = threading.Event()
+                    with self._waiting(step.at, woken.set):
+                        woken.wait(step.seconds)
+                    step = flow.send(None)
+                    continue
+                ticket = SyncTicket(step)
+                try:
+                    self.lanes.submit(ticket)
+                    answer = ticket.wait(timeout)
+                except OperatorError as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    async def _pause(self, pause: Pause, loop: asyncio.AbstractEventLoop) -> None:
+        woken = asyncio.Event()
+        with (
+            self._waiting(pause.at, lambda: _ignore(loop.call_soon_threadsafe(woken.set))),
+            suppress(TimeoutError),
+        ):
+            await asyncio.wait_for(woken.wait(), pause.seconds)
+
+    @contextmanager
+    def _waiting(self, at: tuple[str, str], wake: Callable[[], None]) -> Iterator[None]:
+        """While inside, a finish of this key in this process calls ``wake``."""
+        waiters = self._waiters.setdefault(at, [])
+        waiters.append(wake)
+        try:
+            yield
+        finally:
+            waiters.remove(wake)
+            if not waiters:
+                self._waiters.pop(at, None)
+
+    # -- trouble and the end -------------------------------------------------------------------------------------
+
+    def _store_failed(self, verb: str, error: Exception) -> None:
+        self.emitter.emit(events.StoreFailed(verb=verb, error=describe(error)))
+
+    def _breaker_changed(self, is_open: bool, error: Exception | None) -> None:
+        if is_open and error is not None:
+            self.emitter.emit(events.BreakerOpened(verb="reserve", error=describe(error)))
+        else:
+            self.emitter.emit(events.BreakerClosed())
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Finish what can be finished, then let go of threads and connections. False: a hung store was left behind."""
+        self.keeper.close(timeout)
+        drained = self.lanes.close(timeout)
+        self.store.close()
+        return drained
+
+
+def _claim(decision: Claim, wanted: Reservation) -> Work:
+    starts = decision.event in STARTS
+    return swap(decision.record, decision.event, Actor.REQUEST, reservation=wanted if starts else None,
+                last_error=None if starts else "the lease ran out")  # fmt: skip
+
+
+def _ignore(_: object) -> None:
+    return None

@@ -1,0 +1,305 @@
+"""Group commit: turns many callers into few batches.
+
+A **lane** is a thread with a store connection of its own. While it commits one batch, callers queue up; when it comes
+back it takes all of them as the next. So the more callers there are, the more of them share one statement, one round
+trip and one fsync, and at one caller it costs what the direct call costs. Nobody but the lane touches its connection,
+so a caller that is cancelled can leave nothing half-read behind (hazard 4).
+
+What a lane promises its callers:
+
+* a full queue refuses at once (``StoreOverloaded``) instead of growing;
+* every ticket gets an outcome, the store being down included;
+* a batch that fails as a whole is tried again row by row, so that one bad row harms nobody else (hazard 25);
+* a batch whose answer was lost is asked again: the owner tokens tell what had happened (hazards 8 and 9);
+* what was reserved for a caller that has left is given back, at once or when the store is reachable again.
+
+Threads start with the first ticket and belong to one process id: after a fork the child starts its own (hazard 26).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+import weakref
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+from oncekey.core.record import Found, Reservation, Swap, undo
+from oncekey.engine import forks
+from oncekey.engine.tickets import AsyncTicket, Ticket
+from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreOverloaded, StoreUnavailable
+from oncekey.stores.base import Store
+
+_log = logging.getLogger("oncekey")
+
+MAX_BATCH = 256
+"""Rows in one statement: past this, more rows no longer make a commit cheaper per row."""
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+"""Stored bodies in one statement, so that 256 large ones do not become one enormous message."""
+_RETRY_SECONDS = 1.0
+"""How often an idle lane looks whether it can give back what it owes."""
+
+
+class Lanes:
+    """The lanes of one store in this process."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_queued: int = 10_000,
+        prepare: Callable[[], None] | None = None,
+        on_error: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._max_queued = max_queued
+        self._prepare = prepare
+        self._on_error = on_error or (lambda verb, error: None)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._lanes: tuple[_Lane, ...] | None = None
+        _alive.add(self)
+        forks.enroll(self)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a ticket; StoreOverloaded or StoreUnavailable at once when it cannot be."""
+        lanes = self._lanes or self._start()
+        lane = lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
+        if lane.queue.qsize() >= self._max_queued:
+            raise StoreOverloaded(f"{self._max_queued} requests are waiting for the store already")
+        lane.queue.put(ticket)
+
+    def _start(self) -> tuple[_Lane, ...]:
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable("this OnceKey is closed")
+            if self._lanes is None:
+                count = min(2, self._store.capabilities.writers)
+                self._lanes = tuple(_Lane(self._store, self._on_error, self.prepare) for _ in range(count))
+            return self._lanes
+
+    def prepare(self) -> None:
+        """Run the owner's preparation (migrations) once, in the first lane that gets here."""
+        if self._prepare is not None:
+            with self._lock:
+                if self._prepare is not None:
+                    self._prepare()
+                    self._prepare = None
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Take no more, finish what is queued, disconnect. False: a hung store kept a lane past ``timeout``."""
+        with self._lock:
+            self._closed = True
+            lanes, self._lanes = self._lanes or (), None
+        for lane in lanes:
+            lane.queue.put(_Signal.STOP)
+        for lane in lanes:
+            lane.thread.join(timeout)
+        return not any(lane.thread.is_alive() for lane in lanes)
+
+    def after_fork(self) -> None:
+        """In a child: the threads are gone and the queued tickets are the parent's."""
+        self._lanes = None
+        self._lock = threading.Lock()
+
+
+_alive: weakref.WeakSet[Lanes] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for lanes in list(_alive):
+        lanes.close(timeout=2.0)
+
+
+atexit.register(_at_exit)
+
+
+class _Signal(Enum):
+    """What a queue carries besides tickets."""
+
+    WAKE = "something is owed"
+    STOP = "end when the queue is empty"
+
+
+class _Lane:
+    def __init__(
+        self, store: Store, on_error: Callable[[str, Exception], None], prepare: Callable[[], None]
+    ) -> None:
+        self.queue: queue.SimpleQueue[Ticket | _Signal] = queue.SimpleQueue()
+        self._store = store
+        self._on_error = on_error
+        self._prepare = prepare
+        self._ready = False
+        self._owed: dict[str, Swap] = {}  # by owner token: what to give back once the store answers again
+        self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            tickets: list[Ticket] = []
+            more = self._collect(tickets)
+            if tickets:
+                self._process(tickets)
+            if self._owed and not self._give_back() and not more:
+                break
+        self._store.disconnect()
+
+    def _collect(self, into: list[Ticket]) -> bool:
+        """Take whatever has queued up, at least one ticket; False: time to end."""
+        size = 0
+        try:
+            ticket = self.queue.get(timeout=_RETRY_SECONDS if self._owed else None)
+            while isinstance(ticket, Ticket):
+                if not (ticket.left() and isinstance(ticket.work, Reservation)):
+                    into.append(ticket)
+                    size += _body_size(ticket.work)
+                if len(into) >= MAX_BATCH or size >= MAX_BATCH_BYTES:
+                    return True
+                ticket = self.queue.get_nowait()
+            return ticket is not _Signal.STOP
+        except queue.Empty:
+            return True
+
+    def _process(self, tickets: list[Ticket]) -> None:
+        """Run the tickets in rounds in which every key stands once, then hand out the outcomes."""
+        reservations = [ticket for ticket in tickets if isinstance(ticket.work, Reservation)]
+        reads = [ticket for ticket in tickets if isinstance(ticket.work, tuple)]
+        swaps = [ticket for ticket in tickets if isinstance(ticket.work, Swap)]
+        if reservations:
+            self._reserve(reservations)
+        while swaps:
+            batch: dict[tuple[str, str], Ticket] = {}
+            later = []
+            for ticket in swaps:
+                at = (ticket.work.scope, ticket.work.key)  # type: ignore[union-attr]
+                if batch.setdefault(at, ticket) is not ticket:
+                    later.append(ticket)
+            self._answer("swap", self._store.swap, list(batch.values()))
+            swaps = later
+        if reads:
+            self._answer("read", self._store.read, reads)
+        self._deliver(tickets)
+
+    def _reserve(self, tickets: list[Ticket]) -> None:
+        """Callers that want the same key share one row of the batch: the first asks, all get what it found.
+
+        Whose reservation it is shows in the owner token of the record, so only the first can take it for its own.
+        """
+        first: dict[tuple[str, str], Ticket] = {}
+        for ticket in tickets:
+            first.setdefault((ticket.work.scope, ticket.work.key), ticket)  # type: ignore[union-attr]
+        self._answer("reserve", self._store.reserve, list(first.values()))
+        if len(first) < len(tickets):
+            for ticket in tickets:
+                leader = first[ticket.work.scope, ticket.work.key]  # type: ignore[union-attr]
+                ticket.result, ticket.error = leader.result, leader.error
+
+    def _answer(self, verb: str, call: Callable[[list[Any]], list[Any]], tickets: list[Ticket]) -> None:
+        work = [ticket.work for ticket in tickets]
+        try:
+            results = self._ask(call, work)
+        except StoreUnavailable as error:
+            # Lost on the way there or on the way back. Asking again is safe, and tells which.
+            try:
+                results = self._ask(call, work)
+            except Exception:
+                return self._fail(verb, tickets, error)
+        except SchemaError as error:
+            return self._fail(verb, tickets, error)
+        except Exception as error:
+            if len(tickets) == 1:
+                return self._fail(verb, tickets, error)
+            for ticket in tickets:
+                self._answer(verb, call, [ticket])
+            return None
+        for ticket, result in zip(tickets, results, strict=True):
+            ticket.result = result
+        return None
+
+    def _ask(self, call: Callable[[list[Any]], list[Any]], work: list[Any]) -> list[Any]:
+        if not self._ready:
+            self._prepare()
+            self._ready = True
+        return call(work)
+
+    def _fail(self, verb: str, tickets: list[Ticket], error: Exception) -> None:
+        if not isinstance(error, OnceKeyError):
+            # Not quoted: a driver's message may contain the key or the body.
+            error = StoreError(f"the store failed in '{verb}' with {type(error).__name__}")
+        self._on_error(verb, error)
+        for ticket in tickets:
+            ticket.error = error
+            if not isinstance(ticket.work, tuple):
+                self._owe(undo(ticket.work))
+
+    # -- giving back ---------------------------------------------------------------------------------------------
+
+    def _owe(self, change: Swap | None) -> None:
+        if change is not None and len(self._owed) < MAX_BATCH * 40:
+            self._owed[change.owner] = change
+
+    def _give_back(self) -> bool:
+        """Undo what was reserved for callers that have left; True: nothing is owed any more."""
+        owed = list(self._owed.values())[:MAX_BATCH]
+        batch = list({(change.scope, change.key): change for change in owed}.values())
+        try:
+            self._ask(self._store.swap, batch)
+        except Exception as error:
+            self._on_error("swap", error)
+            return False
+        for change in batch:
+            del self._owed[change.owner]
+        return not self._owed
+
+    # -- handing out ---------------------------------------------------------------------------------------------
+
+    def _deliver(self, tickets: list[Ticket]) -> None:
+        by_loop: dict[AbstractEventLoop, list[Ticket]] = {}
+        for ticket in tickets:
+            if isinstance(ticket, AsyncTicket):
+                by_loop.setdefault(ticket.loop, []).append(ticket)
+            else:
+                self._hand_over(ticket)
+        for loop, theirs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._hand_over_all, theirs)  # one wake-up for the whole batch
+            except RuntimeError:  # the loop is closed: its callers have all left
+                for ticket in theirs:
+                    self._orphaned(ticket)
+
+    def _hand_over_all(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            self._hand_over(ticket)
+
+    def _hand_over(self, ticket: Ticket) -> None:
+        try:
+            taken = ticket.deliver()
+        except Exception:
+            _log.exception("an outcome could not be handed over")
+            return
+        if not taken:
+            self._orphaned(ticket)
+
+    def _orphaned(self, ticket: Ticket) -> None:
+        """Nobody took the outcome: give back what it took (hazard: a reservation that arrives late)."""
+        work = ticket.work
+        if isinstance(work, tuple) or not _took(work, ticket.result):
+            return
+        self._owe(undo(work))
+        self.queue.put(_Signal.WAKE)
+
+
+def _took(work: Reservation | Swap, result: Any) -> bool:
+    if isinstance(work, Reservation):
+        return isinstance(result, Found) and result.record is not None and result.record.owner == work.owner
+    return result is not None and work.new_owner is not None
+
+
+def _body_size(work: Any) -> int:
+    response = getattr(work, "response", None)
+    return len(response.body or b"") if response is not None else 0

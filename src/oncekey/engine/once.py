@@ -1,0 +1,140 @@
+"""OnceKey: the one object an app makes. It ties a store, policies and a scope together; the web modules use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from oncekey.core.fingerprint import FINGERPRINT_VERSION, fingerprint
+from oncekey.core.policy import Policy
+from oncekey.core.problems import ProfileName
+from oncekey.core.record import Reservation
+from oncekey.core.routes import Route, Routes
+from oncekey.engine.engine import Engine
+from oncekey.engine.request import ScopeFunction, SingleTenant
+from oncekey.errors import ConfigurationError
+from oncekey.stores.base import Store
+from oncekey.stores.urls import open_store
+from oncekey.telemetry.events import Emitter, Hook
+
+MAX_SCOPE_LENGTH = 255
+_SINGLE_SCOPE = "single-tenant"
+_ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
+
+
+class OnceKey:
+    """Protects an app's state-changing routes.
+
+    ``url``      where keys are kept: ``sqlite:///app.db``, ``postgresql://…``, ``memory://``; or a Store
+    ``scope``    whose keys these are: a function of the request (sync or async) that returns the tenant and raises
+                 NotAuthenticated for nobody, or SINGLE_TENANT. It has no default: replaying to whoever has the key
+                 is a leak
+    ``policy``   for every route that ``routes`` does not name
+    ``routes``   ``{"POST /payments": Policy(...), "POST /login": None}``; None exempts
+    ``profile``  the words on the wire: ``ietf``, ``stripe`` or ``governance``
+    ``docs_url`` where your documentation explains the key; linked from every problem
+    ``migrate``  create or upgrade the tables on first use (SQLite always does)
+    ``on_event`` called with every event (oncekey.telemetry.events)
+    """
+
+    def __init__(
+        self,
+        url: str | Store,
+        *,
+        scope: ScopeFunction | SingleTenant,
+        policy: Policy | None = None,
+        routes: Mapping[str, Policy | None] | None = None,
+        profile: ProfileName = "ietf",
+        docs_url: str | None = None,
+        migrate: bool = False,
+        on_event: Hook | None = None,
+        max_queued: int = 10_000,
+    ) -> None:
+        if profile not in ("ietf", "stripe", "governance"):
+            raise ConfigurationError(f"OnceKey(profile={profile!r}): it takes ietf, stripe or governance")
+        if not (isinstance(scope, SingleTenant) or callable(scope)):
+            raise ConfigurationError("OnceKey(scope=…): it takes a function of the request, or SINGLE_TENANT")
+        self.scope = scope
+        self.policy = policy or Policy()
+        self.routes = Routes(self.policy, routes)
+        self.profile = profile
+        self.docs_url = docs_url
+        store = open_store(url) if isinstance(url, str) else url
+        self.engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
+        self._migrate = migrate
+
+    @property
+    def store(self) -> Store:
+        return self.engine.store
+
+    def reservation(
+        self,
+        route: Route,
+        *,
+        tenant: str,
+        key: str,
+        owner: str,
+        method: str,
+        path: str,
+        query: bytes,
+        content_type: str | None,
+        body: bytes,
+    ) -> Reservation:
+        """What a request asks of the store."""
+        policy = route.policy
+        if not (tenant and tenant.isprintable() and len(tenant) <= MAX_SCOPE_LENGTH):
+            raise ConfigurationError(
+                f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
+            )
+        digest = fingerprint(
+            method=method,
+            path=path,
+            query=query,
+            content_type=content_type,
+            body=body,
+            fields=policy.fingerprint_fields,
+        )
+        scope = tenant if policy.key_per == "tenant" else f"{tenant}{_ENDPOINT_MARK}{route.operation}"
+        return Reservation(
+            scope,
+            key,
+            route.operation,
+            digest,
+            FINGERPRINT_VERSION,
+            policy.effects_kind,
+            owner,
+            policy.lease_seconds,
+            policy.retention_seconds,
+        )
+
+    @property
+    def single_tenant(self) -> str | None:
+        """The scope of all requests, where the app said that there is one."""
+        return _SINGLE_SCOPE if isinstance(self.scope, SingleTenant) else None
+
+    def start(self) -> None:
+        """Check the tables, or bring them up to date when told to; SchemaError says what to run. Blocks."""
+        if self._migrate:
+            self.store.migrate()
+        self.store.check()
+        self.store.disconnect()
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Store what is unfinished and let go of threads and connections. False: a hung store was left behind."""
+        return self.engine.close(timeout)
+
+    async def aclose(self, grace: float = 10.0) -> bool:
+        """As :meth:`close`, after the handlers that are still running in this loop had ``grace`` seconds to end."""
+        if running := [task for task in self.engine.tasks if task is not asyncio.current_task()]:
+            await asyncio.wait(running, timeout=grace)
+        return await asyncio.to_thread(self.close, grace)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,124 @@
+"""A caller's place in a batch, for each kind of caller: a coroutine, a thread, or nobody.
+
+Owns how an answer gets from a lane's thread to whoever asked, and the one hard question in it: what if they have left?
+An answer that nobody takes is handed back as *orphaned*, so that the lane can undo what it reserved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.core.record import Reservation, Swap
+from oncekey.errors import StoreUnavailable
+
+Work = Reservation | Swap | tuple[str, str]
+"""What one caller wants of a store: reserve, swap, or read (scope, key)."""
+
+GAVE_UP = "the store did not answer in time"
+
+
+class Ticket:
+    """A piece of work and where its outcome goes. Exactly one of ``result`` and ``error`` is set when it is delivered."""
+
+    __slots__ = ("error", "result", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def left(self) -> bool:
+        """Whether the caller has gone already, as far as can be told without a lock."""
+        return False
+
+    def deliver(self) -> bool:
+        """Hand the outcome over; False: nobody took it."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class AsyncTicket(Ticket):
+    """A coroutine waits. Its loop's thread delivers, so that waiting, giving up and delivery never race."""
+
+    __slots__ = ("_future", "_timer", "loop")
+
+    def __init__(self, work: Work, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        super().__init__(work)
+        self.loop = loop
+        self._future: asyncio.Future[Any] = loop.create_future()
+        self._timer = loop.call_later(timeout, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self._future.done():
+            self._future.set_exception(StoreUnavailable(GAVE_UP))
+
+    async def wait(self) -> Any:
+        try:
+            return await self._future
+        finally:
+            self._timer.cancel()
+
+    def forget(self) -> None:
+        """It was never queued."""
+        self._timer.cancel()
+
+    def left(self) -> bool:
+        return self._future.done()
+
+    def deliver(self) -> bool:
+        if self._future.done():  # gave up, or its task was cancelled
+            return False
+        if self.error is not None:
+            self._future.set_exception(self.error)
+        else:
+            self._future.set_result(self.result)
+        return True
+
+
+class SyncTicket(Ticket):
+    """A thread waits."""
+
+    __slots__ = ("_lock", "_ready", "_taken")
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._ready = threading.Event()
+        self._lock = threading.Lock()
+        self._taken: bool | None = None  # None: open; True: delivered; False: the caller left
+
+    def wait(self, timeout: float) -> Any:
+        self._ready.wait(timeout)
+        with self._lock:
+            if self._taken is None:
+                self._taken = False
+                raise StoreUnavailable(GAVE_UP)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def left(self) -> bool:
+        return self._taken is False
+
+    def deliver(self) -> bool:
+        with self._lock:
+            if self._taken is None:
+                self._taken = True
+        self._ready.set()
+        return self._taken
+
+
+class QuietTicket(Ticket):
+    """Nobody waits; ``then`` is called in the lane's thread and must not block."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self, work: Work, then: Callable[[Ticket], None] | None = None) -> None:
+        super().__init__(work)
+        self._then = then
+
+    def deliver(self) -> bool:
+        if self._then is not None:
+            self._then(self)
+        return True

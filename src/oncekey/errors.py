@@ -1,0 +1,91 @@
+"""Every error that oncekey raises, in one tree, split by who has to act.
+
+::
+
+    OnceKeyError
+    ├── ApplicationError        the developer of the app acts
+    │   ├── ConfigurationError      a policy, route or store URL that makes no sense
+    │   ├── IllegalTransition       code asked for a move that core/states.py does not have
+    │   ├── NoOperation             current() was called outside a protected request
+    │   ├── NotAuthenticated        raised BY the app's scope function: the caller is nobody (401)
+    │   ├── NotExecuted             raised BY a handler: nothing happened, a retry may run (503)
+    │   ├── OutcomeUnknown          raised BY a handler: it may have happened (409)
+    │   └── Refused                 raised BY a handler: refused before the operation began (4xx)
+    └── OperatorError           whoever runs the service acts
+        ├── SchemaError             tables missing, too old or too new: the message says what to run
+        └── StoreError
+            ├── StoreUnavailable    no answer, or none in time: the request gets a 503
+            └── StoreOverloaded     the queue in front of the store is full: the request gets a 503
+
+What a *client* did wrong is never an exception of this tree: it is a decision (core/decision.py) or a
+:class:`oncekey.core.header.BadKey`, and becomes a problem document (core/problems.py).
+"""
+
+from __future__ import annotations
+
+
+class OnceKeyError(Exception):
+    """The root: catch this to catch everything that oncekey raises on purpose."""
+
+
+class ApplicationError(OnceKeyError):
+    """The app's developer must act."""
+
+
+class ConfigurationError(ApplicationError, ValueError):
+    """A setting makes no sense; the message names it and says what would."""
+
+
+class IllegalTransition(ApplicationError):
+    """A move that the state table does not have. Always a bug, never a race."""
+
+
+class NoOperation(ApplicationError, LookupError):
+    """``current()`` was called where no protected request is running."""
+
+
+class NotAuthenticated(ApplicationError):
+    """Raise it in the scope function when the caller is nobody: 401, before any key is looked up."""
+
+
+class NotExecuted(ApplicationError):
+    """Raise it in a handler when it is certain that nothing happened: the key can be retried."""
+
+
+class OutcomeUnknown(ApplicationError):
+    """Raise it in a handler when the work may have happened: the key waits for reconciliation."""
+
+
+class Refused(ApplicationError):
+    """Raise it in a handler, before it did anything, for a request it will not take: the key stays unused.
+
+    For frameworks that validate nothing themselves (Starlette, Flask). FastAPI's and Litestar's own
+    validation is recognised without it.
+    """
+
+    def __init__(self, detail: str, *, status: int = 422) -> None:
+        if not 400 <= status < 500:
+            raise ConfigurationError(f"Refused takes a 4xx status, not {status}")
+        super().__init__(detail)
+        self.detail = detail
+        self.status = status
+
+
+class OperatorError(OnceKeyError):
+    """Whoever runs the service must act."""
+
+
+class SchemaError(OperatorError):
+    """The tables are missing, older or newer than this version; the message says what to run."""
+
+
+class StoreError(OperatorError):
+    """The store could not do what was asked. The handler was not called because of it."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is down, hung, slow or refuses: what was asked may or may not have happened."""
+
+
+class StoreOverloaded(StoreError):
+    """More callers are waiting for the store than the queue holds: nothing was asked of the store."""

@@ -1,0 +1,91 @@
+"""A connection that answers in time or is thrown away, and the words for what went wrong.
+
+A stopped server keeps its sockets open and says nothing: neither ``statement_timeout`` (it runs on the server) nor TCP
+keep-alive (the kernel still answers) ends the wait. So the wait itself has a deadline, here, on our side.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
+from oncekey.stores.postgres import arrays
+
+# Session settings of a lane, each with its reason. The user's database, role and search_path stay as they are.
+_SETTINGS = """
+SET default_transaction_isolation = 'read committed';  -- the statements are written for it
+SET default_transaction_read_only = off;
+SET statement_timeout = {statement_ms};                -- the server gives up with us
+SET lock_timeout = {lock_ms};                          -- a lane never waits long for one row
+SET plan_cache_mode = force_generic_plan;              -- arrays of any length, one plan
+SET enable_seqscan = off;                              -- an empty table must not pick a plan for empty tables
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+SET jit = off;
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
+"""
+
+_GONE = ("08", "53", "57")  # connection exceptions, out of resources, operator intervention (SQLSTATE classes)
+
+
+class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
+    """Every wait on the wire ends at ``deadline``, a time.monotonic()."""
+
+    deadline: float = 0.0
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        if self.deadline:
+            timeout = max(0.001, self.deadline - time.monotonic())
+        return super().wait(gen, interval, timeout)
+
+
+def connect(url: str, *, timeout: float, lock_timeout: float) -> DeadlineConnection:
+    """Open a lane's connection: autocommit (one statement, one commit), bounded in time."""
+    connection = DeadlineConnection.connect(
+        url,
+        autocommit=True,
+        prepare_threshold=1,
+        connect_timeout=max(2, int(timeout)),
+        keepalives=1,
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=3,
+    )
+    try:
+        connection.deadline = time.monotonic() + timeout
+        settings = _SETTINGS.format(statement_ms=int(timeout * 1000), lock_ms=int(lock_timeout * 1000))
+        connection.execute(settings)
+        arrays.register(connection.adapters)
+        _notice_lost_clients(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _notice_lost_clients(connection: DeadlineConnection) -> None:
+    """Let the server stop work whose client has gone: without it, an abandoned INSERT still commits later."""
+    try:
+        connection.execute("SET client_connection_check_interval = '1s'")
+    except (errors.UndefinedObject, errors.InvalidParameterValue, errors.FeatureNotSupported):  # pragma: no cover
+        pass  # before PostgreSQL 14, or a platform without it: late rows are discarded by the lane all the same
+
+
+def explain(error: psycopg.Error, where: str) -> OnceKeyError:
+    """The error of our own tree that a driver's error stands for. Never quotes values: they may be keys or bodies."""
+    state = error.sqlstate or ""
+    if isinstance(error, errors.UndefinedTable):
+        return SchemaError(f"{where} has no oncekey tables: run `oncekey migrate`")
+    if isinstance(error, errors.UndefinedColumn):
+        return SchemaError(f"{where} has an older oncekey schema: run `oncekey migrate`")
+    if isinstance(error, errors.ReadOnlySqlTransaction):
+        return StoreUnavailable(f"{where} is read-only (a standby?): point oncekey at the primary")
+    if isinstance(error, errors._WaitTimeout) or state in ("57014", "55P03"):
+        return StoreUnavailable(f"{where} did not answer in time")
+    if not state or state[:2] in _GONE or isinstance(error, psycopg.InterfaceError):
+        return StoreUnavailable(f"{where} is unavailable ({type(error).__name__})")
+    return StoreError(f"{where} refused a statement: {type(error).__name__}, SQLSTATE {state}")

@@ -1,0 +1,86 @@
+"""Batches to parameters, rows to records: pure, so that any executor can run the same statements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from oncekey.core.record import Record, Reservation, StoredResponse, Swap
+from oncekey.core.states import Effects, State
+from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
+
+_STATES = {state.value: state for state in State}
+_EFFECTS = {effects.value: effects for effects in Effects}
+
+Parameters = dict[str, Column]
+
+
+def reservation_columns(batch: Sequence[Reservation]) -> Parameters:
+    return {
+        "scope": Text([wanted.scope for wanted in batch]),
+        "key": Text([wanted.key for wanted in batch]),
+        "operation": Text([wanted.operation for wanted in batch]),
+        "fingerprint": Bytea([wanted.fingerprint for wanted in batch]),
+        "fingerprint_version": Int4([wanted.fingerprint_version for wanted in batch]),
+        "effects": Text([wanted.effects for wanted in batch]),
+        "owner": Text([wanted.owner for wanted in batch]),
+        "lease_seconds": Float8([wanted.lease_seconds for wanted in batch]),
+        "retention_seconds": Float8([wanted.retention_seconds for wanted in batch]),
+    }
+
+
+def compare_columns(batch: Sequence[Swap]) -> Parameters:
+    return {
+        "scope": Text([change.scope for change in batch]),
+        "key": Text([change.key for change in batch]),
+        "from_state": Text([change.from_state for change in batch]),
+        "owner": Text([change.owner for change in batch]),
+        "lease_over_by": Float8([change.lease_over_by for change in batch]),
+        "past_expiry": Bool([change.past_expiry for change in batch]),
+    }
+
+
+def swap_columns(batch: Sequence[Swap]) -> Parameters:
+    responses = [change.response for change in batch]
+    return compare_columns(batch) | {
+        "to_state": Text([change.to_state for change in batch]),
+        "new_owner": Text([change.new_owner for change in batch]),
+        "attempt": Int4([change.attempt for change in batch]),
+        "lease_seconds": Float8([change.lease_seconds for change in batch]),
+        "status": Int4([response and response.status for response in responses]),
+        "headers": Text([response and headers_to_json(response.headers) for response in responses]),
+        "body": Bytea([response and response.body for response in responses]),
+        "schema_version": Int4([response and response.schema_version for response in responses]),
+        "last_error": Text([change.last_error for change in batch]),
+        "recovery_point": Text([change.recovery_point for change in batch]),
+        "reconcile_in": Float8([change.reconcile_in for change in batch]),
+    }
+
+
+def restart_columns(batch: Sequence[Swap]) -> Parameters:
+    """For swaps that start over: what they compare, and the reservation that takes the row."""
+    taken = reservation_columns([change.restart for change in batch if change.restart is not None])
+    return taken | {"new_owner": taken["owner"]} | compare_columns(batch)
+
+
+def headers_to_json(headers: tuple[tuple[str, str], ...]) -> str:
+    return orjson.dumps(headers).decode()
+
+
+def headers_from_json(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in orjson.loads(text))
+
+
+def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record:
+    """A row of columns.sql as a Record; by position, since this runs for every request.
+
+    ``response`` is what the caller has just written, where the statement does not send it back.
+    """
+    if row[11] is not None:
+        response = StoredResponse(row[11], headers_from_json(row[12]), row[13], row[14])
+    return Record(
+        row[0], row[1], row[2], row[3], row[4], _EFFECTS[row[5]], _STATES[row[6]], row[7], row[8],
+        row[9], row[10], response, row[15], row[16], row[17], row[18], row[19], row[20], row[21], row[22],
+    )  # fmt: skip

@@ -1,0 +1,211 @@
+"""The reference store: PostgreSQL by psycopg 3, one statement and one commit per batch.
+
+Owns connections (one per thread and process) and their time limits. What the statements do is said in the .sql files;
+what a transition means is ``core/states.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
+from oncekey.stores import sqlfiles
+from oncekey.stores.base import Capabilities, Duty
+from oncekey.stores.postgres import rows
+from oncekey.stores.postgres.arrays import Text
+from oncekey.stores.postgres.connection import DeadlineConnection, connect, explain
+
+_PACKAGE = "oncekey.stores.postgres"
+_MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, whoever starts it
+_TRIES = 5  # FINDINGS.md: a lost race needed at most five statements to see the winner's row
+
+
+def _statement(name: str, columns: str = "") -> LiteralString:
+    text = sqlfiles.statement(_PACKAGE, name)
+    held = sqlfiles.statement(_PACKAGE, "held") if "{held}" in text else ""
+    return text.replace("{columns}", columns).replace("{held}", held)
+
+
+_COLUMNS = sqlfiles.statement(_PACKAGE, "columns")
+# What a swap returns: the caller has just written the response, so it does not travel back.
+_SLIM = _COLUMNS.replace(
+    "k.response_status, k.response_headers, k.response_body, k.response_schema_version", "NULL, NULL, NULL, NULL"
+)
+
+
+class PostgresStore:
+    capabilities = Capabilities(durable=True, shared=True, server_clock=True, writers=2)
+
+    def __init__(self, url: str, *, timeout: float = 5.0, lock_timeout: float = 0.5) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._lock_timeout = lock_timeout
+        self._where = _describe(url)
+        self._local = threading.local()
+        self._open: weakref.WeakSet[DeadlineConnection] = weakref.WeakSet()
+        self._inherited: list[DeadlineConnection] = []
+        self._pid = os.getpid()
+        self._reserve = _statement("reserve", _COLUMNS)
+        self._swap = _statement("swap", _SLIM)
+        self._restart = _statement("restart", _SLIM)
+        self._remove = _statement("remove", _COLUMNS)
+        self._read = _statement("read", _COLUMNS)
+        self._purge = _statement("purge")
+        self._due = {duty: _statement(f"due_{duty}", _COLUMNS) for duty in Duty}
+
+    # -- verbs ---------------------------------------------------------------------------------------------------
+
+    def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+        found: dict[tuple[str, str], Record] = {}
+        missing = list(batch)
+        for _ in range(_TRIES):
+            for record in self._records(self._reserve, rows.reservation_columns(missing)):
+                found[record.scope, record.key] = record
+            missing = [wanted for wanted in missing if (wanted.scope, wanted.key) not in found]
+            if not missing:
+                break
+        return [Found(found.get((wanted.scope, wanted.key))) for wanted in batch]
+
+    def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        moved: dict[tuple[str, str], Record] = {}
+        moves = [change for change in batch if change.to_state is not None and change.restart is None]
+        if moves:
+            answers = {(change.scope, change.key): change.response for change in moves}
+            for row in self._execute(self._swap, rows.swap_columns(moves)).fetchall():
+                at = (row[0], row[1])
+                moved[at] = rows.record(row, answers[at])
+        if restarts := [change for change in batch if change.restart is not None]:
+            for record in self._records(self._restart, rows.restart_columns(restarts)):
+                moved[record.scope, record.key] = record
+        if removals := [change for change in batch if change.to_state is None]:
+            for record in self._records(self._remove, rows.compare_columns(removals)):
+                moved[record.scope, record.key] = record
+        return [moved.get((change.scope, change.key)) for change in batch]
+
+    def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
+        columns = {"scope": Text([scope for scope, _ in keys]), "key": Text([key for _, key in keys])}
+        found = {(record.scope, record.key): record for record in self._records(self._read, columns)}
+        return [found.get(at) for at in keys]
+
+    def due(self, duty: Duty, limit: int) -> list[Record]:
+        return self._records(self._due[duty], {"limit": limit})
+
+    def purge(self, limit: int) -> int:
+        return self._execute(self._purge, {"limit": limit}).rowcount
+
+    # -- schema --------------------------------------------------------------------------------------------------
+
+    def migrate(self) -> list[str]:
+        ran = []
+        connection = self._connection(checked=False)
+        try:
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MIGRATION_LOCK])
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS oncekey_schema "
+                    "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+                )
+                applied = {row[0] for row in connection.execute("SELECT number FROM oncekey_schema")}
+                for migration in sqlfiles.migrations(_PACKAGE):
+                    if migration.number in applied:
+                        continue
+                    connection.execute(migration.sql)
+                    connection.execute(
+                        "INSERT INTO oncekey_schema (number, name) VALUES (%s, %s)", [migration.number, migration.name]
+                    )
+                    ran.append(f"{migration.number:04d}_{migration.name}")
+        except psycopg.Error as error:
+            self.disconnect()
+            raise explain(error, self._where) from error
+        self.check()
+        return ran
+
+    def check(self) -> None:
+        connection = self._connection(checked=False)
+        try:
+            table = connection.execute("SELECT to_regclass('oncekey_schema')").fetchone()
+            applied = None
+            if table and table[0] is not None:
+                newest = connection.execute("SELECT max(number) FROM oncekey_schema").fetchone()
+                applied = newest[0] if newest else None
+        except psycopg.Error as error:
+            self.disconnect()
+            raise explain(error, self._where) from error
+        if sentence := sqlfiles.outdated(_PACKAGE, applied, self._where):
+            raise SchemaError(sentence)
+        self._local.checked = True
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def _records(self, statement: LiteralString, parameters: Any) -> list[Record]:
+        return [rows.record(row) for row in self._execute(statement, parameters).fetchall()]
+
+    def _execute(self, statement: LiteralString, parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+        connection = self._connection()
+        try:
+            return connection.execute(statement, parameters, binary=True)
+        except psycopg.Error as error:
+            trouble = explain(error, self._where)
+            if connection.broken or connection.closed or isinstance(trouble, StoreUnavailable):
+                # After a deadline the answer may still arrive; nobody may read it as the answer to the next question.
+                self.disconnect()
+            raise trouble from error
+
+    def _connection(self, *, checked: bool = True) -> DeadlineConnection:
+        """This thread's connection, with a fresh deadline for the verb that asks for it."""
+        local = self._local
+        if getattr(local, "pid", None) != os.getpid():
+            self._after_fork()
+            local.connection, local.checked, local.pid = None, False, os.getpid()
+        connection: DeadlineConnection | None = local.connection
+        if connection is None or connection.closed:
+            try:
+                connection = connect(self._url, timeout=self._timeout, lock_timeout=self._lock_timeout)
+            except psycopg.Error as error:
+                raise explain(error, self._where) from error
+            local.connection, local.checked = connection, False
+            self._open.add(connection)
+        connection.deadline = time.monotonic() + self._timeout
+        if checked and not local.checked:
+            self.check()
+        return connection
+
+    def _after_fork(self) -> None:
+        """A forked child inherits the parent's sockets: it keeps them aside, and never uses or closes them."""
+        if self._pid != os.getpid():
+            self._inherited = list(self._open)
+            self._open = weakref.WeakSet()
+            self._pid = os.getpid()
+
+    def disconnect(self) -> None:
+        local = self._local
+        connection: DeadlineConnection | None = getattr(local, "connection", None)
+        if connection is not None and local.pid == os.getpid():
+            with suppress(psycopg.Error):
+                connection.close()
+        local.connection, local.checked = None, False
+
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            for connection in list(self._open):
+                with suppress(psycopg.Error):
+                    connection.close()
+
+
+def _describe(url: str) -> str:
+    """The store as messages name it: host and database, never the password."""
+    try:
+        info = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError("the PostgreSQL URL cannot be read: use postgresql://user@host/database") from error
+    return f"PostgreSQL database '{info.get('dbname', '')}' at {info.get('host', 'localhost')}"

@@ -1,0 +1,256 @@
+"""The open connections to one file: one per thread, none across a fork, every sqlite3 error in plain words.
+
+Owns opening, settings, closing, and the check that the file on disk still is the file that was opened. Runs
+no statement of the store's own.
+
+Why a fork needs care: SQLite keeps its file locks in tables of the process. A forked child that inherits an
+open connection inherits the tables too, believes it holds locks that the kernel gave to its parent only, and
+when the parent then closes, it deletes the write-ahead log under the child: commits of the child are lost
+without an error (seen, not guessed: tests/stores/test_sqlite.py). So all connections are closed *before* a
+fork, and both sides open new ones. One that could not be closed in time is kept alive in the child for ever,
+because closing it there does harm too.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakSet
+
+from oncekey.errors import ConfigurationError, StoreError, StoreUnavailable
+
+_RETRY_SECONDS = 0.01
+"""Between two tries to switch to WAL, which does not heed the busy time-out."""
+
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_IN_WORDS = {
+    sqlite3.SQLITE_READONLY: "cannot be written: the file or its folder is read-only",
+    sqlite3.SQLITE_PERM: "cannot be opened: permission denied",
+    sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: look at the permissions of the file and its folder",
+    sqlite3.SQLITE_NOTADB: "is not an SQLite database: give another path, or move the file away",
+    sqlite3.SQLITE_CORRUPT: "is damaged: run `PRAGMA integrity_check` on it and restore it from a backup",
+}
+
+FileId = tuple[int, int]
+
+
+class _Handle:
+    """One thread's connection. Its lock is held while a verb runs: close() and fork wait for the verb."""
+
+    __slots__ = ("connection", "lock", "log_id")
+
+    def __init__(self, connection: sqlite3.Connection, log_id: FileId | None) -> None:
+        self.connection: sqlite3.Connection | None = connection
+        self.lock = threading.Lock()
+        self.log_id = log_id
+
+    def close(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+
+class Connections:
+    """``prepare`` runs on every new connection, before anybody else gets it."""
+
+    def __init__(self, path: Path, timeout: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
+        self.path = path
+        self.timeout = timeout
+        self._prepare = prepare
+        self._log = f"{path}-wal"
+        self._file_id: FileId | None = None
+        self._reset()
+        _POOLS.add(self)
+
+    def _reset(self) -> None:
+        # Order of locks: this one, then a handle's, then the gate. Nobody takes them the other way round.
+        self._opening = threading.Lock()
+        self._local = threading.local()
+        self._handles: dict[threading.Thread, _Handle] = {}
+
+    @contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        """The calling thread's connection. What goes wrong in the block leaves as an error of oncekey."""
+        try:
+            handle = self._mine()
+            with handle.lock:
+                connection = handle.connection
+                if connection is None:
+                    raise StoreUnavailable(f"{self.path} was closed while it was being used")
+                try:
+                    yield connection
+                except sqlite3.Error as error:
+                    if _code(error) not in _BUSY:
+                        handle.close()  # whatever is wrong with it, the next verb begins afresh
+                    raise
+                self._still_there(handle)
+        except sqlite3.Error as error:
+            raise self._in_words(error) from error
+        except (UnicodeEncodeError, OverflowError) as error:
+            # Nothing is wrong with the file: the lane finds the one bad row of its batch (hazard 25).
+            raise StoreError("a value is not valid text or too large a number: cannot be stored") from error
+
+    def _mine(self) -> _Handle:
+        handle: _Handle | None = getattr(self._local, "handle", None)
+        if handle is None or handle.connection is None:
+            if not self._opening.acquire(timeout=self.timeout):
+                raise StoreUnavailable(f"{self.path} could not be opened within {self.timeout:g} s")
+            try:
+                handle = self._local.handle = self._open()
+            finally:
+                self._opening.release()
+        return handle
+
+    def _open(self) -> _Handle:
+        for thread, handle in list(self._handles.items()):
+            if handle.connection is None or not thread.is_alive():
+                handle.close()
+                del self._handles[thread]
+        if not self.path.parent.is_dir():
+            raise StoreUnavailable(f"{self.path} cannot be opened: its folder does not exist")
+        if self._file_id is not None and _file_id(self.path) != self._file_id:
+            raise self._gone()
+        connection = sqlite3.connect(
+            self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._switch_to_wal(connection)
+            connection.execute("PRAGMA synchronous = FULL")  # NORMAL loses commits with the power (hazard 23)
+            connection.execute("PRAGMA foreign_keys = ON")  # for business tables that refer to a key
+            self._prepare(connection)
+            self._file_id = self._file_id or _file_id(self.path)
+            handle = _Handle(connection, _file_id(self._log))
+        except BaseException:
+            connection.close()
+            raise
+        self._handles[threading.current_thread()] = handle
+        return handle
+
+    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
+        end = time.monotonic() + self.timeout
+        mode = ""
+        while not mode:
+            try:
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            except sqlite3.OperationalError as error:
+                if _code(error) not in _BUSY or time.monotonic() >= end:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+        if mode != "wal":
+            raise ConfigurationError(
+                f"{self.path} cannot use write-ahead logging (it says '{mode}'): put it on a local disk"
+            )
+
+    def _still_there(self, handle: _Handle) -> None:
+        """Whoever moved or deleted the file made everything that was just written or read worthless.
+
+        Going on with a new, empty file would turn every key into a first request (hazard 12), so this store
+        refuses until the file is back, or until it is closed and opened again on purpose.
+        """
+        if _file_id(self.path) != self._file_id:
+            handle.close()
+            raise self._gone()
+        if _file_id(self._log) != handle.log_id:
+            handle.close()
+            raise StoreUnavailable(
+                f"the write-ahead log of {self.path} was deleted while in use, the last write may be lost: "
+                "close connections to this file before a fork, and never delete its -wal"
+            )
+
+    def _gone(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.path} was removed or replaced while in use: put it back, or restart to begin anew"
+        )
+
+    def _in_words(self, error: sqlite3.Error) -> StoreUnavailable:
+        code = _code(error)
+        if code in _BUSY:
+            return StoreUnavailable(f"{self.path} was locked by another writer for over {self.timeout:g} s")
+        return StoreUnavailable(f"{self.path} {_IN_WORDS.get(code, f'failed: {error}')}")
+
+    def disconnect(self) -> None:
+        """Close the calling thread's connection."""
+        handle: _Handle | None = getattr(self._local, "handle", None)
+        if handle is not None:
+            with handle.lock:
+                handle.close()
+
+    def close(self) -> None:
+        """Close the connections of all threads, each as soon as its verb is done."""
+        with self._opening:
+            self._close_all(time.monotonic() + self.timeout)
+            self._file_id = None
+
+    def _close_all(self, end: float) -> None:
+        for thread, handle in list(self._handles.items()):
+            if handle.lock.acquire(timeout=max(end - time.monotonic(), 0.0)):
+                try:
+                    handle.close()
+                finally:
+                    handle.lock.release()
+                del self._handles[thread]
+
+    # around a fork
+
+    def before_fork(self) -> bool:
+        """Close everything, and let nobody open until the fork is over. False: somebody is still opening."""
+        end = time.monotonic() + self.timeout
+        held = self._opening.acquire(timeout=self.timeout)
+        self._close_all(end)
+        return held
+
+    def after_fork_in_parent(self, held: bool) -> None:
+        if held:
+            self._opening.release()
+
+    def after_fork_in_child(self) -> None:
+        _INHERITED.extend(self._handles.values())
+        self._reset()
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary code (extended ones say where it happened); 0 where Python's module raised by itself."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _file_id(path: str | Path) -> FileId | None:
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - twice per batch, and a Path costs three times as much
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+_POOLS: WeakSet[Connections] = WeakSet()
+_INHERITED: list[_Handle] = []
+"""Connections of a parent process: neither used nor closed here, whatever happens to their store."""
+_forking: dict[int, list[tuple[Connections, bool]]] = {}
+"""By thread: the stores held still while it forks. Strong references, so that none is closed meanwhile."""
+
+
+def _before_fork() -> None:
+    _forking[threading.get_ident()] = [(pool, pool.before_fork()) for pool in list(_POOLS)]
+
+
+def _after_fork_in_parent() -> None:
+    for pool, held in _forking.pop(threading.get_ident(), []):
+        pool.after_fork_in_parent(held)
+
+
+def _after_fork_in_child() -> None:
+    for pool, _ in _forking.pop(threading.get_ident(), []):
+        pool.after_fork_in_child()
+    _forking.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

@@ -1,0 +1,6 @@
+-- A move to "no row": discard, expire, forget. The same comparison as swap.sql.
+-- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now
+DELETE FROM idempotency_keys
+WHERE scope = ?1 AND key = ?2 AND state = ?3 AND owner = ?4
+  AND (?5 IS NULL OR lease_until + ?5 <= ?7)
+  AND (NOT ?6 OR expires_at <= ?7)

@@ -1,0 +1,5 @@
+-- Duty "expired": final, or retryable without a step that is done, and past expiry. Oldest first.
+SELECT scope, key FROM idempotency_keys
+WHERE (state IN ('completed', 'failed') OR (state = 'failed_retryable' AND recovery_point IS NULL))
+  AND expires_at <= ?1
+ORDER BY expires_at, scope, key LIMIT ?2

@@ -1,0 +1,97 @@
+"""One write gate per file and process: a fair lock in front of SQLite's unfair one.
+
+SQLite lets whoever polls at the right moment write next: a writer that goes back to back starved the lane for
+seconds. So all writers of one process queue here, and only then ask SQLite. **Lane first**: group commits
+(``lane=True``) pass before the transactions of users, which hold the gate for as long as a handler runs. A
+waiting user is overtaken at most ``OVERTAKES`` times, so that two busy lanes cannot starve it either.
+
+Owns the order of writers within this process. Knows nothing of SQLite; other processes are SQLite's matter.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from weakref import WeakSet, WeakValueDictionary
+
+OVERTAKES = 8
+"""How many lane turns may pass a user's transaction that waits."""
+
+
+class Gate:
+    """Hand-over lock: ``release`` gives it to the next in line, so nobody can slip in between."""
+
+    def __init__(self) -> None:
+        self.reset()
+        _ALL.add(self)
+
+    def reset(self) -> None:
+        """Forget holder and queue: they are threads of another process (after a fork)."""
+        self._mutex = threading.Lock()
+        self._held = False
+        self._lanes: deque[threading.Lock] = deque()
+        self._users: deque[threading.Lock] = deque()
+        self._overtaken = 0
+
+    def acquire(self, timeout: float, *, lane: bool) -> bool:
+        """True: yours until ``release``. False: not within ``timeout`` seconds."""
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return True
+            turn = threading.Lock()
+            turn.acquire()
+            queue = self._lanes if lane else self._users
+            queue.append(turn)
+        if turn.acquire(timeout=max(timeout, 0.0)):
+            return True
+        with self._mutex:
+            if turn in queue:
+                queue.remove(turn)
+                return False
+        return True  # our turn came between the time-out and the mutex: it is ours, and must not be lost
+
+    def release(self) -> None:
+        with self._mutex:
+            user_waits_too_long = self._users and self._overtaken >= OVERTAKES
+            if self._lanes and not user_waits_too_long:
+                self._overtaken += 1 if self._users else 0
+                self._lanes.popleft().release()
+            elif self._users:
+                self._overtaken = 0
+                self._users.popleft().release()
+            else:
+                self._held = False
+
+    @property
+    def waiting(self) -> int:
+        """How many are in line."""
+        return len(self._lanes) + len(self._users)
+
+
+_ALL: WeakSet[Gate] = WeakSet()
+_BY_FILE: WeakValueDictionary[str, Gate] = WeakValueDictionary()
+_registry = threading.Lock()
+
+
+def gate_of(path: Path) -> Gate:
+    """The one gate of this file, by whatever name it is reached."""
+    real = os.path.realpath(path)
+    with _registry:
+        gate = _BY_FILE.get(real)
+        if gate is None:
+            gate = _BY_FILE[real] = Gate()
+        return gate
+
+
+def _after_fork() -> None:
+    global _registry  # noqa: PLW0603 - a lock that another thread held at the fork never opens again
+    _registry = threading.Lock()
+    for gate in list(_ALL):
+        gate.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

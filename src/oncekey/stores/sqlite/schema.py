@@ -1,0 +1,61 @@
+"""Brings the tables of one SQLite file to this version, and says what is wrong where it cannot.
+
+SQLite is embedded: nobody runs a migration before the first request, so opening the file does. Safe from
+several threads and processes at once, because everything is decided inside one ``BEGIN IMMEDIATE``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+from oncekey.errors import SchemaError
+from oncekey.stores import sqlfiles
+
+PACKAGE = "oncekey.stores.sqlite"
+
+_HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'oncekey_schema'"
+_NEWEST = "SELECT max(number) FROM oncekey_schema"
+_NOTE = "INSERT INTO oncekey_schema (number, name, applied_at) VALUES (?, ?, ?)"
+
+
+def applied(connection: sqlite3.Connection) -> int | None:
+    """The number of the newest migration that ran here; None: there are no tables."""
+    if connection.execute(_HAS_TABLE).fetchone() is None:
+        return None
+    (number,) = connection.execute(_NEWEST).fetchone()
+    return None if number is None else int(number)
+
+
+def problem(connection: sqlite3.Connection, where: str) -> str | None:
+    """One sentence, or None where the tables are as this version wants them."""
+    return sqlfiles.outdated(PACKAGE, applied(connection), where)
+
+
+def migrate(connection: sqlite3.Connection, where: str, now: float) -> list[str]:
+    """Run what has not run; the caller holds the write lock (BEGIN IMMEDIATE) and commits."""
+    at = applied(connection) or 0
+    known = sqlfiles.migrations(PACKAGE)
+    if at > known[-1].number:
+        raise SchemaError(sqlfiles.outdated(PACKAGE, at, where))
+    ran = []
+    for migration in known:
+        if migration.number <= at:
+            continue
+        for statement in statements(migration.sql):
+            connection.execute(statement)
+        connection.execute(_NOTE, (migration.number, migration.name, now))
+        ran.append(f"{migration.number:04d}_{migration.name}")
+    return ran
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script. (``executescript`` would commit the open transaction first.)"""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        raise SchemaError("a migration ends in the middle of a statement")

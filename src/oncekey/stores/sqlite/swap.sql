@@ -1,0 +1,20 @@
+-- Every move but deleting and starting over: compare (state, owner, lease, expiry) and set, in one statement.
+-- 0 rows: the row is not what the mover saw, and nothing was written (promise I3).
+-- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?19 what it becomes
+UPDATE idempotency_keys SET
+    state = ?8,
+    owner = coalesce(?9, owner),
+    attempt = coalesce(?10, attempt),
+    lease_until = coalesce(?7 + ?11, lease_until),
+    recovery_point = coalesce(?12, recovery_point),
+    last_error = ?13,
+    reconcile_at = ?7 + ?14,
+    finished_at = CASE WHEN ?15 THEN ?7 END,
+    expires_at = CASE WHEN ?15 THEN max(expires_at, ?7 + retention_seconds) ELSE expires_at END,
+    response_status = ?16,
+    response_headers = ?17,
+    response_schema_version = ?18,
+    response_body = ?19
+WHERE scope = ?1 AND key = ?2 AND state = ?3 AND owner = ?4
+  AND (?5 IS NULL OR lease_until + ?5 <= ?7)
+  AND (NOT ?6 OR expires_at <= ?7)

@@ -1,0 +1,367 @@
+"""What happened, as values: the events that logs, metrics and the app's own hook are fed from.
+
+Owns the list of events, the name of each one's metric, the level at which it is logged, and how a key and an
+error are shown (hazard 28: ``redact`` and ``describe``; no event has a field for a key or a body). Must not
+know Prometheus or OpenTelemetry: those read ``metric`` and ``amount`` in modules of their own.
+
+The first twelve metric names are those of seed 003, section 7; oncekey's own follow the same style. On the
+hot path ask :meth:`Emitter.wants` first, so that an event nobody reads is never built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import ClassVar
+
+from oncekey.core.record import Record
+
+LOGGER = logging.getLogger("oncekey")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. ``metric`` is its counter, to be raised by ``amount``."""
+
+    metric: ClassVar[str]
+    level: ClassVar[int]
+
+    @property
+    def amount(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEvent(Event):
+    """About one key. Its fields are what :func:`about` gives: ``Completed(*about(record), status=201)``."""
+
+    scope: str
+    key_hint: str
+    operation: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEvent(Event):
+    """About the store. ``verb`` is what was asked of it; ``error`` is in the words of :func:`describe`."""
+
+    verb: str
+    error: str
+
+
+# The twelve of seed 003.
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved(KeyEvent):
+    """A new key was taken by its first request."""
+
+    metric = "api.idempotency.reserve.created.count"
+    level = DEBUG
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(KeyEvent):
+    """A stored response was sent again."""
+
+    metric = "api.idempotency.reserve.replay.count"
+    level = DEBUG
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInFlight(KeyEvent):
+    """A duplicate met a request that was still running."""
+
+    metric = "api.idempotency.reserve.in_progress.count"
+    level = DEBUG
+
+
+@dataclass(frozen=True, slots=True)
+class Misused(KeyEvent):
+    """A key came back with a different request: a client's bug, or somebody trying."""
+
+    metric = "api.idempotency.reserve.key_misuse.count"
+    level = WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Retried(KeyEvent):
+    """A retryable key was taken by a new attempt."""
+
+    metric = "api.idempotency.reserve.failed_retry.count"
+    level = INFO
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUnknown(KeyEvent):
+    """A retry met a key whose outcome is unknown, and was refused."""
+
+    metric = "api.idempotency.reserve.unknown.count"
+    level = WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed(StoreEvent):
+    """The store did not do what was asked, or did not say so in time."""
+
+    metric = "api.idempotency.store.error.count"
+    level = ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class ZombieFound(KeyEvent):
+    """A key was in progress, and its lease was over."""
+
+    metric = "api.idempotency.zombie_key.count"
+    level = WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned(Event):
+    """The reaper removed keys whose time was over."""
+
+    metric = "api.idempotency.ttl_pruned.count"
+    level = INFO
+    rows: int
+
+    @property
+    def amount(self) -> int:
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileScheduled(KeyEvent):
+    """An unknown outcome was put on the reconciler's list."""
+
+    metric = "api.idempotency.reconcile.scheduled.count"
+    level = INFO
+    in_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResolved(KeyEvent):
+    """An unknown outcome was settled. ``state`` is what the key became."""
+
+    metric = "api.idempotency.reconcile.resolved.count"
+    level = INFO
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileFailed(KeyEvent):
+    """An unknown outcome could not be settled this time."""
+
+    metric = "api.idempotency.reconcile.failed.count"
+    level = WARNING
+    tries: int
+    error: str
+
+
+# Our own: how attempts ended.
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(KeyEvent):
+    """The handler succeeded, and its response is stored."""
+
+    metric = "api.idempotency.finish.completed.count"
+    level = DEBUG
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(KeyEvent):
+    """The handler failed for good, and its error is stored."""
+
+    metric = "api.idempotency.finish.failed.count"
+    level = INFO
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released(KeyEvent):
+    """The attempt ended without an effect, or can be resumed: the key can be retried."""
+
+    metric = "api.idempotency.finish.released.count"
+    level = INFO
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted(KeyEvent):
+    """The attempt may have had an effect: the key became unknown."""
+
+    metric = "api.idempotency.finish.doubted.count"
+    level = WARNING
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(KeyEvent):
+    """The request was refused before the operation began: the key is unused again."""
+
+    metric = "api.idempotency.finish.discarded.count"
+    level = DEBUG
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred(KeyEvent):
+    """The request is done, and its job in the outbox will settle the key."""
+
+    metric = "api.idempotency.finish.deferred.count"
+    level = DEBUG
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstoned(KeyEvent):
+    """The key was completed, but its response could not be kept."""
+
+    metric = "api.idempotency.finish.tombstoned.count"
+    level = INFO
+    reason: str
+
+
+# Our own: leases and waiting.
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver(KeyEvent):
+    """A request took a key over whose lease was over."""
+
+    metric = "api.idempotency.lease.taken_over.count"
+    level = INFO
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed(Event):
+    """The heartbeat renewed leases; ``rows`` of them in one batch."""
+
+    metric = "api.idempotency.lease.renewed.count"
+    level = DEBUG
+    rows: int
+
+    @property
+    def amount(self) -> int:
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(KeyEvent):
+    """An owner came too late: what it wanted to write (``move``) was refused."""
+
+    metric = "api.idempotency.lease.lost.count"
+    level = WARNING
+    move: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedOut(KeyEvent):
+    """A duplicate waited for the first request as long as it may, and got a 409."""
+
+    metric = "api.idempotency.wait.timed_out.count"
+    level = INFO
+    seconds: float
+
+
+# Our own: the way to the store.
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerOpened(StoreEvent):
+    """The store failed too often: requests are refused without asking it."""
+
+    metric = "api.idempotency.breaker.opened.count"
+    level = ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed(Event):
+    """The store answers again."""
+
+    metric = "api.idempotency.breaker.closed.count"
+    level = ERROR  # with its opening, so that whoever saw the alarm sees its end
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull(StoreEvent):
+    """More callers waited for the store than the queue holds: this one was refused."""
+
+    metric = "api.idempotency.store.queue_full.count"
+    level = ERROR
+
+
+def about(record: Record) -> tuple[str, str, str, int]:
+    """The fields of a :class:`KeyEvent`, in order."""
+    return record.scope, redact(record.key), record.operation, record.attempt
+
+
+def redact(key: str) -> str:
+    """Shows that it is the same key, and not which: at most 4 characters, and 8 hex digits of its hash.
+
+    Of a key shorter than 12 characters only the hash: 4 characters of it would be too much of it.
+    """
+    mark = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    start = key[:4] if len(key) >= 12 else ""
+    return f"{start}~{mark}" if start.isprintable() else f"~{mark}"
+
+
+_VALUES = re.compile(
+    r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | \w+://\S+ | =\s*\([^)]*\)""",
+    re.VERBOSE,
+)
+"""Where messages of databases and drivers put values: in quotes, in URLs, and after ``Key (a, b)=``."""
+
+
+def describe(error: BaseException) -> str:
+    """The class and the message without values: its first line (later ones quote the row), quotes emptied."""
+    lines = str(error).splitlines()
+    message = _VALUES.sub("…", lines[0])[:200] if lines else ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+Hook = Callable[[Event], None]
+"""The app's own listener. It runs on the way of the request: be quick, and put slow work elsewhere."""
+
+
+def log_event(event: Event) -> None:
+    """One line on the logger ``oncekey``, at the event's level, with the event itself as ``event``."""
+    if not LOGGER.isEnabledFor(event.level):
+        return
+    shown = " ".join(f"{item.name}={_shown(getattr(event, item.name))}" for item in fields(event))
+    LOGGER.log(event.level, "%s %s", type(event).__name__, shown, extra={"event": event})
+
+
+def _shown(value: object) -> str:
+    """Quoted and escaped unless it is one plain word: a client's path must not write log lines."""
+    text = str(value)
+    return text if text and text.isprintable() and not set(text) & set(" \"'=") else repr(text)
+
+
+class Emitter:
+    """Sends events to the log and to one hook. Nothing that a hook does can break a request."""
+
+    __slots__ = ("_complained", "_hook")
+
+    def __init__(self, hook: Hook | None = None) -> None:
+        self._hook = hook
+        self._complained = False
+
+    def wants(self, event_type: type[Event]) -> bool:
+        """Whether anybody reads such an event. Cheap: loggers remember the answer."""
+        return self._hook is not None or LOGGER.isEnabledFor(event_type.level)
+
+    def emit(self, event: Event) -> None:
+        log_event(event)
+        if self._hook is None:
+            return
+        try:
+            self._hook(event)
+        except Exception:
+            if not self._complained:  # once: a broken hook breaks at every request
+                self._complained = True
+                LOGGER.exception("the hook failed on %s; it is not reported again", type(event).__name__)

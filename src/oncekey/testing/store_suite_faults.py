@@ -1,0 +1,373 @@
+"""The part of the store suite that is about company: threads, processes, forks and a process that is killed.
+
+What needs several processes runs in forked children that leave through ``os._exit``: quick, and nothing of the
+test runner runs twice. Tests ask ``Capabilities`` whether they apply, never which store it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import pytest
+
+from oncekey.core.record import Reservation, swap
+from oncekey.core.states import Actor, Event, State
+from oncekey.stores.base import Store
+from oncekey.testing.store_suite_base import RESPONSE, SuiteBase, one, stored
+
+_THREADS = 16
+_PATIENCE = 30.0
+
+
+class Signal:
+    """Something that one process waits for and another gives; made before the fork."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def give(self) -> None:
+        os.write(self._write, b"!")
+
+    def wait(self) -> None:
+        ready, _, _ = select.select([self._read], [], [], _PATIENCE)
+        if not ready:
+            raise TimeoutError("the other process gave no signal")
+        os.read(self._read, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Child:
+    """A forked process that runs ``work`` and sends its result, which must be JSON, to the parent."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._read, write = os.pipe()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks in a process with threads. Servers do just that, so it must work.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._read)
+            self._run(work, write)
+        os.close(write)
+
+    @staticmethod
+    def _run(work: Callable[[], Any], write: int) -> None:
+        answer = {}
+        try:
+            answer["result"] = work()
+        except BaseException:  # noqa: BLE001 - it is the parent that reports it
+            answer["error"] = traceback.format_exc()
+        finally:
+            with os.fdopen(write, "w") as pipe:
+                json.dump(answer, pipe)
+            os._exit(0)
+
+    def end(self) -> int:
+        """Wait for the end; the wait status."""
+        return os.waitpid(self.pid, 0)[1]
+
+    def result(self) -> Any:
+        with os.fdopen(self._read) as pipe:
+            text = pipe.read()
+        status = self.end()
+        assert text, f"the child ended with status {status} and said nothing"
+        answer = json.loads(text)
+        assert "error" not in answer, f"in the child: {answer['error']}"
+        return answer["result"]
+
+    def killed(self) -> bool:
+        """Wait for the end, which must have been a SIGKILL."""
+        os.close(self._read)
+        status = self.end()
+        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def in_threads(store: Store, work: Callable[[int], Any], count: int = _THREADS) -> list[Any]:
+    """Run ``work`` in so many threads that begin at the same moment; what they returned."""
+    begin = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        begin.wait(_PATIENCE)
+        try:
+            return work(number)
+        finally:
+            store.disconnect()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def _needs_processes(store: Store) -> None:
+    if not store.capabilities.shared:
+        pytest.skip("this store is of one process")
+    if not hasattr(os, "fork"):
+        pytest.skip("this system does not fork")
+
+
+class FaultSuite(SuiteBase):
+    # threads
+
+    def test_of_many_threads_one_owns_the_key(self, store: Store) -> None:
+        """16 threads reserve 20 keys at once: for each key all of them see one owner, and it is one of them."""
+        wanted = [[self.reservation(f"key-{key}") for key in range(20)] for _ in range(_THREADS)]
+
+        def reserve(number: int) -> list[str]:
+            return [one(store.reserve([w])[0].record).owner for w in wanted[number]]
+
+        seen = in_threads(store, reserve)
+        for key in range(20):
+            owners = {owners[key] for owners in seen}
+            assert len(owners) == 1
+            assert owners <= {batch[key].owner for batch in wanted}
+
+    def test_of_many_threads_one_retries(self, store: Store) -> None:
+        """16 threads claim one retryable key with what they all saw: one moves it, 15 are refused."""
+        record = self.drive(store, State.FAILED_RETRYABLE)
+        changes = [
+            swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation()) for _ in range(_THREADS)
+        ]
+        moved = in_threads(store, lambda number: store.swap([changes[number]])[0])
+        winners = [row for row in moved if row is not None]
+        assert len(winners) == 1
+        assert one(stored(store)).owner == winners[0].owner
+        assert one(stored(store)).attempt == 2
+
+    def test_a_thread_that_disconnected_connects_again(self, store: Store) -> None:
+        """Between two verbs the connection may be closed, more than once, by its own thread."""
+        self.drive(store, State.IN_PROGRESS)
+        before = stored(store)
+        store.disconnect()
+        store.disconnect()
+        assert stored(store) == before
+
+    # migrations
+
+    def test_migrating_twice_runs_nothing_twice(self, store: Store) -> None:
+        """The fixture has migrated already: nothing is left to do, the check is silent, and rows stay."""
+        self.drive(store, State.COMPLETED)
+        before = stored(store)
+        assert store.migrate() == []
+        store.check()
+        assert stored(store) == before
+
+    def test_migrating_from_many_threads_runs_each_migration_once(self) -> None:
+        """Eight threads migrate an empty store at once: no error, and no migration ran twice."""
+        store = self.make_store()
+        try:
+            ran = [name for names in in_threads(store, lambda _: store.migrate(), 8) for name in names]
+            assert len(ran) == len(set(ran))
+            store.check()
+            self.drive(store, State.COMPLETED)
+        finally:
+            store.close()
+
+    def test_migrating_from_two_processes_runs_each_migration_once(self) -> None:
+        """Two processes migrate an empty store at once: no error, and no migration ran twice."""
+        _needs_processes(probe := self.make_store())
+        probe.close()
+
+        def migrate() -> list[str]:
+            store = self.make_store()
+            begin.wait()
+            try:
+                return store.migrate()
+            finally:
+                store.close()
+
+        with Signal() as begin:
+            children = [Child(migrate) for _ in range(2)]
+            begin.give()
+            begin.give()
+            ran = [name for child in children for name in child.result()]
+        assert len(ran) == len(set(ran))
+        store = self.make_store()
+        try:
+            store.check()
+            self.drive(store, State.COMPLETED)
+        finally:
+            store.close()
+
+    # processes
+
+    def test_of_two_processes_one_owns_each_key(self, store: Store) -> None:
+        """Two processes reserve the same 200 keys in batches: each key has one owner, and no key has none."""
+        _needs_processes(store)
+
+        def batches(process: int) -> list[list[Reservation]]:
+            keys = [f"key-{number}" for number in range(200)]
+            return [
+                [self.reservation(key, owner=f"{process}-{key}") for key in keys[at : at + 10]]
+                for at in range(0, 200, 10)
+            ]
+
+        def race(process: int) -> list[str]:
+            store = self.make_store()
+            begin.wait()
+            try:
+                found = [(w, f) for batch in batches(process) for w, f in zip(batch, store.reserve(batch), strict=True)]
+                while any(f.busy for _, f in found):  # "ask again" is an allowed answer; "yours" to both is not
+                    found = [(w, store.reserve([w])[0] if f.busy else f) for w, f in found]
+                return [w.key for w, f in found if one(f.record).owner == w.owner]
+            finally:
+                store.close()
+
+        with Signal() as begin:
+            children = [Child(lambda process=process: race(process)) for process in range(2)]  # type: ignore[misc]
+            begin.give()
+            begin.give()
+            mine, theirs = (child.result() for child in children)
+        assert set(mine).isdisjoint(theirs)
+        assert len(mine) + len(theirs) == 200
+
+    def test_another_process_sees_what_was_committed(self, store: Store) -> None:
+        """A row that this process completed is replayed by another one, byte for byte."""
+        _needs_processes(store)
+        self.drive(store, State.COMPLETED)
+
+        def look() -> str:
+            other = self.make_store()
+            try:
+                response = one(stored(other)).response
+                assert response is not None
+                assert response.body is not None
+                return response.body.hex()
+            finally:
+                other.close()
+
+        assert RESPONSE.body is not None
+        assert Child(look).result() == RESPONSE.body.hex()
+
+    # forks
+
+    def test_a_forked_child_and_its_parent_both_go_on(self, store: Store) -> None:
+        """Both sides use the same store object after a fork, in turns, and each sees what the other wrote."""
+        _needs_processes(store)
+        self.drive(store, State.IN_PROGRESS, "before")
+
+        def work() -> list[bool]:
+            self.drive(store, State.COMPLETED, "child-1")
+            wrote.give()
+            go_on.wait()
+            self.drive(store, State.COMPLETED, "child-2")
+            seen = [stored(store, key=key) is not None for key in ("before", "parent")]
+            store.close()
+            return seen
+
+        with Signal() as wrote, Signal() as go_on:
+            child = Child(work)
+            wrote.wait()
+            self.drive(store, State.COMPLETED, "parent")
+            go_on.give()
+            assert child.result() == [True, True]
+        self.drive(store, State.COMPLETED, "after")
+        for key in ("before", "child-1", "child-2", "parent", "after"):
+            assert stored(store, key=key) is not None
+
+    def test_a_child_loses_nothing_when_its_parent_closes(self, store: Store) -> None:
+        """A server forks its workers and closes its own store: what a worker then commits is there."""
+        _needs_processes(store)
+        self.drive(store, State.IN_PROGRESS, "before")
+
+        def work() -> None:
+            self.drive(store, State.COMPLETED, "child-1")
+            wrote.give()
+            closed.wait()
+            self.drive(store, State.COMPLETED, "child-2")
+            os._exit(0)  # as a worker that is killed: no close, no farewell
+
+        with Signal() as wrote, Signal() as closed:
+            child = Child(work)
+            wrote.wait()
+            store.close()
+            closed.give()
+            os.close(child._read)  # noqa: SLF001
+            assert child.end() == 0
+        other = self.make_store()
+        try:
+            for key in ("before", "child-1", "child-2"):
+                assert stored(other, key=key) is not None
+        finally:
+            other.close()
+
+    def test_a_fork_while_other_threads_write_harms_nobody(self, store: Store) -> None:
+        """Children forked in the middle of other threads' verbs work, and so do the threads."""
+        _needs_processes(store)
+        stop = threading.Event()
+        written: list[str] = []
+
+        def write(number: int) -> None:
+            for turn in range(10_000):
+                if stop.is_set():
+                    break
+                key = f"thread-{number}-{turn}"
+                self.drive(store, State.COMPLETED, key)
+                written.append(key)
+            store.disconnect()
+
+        def child(number: int) -> str:
+            self.drive(store, State.COMPLETED, f"child-{number}")
+            return f"child-{number}"
+
+        with ThreadPoolExecutor(2) as pool:
+            threads = [pool.submit(write, number) for number in range(2)]
+            try:
+                written += [Child(lambda number=number: child(number)).result() for number in range(5)]  # type: ignore[misc]
+            finally:
+                stop.set()
+            for thread in threads:
+                thread.result()
+        assert None not in [stored(store, key=key) for key in written]
+        assert {f"child-{number}" for number in range(5)} <= set(written)
+
+    # a process that is killed
+
+    def test_a_reservation_survives_kill_9(self) -> None:
+        """A process is killed right after ``reserve`` returned: its row is there, its lease still runs (I1)."""
+        _needs_processes(probe := self.make_store())
+        if not probe.capabilities.durable:
+            pytest.skip("this store keeps nothing")
+        probe.close()
+
+        def reserve_and_die() -> None:
+            store = self.make_store()
+            store.migrate()
+            store.reserve([self.reservation(f"key-{number}") for number in range(3)])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert Child(reserve_and_die).killed()
+        store = self.make_store()
+        try:
+            found = store.read([("tenant-1", f"key-{number}") for number in range(3)])
+            assert [one(row).state for row in found] == [State.IN_PROGRESS] * 3
+            assert not one(found[0]).lease_over
+        finally:
+            store.close()
+
+    def test_a_completion_survives_kill_9(self, store: Store) -> None:
+        """A process is killed right after ``swap`` returned: the response is there to be replayed (I2)."""
+        _needs_processes(store)
+        if not store.capabilities.durable:
+            pytest.skip("this store keeps nothing")
+        record = self.drive(store, State.IN_PROGRESS)
+
+        def complete_and_die() -> None:
+            store.swap([swap(record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert Child(complete_and_die).killed()
+        assert one(stored(store)).response == RESPONSE

@@ -1,0 +1,166 @@
+"""The part of the store suite that is about moves: one pair of tests per row of ``core.states.TABLE`` and actor.
+
+A row that is added to the table is tested by itself. Time never passes: it is moved (see ``SuiteBase.age``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oncekey.core.record import swap
+from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Event, State
+from oncekey.stores.base import Store
+from oncekey.testing.store_suite_base import (
+    LEASE,
+    RESPONSE,
+    RETENTION,
+    Move,
+    SuiteBase,
+    one,
+    stored,
+    waiting_time,
+)
+
+_MOVES = [
+    pytest.param((row, actor), id=f"{row.source}-{row.event}-{row.target or 'gone'}-{actor}")
+    for row in TABLE
+    if row.source is not None
+    for actor in sorted(row.by)
+]
+
+_TIMED = {Condition.LEASE_OVER, Condition.QUARANTINE_OVER, Condition.PAST_EXPIRY}
+_NEARLY = 2.0
+"""Seconds before a move becomes possible: it must still be refused."""
+
+
+def _source(move: Move) -> State:
+    assert move[0].source is not None
+    return move[0].source
+
+
+class MoveSuite(SuiteBase):
+    @pytest.mark.parametrize("move", _MOVES)
+    def test_a_move_of_the_table_is_made(self, store: Store, move: Move) -> None:
+        """A row that is as the table asks moves to where the table says, and the answer is what is stored."""
+        before = self.drive(store, _source(move))
+        self.ripen(store, before, move)
+        before = one(store.read([(before.scope, before.key)])[0])
+        row, _ = move
+        change = self.change(before, move)
+
+        moved = one(store.swap([change])[0])
+
+        after = stored(store)
+        if row.target is None:
+            assert replace(moved, now=0.0) == replace(before, now=0.0)
+            assert after is None
+            return
+        assert after == replace(moved, now=0.0)
+        assert moved.state is row.target
+        assert moved.response == (RESPONSE if row.target in FINAL else None)
+        assert moved.last_error == change.last_error
+        assert (moved.finished_at is not None) == (row.target in FINAL)
+        assert (moved.reconcile_at is not None) == (row.target is State.UNKNOWN)
+        starts_over = row.event is Event.RESERVE
+        assert (moved.fingerprint == before.fingerprint) != starts_over
+        if row.event in STARTS:
+            assert moved.owner == change.new_owner
+            assert moved.attempt == (1 if starts_over else before.attempt + 1)
+        else:
+            assert (moved.owner, moved.attempt) == (before.owner, before.attempt)
+        if row.event in STARTS or row.event in (Event.RENEW, Event.ADVANCE):
+            assert moved.lease_until == pytest.approx(moved.now + LEASE, abs=1)
+        else:
+            assert moved.lease_until == before.lease_until
+        if starts_over or row.target in FINAL:
+            assert moved.expires_at == pytest.approx(moved.now + RETENTION, abs=1)
+        else:
+            assert moved.expires_at == before.expires_at
+        assert moved.recovery_point == ("charge_created" if row.event is Event.ADVANCE else None)
+
+    @pytest.mark.parametrize("move", _MOVES)
+    def test_a_move_is_refused_unless_the_row_is_what_the_mover_saw(self, store: Store, move: Move) -> None:
+        """Another owner, another state, a lease or a retention that still runs: None, and nothing is written."""
+        before = self.drive(store, _source(move))
+        change = self.change(before, move)
+        if move[0].when & _TIMED:
+            as_it_was = stored(store)
+            assert store.swap([change]) == [None]
+            assert stored(store) == as_it_was
+            self.age(store, before.scope, before.key, waiting_time(before, move) - _NEARLY)
+            as_it_was = stored(store)
+            assert store.swap([change]) == [None]
+            assert stored(store) == as_it_was
+            self.age(store, before.scope, before.key, _NEARLY)
+
+        as_it_was = stored(store)
+        wrong = [replace(change, owner="somebody-else"), replace(change, owner=change.owner.upper())]
+        wrong += [replace(change, from_state=state) for state in State if state is not change.from_state]
+        wrong += [replace(change, key="no-such-key"), replace(change, scope="no-such-tenant")]
+        for bad in wrong:
+            assert store.swap([bad]) == [None]
+        assert stored(store) == as_it_was
+        assert stored(store, key="no-such-key") is None
+        assert store.swap([change]) != [None]  # so it was the difference that was refused, and nothing else
+
+    def test_a_move_that_was_made_is_not_made_again(self, store: Store) -> None:
+        """The same swap a second time finds another state or owner, and is refused."""
+        record = self.drive(store, State.FAILED_RETRYABLE)
+        change = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
+        assert store.swap([change]) != [None]
+        after = stored(store)
+        assert store.swap([change]) == [None]
+        assert stored(store) == after
+
+    def test_a_late_owner_writes_nothing(self, store: Store) -> None:
+        """Who was paused past its lease and taken over can neither renew, nor complete, nor release (hazard 1)."""
+        paused = self.drive(store, State.IN_PROGRESS)
+        self.age(store, paused.scope, paused.key, LEASE + 1)
+        taken = swap(paused, Event.TAKE_OVER, Actor.REQUEST, reservation=self.reservation())
+        assert one(store.swap([taken])[0]).attempt == 2
+        after = stored(store)
+        for event in (Event.RENEW, Event.ADVANCE, Event.COMPLETE, Event.FAIL, Event.RELEASE, Event.DOUBT):
+            late = swap(paused, event, Actor.OWNER, lease_seconds=LEASE, response=RESPONSE)
+            assert store.swap([late]) == [None]
+        assert stored(store) == after
+
+    def test_completing_extends_the_expiry(self, store: Store) -> None:
+        """The retention counts from the end of the work, not from its beginning."""
+        record = self.drive(store, State.IN_PROGRESS)
+        self.age(store, record.scope, record.key, RETENTION - 10)
+        done = one(store.swap([swap(record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)])[0])
+        assert done.expires_at == pytest.approx(done.now + RETENTION, abs=1)
+
+    def test_completing_never_shortens_the_expiry(self, store: Store) -> None:
+        """An expiry that lies further ahead than now + retention stays."""
+        record = self.drive(store, State.IN_PROGRESS)
+        self.age(store, record.scope, record.key, -500)
+        before = one(stored(store))
+        done = one(store.swap([swap(record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)])[0])
+        assert done.expires_at == before.expires_at
+        assert done.expires_at == pytest.approx(done.now + RETENTION + 500, abs=1)
+
+    def test_the_recovery_point_survives_until_the_key_starts_over(self, store: Store) -> None:
+        """A released and retried key still knows the last step that is done."""
+        record = self.drive(store, State.IN_PROGRESS)
+        for event, extra in ((Event.ADVANCE, "charge_created"), (Event.RENEW, None), (Event.RELEASE, None)):
+            change = swap(record, event, Actor.OWNER, recovery_point=extra, lease_seconds=LEASE)
+            record = one(store.swap([change])[0])
+        retry = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
+        record = one(store.swap([retry])[0])
+        assert (record.recovery_point, record.attempt) == ("charge_created", 2)
+
+    def test_an_error_and_a_time_to_reconcile_are_kept_until_the_next_move(self, store: Store) -> None:
+        """A doubtful row says why and when; once settled it says neither."""
+        record = self.drive(store, State.IN_PROGRESS)
+        doubt = swap(record, Event.DOUBT, Actor.OWNER, last_error="timeout ✂", reconcile_in=90)
+        record = one(store.swap([doubt])[0])
+        assert record.last_error == "timeout ✂"
+        assert record.reconcile_at == pytest.approx(record.now + 90, abs=1)
+        record = one(
+            store.swap([swap(record, Event.CONFIRM, Actor.RECONCILER, response=RESPONSE)])[0],
+        )
+        assert (record.last_error, record.reconcile_at) == (None, None)
+        assert stored(store) == replace(record, now=0.0)

@@ -1,0 +1,406 @@
+"""The ASGI middleware: pure ASGI, one object per request, nothing but messages in and out.
+
+Three rules shape it:
+
+* **Store before send.** The response is held back until the store has it; then, and only then, it goes out.
+* **A client that leaves changes nothing.** The handler runs in a task of its own and never sees a disconnect before its
+  response is stored, so neither the work nor the storing can be cancelled by a closed laptop.
+* **Never a bypass.** What cannot be protected (no key, body too large, store down) is refused, and the app not called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from secrets import token_hex
+from typing import Any
+
+from oncekey.core.decision import Ending, Execute, judge
+from oncekey.core.header import BadKey, parse_key
+from oncekey.core.problems import Answer, Situation
+from oncekey.core.record import Record, Reservation
+from oncekey.core.routes import Route
+from oncekey.core.states import Event
+from oncekey.engine.keeper import Unfinished
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation, _current
+from oncekey.engine.request import Request
+from oncekey.errors import NotAuthenticated, NotExecuted, OperatorError, OutcomeUnknown, Refused, SchemaError
+from oncekey.web.wire import (
+    UNAVAILABLE_RETRY_SECONDS,
+    Headers,
+    answer_headers,
+    answer_to,
+    answer_to_loser,
+    first_headers,
+    refusal,
+    storable,
+)
+
+_log = logging.getLogger("oncekey")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SCOPE_KEY = "oncekey"
+"""Where the Operation stands in the ASGI scope, for integrations further in."""
+
+# Ways around the body that we have to see; without them servers and frameworks send it as messages.
+_BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+
+
+class IdempotencyMiddleware:
+    """``app.add_middleware(IdempotencyMiddleware, once=once)``."""
+
+    def __init__(self, app: App, once: OnceKey) -> None:
+        self.app = app
+        self.once = once
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            route = self.once.routes.match(scope["method"], scope["path"])
+            if route is not None:
+                await _Exchange(self.app, self.once, route, scope, receive, send).run()
+                return
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse to start on a wrong schema; let go of everything at the end."""
+        first = await receive()
+        try:
+            await asyncio.to_thread(self.once.start)
+        except SchemaError as error:
+            _log.error("%s", error)
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        except OperatorError as error:
+            _log.error("the store is not reachable at start; requests get 503 until it is: %s", error)
+        waiting = [first]
+
+        async def receive_all() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        async def send_all(message: Message) -> None:
+            if message["type"] == "lifespan.shutdown.complete":
+                await self.once.aclose()
+            await send(message)
+
+        await self.app(scope, receive_all, send_all)
+
+
+class _Exchange:
+    """One protected request."""
+
+    def __init__(self, app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        self.app = app
+        self.once = once
+        self.route = route
+        self.policy = route.policy
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.key_header: bytes | None = None
+        self.wanted: Reservation
+        self.operation: Operation
+        # of the handler's response
+        self.start: Message | None = None
+        self.chunks: list[bytes] = []
+        self.size = 0
+        self.streaming = False
+        self.concluded = False
+        self.stored: asyncio.Event | None = None
+        self.body_read = False
+
+    # -- before the handler --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        keys, content_type = self._read_headers()
+        if not keys and not self.policy.required:
+            await self.app(self.scope, self.receive, self.send)
+            return
+        try:
+            tenant = self.once.single_tenant or await self._tenant()
+            key = parse_key(
+                keys,
+                syntax=self.policy.key_syntax,
+                key_format=self.policy.key_format,
+                min_length=self.policy.key_min_length,
+                max_length=self.policy.key_max_length,
+            )
+        except NotAuthenticated as error:
+            return await self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)
+        except BadKey as error:
+            missing = error.rule == "missing"
+            return await self._refuse(
+                Situation.KEY_MISSING if missing else Situation.KEY_MALFORMED, detail=None if missing else str(error)
+            )
+        self.key_header = keys[0].strip()
+        body = await self._read_body()
+        if body is None:
+            return None
+        scope = self.scope
+        self.wanted = self.once.reservation(
+            self.route,
+            tenant=tenant,
+            key=key,
+            owner=token_hex(16),
+            method=scope["method"],
+            path=scope["path"],
+            query=scope.get("query_string", b""),
+            content_type=content_type,
+            body=body,
+        )
+        engine = self.once.engine
+        try:
+            decision = await engine.run(engine.begin(self.wanted, self.policy), self.policy.begin_seconds)
+        except OperatorError:
+            return await self._refuse(Situation.STORE_UNAVAILABLE, retry_after=UNAVAILABLE_RETRY_SECONDS)
+        if isinstance(decision, Execute):
+            return await self._execute(decision.record, tenant, body)
+        return await self._answer(answer_to(decision, self.policy, self.once), decision.record)
+
+    def _read_headers(self) -> tuple[list[bytes], str | None]:
+        keys: list[bytes] = []
+        content_type = None
+        for name, value in self.scope["headers"]:
+            if name == b"idempotency-key":
+                keys.append(value)
+            elif name == b"content-type":
+                content_type = value.decode("latin-1")
+        return keys, content_type
+
+    async def _tenant(self) -> str:
+        scope = self.scope
+        request = Request(scope["method"], scope["path"], scope, lambda: _header_map(scope["headers"]))
+        tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
+        if inspect.isawaitable(tenant):
+            tenant = await tenant
+        return tenant
+
+    async def _read_body(self) -> bytes | None:
+        """The whole body; None when it was refused, or when the client left before it had sent it."""
+        limit = self.policy.max_request_bytes
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                await self._refuse(Situation.BODY_TOO_LARGE)
+                return None
+            if not message.get("more_body", False):
+                return b"".join([*chunks, chunk]) if chunks else chunk
+            chunks.append(chunk)
+
+    # -- the handler ---------------------------------------------------------------------------------------------
+
+    async def _execute(self, record: Record, tenant: str, body: bytes) -> None:
+        engine = self.once.engine
+        self.operation = Operation(record, self.policy, tenant)
+        self.body = body
+        engine.keeper.watch(self.operation)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        token = _current.set(self.operation)
+        try:
+            task = loop.create_task(self._handle(done))
+        finally:
+            _current.reset(token)
+        engine.tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(engine.tasks.discard)
+        # Not the task itself: whoever cancels this coroutine (a disconnect) cancels the future, and the task goes on.
+        await done
+
+    async def _handle(self, done: asyncio.Future[None]) -> None:
+        try:
+            await self._call_app()
+        except BaseException as error:
+            if done.done():
+                if isinstance(error, Exception):
+                    _log.error("a handler failed after its client had left", exc_info=error)
+            else:
+                done.set_exception(error if isinstance(error, Exception) else RuntimeError("the handler was cancelled"))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if not done.done():
+                done.set_result(None)
+
+    async def _call_app(self) -> None:
+        try:
+            await self.app(self._inner_scope(), self._inner_receive, self._inner_send)
+        except Refused as error:
+            self.operation.refused = True
+            answer = refusal(self.once, Situation.REFUSED, detail=error.detail, status=error.status)
+            await self._ended_badly("refused", error, answer)
+        except NotExecuted as error:
+            answer = refusal(self.once, Situation.NOT_EXECUTED, retry_after=UNAVAILABLE_RETRY_SECONDS)
+            await self._ended_badly("not_executed", error, answer)
+        except OutcomeUnknown as error:
+            await self._ended_badly("outcome_unknown", error, refusal(self.once, Situation.UNKNOWN, retry_after=30.0))
+        except BaseException as error:
+            await self._ended_badly("raised", error, None)
+            raise
+        else:
+            if not self.concluded:
+                # The app came back without the end of its response: whatever it did, it did not say.
+                await self._conclude_without_response("raised", "the app returned without a complete response")
+
+    def _inner_scope(self) -> Scope:
+        """The app's view of the request: our mark in it, no way around the body, and no compression (we store
+        identity bytes; compress in front of us)."""
+        scope = dict(self.scope)
+        scope[SCOPE_KEY] = self.operation
+        scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
+        if extensions := scope.get("extensions"):
+            scope["extensions"] = {name: value for name, value in extensions.items() if name not in _BYPASSES}
+        return scope
+
+    async def _inner_receive(self) -> Message:
+        if not self.body_read:
+            self.body_read = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        if not self.concluded:
+            # No disconnect before the response is stored: apps stop working when they see one.
+            self.stored = self.stored or asyncio.Event()
+            await self.stored.wait()
+        return await self.receive()
+
+    async def _inner_send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.start = message
+        elif kind == "http.response.body" and self.start is not None and not self.concluded:
+            await self._body(message, self.start)
+        else:
+            await self.send(message)
+
+    async def _body(self, message: Message, start: Message) -> None:
+        body: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        if self.streaming:
+            if not more:
+                await self._conclude(start, None)
+            await self._pass_on({"type": "http.response.body", "body": body, "more_body": more})
+            return
+        self.size += len(body)
+        if body or not self.chunks:
+            self.chunks.append(body)
+        if not more:
+            whole = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+            await self._conclude(start, whole)
+        elif self.size > self.policy.max_response_bytes or _is_event_stream(start):
+            # Too large to store, or made to be seen as it comes: it passes through, and leaves a tombstone. The last
+            # message still waits for the store, so a client that has seen the end can rely on it.
+            self.streaming = True
+            record = self.operation.record
+            headers = first_headers(start["status"], start.get("headers", ()), None, self.key_header, record)
+            await self._pass_on({"type": "http.response.start", "status": start["status"], "headers": headers})
+            await self._pass_on({"type": "http.response.body", "body": b"".join(self.chunks), "more_body": True})
+            self.chunks = []
+
+    # -- after the handler ---------------------------------------------------------------------------------------
+
+    async def _conclude(self, start: Message, body: bytes | None) -> None:
+        """The response is complete: store it, then send it."""
+        status: int = start["status"]
+        raw_headers = start.get("headers", ())
+        operation = self.operation
+        ending: Ending = "refused" if operation.discardable else "returned"
+        event = judge(ending, status, self.policy, first_attempt=operation.attempt == 1)
+        keeps = event in (Event.COMPLETE, Event.FAIL)
+        response = storable(status, raw_headers, body, self.policy) if keeps else None
+        reason = None if keeps else f"the handler answered {status}"
+        if keeps and response is not None and response.body is None:
+            reason = "streamed" if body is None else "too large"
+        record = await self._finish(event, response, reason)
+        if isinstance(record, Answer):
+            if self.streaming:
+                raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
+            return
+        if self.streaming or body is None:
+            return
+        await self._respond(status, first_headers(status, raw_headers, len(body), self.key_header, record), body)
+
+    async def _conclude_without_response(self, ending: Ending, reason: str) -> Record | Answer | None:
+        event = judge(ending, None, self.policy, first_attempt=self.operation.attempt == 1)
+        return await self._finish(event, None, reason)
+
+    async def _ended_badly(self, ending: Ending, error: BaseException, answer: Answer | None) -> None:
+        """The handler raised. ``answer`` None: the framework further out answers for it."""
+        if self.concluded:
+            return  # a background task failed after the response was stored: that stands
+        record = await self._conclude_without_response(ending, type(error).__name__)
+        if answer is not None and not isinstance(record, Answer) and not self.streaming:
+            await self._answer(answer, record)
+
+    async def _finish(self, event: Event, response: Any, reason: str | None) -> Record | Answer | None:
+        """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
+        self.concluded = True
+        engine, operation = self.once.engine, self.operation
+        try:
+            finished = await engine.run(engine.finish(operation, event, response, reason), self.policy.begin_seconds)
+        except OperatorError:
+            # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
+            engine.keeper.adopt(Unfinished(operation, event, response, reason))
+            return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
+        finally:
+            if self.stored is not None:
+                self.stored.set()
+        engine.keeper.unwatch(operation)
+        if finished.stored:
+            return finished.record
+        answer = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
+        return await self._instead(answer, finished.record)
+
+    async def _instead(self, answer: Answer, record: Record | None) -> Answer:
+        if not self.streaming:
+            await self._answer(answer, record)
+        return answer
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    async def _refuse(
+        self, situation: Situation, *, detail: str | None = None, retry_after: float | None = None
+    ) -> None:
+        await self._answer(refusal(self.once, situation, detail=detail, retry_after=retry_after), None)
+
+    async def _answer(self, answer: Answer, record: Record | None) -> None:
+        await self._respond(answer.status, answer_headers(answer, self.key_header, record), answer.body)
+
+    async def _respond(self, status: int, headers: Headers, body: bytes) -> None:
+        await self._pass_on({"type": "http.response.start", "status": status, "headers": headers})
+        await self._pass_on({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _pass_on(self, message: Message) -> None:
+        try:
+            await self.send(message)
+        except OSError:
+            # The client has gone. The record does not care, and the handler must not learn of it.
+            _log.debug("the client left before its response was sent")
+
+
+def _is_event_stream(start: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in start.get("headers", ())
+    )
+
+
+def _header_map(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        text = name.decode("latin-1")
+        headers[text] = f"{headers[text]}, {value.decode('latin-1')}" if text in headers else value.decode("latin-1")
+    return headers

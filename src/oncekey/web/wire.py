@@ -1,0 +1,142 @@
+"""What every web integration shares: from decisions and records to status, headers and body.
+
+Owns which headers are stored and replayed, and the headers that oncekey adds. Words and statuses are
+``core/problems.py``; how bytes get to the server is the integration's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from email.utils import formatdate
+from functools import lru_cache
+
+from oncekey.core.decision import Decision, Deferred, Mismatch, Replay, Unknown, decide
+from oncekey.core.policy import Policy
+from oncekey.core.problems import Answer, Situation, problem, replay_marker, tombstone_note
+from oncekey.core.record import Record, Reservation, StoredResponse
+from oncekey.engine.once import OnceKey
+
+_log = logging.getLogger("oncekey")
+
+Headers = list[tuple[bytes, bytes]]
+
+UNKNOWN_RETRY_SECONDS = 30.0
+"""An unknown outcome is settled by asking somebody else: that takes longer than a handler does."""
+UNAVAILABLE_RETRY_SECONDS = 1.0
+
+BODILESS = frozenset({204, 205, 304})
+_OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
+_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
+_OF_THE_LOST_BODY = frozenset({"content-type", "content-encoding", "etag", "content-disposition", "last-modified"})
+
+
+def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
+    """The response as it is kept: the headers of the allow-list, and the body unless it is too large (tombstone)."""
+    allowed = policy.stored_headers
+    kept = []
+    for raw_name, raw_value in headers:
+        name = raw_name.decode("latin-1").lower()
+        if name in allowed:
+            kept.append((name, raw_value.decode("latin-1")))
+    if body is not None and len(body) > policy.max_response_bytes:
+        body = None
+    return StoredResponse(status, tuple(_clean(kept)), body)
+
+
+def _clean(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Without those that could end a header early: checked when stored, and again when replayed."""
+    good = []
+    for name, value in headers:
+        if any(bad in name or bad in value for bad in "\r\n\0"):
+            _log.error("a stored response header with a line break was left out")
+        else:
+            good.append((name, value))
+    return good
+
+
+def replay(record: Record, once: OnceKey) -> Answer:
+    """The stored response again; for a tombstone, its status and a note in place of the body."""
+    response = record.response
+    if response is None:
+        # A final row without a response: written by hand, or by a version we do not know. Done, and not readable.
+        response = StoredResponse(200, (), None)
+    headers = _clean(response.headers)
+    body = response.body
+    if not response.replayable or body is None:
+        note = tombstone_note(once.profile, response.status)
+        body = note.body
+        headers = [(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY]
+        if note.content_type:
+            headers.append(("content-type", note.content_type))
+    if response.status not in BODILESS:
+        headers.append(("content-length", str(len(body))))
+    if (marker := replay_marker(once.profile)) is not None:
+        headers.append(marker)
+    return Answer(response.status, tuple(headers), body)
+
+
+def answer_to(decision: Decision, policy: Policy, once: OnceKey) -> Answer:
+    """What a request gets that does not run."""
+    match decision:
+        case Replay(record):
+            return replay(record, once)
+        case Mismatch():
+            return refusal(once, Situation.MISMATCH)
+        case Unknown():
+            return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
+        case Deferred():
+            return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds())
+        case _:
+            return refusal(once, Situation.IN_FLIGHT, retry_after=policy.retry_after.total_seconds())
+
+
+def answer_to_loser(seen: Record | None, wanted: Reservation, policy: Policy, once: OnceKey) -> Answer:
+    """What a request gets whose lease went to somebody else: whatever a retry would get now, without running."""
+    return answer_to(decide(seen, wanted), policy, once)
+
+
+def refusal(
+    once: OnceKey,
+    situation: Situation,
+    *,
+    detail: str | None = None,
+    retry_after: float | None = None,
+    status: int | None = None,
+) -> Answer:
+    return problem(
+        once.profile, situation, detail=detail, retry_after=retry_after, status=status, docs_url=once.docs_url
+    )
+
+
+def marks(key: bytes | None, record: Record | None) -> Headers:
+    """Every protected response names its key and until when it is remembered."""
+    headers = []
+    if key is not None:
+        headers.append((b"idempotency-key", key))
+    if record is not None:
+        headers.append((b"idempotency-expires", _http_date(int(record.expires_at))))
+    return headers
+
+
+def first_headers(
+    status: int, headers: Iterable[tuple[bytes, bytes]], size: int | None, key: bytes | None, record: Record | None
+) -> Headers:
+    """The handler's own headers with our marks, and the length of what was stored (None: it is streamed)."""
+    ours = _OURS
+    if size is not None:
+        ours = _OURS | _LENGTH
+    kept = [item for item in headers if item[0].lower() not in ours]
+    if size is not None and status >= 200 and status not in BODILESS:
+        kept.append((b"content-length", b"%d" % size))
+    return kept + marks(key, record)
+
+
+def answer_headers(answer: Answer, key: bytes | None, record: Record | None) -> Headers:
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    return encoded + marks(key, record)
+
+
+@lru_cache(maxsize=4096)
+def _http_date(seconds: int) -> bytes:
+    return formatdate(seconds, usegmt=True).encode()

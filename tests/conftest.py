@@ -1,0 +1,60 @@
+"""Real servers for the tests that ask for one; nothing is started otherwise.
+
+Each pytest-xdist worker has servers of its own: a start takes about a second, and a test that pauses or kills
+its server then harms nobody in the other worker. The shared PostgreSQL runs without fsync: what a test kills
+is a process, and the kernel keeps what it wrote. A test about durability starts its own PostgresServer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from oncekey.testing.servers import PostgresServer, RedisServer, ServerUnavailable
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL per worker. Whoever pauses or kills it leaves it running again."""
+    server = PostgresServer(fsync=False)
+    try:
+        server.start()
+    except ServerUnavailable as missing:
+        pytest.skip(str(missing))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A fresh, empty database for this test alone."""
+    name = f"test_{next(_numbers)}"
+    yield postgres_server.database(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One Redis per worker."""
+    server = RedisServer()
+    try:
+        server.start()
+    except ServerUnavailable as missing:
+        pytest.skip(str(missing))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """An empty Redis; its keys are those of this test alone."""
+    redis_server.flush()
+    return redis_server.url

@@ -1,0 +1,309 @@
+"""What a request gets for every row there can be, and what a row becomes for every end of a handler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, Literal
+
+import pytest
+
+from oncekey.core.decision import (
+    UNDECIDED_STATUSES,
+    Busy,
+    Claim,
+    Decision,
+    Deferred,
+    Execute,
+    Mismatch,
+    Replay,
+    Unknown,
+    decide,
+    judge,
+)
+from oncekey.core.policy import Policy
+from oncekey.core.record import Record, Reservation, swap
+from oncekey.core.states import STARTS, Actor, Condition, Effects, Event, State, find
+from oncekey.errors import IllegalTransition
+
+NOW = 5000.0
+WANTED = Reservation("acme", "key-1", "POST /payments", b"same" * 8, 1, Effects.EXTERNAL, "mine", 60.0, 86400.0)
+
+
+def make_record(
+    state: State = State.IN_PROGRESS,
+    *,
+    lease_over: bool = False,
+    past_expiry: bool = False,
+    same_fingerprint: bool = True,
+    same_version: bool = True,
+    effects: Effects = Effects.EXTERNAL,
+    steps: bool = False,
+    mine: bool = False,
+) -> Record:
+    """A row with exactly these properties, as seen at NOW on the store's clock."""
+    return Record(
+        scope="acme",
+        key="key-1",
+        operation="POST /payments",
+        fingerprint=(b"same" if same_fingerprint else b"diff") * 8,
+        fingerprint_version=1 if same_version else 2,
+        effects=effects,
+        state=state,
+        attempt=1,
+        owner="mine" if mine else "theirs",
+        lease_until=NOW - 1 if lease_over else NOW + 30,
+        recovery_point="ride_created" if steps else None,
+        response=None,
+        last_error=None,
+        reconcile_at=None,
+        reconcile_tries=0,
+        created_at=NOW - 100,
+        finished_at=None,
+        retention_seconds=86400.0,
+        expires_at=NOW - 1 if past_expiry else NOW + 86400,
+        now=NOW,
+    )
+
+
+def every_row() -> Iterator[tuple[dict[str, Any], Record]]:
+    """The whole product: 7 states, 4 effects, and 6 yes-or-no properties."""
+    flags = ("lease_over", "past_expiry", "same_fingerprint", "same_version", "steps", "mine")
+    for state, effects, *values in product(State, Effects, *([(False, True)] * len(flags))):
+        row: dict[str, Any] = {"state": state, "effects": effects, **dict(zip(flags, values, strict=True))}
+        yield row, make_record(**row)
+
+
+ROWS = [(row, record, decide(record, WANTED)) for row, record in every_row()]
+
+
+def free(row: dict[str, Any]) -> bool:
+    """Whether the key has had its time: final, or retryable with nothing half done, past expiry."""
+    if row["state"] is State.EXPIRED:
+        return True
+    over = row["state"] in (State.COMPLETED, State.FAILED)
+    over = over or (row["state"] is State.FAILED_RETRYABLE and not row["steps"])
+    return bool(over and row["past_expiry"])
+
+
+def own(row: dict[str, Any]) -> bool:
+    """Whether this very request holds the lease."""
+    return bool(row["mine"] and row["state"] is State.IN_PROGRESS)
+
+
+def test_the_product_is_whole() -> None:
+    """All 1,792 rows are there, and each gets one of the seven decisions about itself."""
+    assert len(ROWS) == 7 * 4 * 2**6
+    for _, record, decision in ROWS:
+        assert isinstance(decision, Decision)
+        assert decision.record is record
+
+
+def test_only_the_owner_executes() -> None:
+    """The handler runs for the request whose token is in the row in progress, and for no other."""
+    for row, _, decision in ROWS:
+        assert isinstance(decision, Execute) == own(row), row
+
+
+def test_a_row_that_could_not_be_read_is_busy() -> None:
+    """Neither a row nor a free place: nobody may go on."""
+    assert decide(None, WANTED) == Busy(None)
+
+
+def test_a_key_past_its_time_starts_over() -> None:
+    """Whatever its fingerprint, an expired key is reserved anew; and no other key ever is."""
+    for row, record, decision in ROWS:
+        assert (decision == Claim(record, Event.RESERVE)) == free(row), row
+
+
+def test_a_fingerprint_that_cannot_be_compared_is_busy() -> None:
+    """A row hashed by another version is neither replayed, refused nor run: it may be another request's."""
+    for row, record, decision in ROWS:
+        if not (own(row) or free(row) or row["same_version"]):
+            assert decision == Busy(record), row
+
+
+def test_a_mismatch_wins_over_every_state() -> None:
+    """A different request learns so even while the first is in flight, unknown or deferred (I5)."""
+    for row, _, decision in ROWS:
+        expected = not (own(row) or free(row) or row["same_fingerprint"]) and row["same_version"]
+        assert isinstance(decision, Mismatch) == expected, row
+
+
+def test_an_unknown_outcome_is_never_claimed() -> None:
+    """No retry of any kind moves an unknown key: it gets Unknown, or the mismatch it is."""
+    for row, _, decision in ROWS:
+        if row["state"] is State.UNKNOWN:
+            assert isinstance(decision, Unknown | Mismatch | Busy), row
+            if row["same_fingerprint"] and row["same_version"]:
+                assert isinstance(decision, Unknown), row
+
+
+def test_the_same_request_gets_what_its_state_says() -> None:
+    """The seven states as a literal table, for the same request before expiry."""
+    expected: dict[State, type] = {
+        State.COMPLETED: Replay,
+        State.FAILED: Replay,
+        State.PENDING: Deferred,
+        State.UNKNOWN: Unknown,
+        State.FAILED_RETRYABLE: Claim,
+        State.EXPIRED: Claim,
+    }
+    for row, _, decision in ROWS:
+        if row["same_fingerprint"] and row["same_version"] and not row["past_expiry"] and row["state"] in expected:
+            assert isinstance(decision, expected[row["state"]]), row
+
+
+def test_a_running_lease_is_busy() -> None:
+    """While somebody holds the lease, the same request neither claims nor runs."""
+    for row, record, decision in ROWS:
+        if row["state"] is State.IN_PROGRESS and not row["lease_over"] and not row["mine"]:
+            same = row["same_fingerprint"] and row["same_version"]
+            assert not isinstance(decision, Claim), row
+            assert not same or decision == Busy(record), row
+
+
+@pytest.mark.parametrize(
+    ("effects", "event"),
+    [
+        (Effects.EXTERNAL, Event.DOUBT),
+        (Effects.TRANSACTIONAL, Event.TAKE_OVER),
+        (Effects.PHASED, Event.TAKE_OVER),
+        (Effects.REPEATABLE, Event.TAKE_OVER),
+    ],
+)
+def test_the_process_died(effects: Effects, event: Event) -> None:
+    """DESIGN section 4, last column: a lapsed lease is doubted where it may have charged, else taken over."""
+    for steps, past_expiry in product((False, True), repeat=2):
+        record = make_record(lease_over=True, effects=effects, steps=steps, past_expiry=past_expiry)
+        assert decide(record, WANTED) == Claim(record, event)
+
+
+def test_the_rows_effects_decide_and_not_the_requests() -> None:
+    """A deploy that declares the route anew changes nothing for a row that is already there."""
+    record = make_record(lease_over=True, effects=Effects.EXTERNAL)
+    wanted = Reservation("acme", "key-1", "POST /payments", b"same" * 8, 1, Effects.REPEATABLE, "mine", 60.0, 1.0)
+    assert decide(record, wanted) == Claim(record, Event.DOUBT)
+
+
+def test_a_retryable_key_with_steps_is_resumed_also_after_expiry() -> None:
+    """What is half done is never begun anew by time."""
+    record = make_record(State.FAILED_RETRYABLE, steps=True, past_expiry=True)
+    assert decide(record, WANTED) == Claim(record, Event.RETRY)
+
+
+def test_every_claim_is_a_move_that_exists_and_whose_conditions_hold() -> None:
+    """Decision and state table agree: each claim can be built as a swap, and time allows it as seen."""
+    claims = 0
+    for row, record, decision in ROWS:
+        if isinstance(decision, Claim):
+            claims += 1
+            wanted = WANTED if decision.event in STARTS else None
+            swap(record, decision.event, Actor.REQUEST, reservation=wanted)
+            when = find(record.state, decision.event, Actor.REQUEST).when
+            assert Condition.LEASE_OVER not in when or row["lease_over"], row
+            assert Condition.PAST_EXPIRY not in when or row["past_expiry"], row
+    assert claims > 0
+
+
+@pytest.mark.parametrize("state", [State.IN_PROGRESS, State.COMPLETED])
+def test_the_last_instant_is_over(state: State) -> None:
+    """A lease or a retention that ends exactly now has ended: stores compare the same way."""
+    record = make_record(state, effects=Effects.REPEATABLE)
+    ends_now = Record(
+        **{name: getattr(record, name) for name in Record.__slots__} | {"lease_until": NOW, "expires_at": NOW}
+    )
+    assert ends_now.lease_over
+    assert ends_now.past_expiry
+    assert isinstance(decide(ends_now, WANTED), Claim)
+
+
+# judge: DESIGN section 4.
+
+EffectsName = Literal["external", "transactional", "phased", "repeatable"]
+OnServerError = Literal["auto", "retry", "replay", "unknown"]
+EFFECTS: tuple[EffectsName, ...] = ("external", "transactional", "phased", "repeatable")
+STATUSES_5XX = (500, 501, 502, 503, 504, 599)
+
+
+@pytest.mark.parametrize(
+    ("effects", "raised", "returned_5xx"),
+    [
+        ("external", Event.DOUBT, Event.RELEASE),
+        ("transactional", Event.RELEASE, Event.RELEASE),
+        ("phased", Event.RELEASE, Event.RELEASE),
+        ("repeatable", Event.RELEASE, Event.RELEASE),
+    ],
+)
+def test_a_failed_handler(effects: EffectsName, raised: Event, returned_5xx: Event) -> None:
+    """DESIGN section 4, columns one and two, literally."""
+    policy = Policy(effects=effects)
+    assert judge("raised", None, policy) is raised
+    assert {judge("returned", status, policy) for status in STATUSES_5XX} == {returned_5xx}
+
+
+@pytest.mark.parametrize("effects", EFFECTS)
+def test_what_the_handler_says_outright_wins(effects: EffectsName) -> None:
+    """NotExecuted is always retryable and OutcomeUnknown always unknown, whatever was declared."""
+    errors: tuple[OnServerError, ...] = ("auto", "retry", "replay", "unknown")
+    for on_error in errors:
+        policy = Policy(effects=effects, on_server_error=on_error)
+        assert judge("not_executed", None, policy) is Event.RELEASE
+        assert judge("outcome_unknown", None, policy) is Event.DOUBT
+
+
+@pytest.mark.parametrize("effects", EFFECTS)
+@pytest.mark.parametrize(
+    ("on_error", "event"),
+    [("auto", Event.RELEASE), ("retry", Event.RELEASE), ("replay", Event.FAIL), ("unknown", Event.DOUBT)],
+)
+def test_on_server_error_overrides_the_second_column(
+    effects: EffectsName, on_error: OnServerError, event: Event
+) -> None:
+    """A returned 5xx is released, stored or doubted, as the route says; a raise is judged as before."""
+    policy = Policy(effects=effects, on_server_error=on_error)
+    assert {judge("returned", status, policy) for status in STATUSES_5XX} == {event}
+    assert judge("raised", None, policy) is judge("raised", None, Policy(effects=effects))
+
+
+@pytest.mark.parametrize("effects", EFFECTS)
+def test_every_status_below_500(effects: EffectsName) -> None:
+    """Under 400 completes; 4xx is final, but for the five that say nothing about the operation."""
+    assert {401, 403, 408, 425, 429} == UNDECIDED_STATUSES
+    policy = Policy(effects=effects)
+    for status in range(200, 400):
+        assert judge("returned", status, policy) is Event.COMPLETE
+    for status in range(400, 500):
+        undecided = status in (401, 403, 408, 425, 429)
+        assert judge("returned", status, policy) is (Event.RELEASE if undecided else Event.FAIL)
+
+
+def test_client_errors_can_be_left_open() -> None:
+    """final_client_errors=False makes every 4xx retryable, and changes nothing else."""
+    policy = Policy(final_client_errors=False)
+    assert {judge("returned", status, policy) for status in range(400, 500)} == {Event.RELEASE}
+    assert judge("returned", 201, policy) is Event.COMPLETE
+    assert judge("raised", None, policy) is Event.DOUBT
+
+
+def test_a_refused_request_leaves_the_key_as_it_was() -> None:
+    """A first attempt is discarded; a later one gives the key back with its history."""
+    for effects in EFFECTS:
+        assert judge("refused", 422, Policy(effects=effects)) is Event.DISCARD
+        assert judge("refused", 422, Policy(effects=effects), first_attempt=False) is Event.RELEASE
+
+
+def test_a_handler_that_returned_has_a_status() -> None:
+    """Without one nothing can be judged, and guessing would be worse than an error."""
+    with pytest.raises(ValueError, match="status"):
+        judge("returned", None, Policy())
+
+
+def test_every_verdict_is_a_move_of_the_owner() -> None:
+    """Whatever judge says, the table lets the owner of a row in progress do it."""
+    for ending in ("raised", "not_executed", "outcome_unknown", "refused"):
+        for effects, first in product(EFFECTS, (True, False)):
+            event = judge(ending, None, Policy(effects=effects), first_attempt=first)
+            assert find(State.IN_PROGRESS, event, Actor.OWNER).event is event
+    with pytest.raises(IllegalTransition):
+        find(State.IN_PROGRESS, Event.TAKE_OVER, Actor.OWNER)

@@ -1,0 +1,287 @@
+"""Events: their metrics, their levels, what they never show, and that a broken hook harms nobody."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from oncekey.core.record import Record
+from oncekey.core.states import Effects, State
+from oncekey.telemetry import events
+from oncekey.telemetry.events import (
+    BreakerClosed,
+    BreakerOpened,
+    Completed,
+    Emitter,
+    Event,
+    KeyEvent,
+    LeaseLost,
+    LeaseRenewed,
+    Misused,
+    Pruned,
+    QueueFull,
+    Reserved,
+    StoreEvent,
+    StoreFailed,
+    about,
+    describe,
+    log_event,
+    redact,
+)
+
+KEY = "550e8400-e29b-41d4-a716-446655440000"
+
+# Seed 003, section 7.
+SEED_METRICS = [
+    "api.idempotency.reserve.created.count",
+    "api.idempotency.reserve.replay.count",
+    "api.idempotency.reserve.in_progress.count",
+    "api.idempotency.reserve.key_misuse.count",
+    "api.idempotency.reserve.failed_retry.count",
+    "api.idempotency.reserve.unknown.count",
+    "api.idempotency.store.error.count",
+    "api.idempotency.zombie_key.count",
+    "api.idempotency.ttl_pruned.count",
+    "api.idempotency.reconcile.scheduled.count",
+    "api.idempotency.reconcile.resolved.count",
+    "api.idempotency.reconcile.failed.count",
+]
+
+LEVELS = {
+    logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed",
+    logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut",
+    logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost",
+    logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull",
+}
+
+BASES = (Event, KeyEvent, StoreEvent)
+KINDS: list[type[Event]] = [
+    kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event) and kind not in BASES
+]
+
+
+def make_record() -> Record:
+    """A row whose key must not be seen."""
+    return Record(
+        scope="acme",
+        key=KEY,
+        operation="POST /payments",
+        fingerprint=b"f" * 32,
+        fingerprint_version=1,
+        effects=Effects.EXTERNAL,
+        state=State.IN_PROGRESS,
+        attempt=2,
+        owner="owner-1",
+        lease_until=1060.0,
+        recovery_point=None,
+        response=None,
+        last_error=None,
+        reconcile_at=None,
+        reconcile_tries=0,
+        created_at=1000.0,
+        finished_at=None,
+        retention_seconds=86400.0,
+        expires_at=87400.0,
+        now=1001.0,
+    )
+
+
+def make(kind: type[Event]) -> Event:
+    """One event of any kind, its fields filled by their types."""
+    values = {"str": "text", "int": 3, "float": 1.5}
+    return kind(**{item.name: values[str(item.type)] for item in fields(kind)})
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """The logger ``oncekey``, put back as it was."""
+    logger = logging.getLogger("oncekey")
+    before = logger.level
+    yield logger
+    logger.setLevel(before)
+
+
+def test_every_metric_of_the_seed_exists() -> None:
+    """The twelve names of seed 003, each on exactly one event, and all others in the same style."""
+    metrics = [kind.metric for kind in KINDS]
+    assert len(SEED_METRICS) == 12
+    assert set(SEED_METRICS) <= set(metrics)
+    assert len(set(metrics)) == len(metrics)
+    for metric in metrics:
+        assert metric.startswith("api.idempotency.")
+        assert metric.endswith(".count")
+        assert metric == metric.lower()
+
+
+def test_every_event_has_the_level_that_fits() -> None:
+    """A literal table: the usual is debug, the repaired info, the odd warning, and what is down error."""
+    expected = {name: level for level, names in LEVELS.items() for name in names.split()}
+    assert {kind.__name__: kind.level for kind in KINDS} == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_is_a_frozen_value_without_a_key(kind: type[Event]) -> None:
+    """Frozen, slotted, documented, comparable, and no field holds a key, a body or headers."""
+    event = make(kind)
+    assert event == make(kind)
+    assert not hasattr(event, "__dict__")
+    assert kind.__doc__
+    assert not kind.__doc__.startswith(kind.__name__), "the docstring is a sentence of ours"
+    names = {item.name for item in fields(kind)}
+    assert not names & {"key", "body", "headers", "response", "request", "owner"}
+    for name in names:
+        with pytest.raises(FrozenInstanceError):
+            setattr(event, name, "other")
+    assert event.amount == (3 if kind in (Pruned, LeaseRenewed) else 1)
+
+
+def test_an_event_about_a_record_shows_a_hint_of_its_key() -> None:
+    """``about`` gives the common fields, in order, with the key redacted."""
+    event = Completed(*about(make_record()), status=201)
+    assert (event.scope, event.operation, event.attempt, event.status) == ("acme", "POST /payments", 2, 201)
+    assert event.key_hint == redact(KEY)
+    assert KEY not in repr(event)
+
+
+def test_redacted_keys_can_be_told_apart_but_not_read() -> None:
+    """At most four characters and a short hash: equal for equal keys only, the same in every process."""
+    assert redact(KEY) == "550e~a3a9e1ed"
+    assert redact(KEY) == redact(KEY[:])
+    assert redact(KEY[:-1] + "1") != redact(KEY)
+    assert KEY[4:9] not in redact(KEY)
+    assert len(redact("x" * 255)) == 13
+
+
+@pytest.mark.parametrize("key", ["", "a", "1234", "order-12345"])
+def test_of_a_short_key_only_the_hash_is_shown(key: str) -> None:
+    """Under twelve characters, four would be too much of it."""
+    assert len(key) < 12
+    shown = redact(key)
+    assert shown.startswith("~")
+    assert len(shown) == 9
+    assert redact("order-123456").startswith("orde~")
+
+
+@pytest.mark.parametrize("key", ["a\nb" + "c" * 20, "\ud800" * 20, "\x1b[2J" + "c" * 20])
+def test_a_key_cannot_write_to_a_terminal_or_break_the_log(key: str) -> None:
+    """What is not printable is not shown, and what cannot be encoded is hashed all the same."""
+    assert redact(key).isprintable()
+    assert redact(key).startswith("~")
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            'duplicate key value violates unique constraint "pk"\nDETAIL: Key (k)=(secret)',
+            "unique constraint …",
+        ),
+        ("Key (scope, key)=(acme, secret) already exists", "Key (scope, key)… already exists"),
+        ("invalid input 'sec''ret' here", "invalid input … here"),
+        (r'bad value "sec\"ret" here', "bad value … here"),
+        ("cannot reach postgresql://user:secret@db/app now", "cannot reach … now"),
+        ("connection refused on port 5432", "connection refused on port 5432"),
+    ],
+)
+def test_an_error_is_described_without_values(message: str, shown: str) -> None:
+    """The class and what went wrong, not with whose data."""
+    text = describe(RuntimeError(message))
+    assert text.startswith("RuntimeError: ")
+    assert text.endswith(shown)
+    assert "secret" not in text
+    assert "ret" not in text.removeprefix("RuntimeError").replace("retry", "")
+
+
+def test_an_error_without_words_is_its_class_and_a_long_one_is_cut() -> None:
+    """Whatever was raised, one short line comes out."""
+    assert describe(TimeoutError()) == "TimeoutError"
+    assert len(describe(RuntimeError("x" * 10_000))) < 250
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_event_is_logged_at_its_level(kind: type[Event], caplog: pytest.LogCaptureFixture) -> None:
+    """One record on the logger ``oncekey``, named after the event, with the event attached for formatters."""
+    with caplog.at_level(logging.DEBUG, logger="oncekey"):
+        log_event(make(kind))
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("oncekey", kind.level)
+    assert record.getMessage().split()[0] == kind.__name__
+    assert vars(record)["event"] == make(kind)
+
+
+def test_a_line_of_the_log_shows_all_fields_and_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    """``name=value``, quoted where it is not one word."""
+    with caplog.at_level(logging.DEBUG, logger="oncekey"):
+        log_event(LeaseLost(*about(make_record()), move="complete"))
+    assert caplog.messages == [
+        "LeaseLost scope=acme key_hint=550e~a3a9e1ed operation='POST /payments' attempt=2 move=complete"
+    ]
+    assert KEY not in caplog.text
+
+
+def test_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A line end in what a client sent is escaped."""
+    with caplog.at_level(logging.DEBUG, logger="oncekey"):
+        log_event(Misused("acme", "~1", "POST /a\nERROR forged", 1))
+    (message,) = caplog.messages
+    assert "\n" not in message
+    assert r"\n" in message
+
+
+def test_nothing_is_logged_below_the_level(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
+    """An app that logs warnings sees the odd, not the usual."""
+    logger.setLevel(logging.WARNING)
+    log_event(make(Reserved))
+    log_event(make(LeaseLost))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_an_emitter_wants_what_somebody_reads(logger: logging.Logger) -> None:
+    """With a hook everything; without, what the logger's level lets through, also after it changed."""
+    silent = Emitter(None)
+    logger.setLevel(logging.WARNING)
+    assert not silent.wants(Reserved)
+    assert silent.wants(StoreFailed)
+    assert Emitter(lambda event: None).wants(Reserved)
+    logger.setLevel(logging.DEBUG)
+    assert silent.wants(Reserved)
+
+
+def test_an_emitter_logs_and_calls_the_hook(caplog: pytest.LogCaptureFixture) -> None:
+    """Both get the same event, once."""
+    seen: list[Event] = []
+    event = BreakerOpened("reserve", "StoreUnavailable")
+    Emitter(seen.append).emit(event)
+    Emitter().emit(BreakerClosed())
+    assert seen == [event]
+    assert [message.split()[0] for message in caplog.messages] == ["BreakerOpened", "BreakerClosed"]
+
+
+def test_a_hook_that_raises_is_reported_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """The request never notices, every event still reaches the hook, and the log is not flooded."""
+    calls: list[Event] = []
+
+    def hook(event: Event) -> None:
+        calls.append(event)
+        raise RuntimeError("the hook is broken")
+
+    emitter = Emitter(hook)
+    for _ in range(3):
+        emitter.emit(QueueFull("reserve", "StoreOverloaded"))
+    assert len(calls) == 3
+    complaints = [record for record in caplog.records if "hook" in record.getMessage()]
+    assert len(complaints) == 1
+    assert complaints[0].exc_info is not None
+
+
+def test_a_hook_cannot_swallow_an_interrupt() -> None:
+    """Ctrl-C and cancellation are not the hook's failures."""
+
+    def hook(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Emitter(hook).emit(make(Reserved))

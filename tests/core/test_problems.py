@@ -1,0 +1,372 @@
+"""Every situation in every profile: statuses of DESIGN section 9, valid JSON, the right headers, no key."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from typing import Any
+
+import pytest
+
+from oncekey.core.header import BadKey
+from oncekey.core.problems import (
+    LONGEST_RETRY_SECONDS,
+    PROFILES,
+    THE_DRAFT,
+    Answer,
+    ProfileName,
+    Situation,
+    problem,
+    replay_marker,
+    tombstone_note,
+)
+
+KEY = "550e8400-e29b-41d4-a716-446655440000"
+DOCS = "https://api.example.com/docs/idempotency"
+
+# DESIGN section 9: situation -> statuses in ietf, stripe, governance; and whether it carries Retry-After.
+STATUSES = {
+    "key-missing": (400, 400, 400),
+    "key-malformed": (400, 400, 400),
+    "mismatch": (422, 400, 422),
+    "in-flight": (409, 409, 409),
+    "outcome-unknown": (409, 409, 409),
+    "deferred": (202, 202, 202),
+    "limited": (429, 429, 429),
+    "body-too-large": (413, 413, 413),
+    "store-unavailable": (503, 503, 503),
+    "not-stored": (503, 503, 503),
+    "not-authenticated": (401, 401, 401),
+    "not-executed": (503, 503, 503),
+    "refused": (422, 422, 422),
+    "status-expired": (410, 410, 410),
+    "status-not-found": (404, 404, 404),
+}
+WITH_RETRY_AFTER = {
+    "in-flight",
+    "outcome-unknown",
+    "deferred",
+    "limited",
+    "store-unavailable",
+    "not-stored",
+    "not-executed",
+}
+STRIPE_TYPES = {"idempotency_error", "invalid_request_error", "api_error"}
+EVERY = [(profile, situation) for profile in PROFILES for situation in Situation]
+every = pytest.mark.parametrize(("profile", "situation"), EVERY)
+each_profile = pytest.mark.parametrize("profile", PROFILES)
+
+
+def body_of(answer: Answer) -> dict[str, Any]:
+    """The body as JSON, which must be an object."""
+    members = json.loads(answer.body)
+    assert isinstance(members, dict)
+    return members
+
+
+def message_of(profile: ProfileName, answer: Answer) -> str:
+    """The sentence for humans, wherever the profile has it."""
+    members = body_of(answer)
+    if answer.status == 202 or profile == "ietf":
+        return str(members["detail"])
+    if profile == "stripe":
+        return str(members["error"]["message"])
+    return str(members["fault"]["errors"][0]["description"])
+
+
+def test_the_expectations_cover_every_situation() -> None:
+    """A situation that is added must be added to the literal table too."""
+    assert set(STATUSES) == set(Situation)
+    assert PROFILES == ("ietf", "stripe", "governance")
+
+
+@every
+def test_the_status_is_that_of_the_page(profile: ProfileName, situation: Situation) -> None:
+    """The table of DESIGN section 9, literally."""
+    assert problem(profile, situation).status == STATUSES[situation][PROFILES.index(profile)]
+
+
+@every
+def test_the_headers_describe_the_body(profile: ProfileName, situation: Situation) -> None:
+    """Lower-case names, each once; the length is that of the body; nothing of it may be cached."""
+    answer = problem(profile, situation, docs_url=DOCS, location="/status/1")
+    names = [name for name, _ in answer.headers]
+    headers = dict(answer.headers)
+    assert names == [name.lower() for name in names]
+    assert len(names) == len(set(names))
+    assert headers["content-length"] == str(len(answer.body))
+    assert headers["cache-control"] == "no-store"
+    is_problem = profile == "ietf" and situation is not Situation.DEFERRED
+    assert headers["content-type"] == ("application/problem+json" if is_problem else "application/json")
+
+
+@pytest.mark.parametrize("situation", [s for s in Situation if s is not Situation.DEFERRED])
+def test_ietf_is_problem_details(situation: Situation) -> None:
+    """RFC 9457: type, title, status and detail; the type is a URN of ours, and the status is the one sent."""
+    answer = problem("ietf", situation)
+    members = body_of(answer)
+    assert list(members) == ["type", "title", "status", "detail"]
+    assert members["type"] == f"urn:oncekey:problem:{situation}"
+    assert members["status"] == answer.status
+    assert members["title"]
+
+
+@pytest.mark.parametrize("situation", [s for s in Situation if s is not Situation.DEFERRED])
+def test_stripe_is_an_error_object(situation: Situation) -> None:
+    """Type, code and message, with a type that Stripe's libraries know."""
+    error = body_of(problem("stripe", situation))["error"]
+    assert list(error) == ["type", "code", "message"]
+    assert error["type"] in STRIPE_TYPES
+    assert error["code"] == error["code"].lower()
+
+
+def test_stripe_names_the_reuse_as_stripe_does() -> None:
+    """Its libraries raise IdempotencyError for this type, and know this code for a key in flight."""
+    assert body_of(problem("stripe", Situation.MISMATCH))["error"]["type"] == "idempotency_error"
+    assert body_of(problem("stripe", Situation.IN_FLIGHT))["error"]["code"] == "idempotency_key_in_use"
+    assert body_of(problem("stripe", Situation.STORE_UNAVAILABLE))["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize("situation", [s for s in Situation if s is not Situation.DEFERRED])
+def test_governance_is_a_fault(situation: Situation) -> None:
+    """Seed 000: faultId and traceId as given by the engine, and one error with a code of its own."""
+    answer = problem("governance", situation, fault_id="f-1", trace_id='t"1')
+    assert answer == problem("governance", situation, fault_id="f-1", trace_id='t"1'), "nothing is random"
+    fault = body_of(answer)["fault"]
+    assert (fault["faultId"], fault["traceId"]) == ("f-1", 't"1')
+    (error,) = fault["errors"]
+    assert list(error) == ["errorCode", "description"]
+    assert error["errorCode"].replace("_", "").isupper()
+    assert body_of(problem("governance", situation))["fault"]["faultId"] == ""
+
+
+def test_governance_calls_a_mismatch_what_the_seed_calls_it() -> None:
+    """The code, and the first words, of seed 000's example."""
+    (error,) = body_of(problem("governance", Situation.MISMATCH))["fault"]["errors"]
+    assert error["errorCode"] == "IDEMPOTENCY_CONFLICT"
+    assert error["description"].startswith("An Idempotency-Key may not be reused with a different request")
+
+
+@each_profile
+def test_titles_types_and_codes_are_distinct(profile: ProfileName) -> None:
+    """A client can tell every situation from every other without reading sentences."""
+    texts = [problem(profile, situation).body for situation in Situation]
+    assert len(set(texts)) == len(texts)
+    if profile == "stripe":
+        codes = [body_of(Answer(0, (), text)).get("error", {}).get("code") for text in texts]
+        assert len(set(codes)) == len(codes)
+    if profile == "governance":
+        faults = [body_of(Answer(0, (), text)).get("fault") for text in texts]
+        assert len({fault and fault["errors"][0]["errorCode"] for fault in faults}) == len(texts)
+
+
+@every
+def test_retry_after_is_where_a_retry_helps(profile: ProfileName, situation: Situation) -> None:
+    """The table's Retry-After, whether or not the caller has a number; none where the request must change."""
+    without = dict(problem(profile, situation).headers).get("retry-after")
+    given = dict(problem(profile, situation, retry_after=7.0).headers).get("retry-after")
+    if situation in WITH_RETRY_AFTER:
+        assert (int(without or 0) >= 1, given) == (True, "7")
+    elif situation is Situation.REFUSED:
+        assert (without, given) == (None, "7"), "a handler may refuse for a while"
+    else:
+        assert (without, given) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0, 1), (-3.0, 1), (0.2, 1), (1.0, 1), (1.01, 2), (59.5, 60), (3600.0, 3600), (1e9, 86400)],
+)
+def test_retry_after_is_whole_seconds_rounded_up(seconds: float, shown: int) -> None:
+    """Never zero, never a fraction, never beyond a day."""
+    headers = dict(problem("ietf", Situation.IN_FLIGHT, retry_after=seconds).headers)
+    assert headers["retry-after"] == str(shown)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan])
+def test_a_number_that_is_none_cannot_break_an_answer(seconds: float) -> None:
+    """A bad policy or clock makes a long wait, not a 500."""
+    headers = dict(problem("ietf", Situation.LIMITED, retry_after=seconds).headers)
+    assert headers["retry-after"] == str(LONGEST_RETRY_SECONDS)
+
+
+@each_profile
+@pytest.mark.parametrize("situation", [s for s in Situation if STATUSES[s][0] == 409])
+@pytest.mark.parametrize("detail", [None, "Something in particular."])
+def test_every_409_says_to_keep_the_key(profile: ProfileName, situation: Situation, detail: str | None) -> None:
+    """Also when the caller brings a detail of its own, which comes first."""
+    message = message_of(profile, problem(profile, situation, detail=detail))
+    assert "Keep the key" in message
+    assert detail is None or message.startswith(detail)
+
+
+@each_profile
+@pytest.mark.parametrize("situation", [Situation.STORE_UNAVAILABLE, Situation.NOT_STORED, Situation.NOT_EXECUTED])
+def test_every_503_says_to_keep_the_key(profile: ProfileName, situation: Situation) -> None:
+    """A client that took a new key after a 503 would run the operation twice."""
+    assert "same Idempotency-Key" in message_of(profile, problem(profile, situation))
+
+
+def test_only_what_is_certain_is_called_not_executed() -> None:
+    """Before the handler nothing ran; after it, with the result not stored, nobody can say so."""
+    assert "not executed" in message_of("ietf", problem("ietf", Situation.STORE_UNAVAILABLE))
+    assert "no effect" in message_of("ietf", problem("ietf", Situation.NOT_EXECUTED))
+    after = message_of("ietf", problem("ietf", Situation.NOT_STORED))
+    assert "may or may not have taken effect" in after
+    assert "not executed" not in after
+
+
+@each_profile
+def test_the_unknown_says_who_settles_it_and_how_to_do_better(profile: ProfileName) -> None:
+    """The client learns that it is not its turn; the developer learns about ``effects=``."""
+    message = message_of(profile, problem(profile, Situation.UNKNOWN))
+    for words in ("the reconciler or an operator of this API", "not the client", "effects=", "developer"):
+        assert words in message
+
+
+@every
+def test_every_message_is_made_of_sentences(profile: ProfileName, situation: Situation) -> None:
+    """At least two: what happened, and what to do."""
+    message = message_of(profile, problem(profile, situation))
+    assert message.endswith(".")
+    assert message.count(". ") >= 1
+    assert "  " not in message
+
+
+@every
+def test_no_answer_holds_a_key(profile: ProfileName, situation: Situation) -> None:
+    """There is no way in for one; a Location that has it, as a status page may, stays out of the body."""
+    assert not {"key", "body", "record", "request"} & set(inspect.signature(problem).parameters)
+    answer = problem(profile, situation, location=f"/status/{KEY}", retry_after=1, docs_url=DOCS)
+    assert KEY.encode() not in answer.body
+    with_key = [name for name, value in answer.headers if KEY in value]
+    assert with_key == (["location"] if situation is Situation.DEFERRED else [])
+
+
+@each_profile
+def test_deferred_is_no_error(profile: ProfileName) -> None:
+    """A 202 says that the work goes on, and where to look."""
+    answer = problem(profile, Situation.DEFERRED, retry_after=3, location="/jobs/7")
+    assert body_of(answer)["state"] == "pending"
+    assert dict(answer.headers)["location"] == "/jobs/7"
+    assert dict(answer.headers)["retry-after"] == "3"
+    assert "location" not in dict(problem(profile, Situation.DEFERRED).headers)
+
+
+@each_profile
+def test_a_401_has_a_challenge(profile: ProfileName) -> None:
+    """RFC 9110 requires WWW-Authenticate; the app may name its own scheme; no other answer has one."""
+    assert dict(problem(profile, Situation.NOT_AUTHENTICATED).headers)["www-authenticate"] == "Bearer"
+    basic = problem(profile, Situation.NOT_AUTHENTICATED, challenge='Basic realm="api"')
+    assert dict(basic.headers)["www-authenticate"] == 'Basic realm="api"'
+    assert "www-authenticate" not in dict(problem(profile, Situation.KEY_MISSING).headers)
+
+
+@every
+def test_the_docs_are_linked(profile: ProfileName, situation: Situation) -> None:
+    """With a docs_url every answer links to it, and the problem type is its section about the situation."""
+    answer = problem(profile, situation, docs_url=DOCS)
+    assert dict(answer.headers)["link"] == f'<{DOCS}>; rel="describedby"'
+    if profile == "ietf" and situation is not Situation.DEFERRED:
+        assert body_of(answer)["type"] == f"{DOCS}#{situation}"
+        in_folder = problem(profile, situation, docs_url=f"{DOCS}/")
+        assert body_of(in_folder)["type"] == f"{DOCS}/{situation}"
+
+
+def test_the_drafts_errors_are_linked_in_any_case() -> None:
+    """The draft wants documentation with its three errors: without a page of the app's, its own."""
+    for situation in Situation:
+        link = dict(problem("ietf", situation).headers).get("link")
+        expected = situation in (Situation.KEY_MISSING, Situation.MISMATCH, Situation.IN_FLIGHT)
+        assert link == (f'<{THE_DRAFT}>; rel="describedby"' if expected else None)
+
+
+@pytest.mark.parametrize("bad", ["/a\r\nset-cookie: x=1", "/a>; rel=next", "/\x00", "/käse", "/\ud800", '/"'])
+def test_an_address_cannot_break_its_header(bad: str) -> None:
+    """Line ends, angle brackets, quotes and whatever is not ASCII are percent-encoded."""
+    answer = problem("ietf", Situation.DEFERRED, location=bad, docs_url=bad)
+    headers = dict(answer.headers)
+    link = headers["link"].removeprefix("<").removesuffix('>; rel="describedby"')
+    for value in (headers["location"], link):
+        assert value.isascii()
+        assert not set(value) & set('\r\n\x00<>"')
+
+
+@each_profile
+def test_a_refusal_has_the_status_and_words_of_the_handler(profile: ProfileName) -> None:
+    """Any 4xx, with its detail first; the advice is to take a new key, and nothing was executed."""
+    answer = problem(profile, Situation.REFUSED, status=415, detail="Only \u20ac or \ud800 is taken.")
+    assert answer.status == 415
+    message = message_of(profile, answer)
+    assert message.startswith("Only \u20ac or \ud800 is taken.")
+    assert "Nothing was executed" in message
+    if profile == "ietf":
+        assert body_of(answer)["status"] == 415
+
+
+@pytest.mark.parametrize("status", [200, 302, 399, 500])
+def test_a_refusal_is_a_4xx(status: int) -> None:
+    """A refusal that looks like success or like our fault would be misread."""
+    with pytest.raises(ValueError, match=str(status)):
+        problem("ietf", Situation.REFUSED, status=status)
+
+
+def test_no_caller_picks_another_status() -> None:
+    """The profile is the only place that says what a mismatch is on the wire."""
+    with pytest.raises(ValueError, match="mismatch"):
+        problem("ietf", Situation.MISMATCH, status=409)
+
+
+def test_the_words_of_a_bad_key_fit_in() -> None:
+    """The header's own sentence comes first and stands once."""
+    sentence = str(BadKey("too_long", max_length=255))
+    message = message_of("ietf", problem("ietf", Situation.KEY_MALFORMED, detail=sentence))
+    assert message.removeprefix(sentence).startswith(" Nothing was executed.")
+    assert message.count(sentence) == 1
+
+
+@each_profile
+def test_constant_answers_are_built_once(profile: ProfileName) -> None:
+    """The 409 of a hot key is the same object every time, also where ids are passed that are not used."""
+    first = problem(profile, Situation.IN_FLIGHT, retry_after=0.2)
+    assert problem(profile, Situation.IN_FLIGHT, retry_after=0.9) is first
+    if profile != "governance":
+        assert problem(profile, Situation.IN_FLIGHT, retry_after=1.0, fault_id="f", trace_id="t") is first
+    assert problem(profile, Situation.IN_FLIGHT, detail="x") is not problem(profile, Situation.IN_FLIGHT, detail="x"), (
+        "what a caller wrote is not kept in memory"
+    )
+
+
+def test_the_replay_markers() -> None:
+    """DESIGN section 9, last rows; in governance the echoed key is the sign."""
+    assert replay_marker("ietf") == ("idempotency-replayed", "true")
+    assert replay_marker("stripe") == ("idempotent-replayed", "true")
+    assert replay_marker("governance") is None
+
+
+@each_profile
+@pytest.mark.parametrize("status", [200, 201, 404, 500])
+def test_a_tombstone_says_that_the_body_was_not_kept(profile: ProfileName, status: int) -> None:
+    """JSON in the profile's manner: an error object only for an error."""
+    note = tombstone_note(profile, status)
+    members = json.loads(note.body)
+    assert "was not kept" in note.body.decode()
+    assert "not executed again" in note.body.decode()
+    failed = status >= 400
+    is_problem = failed and profile == "ietf"
+    assert note.content_type == ("application/problem+json" if is_problem else "application/json")
+    if profile == "ietf":
+        assert members["status"] == status
+    elif profile == "stripe":
+        assert ("error" in members) == failed
+    else:
+        assert ("fault" in members) == failed
+
+
+@each_profile
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_a_status_without_a_body_gets_none(profile: ProfileName, status: int) -> None:
+    """A note after 204 would be read as the start of the next response."""
+    note = tombstone_note(profile, status)
+    assert (note.content_type, note.body) == ("", b"")

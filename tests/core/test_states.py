@@ -1,0 +1,288 @@
+"""The state table, against DESIGN section 3 written down a second time, and the swaps built from it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from oncekey.core.record import Record, Reservation, Swap, swap
+from oncekey.core.states import FINAL, MAY_RERUN, STARTS, TABLE, Actor, Effects, Event, State, find
+from oncekey.errors import IllegalTransition
+
+# DESIGN section 3: (from, event, by) -> the possible targets. "-" is no row. Conditions after a slash.
+DESIGN = """
+-                 reserve    request     in_progress
+in_progress       renew      owner       in_progress
+in_progress       advance    owner       in_progress
+in_progress       complete   owner       completed
+in_progress       fail       owner       failed
+in_progress       release    owner       failed_retryable
+in_progress       doubt      owner       unknown
+in_progress       defer      owner       pending
+in_progress       discard    owner       -                 / attempt 1; no steps
+in_progress       take_over  request     in_progress       / lease over; effects allow a second run
+in_progress       release    sweeper     failed_retryable  / lease over; effects allow a second run
+in_progress       doubt      sweeper     unknown           / lease over
+in_progress       doubt      request     unknown           / lease over
+failed_retryable  retry      request     in_progress
+pending           settle     worker      completed
+pending           settle     worker      failed
+pending           settle     worker      unknown
+pending           time_out   reaper      failed            / past expiry; job not leased
+unknown           confirm    reconciler  completed
+unknown           confirm    operator    completed
+unknown           give_up    reconciler  failed
+unknown           give_up    operator    failed
+unknown           refute     reconciler  failed_retryable  / lease over + quarantine
+unknown           refute     operator    failed_retryable  / lease over + quarantine
+unknown           complete   owner       completed
+completed         expire     reaper      expired           / past expiry
+completed         expire     reaper      -                 / past expiry
+failed            expire     reaper      expired           / past expiry
+failed            expire     reaper      -                 / past expiry
+failed_retryable  expire     reaper      expired           / past expiry; no steps
+failed_retryable  expire     reaper      -                 / past expiry; no steps
+completed         reserve    request     in_progress       / past expiry
+failed            reserve    request     in_progress       / past expiry
+failed_retryable  reserve    request     in_progress       / past expiry; no steps
+expired           reserve    request     in_progress
+completed         forget     operator    -
+failed            forget     operator    -
+failed_retryable  doubt      reaper      unknown           / past expiry
+"""
+
+# Not on the page, but in the table: the late owner of an unknown key may also bring an error that is final.
+BEYOND_DESIGN = """
+unknown           fail       owner       failed
+"""
+
+Triple = tuple[str, str, str]
+Target = tuple[str, frozenset[str]]
+
+
+def parse(text: str) -> dict[Triple, set[Target]]:
+    """The literal table as {(from, event, by): {(to, conditions)}}."""
+    moves: dict[Triple, set[Target]] = {}
+    for line in filter(str.strip, text.splitlines()):
+        words, _, conditions = line.partition("/")
+        source, event, actor, target = words.split()
+        when = frozenset(part.strip() for part in conditions.split(";") if part.strip())
+        moves.setdefault((source, event, actor), set()).add((target, when))
+    return moves
+
+
+EXPECTED = parse(DESIGN + BEYOND_DESIGN)
+SOURCES: tuple[State | None, ...] = (None, *State)
+
+
+def make_record(**changes: Any) -> Record:
+    """A row in progress, attempt 1, its lease running."""
+    values: dict[str, Any] = {
+        "scope": "acme",
+        "key": "key-1",
+        "operation": "POST /payments",
+        "fingerprint": b"f" * 32,
+        "fingerprint_version": 1,
+        "effects": Effects.EXTERNAL,
+        "state": State.IN_PROGRESS,
+        "attempt": 1,
+        "owner": "owner-1",
+        "lease_until": 1060.0,
+        "recovery_point": None,
+        "response": None,
+        "last_error": None,
+        "reconcile_at": None,
+        "reconcile_tries": 0,
+        "created_at": 1000.0,
+        "finished_at": None,
+        "retention_seconds": 86400.0,
+        "expires_at": 87400.0,
+        "now": 1001.0,
+    }
+    return Record(**(values | changes))
+
+
+def make_reservation() -> Reservation:
+    """Another request for the same key."""
+    return Reservation("acme", "key-1", "POST /payments", b"f" * 32, 1, Effects.EXTERNAL, "owner-2", 60.0, 86400.0)
+
+
+def build(record: Record, event: Event, by: Actor, **more: Any) -> Swap:
+    """``swap`` with a reservation exactly where the event wants one."""
+    return swap(record, event, by, reservation=make_reservation() if event in STARTS else None, **more)
+
+
+def test_the_page_and_the_table_name_the_same_moves() -> None:
+    """Read as sets, the literal table of DESIGN section 3 and ``TABLE`` are equal, conditions included."""
+    actual = {
+        (move.source or "-", str(move.event), str(actor), move.target or "-", frozenset(map(str, move.when)))
+        for move in TABLE
+        for actor in move.by
+    }
+    assert actual == {(*triple, *target) for triple, targets in EXPECTED.items() for target in targets}
+    assert sum(len(move.by) for move in TABLE) == len(actual), "no move is written twice"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_triple_is_on_the_page_or_illegal(source: State | None) -> None:
+    """``find`` gives exactly the expected rows, and raises for every other (state, event, actor)."""
+    for event, actor in product(Event, Actor):
+        targets = EXPECTED.get((source or "-", event, actor))
+        if targets is None:
+            with pytest.raises(IllegalTransition, match=f"'{event}' from {source or 'no row'} by {actor}"):
+                find(source, event, actor)
+            continue
+        for target, when in targets:
+            move = find(source, event, actor, None if target == "-" else State(target))
+            assert (move.source, move.event, move.target or "-", move.when) == (source, event, target, when)
+
+
+def test_an_event_with_several_targets_refuses_any_other() -> None:
+    """A job settles a key to completed, failed or unknown, and cannot put it back in progress."""
+    for target in (None, State.IN_PROGRESS, State.PENDING, State.EXPIRED, State.FAILED_RETRYABLE):
+        with pytest.raises(IllegalTransition):
+            find(State.PENDING, Event.SETTLE, Actor.WORKER, target)
+
+
+def test_every_state_is_reachable_and_can_be_left() -> None:
+    """From no row every state can be reached, and from every state no row or a new run can be."""
+    reached: set[State | None] = {None}
+    for _ in TABLE:
+        reached |= {move.target for move in TABLE if move.source in reached}
+    assert reached == {None, *State}
+    assert {move.source for move in TABLE if move.source != move.target} == {None, *State}
+
+
+def test_what_may_have_happened_never_expires() -> None:
+    """in_progress and unknown have no way to expired, and to no row only the discard of a first attempt."""
+    ways_out = {
+        (move.source, move.event)
+        for move in TABLE
+        if move.source in (State.IN_PROGRESS, State.UNKNOWN) and move.target in (None, State.EXPIRED)
+    }
+    assert ways_out == {(State.IN_PROGRESS, Event.DISCARD)}
+    assert not any(
+        move.event in (Event.EXPIRE, Event.FORGET, Event.RESERVE, Event.TIME_OUT)
+        for move in TABLE
+        if move.source in (State.IN_PROGRESS, State.UNKNOWN)
+    )
+
+
+def test_only_settlers_and_the_late_owner_leave_unknown() -> None:
+    """No client, sweeper, reaper or worker moves an unknown outcome; the owner only to a final state."""
+    leaving = [move for move in TABLE if move.source is State.UNKNOWN]
+    settlers = {Actor.RECONCILER, Actor.OPERATOR}
+    assert {actor for move in leaving for actor in move.by} == {*settlers, Actor.OWNER}
+    for move in leaving:
+        assert move.by == settlers or (move.by == {Actor.OWNER} and move.target in FINAL)
+        assert move.target is not State.IN_PROGRESS
+
+
+def test_final_states_are_left_by_time_or_an_operator_only() -> None:
+    """completed and failed are the final states; whatever leaves them waits for expiry or is ``forget``."""
+    assert {State.COMPLETED, State.FAILED} == FINAL
+    for move in TABLE:
+        if move.source in FINAL:
+            assert "past expiry" in move.when or (move.event is Event.FORGET and move.by == {Actor.OPERATOR})
+
+
+def test_whoever_is_not_the_owner_waits_for_the_lease() -> None:
+    """A row in progress is moved by its owner, or by others under a condition on the lease."""
+    for move in TABLE:
+        if move.source is State.IN_PROGRESS and move.by != {Actor.OWNER}:
+            assert Actor.OWNER not in move.by
+            assert "lease over" in move.when
+
+
+def test_only_external_effects_forbid_a_second_run() -> None:
+    """The three declarations that make a second run harmless are exactly these."""
+    assert {Effects.TRANSACTIONAL, Effects.PHASED, Effects.REPEATABLE} == MAY_RERUN
+    assert set(Effects) - MAY_RERUN == {Effects.EXTERNAL}
+
+
+def test_the_events_that_start_an_attempt_are_those_of_a_request_that_ends_in_progress() -> None:
+    """``STARTS`` is derived here from the table: a request makes the row its own, in progress."""
+    derived = {m.event for m in TABLE if m.target is State.IN_PROGRESS and m.by == {Actor.REQUEST}}
+    assert derived == STARTS
+
+
+@pytest.mark.parametrize("changes", [{"attempt": 2}, {"recovery_point": "ride_created"}])
+def test_a_discard_needs_a_first_attempt_without_steps(changes: dict[str, Any]) -> None:
+    """A record with a history is never erased as if it were unused."""
+    with pytest.raises(IllegalTransition, match="discard"):
+        build(make_record(**changes), Event.DISCARD, Actor.OWNER)
+    assert build(make_record(), Event.DISCARD, Actor.OWNER).to_state is None
+
+
+@pytest.mark.parametrize("effects", Effects)
+def test_a_second_run_needs_effects_that_allow_it(effects: Effects) -> None:
+    """Take-over and the sweeper's release are built for every declaration but external."""
+    record = make_record(effects=effects)
+    for event, actor in ((Event.TAKE_OVER, Actor.REQUEST), (Event.RELEASE, Actor.SWEEPER)):
+        if effects is Effects.EXTERNAL:
+            with pytest.raises(IllegalTransition, match="second run"):
+                build(record, event, actor)
+        else:
+            assert build(record, event, actor).lease_over_by == 0.0
+    assert build(record, Event.DOUBT, Actor.SWEEPER).lease_over_by == 0.0
+
+
+@pytest.mark.parametrize(("event", "actor"), [(Event.EXPIRE, Actor.REAPER), (Event.RESERVE, Actor.REQUEST)])
+def test_a_retryable_record_with_steps_never_starts_over(event: Event, actor: Actor) -> None:
+    """What was half done is resumed or doubted, not expired and not begun anew."""
+    half_done = make_record(state=State.FAILED_RETRYABLE, recovery_point="ride_created")
+    with pytest.raises(IllegalTransition, match="no steps"):
+        build(half_done, event, actor)
+    assert build(half_done, Event.DOUBT, Actor.REAPER).to_state is State.UNKNOWN
+    assert build(half_done, Event.RETRY, Actor.REQUEST).attempt == 2
+
+
+def test_a_start_brings_a_new_owner_lease_and_attempt() -> None:
+    """Retry and take-over count on and keep the row; a reservation after expiry starts over at 1."""
+    retry = build(make_record(state=State.FAILED_RETRYABLE, attempt=3), Event.RETRY, Actor.REQUEST)
+    assert (retry.new_owner, retry.attempt, retry.lease_seconds, retry.restart) == ("owner-2", 4, 60.0, None)
+    taken = build(make_record(effects=Effects.PHASED, attempt=3), Event.TAKE_OVER, Actor.REQUEST)
+    assert (taken.new_owner, taken.attempt, taken.restart) == ("owner-2", 4, None)
+    anew = build(make_record(state=State.COMPLETED, attempt=3), Event.RESERVE, Actor.REQUEST)
+    assert (anew.new_owner, anew.attempt, anew.restart) == ("owner-2", 1, make_reservation())
+    assert anew.past_expiry
+
+
+def test_a_reservation_comes_with_a_start_and_only_with_one() -> None:
+    """A start without a new owner, or a finish with one, is a bug and is said so."""
+    with pytest.raises(IllegalTransition, match="needs new reservation"):
+        swap(make_record(state=State.FAILED_RETRYABLE), Event.RETRY, Actor.REQUEST)
+    with pytest.raises(IllegalTransition, match="takes no new reservation"):
+        swap(make_record(), Event.COMPLETE, Actor.OWNER, reservation=make_reservation())
+
+
+def test_every_swap_compares_the_state_and_the_owner() -> None:
+    """Whatever the move, the swap is fenced by what its mover saw, and keeps the owner unless it starts."""
+    for move in TABLE:
+        if move.source is None:
+            continue
+        record = make_record(state=move.source, effects=Effects.REPEATABLE)
+        for actor in move.by:
+            made = build(record, move.event, actor, to_state=move.target, quarantine_seconds=300.0)
+            assert (made.scope, made.key) == ("acme", "key-1")
+            assert (made.from_state, made.owner) == (move.source, "owner-1")
+            assert made.to_state is move.target
+            assert (made.new_owner is None) == (move.event not in STARTS)
+            assert made.past_expiry == ("past expiry" in move.when)
+            leases = {"lease over": 0.0, "lease over + quarantine": 300.0}
+            assert made.lease_over_by == next((leases[when] for when in move.when if when in leases), None)
+
+
+def test_an_unknown_outcome_is_always_on_the_reconcilers_list() -> None:
+    """Every way into unknown says when to reconcile, at once unless told otherwise."""
+    into = [move for move in TABLE if move.target is State.UNKNOWN and move.source is not None]
+    assert len(into) == 4
+    for move in into:
+        record = make_record(state=move.source)
+        actor = min(move.by)
+        assert build(record, move.event, actor, to_state=State.UNKNOWN).reconcile_in == 0.0
+        later = build(record, move.event, actor, to_state=State.UNKNOWN, reconcile_in=30.0)
+        assert later.reconcile_in == 30.0
+    assert build(make_record(), Event.COMPLETE, Actor.OWNER).reconcile_in is None
