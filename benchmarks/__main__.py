@@ -29,23 +29,17 @@ from benchmarks.contestants import (
     order,
 )
 from benchmarks.places import Places, places, protected_is_there
-from benchmarks.quiet import NOISE, Patience
+from benchmarks.quiet import NOISE, Patience, tree_seconds
 from benchmarks.report import Sample
-from benchmarks.serving import serving
+from benchmarks.serving import Served, serving
 
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=_between(1, 50), default=None, help="how often each is measured (5)")
-    parser.add_argument(
-        "--seconds", type=_between(0.2, 60), default=None, help="length of one measurement (4)"
-    )
-    parser.add_argument(
-        "--connections", type=_between(1, 1024), default=64, help="keep-alive connections (64)"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=WORDS, default=[], help="may be given several times"
-    )
+    parser.add_argument("--seconds", type=_between(0.2, 60), default=None, help="length of one measurement (4)")
+    parser.add_argument("--connections", type=_between(1, 1024), default=64, help="keep-alive connections (64)")
+    parser.add_argument("--only", action="append", choices=WORDS, default=[], help="may be given several times")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 1.5 seconds, Starlette only")
     parser.add_argument(
         "--patience",
@@ -53,9 +47,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
         default=None,
         help="seconds, in all, for waiting and repeating while something else uses the machine (120)",
     )
-    parser.add_argument(
-        "--strict", action="store_true", help="fail when a target is missed or was not measured"
-    )
+    parser.add_argument("--strict", action="store_true", help="fail when a target is missed or was not measured")
     options = parser.parse_args(arguments)
     options.rounds = int(options.rounds or (2 if options.quick else 5))
     options.seconds = options.seconds or (1.5 if options.quick else 4.0)
@@ -77,9 +69,7 @@ def _between(least: float, most: float) -> Callable[[str], float]:
 class Run:
     """One run of the benchmark: what is measured, in which order, and what has come out so far."""
 
-    def __init__(
-        self, options: argparse.Namespace, at: Places, apps: list[Contestant], generator: Path
-    ) -> None:
+    def __init__(self, options: argparse.Namespace, at: Places, apps: list[Contestant], generator: Path) -> None:
         self.options = options
         self.at = at
         self.apps = apps
@@ -102,7 +92,9 @@ class Run:
         url = self.at.urls[app.store] if app.store else None
         with serving(app.framework, url) as served:
             for mode in app.modes:
-                measured, others = self.patience.measure(partial(self._load, served.port, mode))
+                (measured, app_us, database_us), others = self.patience.measure(
+                    partial(self._load, served, mode, database=app.store == "postgres")
+                )
                 self._took(
                     Sample(
                         row=app.row(mode),
@@ -111,21 +103,28 @@ class Run:
                         against=Contestant(app.framework, None).name if app.store else None,
                         p50_ms=measured.p50_ms,
                         p99_ms=measured.p99_ms,
+                        app_us=app_us,
+                        database_us=database_us,
                         generator_cpu=measured.generator_cpu,
                         others_cpu=others,
                     )
                 )
 
-    def _load(self, port: int, mode: load.Mode) -> load.Measured:
+    def _load(self, served: Served, mode: load.Mode, *, database: bool) -> tuple[load.Measured, float, float | None]:
+        """One measurement, with the CPU time per request of the app and, where there is one, its database."""
         seconds = self.options.seconds
-        return load.run(
+        pids = [served.pid, *([self.at.postgres_pid] if database and self.at.postgres_pid else [])]
+        before = [tree_seconds(pid) for pid in pids]
+        measured = load.run(
             self.generator,
-            port,
+            served.port,
             mode,
             connections=self.options.connections,
             seconds=seconds,
             warmup=min(1.0, seconds / 2),
         )
+        spent = [(tree_seconds(pid) - was) / measured.answered * 1e6 for pid, was in zip(pids, before, strict=True)]
+        return measured, spent[0], spent[1] if len(spent) > 1 else None
 
     def _store_steps(self) -> list[tuple[str, str | None, Callable[[], float]]]:
         """Rows without HTTP: name, what it is compared with, how to measure it."""
@@ -153,13 +152,12 @@ class Run:
     def _took(self, sample: Sample) -> None:
         self.samples.append(sample)
         ratio = report.ratio_so_far(sample, self.samples)
-        latency = (
-            "" if sample.p50_ms is None else f"  p50 {sample.p50_ms:6.2f} ms  p99 {sample.p99_ms:7.2f} ms"
-        )
+        latency = "" if sample.p50_ms is None else f"  p50 {sample.p50_ms:6.2f} ms  p99 {sample.p99_ms:7.2f} ms"
+        spent = "" if sample.app_us is None else f"  app {sample.app_us:4.0f} µs"
         noise = f"  (others {sample.others_cpu:.2f} cores)" if sample.others_cpu > NOISE else ""
         compared = "" if ratio is None else f"  {ratio:.2f} of {sample.against}"
         done = f"[{len(self.samples):3}/{self.total}] round {sample.round + 1}"
-        print(f"{done}  {sample.row:34} {sample.rate:9,.0f}/s{latency}{compared}{noise}", flush=True)
+        print(f"{done}  {sample.row:34} {sample.rate:9,.0f}/s{latency}{spent}{compared}{noise}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -57,7 +57,7 @@ static double seconds = 5, warmup = 1;
 static size_t request_len, key_at; /* key_at 0: the request carries no key */
 static uint64_t counter;           /* of keys given out */
 static long primed, outstanding, alive;
-static uint64_t by_status[600], total, replayed_total, errors;
+static uint64_t by_status[600], total, replayed_total, errors, answered; /* answered: in every phase */
 static uint32_t *samples; /* microseconds, of the measured requests */
 static size_t samples_size;
 
@@ -199,6 +199,7 @@ static void parse_head(struct conn *c, const char *end) {
 static void finished(struct conn *c, int epoll, double at) {
     c->waiting = false;
     outstanding--;
+    answered++;
     if (phase == PRIME)
         primed++;
     if (phase == MEASURE) {
@@ -329,8 +330,9 @@ static double percentile(double share) { /* nearest rank, in milliseconds */
 
 static void report(double window, double cpu_used) {
     qsort(samples, total, sizeof *samples, ascending);
-    printf("{\"mode\":\"%s\",\"connections\":%ld,\"seconds\":%.3f,\"requests\":%llu,\"rps\":%.1f,\"statuses\":{",
-           MODES[mode], connections, window, (unsigned long long)total, window > 0 ? (double)total / window : 0);
+    printf("{\"mode\":\"%s\",\"connections\":%ld,\"seconds\":%.3f,\"requests\":%llu,\"answered\":%llu,\"rps\":%.1f,"
+           "\"statuses\":{",
+           MODES[mode], connections, window, (unsigned long long)total, (unsigned long long)answered, window > 0 ? (double)total / window : 0);
     for (int s = 0, some = 0; s < 600; s++)
         if (by_status[s])
             printf("%s\"%d\":%llu", some++ ? "," : "", s, (unsigned long long)by_status[s]);

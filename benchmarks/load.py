@@ -20,7 +20,7 @@ SLACK = 120.0
 """Seconds on top of warm-up and measurement: priming (60 at most), draining (10 at most), a busy machine."""
 
 
-class LoadFailed(Exception):  # noqa: N818 - reads as what happened
+class LoadFailed(Exception):
     """The generator could not run, or saw something else than the 2xx answers that were asked for."""
 
 
@@ -31,6 +31,8 @@ class Measured:
     mode: Mode
     rps: float
     requests: int
+    answered: int
+    """With those of priming, warm-up and draining: what CPU time is divided by."""
     replayed: int
     p50_ms: float
     p90_ms: float
@@ -81,9 +83,7 @@ def run(
         *("--run", secrets.token_hex(6), "--keys", str(keys)),
     ]
     try:
-        ended = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=seconds + warmup + SLACK
-        )
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds + warmup + SLACK)
     except subprocess.TimeoutExpired as late:
         raise LoadFailed(f"{mode}: the generator did not end within {late.timeout:.0f} s") from late
     if ended.returncode != 0:
@@ -93,6 +93,7 @@ def run(
         mode=mode,
         rps=answer["rps"],
         requests=answer["requests"],
+        answered=answer["answered"],
         replayed=answer["replayed"],
         p50_ms=answer["latency_ms"]["p50"],
         p90_ms=answer["latency_ms"]["p90"],
@@ -102,7 +103,5 @@ def run(
     )
     wanted = measured.requests if mode == "replay" else 0
     if measured.replayed != wanted:
-        raise LoadFailed(
-            f"{mode}: {measured.replayed} of {measured.requests} answers were replays, not {wanted}"
-        )
+        raise LoadFailed(f"{mode}: {measured.replayed} of {measured.requests} answers were replays, not {wanted}")
     return measured

@@ -40,7 +40,7 @@ RETURNING scope, key, state, owner, lease_until, created_at, expires_at, now();
 """
 
 
-class PgbenchFailed(Exception):  # noqa: N818 - reads as what happened
+class PgbenchFailed(Exception):
     """pgbench is not there, or said something else than a clean result."""
 
 

@@ -28,6 +28,7 @@ class Places:
     missing: dict[str, str]
     """Store name to the reason why it cannot."""
     postgres_bin: Path | None = None
+    postgres_pid: int | None = None
     notes: dict[str, str] = field(default_factory=dict)
 
 
@@ -89,4 +90,4 @@ def _with_postgres(stack: ExitStack, found: Places) -> Places:
     found.urls["postgres-store"] = server.database("bench_store")
     found.urls["postgres-pgbench"] = server.database("bench_pgbench")
     notes = {**found.notes, "postgres": f"{version}, fsync on"}
-    return Places(found.folder, found.urls, found.missing, binaries, notes)
+    return Places(found.folder, found.urls, found.missing, binaries, server.pid, notes)

@@ -1,4 +1,4 @@
-"""Knows what else the machine is doing, so that somebody's compile job is not taken for our overhead.
+"""Whose CPU time it was: ours, or somebody's compile job that must not be taken for our overhead.
 
 On two cores a neighbour hits the contestants unequally: the bare app needs one core, a protected one needs
 a database beside it. So every measurement carries how many cores *others* used meanwhile, and a noisy one
@@ -43,9 +43,7 @@ class Patience:
             if others <= NOISE or self.left < took:
                 return best
             self.left -= took
-            self._say(
-                f"          others used {others:.2f} cores: once more ({self.left:.0f} s of patience left)"
-            )
+            self._say(f"          others used {others:.2f} cores: once more ({self.left:.0f} s of patience left)")
             self._wait_for_quiet()
 
     def _wait_for_quiet(self) -> None:
@@ -62,13 +60,13 @@ def others_seconds() -> float:
     try:
         spent = (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, spent)
-        return (user + nice + system + irq + softirq + steal) / _TICKS - _own_seconds()
+        return (user + nice + system + irq + softirq + steal) / _TICKS - tree_seconds(os.getpid())
     except (OSError, ValueError):
         return 0.0
 
 
-def _own_seconds() -> float:
-    """Of this process and its descendants, those that have ended and were waited for included."""
+def tree_seconds(pid: int) -> float:
+    """CPU seconds of a process and its descendants, those that have ended and were waited for included."""
     parents: dict[int, int] = {}
     spent: dict[int, int] = {}
     for entry in _PROC.iterdir():
@@ -79,10 +77,10 @@ def _own_seconds() -> float:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
-        pid = int(entry.name)
-        parents[pid] = int(fields[1])
-        spent[pid] = sum(map(int, fields[11:15]))
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(spent.get(pid, 0) for pid in ours) / _TICKS
+        number = int(entry.name)
+        parents[number] = int(fields[1])
+        spent[number] = sum(map(int, fields[11:15]))
+    tree = {pid}
+    while more := {number for number, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(spent.get(number, 0) for number in tree) / _TICKS

@@ -34,6 +34,10 @@ class Sample:
     against: str | None = None
     p50_ms: float | None = None
     p99_ms: float | None = None
+    app_us: float | None = None
+    """CPU time of the uvicorn process per request. Moves less with what else the machine does than the rate."""
+    database_us: float | None = None
+    """CPU time of PostgreSQL per request (or pair)."""
     generator_cpu: float | None = None
     others_cpu: float = 0.0
     """Cores that neither we nor our children used meanwhile."""
@@ -49,6 +53,8 @@ class Line:
     most: float
     p50_ms: float | None
     p99_ms: float | None
+    app_us: float | None
+    database_us: float | None
     ratio: float | None
     ratio_least: float | None
     ratio_most: float | None
@@ -76,6 +82,8 @@ def summary(samples: list[Sample]) -> list[Line]:
                 most=max(rates),
                 p50_ms=_median(sample.p50_ms for sample in mine),
                 p99_ms=_median(sample.p99_ms for sample in mine),
+                app_us=_median(sample.app_us for sample in mine),
+                database_us=_median(sample.database_us for sample in mine),
                 ratio=_median(ratios),
                 ratio_least=min(ratios, default=None),
                 ratio_most=max(ratios, default=None),
@@ -105,7 +113,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 # ---------------------------------------------------------------- to read
 
 
-HEADINGS = ("", "per second", "min..max", "p50 ms", "p99 ms", "ratio", "min..max", "target", "")
+HEADINGS = ("", "per second", "min..max", "p50 ms", "p99 ms", "app µs", "db µs", "ratio", "min..max", "target", "")
 
 
 def table(lines: list[Line], title: str) -> None:
@@ -136,6 +144,8 @@ def _cells(line: Line) -> tuple[str, ...]:
         f"{line.least:,.0f}..{line.most:,.0f}",
         _number(line.p50_ms),
         _number(line.p99_ms),
+        _number(line.app_us, 0),
+        _number(line.database_us, 0),
         _number(line.ratio),
         spread,
         _number(line.target),
@@ -143,8 +153,8 @@ def _cells(line: Line) -> tuple[str, ...]:
     )
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _number(value: float | None, places: int = 2) -> str:
+    return "" if value is None else f"{value:.{places}f}"
 
 
 def _plain(cells: list[tuple[str, ...]], title: str) -> None:

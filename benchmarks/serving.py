@@ -23,7 +23,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
 
-class ServerFailed(Exception):  # noqa: N818 - reads as what happened
+class ServerFailed(Exception):
     """uvicorn did not come up; the message holds what it said."""
 
 

@@ -36,7 +36,7 @@ Reserve = Callable[[Reservation], Awaitable[Found]]
 Complete = Callable[[Swap], Awaitable[Record | None]]
 
 
-class PairFailed(Exception):  # noqa: N818 - reads as what happened
+class PairFailed(Exception):
     """A reservation or a completion did not do what a new key makes it do: the number would mean nothing."""
 
 

@@ -15,7 +15,7 @@ import rfc8785
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from oncekey.core.fingerprint import FINGERPRINT_VERSION, MAX_DEPTH, _fast, _is_plain, _slow, fingerprint
+from oncekey.core.fingerprint import FINGERPRINT_VERSION, MAX_DEPTH, _fast, _integer, _is_plain, _slow, fingerprint
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors" / "jcs"
 JSON = "application/json"
@@ -62,7 +62,7 @@ def is_raw(body: bytes | str) -> bool:
                 "body": b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--B--\r\n',
                 "content_type": "multipart/form-data; boundary=B",
             },
-            "fede28963dc081e49afa6dac6f4d3c571a3329dd41cda89c252b57844f05db51",
+            "3431f82022ab3c25db467962355be22153dd63e401c4f254568cb0c9e2d3ce59",
         ),
     ],
 )
@@ -306,6 +306,7 @@ NOT_I_JSON = {
     "rounded fraction": b"[0.1000000000000000055511151231257827]",
     "rounded exponent": b"[9007199254740993e0]",
     "long fraction": b"[0." + b"1" * 100000 + b"]",
+    "0.5 in 72 characters": b"[0.5" + b"0" * 69 + b"]",
     "overflow": b"[1e400]",
     "underflow": b"[1e-400]",
     "huge exponent": b"[1e99999999999999999999]",
@@ -370,6 +371,12 @@ def test_raw_and_json_never_meet() -> None:
     assert len({of(body) for body in spelled + numbers}) == len(spelled + numbers)
 
 
+def test_long_integers_are_not_even_read() -> None:
+    """The length of an integer is looked at first: int() takes quadratic time, or has a limit of its own."""
+    with pytest.raises(ValueError, match="past 2"):
+        _integer("9" * 5000)
+
+
 @pytest.mark.parametrize("digits", [0, 640])
 def test_the_interpreter_s_limit_on_digits_does_not_matter(digits: int) -> None:
     """A long integer is raw whatever the process allows int() to read."""
@@ -412,7 +419,7 @@ def nested(levels: int, inside: str = "1") -> str:
     return text
 
 
-DECOYS = ['"]"', r'"\"]"', '"]]}}"', '"[[["', r'"\\"', '""']
+DECOYS = ['"]"', r'"\"]"', r'"\"]\""', '"]]}}"', '"[[["', r'"\\"', '""']
 
 
 @pytest.mark.parametrize("inside", ["1", "1.0", *DECOYS, "[]"])

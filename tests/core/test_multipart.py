@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import pack
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ def test_everything_in_the_parts_counts(other: list[Part]) -> None:
     assert form(other) != form(PARTS)
 
 
+def test_lengths_keep_pieces_apart() -> None:
+    """Content that imitates our own framing, and headers cut in another place, are other requests."""
+    name, value = NAME.lower()[:19], NAME[21:]
+    fake = pack(">IQQ", 1, len(name), len(value)) + name + value
+    assert form([([NAME], b"x" + fake + b"y"), ([NAME], b"z")]) != form([([NAME], b"x"), ([NAME], b"y" + fake + b"z")])
+    assert form([([NAME, b"ab: c"], b"")]) != form([([NAME, b"a: bc"], b"")])
+    assert form([([NAME, b"x: 1"], b"")]) != form([([NAME], b"x1")])
+
+
 def test_spelling_of_part_headers() -> None:
     """Case of header names, their order and white space around values do not count."""
     spelled = [FILE[1].replace(b"Content-Type: ", b"content-type:"), FILE[0].replace(b": ", b":\t ") + b" "]
@@ -87,6 +97,9 @@ GOOD = body([([NAME], b"1")])
         GOOD.replace(b"\r\n", b"\n"),
         GOOD.replace(b"--XX\r\n", b"--XX \r\n"),
         GOOD.replace(b"--XX\r\n", b"--XXY\r\n"),
+        GOOD.replace(b"--XX\r\n", b"--XXab"),
+        b"abcd\r\n" + NAME + b"\r\n\r\nx--XX\r\n--XX--\r\n",
+        b"--XX\r\n" + NAME + b"\r\n--XX--\r\n",
         body([([NAME], b"1\r\n--XXY\r\n2")]),
         body([([NAME], b"1\n--XX\n2")]),
         body([([NAME], b"1--XX--")]),

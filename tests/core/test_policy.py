@@ -92,12 +92,12 @@ def test_the_derived_values() -> None:
         effects="phased",
         ttl=timedelta(hours=2),
         lease=timedelta(milliseconds=1500),
-        begin_timeout=timedelta(seconds=3),
+        begin_timeout=timedelta(seconds=1),
         methods=frozenset({"post", "Put"}),
         stored_headers=frozenset({"Location", "ETag"}),
     )
     assert policy.effects_kind is Effects.PHASED
-    assert (policy.retention_seconds, policy.lease_seconds, policy.begin_seconds) == (7200.0, 1.5, 3.0)
+    assert (policy.retention_seconds, policy.lease_seconds, policy.begin_seconds) == (7200.0, 1.5, 1.0)
     assert policy.methods == {"POST", "PUT"}
     assert policy.stored_headers == {"location", "etag"}
 
@@ -153,3 +153,26 @@ def test_every_setting_has_its_reason_below_it() -> None:
     settable = {item.name for item in fields(Policy) if item.init}
     assert set(explained) == settable
     assert all(len(reason.split()) >= 5 for reason in explained.values())
+
+
+def test_begin_never_waits_longer_than_the_lease() -> None:
+    """Who gets the key must not find that its lease is over already."""
+    assert Policy(lease=timedelta(seconds=2), begin_timeout=timedelta(seconds=9)).begin_seconds == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ttl", 3600),
+        ("lease", 30.0),
+        ("methods", "POST"),
+        ("methods", frozenset()),
+        ("stored_headers", "location"),
+        ("fingerprint_fields", "amount"),
+        ("fingerprint_fields", ()),
+    ],
+)
+def test_values_of_the_wrong_shape_are_refused_by_name(name: str, value: object) -> None:
+    """A string where a collection belongs would protect the letters of POST, and nothing else."""
+    with pytest.raises(ConfigurationError, match=name):
+        Policy(**{name: value})  # type: ignore[arg-type]

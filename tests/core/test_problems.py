@@ -180,7 +180,7 @@ def test_retry_after_is_where_a_retry_helps(profile: ProfileName, situation: Sit
 )
 def test_retry_after_is_whole_seconds_rounded_up(seconds: float, shown: int) -> None:
     """Never zero, never a fraction, never beyond a day."""
-    headers = dict(problem("ietf", Situation.IN_FLIGHT, retry_after=seconds).headers)
+    headers = dict(problem("ietf", Situation.UNKNOWN, retry_after=seconds).headers)
     assert headers["retry-after"] == str(shown)
 
 

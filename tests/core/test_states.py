@@ -50,7 +50,7 @@ failed_retryable  reserve    request     in_progress       / past expiry; no ste
 expired           reserve    request     in_progress
 completed         forget     operator    -
 failed            forget     operator    -
-failed_retryable  doubt      reaper      unknown           / past expiry
+failed_retryable  doubt      reaper      unknown           / past expiry; has steps
 """
 
 # Not on the page, but in the table: the late owner of an unknown key may also bring an error that is final.
@@ -233,8 +233,9 @@ def test_a_second_run_needs_effects_that_allow_it(effects: Effects) -> None:
 def test_a_retryable_record_with_steps_never_starts_over(event: Event, actor: Actor) -> None:
     """What was half done is resumed or doubted, not expired and not begun anew."""
     half_done = make_record(state=State.FAILED_RETRYABLE, recovery_point="ride_created")
+    targets = {"to_state": None} if event is Event.EXPIRE else {}
     with pytest.raises(IllegalTransition, match="no steps"):
-        build(half_done, event, actor)
+        build(half_done, event, actor, **targets)
     assert build(half_done, Event.DOUBT, Actor.REAPER).to_state is State.UNKNOWN
     assert build(half_done, Event.RETRY, Actor.REQUEST).attempt == 2
 
@@ -263,7 +264,8 @@ def test_every_swap_compares_the_state_and_the_owner() -> None:
     for move in TABLE:
         if move.source is None:
             continue
-        record = make_record(state=move.source, effects=Effects.REPEATABLE)
+        steps = "half_done" if "has steps" in move.when else None
+        record = make_record(state=move.source, effects=Effects.REPEATABLE, recovery_point=steps)
         for actor in move.by:
             made = build(record, move.event, actor, to_state=move.target, quarantine_seconds=300.0)
             assert (made.scope, made.key) == ("acme", "key-1")
@@ -280,9 +282,31 @@ def test_an_unknown_outcome_is_always_on_the_reconcilers_list() -> None:
     into = [move for move in TABLE if move.target is State.UNKNOWN and move.source is not None]
     assert len(into) == 4
     for move in into:
-        record = make_record(state=move.source)
+        steps = "half_done" if "has steps" in move.when else None
+        record = make_record(state=move.source, recovery_point=steps)
         actor = min(move.by)
         assert build(record, move.event, actor, to_state=State.UNKNOWN).reconcile_in == 0.0
         later = build(record, move.event, actor, to_state=State.UNKNOWN, reconcile_in=30.0)
         assert later.reconcile_in == 30.0
     assert build(make_record(), Event.COMPLETE, Actor.OWNER).reconcile_in is None
+
+
+def test_a_move_with_several_targets_names_one() -> None:
+    """``find`` never guesses: settle and expire say where to, and a target that no row has is refused."""
+    with pytest.raises(IllegalTransition, match="several targets"):
+        find(State.PENDING, Event.SETTLE, Actor.WORKER)
+    with pytest.raises(IllegalTransition, match="no move"):
+        find(State.IN_PROGRESS, Event.COMPLETE, Actor.OWNER, State.FAILED)
+
+
+def test_refute_must_name_its_quarantine() -> None:
+    """What was sent may still be on its way: a refutation without a quarantine does not exist."""
+    with pytest.raises(IllegalTransition, match="quarantine"):
+        build(make_record(state=State.UNKNOWN), Event.REFUTE, Actor.RECONCILER)
+
+
+def test_a_new_attempt_brings_its_own_effects() -> None:
+    """After a deploy the row says where the effects of the code live that runs now, not of the one that failed."""
+    old = make_record(state=State.FAILED_RETRYABLE, effects=Effects.REPEATABLE)
+    assert build(old, Event.RETRY, Actor.REQUEST).effects is Effects.EXTERNAL
+    assert build(make_record(), Event.COMPLETE, Actor.OWNER).effects is None

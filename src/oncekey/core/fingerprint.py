@@ -159,10 +159,9 @@ def _is_plain(value: Any) -> bool:
             kind = type(member)
             if kind is dict or kind is list:
                 containers.append(member)
-            elif kind is float and not (
-                # Here repr is positional like ECMAScript's form, and rfc8785 itself starts from repr.
-                1e-4 <= abs(member) < 1e15 and not member.is_integer() and orjson.dumps(member) == repr(member).encode()
-            ):
+            elif kind is float and (member.is_integer() or orjson.dumps(member) != repr(member).encode()):
+                # rfc8785 starts from repr and changes it for integers (1.0), and where the exponent is past -10
+                # (1e-05); there orjson and repr differ. What is left is written alike by all three.
                 return False
     return True
 

@@ -43,13 +43,10 @@ _WORDS = {
     "empty": "The Idempotency-Key is empty or blank: send a unique value, such as a UUID.",
     "repeated": "There is more than one Idempotency-Key: send the header once, with a single value"
     " (a value that contains a comma must be in double quotes).",
-    "too_long": "The Idempotency-Key is longer than {max_length} characters: send a shorter one, such as a"
-    " UUID.",
-    "too_short": "The Idempotency-Key is shorter than {min_length} characters: send a longer one, such as a"
-    " UUID.",
+    "too_long": "The Idempotency-Key is longer than {max_length} characters: send a shorter one, such as a UUID.",
+    "too_short": "The Idempotency-Key is shorter than {min_length} characters: send a longer one, such as a UUID.",
     "not_ascii": "The Idempotency-Key has a character outside ASCII: send printable ASCII characters only.",
-    "unterminated": "The Idempotency-Key has an opening double quote but no closing one: send both or"
-    " neither.",
+    "unterminated": "The Idempotency-Key has an opening double quote but no closing one: send both or neither.",
     "bad_escape": "The quoted Idempotency-Key has a backslash that escapes nothing: inside quotes send"
     ' \\" for a quote and \\\\ for a backslash, and no other escape.',
     "trailing": "The Idempotency-Key has text after its closing double quote that is not a well-formed"

@@ -56,7 +56,7 @@ def canonical_parts(body: bytes, boundary: bytes) -> list[bytes] | None:
     if pieces.pop() not in (b"--", b"--\r\n"):
         return None
 
-    form = [_count(len(pieces))]
+    form: list[bytes] = []
     for piece in pieces:
         if not piece.startswith(b"\r\n"):
             return None

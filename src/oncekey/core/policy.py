@@ -149,13 +149,28 @@ class Policy:
 
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the dataclass is frozen
+        self._check_types()
         derive(self, "methods", frozenset(method.upper() for method in self.methods))
         derive(self, "stored_headers", frozenset(name.lower() for name in self.stored_headers))
         self._check()
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
         derive(self, "retention_seconds", self.ttl.total_seconds())
-        derive(self, "begin_seconds", self.begin_timeout.total_seconds())
+        # Never longer than the lease: who got the key too late must not find it somebody else's.
+        derive(self, "begin_seconds", min(self.begin_timeout, self.lease).total_seconds())
+
+    def _check_types(self) -> None:
+        for name in ("ttl", "lease", "wait", "retry_after", "begin_timeout", "quarantine"):
+            if not isinstance(getattr(self, name), timedelta):
+                raise ConfigurationError(f"Policy({name}=…): it takes a timedelta, such as timedelta(seconds=30)")
+        for name in ("methods", "stored_headers", "fingerprint_fields"):
+            # A bare string is a collection too, of its letters: POST would protect P, O, S and T.
+            if isinstance(getattr(self, name), str):
+                raise ConfigurationError(f"Policy({name}=…): it takes a collection of names, not one string")
+        if not self.methods:
+            raise ConfigurationError("Policy(methods=…): it protects nothing; exempt a route with None instead")
+        if self.fingerprint_fields is not None and not self.fingerprint_fields:
+            raise ConfigurationError("Policy(fingerprint_fields=()): all bodies would be the same; None takes them whole")
 
     def _check(self) -> None:
         for name, choices in _CHOICES.items():

@@ -307,7 +307,7 @@ def _build(asked: _Asked) -> Answer:
         ("cache-control", "no-store"),
     ]
     if entry.retry_seconds is not None or (situation is Situation.REFUSED and wait is not None):
-        headers.append(("retry-after", str(wait or entry.retry_seconds)))
+        headers.append(("retry-after", str(entry.retry_seconds if wait is None else wait)))
     if docs or (profile == "ietf" and situation in _LINKED):
         headers.append(("link", f'<{docs or THE_DRAFT}>; rel="describedby"'))
     if situation is Situation.NOT_AUTHENTICATED:

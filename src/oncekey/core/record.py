@@ -8,6 +8,7 @@ that nothing here ever compares a row with the clock of the app's host.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from oncekey.core.states import MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, find
 from oncekey.errors import IllegalTransition
@@ -118,6 +119,7 @@ class Swap:
     last_error: str | None = None
     recovery_point: str | None = None
     reconcile_in: float | None = None
+    effects: Effects | None = None
     restart: Reservation | None = None
 
 
@@ -126,13 +128,13 @@ def swap(
     event: Event,
     by: Actor,
     *,
-    to_state: State | None = None,
+    to_state: State | None | Literal["the only one"] = "the only one",
     reservation: Reservation | None = None,
     lease_seconds: float | None = None,
     response: StoredResponse | None = None,
     last_error: str | None = None,
     recovery_point: str | None = None,
-    quarantine_seconds: float = 0.0,
+    quarantine_seconds: float | None = None,
     reconcile_in: float | None = None,
 ) -> Swap:
     """The Swap for moving ``record`` as the table says; IllegalTransition where it has no such move.
@@ -144,6 +146,8 @@ def swap(
     for condition, holds in (
         (Condition.FIRST_ATTEMPT, record.attempt == 1),
         (Condition.NO_STEPS, not record.has_steps),
+        (Condition.HAS_STEPS, record.has_steps),
+        (Condition.QUARANTINE_OVER, quarantine_seconds is not None),
         (Condition.MAY_RERUN, record.effects in MAY_RERUN),
     ):
         if condition in move.when and not holds:
@@ -177,6 +181,8 @@ def swap(
         last_error=last_error,
         recovery_point=recovery_point,
         reconcile_in=reconcile_in,
+        # The code that runs now says where its effects live, not the code that ran before the last deploy.
+        effects=reservation.effects if reservation else None,
         restart=reservation if event is Event.RESERVE else None,
     )
 

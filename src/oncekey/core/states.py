@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from oncekey.errors import IllegalTransition
 
@@ -104,6 +105,7 @@ class Condition(StrEnum):
     PAST_EXPIRY = "past expiry"
     FIRST_ATTEMPT = "attempt 1"
     NO_STEPS = "no steps"
+    HAS_STEPS = "has steps"
     MAY_RERUN = "effects allow a second run"
     JOB_FREE = "job not leased"
 
@@ -163,7 +165,7 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.COMPLETED,        _E.EXPIRE,    None,                {_A.REAPER}, _C.PAST_EXPIRY),
     _move(_S.FAILED,           _E.EXPIRE,    None,                {_A.REAPER}, _C.PAST_EXPIRY),
     _move(_S.FAILED_RETRYABLE, _E.EXPIRE,    None,                {_A.REAPER}, _C.PAST_EXPIRY, _C.NO_STEPS),
-    _move(_S.FAILED_RETRYABLE, _E.DOUBT,     _S.UNKNOWN,          {_A.REAPER}, _C.PAST_EXPIRY),
+    _move(_S.FAILED_RETRYABLE, _E.DOUBT,     _S.UNKNOWN,          {_A.REAPER}, _C.PAST_EXPIRY, _C.HAS_STEPS),
     _move(_S.COMPLETED,        _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY),
     _move(_S.FAILED,           _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY),
     _move(_S.FAILED_RETRYABLE, _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY, _C.NO_STEPS),
@@ -190,11 +192,14 @@ for _row in TABLE:
         _BY_MOVE[_at] = (*_BY_MOVE.get(_at, ()), _row)
 
 
-def find(source: State | None, event: Event, actor: Actor, target: State | None = None) -> Transition:
-    """The one row for this move. ``target`` chooses where an event has several (settle, expire)."""
+def find(
+    source: State | None, event: Event, actor: Actor, target: State | None | Literal["the only one"] = "the only one"
+) -> Transition:
+    """The one row for this move. ``target`` chooses where an event has several (settle, expire); None: no row."""
     rows = _BY_MOVE.get((source, event, actor), ())
-    if len(rows) > 1:
+    if target != "the only one":
         rows = tuple(row for row in rows if row.target == target)
-    if not rows:
-        raise IllegalTransition(f"no move '{event}' from {source or 'no row'} by {actor}: see core/states.py")
+    if len(rows) != 1:
+        what = f"'{event}' from {source or 'no row'} by {actor}"
+        raise IllegalTransition(f"{what} has several targets: name one" if rows else f"no move {what}: see core/states.py")
     return rows[0]

@@ -24,6 +24,7 @@ from oncekey.engine.breaker import Breaker
 from oncekey.engine.keeper import Keeper
 from oncekey.engine.lanes import Lanes
 from oncekey.engine.operation import Operation
+from oncekey.engine.owners import Owners
 from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
 from oncekey.errors import OperatorError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.base import Store
@@ -70,6 +71,7 @@ class Engine:
         prepare = (lambda: _ignore(store.migrate())) if migrate else None
         self.lanes = Lanes(store, max_queued=max_queued, prepare=prepare, on_error=self._store_failed)
         self.keeper = Keeper(self)
+        self.owners = Owners()
         self.tasks: set[asyncio.Task[None]] = set()
         self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
 

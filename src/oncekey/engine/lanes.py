@@ -24,7 +24,7 @@ import queue
 import threading
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -69,9 +69,12 @@ class Lanes:
         """Queue a ticket; StoreOverloaded or StoreUnavailable at once when it cannot be."""
         lanes = self._lanes or self._start()
         lane = lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
-        if lane.queue.qsize() >= self._max_queued:
+        if lane.queued >= self._max_queued:
             raise StoreOverloaded(f"{self._max_queued} requests are waiting for the store already")
-        lane.queue.put(ticket)
+        if isinstance(ticket, AsyncTicket):
+            lane.gather(ticket)
+        else:
+            lane.enqueue([ticket])
 
     def _start(self) -> tuple[_Lane, ...]:
         with self._lock:
@@ -96,7 +99,7 @@ class Lanes:
             self._closed = True
             lanes, self._lanes = self._lanes or (), None
         for lane in lanes:
-            lane.queue.put(_Signal.STOP)
+            lane.signal(_Signal.STOP)
         for lane in lanes:
             lane.thread.join(timeout)
         return not any(lane.thread.is_alive() for lane in lanes)
@@ -129,7 +132,10 @@ class _Lane:
     def __init__(
         self, store: Store, on_error: Callable[[str, Exception], None], prepare: Callable[[], None]
     ) -> None:
-        self.queue: queue.SimpleQueue[Ticket | _Signal] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Ticket] | _Signal] = queue.SimpleQueue()
+        self._gathered: dict[AbstractEventLoop, list[Ticket]] = {}
+        self._lock = threading.Lock()
+        self.queued = 0
         self._store = store
         self._on_error = on_error
         self._prepare = prepare
@@ -137,6 +143,29 @@ class _Lane:
         self._owed: dict[str, Swap] = {}  # by owner token: what to give back once the store answers again
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
         self.thread.start()
+
+    # -- queueing ------------------------------------------------------------------------------------------------
+
+    def gather(self, ticket: AsyncTicket) -> None:
+        """Queue together what one turn of an event loop submits: one wake-up of this thread, not one for each."""
+        gathered = self._gathered.get(ticket.loop)
+        if gathered is None:
+            self._gathered[ticket.loop] = gathered = []
+            ticket.loop.call_soon(self._flush, ticket.loop)
+        gathered.append(ticket)
+
+    def _flush(self, loop: AbstractEventLoop) -> None:
+        self.enqueue(self._gathered.pop(loop))
+
+    def enqueue(self, tickets: list[Ticket]) -> None:
+        with self._lock:
+            self.queued += len(tickets)
+        self._queue.put(tickets)
+
+    def signal(self, signal: _Signal) -> None:
+        self._queue.put(signal)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         more = True
@@ -151,19 +180,19 @@ class _Lane:
 
     def _collect(self, into: list[Ticket]) -> bool:
         """Take whatever has queued up, at least one ticket; False: time to end."""
-        size = 0
         try:
-            ticket = self.queue.get(timeout=_RETRY_SECONDS if self._owed else None)
-            while isinstance(ticket, Ticket):
-                if not (ticket.left() and isinstance(ticket.work, Reservation)):
-                    into.append(ticket)
-                    size += _body_size(ticket.work)
-                if len(into) >= MAX_BATCH or size >= MAX_BATCH_BYTES:
+            item = self._queue.get(timeout=_RETRY_SECONDS if self._owed else None)
+            while isinstance(item, list):
+                with self._lock:
+                    self.queued -= len(item)
+                # Nobody waits any more for a reservation whose caller has left; everything else still matters.
+                into += [ticket for ticket in item if not (isinstance(ticket.work, Reservation) and ticket.left())]
+                if len(into) >= MAX_BATCH:
                     return True
-                ticket = self.queue.get_nowait()
-            return ticket is not _Signal.STOP
+                item = self._queue.get_nowait()
         except queue.Empty:
             return True
+        return item is not _Signal.STOP
 
     def _process(self, tickets: list[Ticket]) -> None:
         """Run the tickets in rounds in which every key stands once, then hand out the outcomes."""
@@ -200,6 +229,10 @@ class _Lane:
                 ticket.result, ticket.error = leader.result, leader.error
 
     def _answer(self, verb: str, call: Callable[[list[Any]], list[Any]], tickets: list[Ticket]) -> None:
+        for batch in _batches(tickets):
+            self._answer_batch(verb, call, batch)
+
+    def _answer_batch(self, verb: str, call: Callable[[list[Any]], list[Any]], tickets: list[Ticket]) -> None:
         work = [ticket.work for ticket in tickets]
         try:
             results = self._ask(call, work)
@@ -215,7 +248,7 @@ class _Lane:
             if len(tickets) == 1:
                 return self._fail(verb, tickets, error)
             for ticket in tickets:
-                self._answer(verb, call, [ticket])
+                self._answer_batch(verb, call, [ticket])
             return None
         for ticket, result in zip(tickets, results, strict=True):
             ticket.result = result
@@ -291,7 +324,7 @@ class _Lane:
         if isinstance(work, tuple) or not _took(work, ticket.result):
             return
         self._owe(undo(work))
-        self.queue.put(_Signal.WAKE)
+        self.signal(_Signal.WAKE)
 
 
 def _took(work: Reservation | Swap, result: Any) -> bool:
@@ -300,6 +333,17 @@ def _took(work: Reservation | Swap, result: Any) -> bool:
     return result is not None and work.new_owner is not None
 
 
-def _body_size(work: Any) -> int:
-    response = getattr(work, "response", None)
-    return len(response.body or b"") if response is not None else 0
+def _batches(tickets: list[Ticket]) -> Iterator[list[Ticket]]:
+    """The tickets in pieces that one statement can carry."""
+    batch: list[Ticket] = []
+    size = 0
+    for ticket in tickets:
+        work = ticket.work
+        if isinstance(work, Swap) and work.response is not None and work.response.body is not None:
+            size += len(work.response.body)
+        batch.append(ticket)
+        if len(batch) >= MAX_BATCH or size >= MAX_BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

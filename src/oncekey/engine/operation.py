@@ -14,7 +14,7 @@ from oncekey.errors import ApplicationError, NoOperation
 class Operation:
     """One attempt at one key. Get it with :func:`current`, or in FastAPI with ``Depends``."""
 
-    __slots__ = ("_verbs_used", "lost", "policy", "record", "refused", "renew_at", "scope")
+    __slots__ = ("_verbs_used", "lost", "policy", "raised", "record", "refused", "renew_at", "scope", "tells_apart")
 
     def __init__(self, record: Record, policy: Policy, scope: str) -> None:
         self.record = record
@@ -24,6 +24,10 @@ class Operation:
         """The lease went to somebody else: nothing that this attempt still does will be stored."""
         self.refused = False
         """The framework or the handler turned the request away before the operation began."""
+        self.raised = False
+        """The handler raised, and its framework made a response of it."""
+        self.tells_apart = False
+        """Whether ``raised`` can be relied on. Where it cannot, a 5xx counts as raised: the careful reading."""
         self.renew_at = 0.0
         self._verbs_used = False
 

@@ -124,6 +124,7 @@ def _moved(row: Record, change: Swap, to_state: State, now: float) -> Record:
         state=to_state,
         owner=change.new_owner or row.owner,
         attempt=change.attempt or row.attempt,
+        effects=change.effects or row.effects,
         lease_until=row.lease_until if change.lease_seconds is None else now + change.lease_seconds,
         recovery_point=change.recovery_point or row.recovery_point,
         response=change.response,

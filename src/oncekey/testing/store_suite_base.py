@@ -121,9 +121,7 @@ class SuiteBase:
             row.event,
             actor,
             to_state=row.target,
-            reservation=self.reservation(record.key, scope=record.scope, retention=retention)
-            if starts
-            else None,
+            reservation=self.reservation(record.key, scope=record.scope, retention=retention) if starts else None,
             lease_seconds=LEASE if row.event in (Event.RENEW, Event.ADVANCE) else None,
             response=RESPONSE if row.target in FINAL else None,
             last_error=None if starts or row.target in FINAL else f"after {row.event}",

@@ -1,115 +1,24 @@
 """The part of the store suite that is about company: threads, processes, forks and a process that is killed.
 
-What needs several processes runs in forked children that leave through ``os._exit``: quick, and nothing of the
-test runner runs twice. Tests ask ``Capabilities`` whether they apply, never which store it is.
+Tests ask ``Capabilities`` whether they apply, never which store it is.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import threading
-import traceback
-import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
 
 import pytest
 
 from oncekey.core.record import Reservation, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.stores.base import Store
+from oncekey.testing.company import Child, Signal, in_threads
 from oncekey.testing.store_suite_base import RESPONSE, SuiteBase, one, stored
 
 _THREADS = 16
-_PATIENCE = 30.0
-
-
-class Signal:
-    """Something that one process waits for and another gives; made before the fork."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-
-    def give(self) -> None:
-        os.write(self._write, b"!")
-
-    def wait(self) -> None:
-        ready, _, _ = select.select([self._read], [], [], _PATIENCE)
-        if not ready:
-            raise TimeoutError("the other process gave no signal")
-        os.read(self._read, 1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._read)
-        os.close(self._write)
-
-
-class Child:
-    """A forked process that runs ``work`` and sends its result, which must be JSON, to the parent."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._read, write = os.pipe()
-        with warnings.catch_warnings():
-            # Python 3.12 warns of forks in a process with threads. Servers do just that, so it must work.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._read)
-            self._run(work, write)
-        os.close(write)
-
-    @staticmethod
-    def _run(work: Callable[[], Any], write: int) -> None:
-        answer = {}
-        try:
-            answer["result"] = work()
-        except BaseException:  # noqa: BLE001 - it is the parent that reports it
-            answer["error"] = traceback.format_exc()
-        finally:
-            with os.fdopen(write, "w") as pipe:
-                json.dump(answer, pipe)
-            os._exit(0)
-
-    def end(self) -> int:
-        """Wait for the end; the wait status."""
-        return os.waitpid(self.pid, 0)[1]
-
-    def result(self) -> Any:
-        with os.fdopen(self._read) as pipe:
-            text = pipe.read()
-        status = self.end()
-        assert text, f"the child ended with status {status} and said nothing"
-        answer = json.loads(text)
-        assert "error" not in answer, f"in the child: {answer['error']}"
-        return answer["result"]
-
-    def killed(self) -> bool:
-        """Wait for the end, which must have been a SIGKILL."""
-        os.close(self._read)
-        status = self.end()
-        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def in_threads(store: Store, work: Callable[[int], Any], count: int = _THREADS) -> list[Any]:
-    """Run ``work`` in so many threads that begin at the same moment; what they returned."""
-    begin = threading.Barrier(count)
-
-    def run(number: int) -> Any:
-        begin.wait(_PATIENCE)
-        try:
-            return work(number)
-        finally:
-            store.disconnect()
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count)))
 
 
 def _needs_processes(store: Store) -> None:
@@ -129,7 +38,7 @@ class FaultSuite(SuiteBase):
         def reserve(number: int) -> list[str]:
             return [one(store.reserve([w])[0].record).owner for w in wanted[number]]
 
-        seen = in_threads(store, reserve)
+        seen = in_threads(store, reserve, _THREADS)
         for key in range(20):
             owners = {owners[key] for owners in seen}
             assert len(owners) == 1
@@ -138,10 +47,8 @@ class FaultSuite(SuiteBase):
     def test_of_many_threads_one_retries(self, store: Store) -> None:
         """16 threads claim one retryable key with what they all saw: one moves it, 15 are refused."""
         record = self.drive(store, State.FAILED_RETRYABLE)
-        changes = [
-            swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation()) for _ in range(_THREADS)
-        ]
-        moved = in_threads(store, lambda number: store.swap([changes[number]])[0])
+        changes = [swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation()) for _ in range(_THREADS)]
+        moved = in_threads(store, lambda number: store.swap([changes[number]])[0], _THREADS)
         winners = [row for row in moved if row is not None]
         assert len(winners) == 1
         assert one(stored(store)).owner == winners[0].owner
@@ -295,7 +202,6 @@ class FaultSuite(SuiteBase):
             wrote.wait()
             store.close()
             closed.give()
-            os.close(child._read)  # noqa: SLF001
             assert child.end() == 0
         other = self.make_store()
         try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from oncekey.core.record import swap
-from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Event, State
+from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
 from oncekey.stores.base import Store
 from oncekey.testing.store_suite_base import (
     LEASE,
@@ -151,6 +151,24 @@ class MoveSuite(SuiteBase):
         retry = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
         record = one(store.swap([retry])[0])
         assert (record.recovery_point, record.attempt) == ("charge_created", 2)
+
+    def test_a_key_that_starts_over_has_no_past(self, store: Store) -> None:
+        """After expiry a new request gets the row as if it were the first: other request, attempt 1, no response."""
+        record = self.drive(store, State.FAILED_RETRYABLE)
+        retry = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
+        record = one(store.swap([retry])[0])
+        record = one(store.swap([swap(record, Event.FAIL, Actor.OWNER, response=RESPONSE, last_error="no")])[0])
+        self.age(store, record.scope, record.key, RETENTION + 1)
+        new = replace(
+            self.reservation(lease=7, retention=70, effects=Effects.PHASED), operation="PUT /", fingerprint_version=2
+        )
+        again = one(store.swap([swap(record, Event.RESERVE, Actor.REQUEST, reservation=new)])[0])
+        assert stored(store) == replace(again, now=0.0)
+        other = one(store.reserve([replace(new, key="key-2")])[0].record)
+        start = again.created_at
+        assert start == pytest.approx(again.now, abs=1)
+        times = {"lease_until": start + 7, "created_at": start, "expires_at": start + 70, "now": again.now}
+        assert again == replace(other, key=again.key, **times)
 
     def test_an_error_and_a_time_to_reconcile_are_kept_until_the_next_move(self, store: Store) -> None:
         """A doubtful row says why and when; once settled it says neither."""

@@ -26,7 +26,7 @@ _ALIKE = [
 ]
 _ALIKE_SCOPES = [
     *("müller", "mu\u0308ller", "muller", "Müller", "MÜLLER", "mueller", "straße", "strasse", "STRASSE"),
-    *("tenant", "tenant ", "tenant\u00a0", "Tenant", "ı", "i", "İ", "日本", "\U0001f511", "a/b"),
+    *("tenant", "tenant ", "tenant\u00a0", "Tenant", "\u0131", "i", "İ", "日本", "\U0001f511", "a/b"),
 ]
 
 _RESPONSES = {
@@ -180,9 +180,7 @@ class RowSuite(SuiteBase):
         owners = [taken[n].owner if n in taken else w.owner for n, w in zip(numbers, wanted, strict=True)]
         assert [row.owner for row in found] == owners
         changes = [swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE) for row in found]
-        changes = [
-            c if n % 5 else replace(c, owner="somebody-else") for n, c in zip(numbers, changes, strict=True)
-        ]
+        changes = [c if n % 5 else replace(c, owner="somebody-else") for n, c in zip(numbers, changes, strict=True)]
         moved = store.swap(changes)
         assert [row and row.key for row in moved] == [f"key-{n}" if n % 5 else None for n in numbers]
         read = store.read([(w.scope, w.key) for w in wanted])
@@ -231,8 +229,8 @@ class RowSuite(SuiteBase):
         for record in records:
             self.age(store, record.scope, record.key, 100)
         listed = store.due(duty, 10)
-        assert [row.key for row in listed] == ["first", "second", "third"]
-        assert [row.key for row in store.due(duty, 2)] == ["first", "second"]
+        assert [row.key for row in listed] == ["b-oldest", "a-later", "c-last"]
+        assert [row.key for row in store.due(duty, 2)] == ["b-oldest", "a-later"]
         assert [replace(row, now=0.0) for row in listed] == [stored(store, key=row.key) for row in listed]
 
     def _due_in(self, store: Store, duty: Duty, key: str, seconds: float) -> Record:
@@ -279,8 +277,9 @@ class RowSuite(SuiteBase):
         for key in _DUE_TIMES:
             self.age(store, "tenant-1", key, 100)
         assert store.purge(2) == 2
-        assert [key for key in _DUE_TIMES if stored(store, key=key)] == ["third", "not yet"]
+        assert [key for key in _DUE_TIMES if stored(store, key=key)] == ["c-last", "not yet"]
         assert store.purge(2) == 1
 
 
-_DUE_TIMES = {"third": 30.0, "first": 10.0, "not yet": 100 * AGES, "second": 20.0}
+# Neither the order of the names nor that of the insertions is the order in which they are due.
+_DUE_TIMES = {"c-last": 30.0, "b-oldest": 10.0, "not yet": 100 * AGES, "a-later": 20.0}

@@ -14,29 +14,29 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from secrets import token_hex
 from typing import Any
 
-from oncekey.core.decision import Ending, Execute, judge
-from oncekey.core.header import BadKey, parse_key
+from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
-from oncekey.core.states import Event
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request
-from oncekey.errors import NotAuthenticated, NotExecuted, OperatorError, OutcomeUnknown, Refused, SchemaError
+from oncekey.errors import NotAuthenticated, OperatorError, SchemaError
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
+    Move,
     answer_headers,
     answer_to,
     answer_to_loser,
     first_headers,
+    raised,
+    read_key,
     refusal,
-    storable,
+    returned,
 )
 
 _log = logging.getLogger("oncekey")
@@ -49,6 +49,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SCOPE_KEY = "oncekey"
 """Where the Operation stands in the ASGI scope, for integrations further in."""
+
+_STARLETTE_HANDLERS = "starlette.exception_handlers"
 
 # Ways around the body that we have to see; without them servers and frameworks send it as messages.
 _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -114,6 +116,7 @@ class _Exchange:
         self.start: Message | None = None
         self.chunks: list[bytes] = []
         self.size = 0
+        self.whole: bytes | None = None
         self.streaming = False
         self.concluded = False
         self.stored: asyncio.Event | None = None
@@ -128,30 +131,23 @@ class _Exchange:
             return
         try:
             tenant = self.once.single_tenant or await self._tenant()
-            key = parse_key(
-                keys,
-                syntax=self.policy.key_syntax,
-                key_format=self.policy.key_format,
-                min_length=self.policy.key_min_length,
-                max_length=self.policy.key_max_length,
-            )
         except NotAuthenticated as error:
-            return await self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)
-        except BadKey as error:
-            missing = error.rule == "missing"
-            return await self._refuse(
-                Situation.KEY_MISSING if missing else Situation.KEY_MALFORMED, detail=None if missing else str(error)
-            )
+            await self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)
+            return
+        key = read_key(keys, self.policy, self.once)
+        if isinstance(key, Answer):
+            await self._answer(key, None)
+            return
         self.key_header = keys[0].strip()
         body = await self._read_body()
         if body is None:
-            return None
+            return
         scope = self.scope
         self.wanted = self.once.reservation(
             self.route,
             tenant=tenant,
             key=key,
-            owner=token_hex(16),
+            owner=self.once.engine.owners.new(),
             method=scope["method"],
             path=scope["path"],
             query=scope.get("query_string", b""),
@@ -162,10 +158,12 @@ class _Exchange:
         try:
             decision = await engine.run(engine.begin(self.wanted, self.policy), self.policy.begin_seconds)
         except OperatorError:
-            return await self._refuse(Situation.STORE_UNAVAILABLE, retry_after=UNAVAILABLE_RETRY_SECONDS)
+            await self._refuse(Situation.STORE_UNAVAILABLE, retry_after=UNAVAILABLE_RETRY_SECONDS)
+            return
         if isinstance(decision, Execute):
-            return await self._execute(decision.record, tenant, body)
-        return await self._answer(answer_to(decision, self.policy, self.once), decision.record)
+            await self._execute(decision.record, tenant, body)
+        else:
+            await self._answer(answer_to(decision, self.policy, self.once), decision.record)
 
     def _read_headers(self) -> tuple[list[bytes], str | None]:
         keys: list[bytes] = []
@@ -240,27 +238,32 @@ class _Exchange:
     async def _call_app(self) -> None:
         try:
             await self.app(self._inner_scope(), self._inner_receive, self._inner_send)
-        except Refused as error:
-            self.operation.refused = True
-            answer = refusal(self.once, Situation.REFUSED, detail=error.detail, status=error.status)
-            await self._ended_badly("refused", error, answer)
-        except NotExecuted as error:
-            answer = refusal(self.once, Situation.NOT_EXECUTED, retry_after=UNAVAILABLE_RETRY_SECONDS)
-            await self._ended_badly("not_executed", error, answer)
-        except OutcomeUnknown as error:
-            await self._ended_badly("outcome_unknown", error, refusal(self.once, Situation.UNKNOWN, retry_after=30.0))
         except BaseException as error:
-            await self._ended_badly("raised", error, None)
-            raise
+            if self.concluded:
+                raise  # a background task failed after the response was stored: that stands
+            if self.start is not None and self.whole is not None:
+                self.operation.raised = True
+                await self._conclude(self.start, self.whole)
+                raise
+            move, answer = raised(self.operation, error, self.once)
+            record = await self._finish(move)
+            if answer is None:
+                raise
+            if not isinstance(record, Answer) and not self.streaming:
+                await self._answer(answer, record)
         else:
-            if not self.concluded:
+            if self.concluded:
+                return
+            if self.start is not None and self.whole is not None:
+                await self._conclude(self.start, self.whole)
+            else:
                 # The app came back without the end of its response: whatever it did, it did not say.
-                await self._conclude_without_response("raised", "the app returned without a complete response")
+                await self._finish(raised(self.operation, EOFError(), self.once)[0])
 
     def _inner_scope(self) -> Scope:
         """The app's view of the request: our mark in it, no way around the body, and no compression (we store
         identity bytes; compress in front of us)."""
-        scope = dict(self.scope)
+        scope = _InnerScope(self.scope)
         scope[SCOPE_KEY] = self.operation
         scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
         if extensions := scope.get("extensions"):
@@ -271,6 +274,8 @@ class _Exchange:
         if not self.body_read:
             self.body_read = True
             return {"type": "http.request", "body": self.body, "more_body": False}
+        if self.whole is not None and not self.concluded:
+            return {"type": "http.disconnect"}  # it has said everything: nothing to wait for
         if not self.concluded:
             # No disconnect before the response is stored: apps stop working when they see one.
             self.stored = self.stored or asyncio.Event()
@@ -298,8 +303,10 @@ class _Exchange:
         if body or not self.chunks:
             self.chunks.append(body)
         if not more:
-            whole = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
-            await self._conclude(start, whole)
+            self.whole = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+            if start["status"] < 500:
+                await self._conclude(start, self.whole)
+            # A 5xx waits for its handler to return: frameworks send a 500 first, and raise what caused it afterwards.
         elif self.size > self.policy.max_response_bytes or _is_event_stream(start):
             # Too large to store, or made to be seen as it comes: it passes through, and leaves a tombstone. The last
             # message still waits for the store, so a client that has seen the end can rely on it.
@@ -316,15 +323,7 @@ class _Exchange:
         """The response is complete: store it, then send it."""
         status: int = start["status"]
         raw_headers = start.get("headers", ())
-        operation = self.operation
-        ending: Ending = "refused" if operation.discardable else "returned"
-        event = judge(ending, status, self.policy, first_attempt=operation.attempt == 1)
-        keeps = event in (Event.COMPLETE, Event.FAIL)
-        response = storable(status, raw_headers, body, self.policy) if keeps else None
-        reason = None if keeps else f"the handler answered {status}"
-        if keeps and response is not None and response.body is None:
-            reason = "streamed" if body is None else "too large"
-        record = await self._finish(event, response, reason)
+        record = await self._finish(returned(self.operation, status, raw_headers, body))
         if isinstance(record, Answer):
             if self.streaming:
                 raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
@@ -333,27 +332,16 @@ class _Exchange:
             return
         await self._respond(status, first_headers(status, raw_headers, len(body), self.key_header, record), body)
 
-    async def _conclude_without_response(self, ending: Ending, reason: str) -> Record | Answer | None:
-        event = judge(ending, None, self.policy, first_attempt=self.operation.attempt == 1)
-        return await self._finish(event, None, reason)
-
-    async def _ended_badly(self, ending: Ending, error: BaseException, answer: Answer | None) -> None:
-        """The handler raised. ``answer`` None: the framework further out answers for it."""
-        if self.concluded:
-            return  # a background task failed after the response was stored: that stands
-        record = await self._conclude_without_response(ending, type(error).__name__)
-        if answer is not None and not isinstance(record, Answer) and not self.streaming:
-            await self._answer(answer, record)
-
-    async def _finish(self, event: Event, response: Any, reason: str | None) -> Record | Answer | None:
+    async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
         self.concluded = True
         engine, operation = self.once.engine, self.operation
+        flow = engine.finish(operation, move.event, move.response, move.reason)
         try:
-            finished = await engine.run(engine.finish(operation, event, response, reason), self.policy.begin_seconds)
+            finished = await engine.run(flow, self.policy.begin_seconds)
         except OperatorError:
             # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
-            engine.keeper.adopt(Unfinished(operation, event, response, reason))
+            engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
             return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
         finally:
             if self.stored is not None:
@@ -389,6 +377,35 @@ class _Exchange:
         except OSError:
             # The client has gone. The record does not care, and the handler must not learn of it.
             _log.debug("the client left before its response was sent")
+
+
+class _InnerScope(dict[str, Any]):
+    """A scope that notices when Starlette installs its exception handlers, to learn when one of them is used.
+
+    They turn what a handler raised into a response inside of us, where it looks like a returned one.
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == _STARLETTE_HANDLERS:
+            operation: Operation = self[SCOPE_KEY]
+            operation.tells_apart = True
+            value = tuple(_Watched(handlers, operation) for handlers in value)
+        super().__setitem__(name, value)
+
+
+class _Watched(dict[Any, Any]):
+    """Starlette's handlers by exception or status; looking one up means that something was raised."""
+
+    def __init__(self, handlers: Any, operation: Operation) -> None:
+        super().__init__(handlers)
+        self._operation = operation
+
+    def __getitem__(self, kind: Any) -> Any:
+        self._operation.raised = True
+        return super().__getitem__(kind)
+
+    def get(self, kind: Any, default: Any = None) -> Any:
+        return self[kind] if kind in self else default  # noqa: SIM401 - dict.get would not pass by __getitem__
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -7,15 +7,20 @@ Owns which headers are stored and replayed, and the headers that oncekey adds. W
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 
-from oncekey.core.decision import Decision, Deferred, Mismatch, Replay, Unknown, decide
+from oncekey.core.decision import Decision, Deferred, Ending, Mismatch, Replay, Unknown, decide, judge
+from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, Situation, problem, replay_marker, tombstone_note
 from oncekey.core.record import Record, Reservation, StoredResponse
+from oncekey.core.states import Event
 from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation
+from oncekey.errors import NotExecuted, OutcomeUnknown, Refused
 
 _log = logging.getLogger("oncekey")
 
@@ -29,6 +34,69 @@ BODILESS = frozenset({204, 205, 304})
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _LENGTH = frozenset({b"content-length", b"transfer-encoding"})
 _OF_THE_LOST_BODY = frozenset({"content-type", "content-encoding", "etag", "content-disposition", "last-modified"})
+
+
+def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | Answer:
+    """The key that a request carries, or why it is refused."""
+    try:
+        return parse_key(
+            values,
+            syntax=policy.key_syntax,
+            key_format=policy.key_format,
+            min_length=policy.key_min_length,
+            max_length=policy.key_max_length,
+        )
+    except BadKey as error:
+        if error.rule == "missing":
+            return refusal(once, Situation.KEY_MISSING)
+        return refusal(once, Situation.KEY_MALFORMED, detail=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How an owner ends its attempt."""
+
+    event: Event
+    response: StoredResponse | None
+    reason: str | None
+
+
+def returned(
+    operation: Operation, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None
+) -> Move:
+    """The move for a complete response. ``body`` None: it was streamed past us, and leaves a tombstone."""
+    policy = operation.policy
+    ending: Ending = "returned"
+    if operation.discardable:
+        ending = "refused"
+    elif status >= 500 and (operation.raised or not operation.tells_apart) and policy.on_server_error == "auto":
+        ending = "raised"
+    event = judge(ending, status, policy, first_attempt=operation.attempt == 1)
+    if event not in (Event.COMPLETE, Event.FAIL):
+        return Move(event, None, f"the handler {'raised' if ending == 'raised' else 'answered'} {status}")
+    response = storable(status, headers, body, policy)
+    reason = None
+    if response.body is None:
+        reason = "streamed" if body is None else "too large"
+    return Move(event, response, reason)
+
+
+def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[Move, Answer | None]:
+    """The move for a handler that raised, and our answer, where the framework further out has none for it."""
+    ending: Ending = "raised"
+    answer = None
+    match error:
+        case Refused():
+            ending, operation.refused = "refused", True
+            answer = refusal(once, Situation.REFUSED, detail=error.detail, status=error.status)
+        case NotExecuted():
+            ending = "not_executed"
+            answer = refusal(once, Situation.NOT_EXECUTED, retry_after=UNAVAILABLE_RETRY_SECONDS)
+        case OutcomeUnknown():
+            ending = "outcome_unknown"
+            answer = refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
+    event = judge(ending, None, operation.policy, first_attempt=operation.attempt == 1)
+    return Move(event, None, type(error).__name__), answer
 
 
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:

@@ -56,6 +56,7 @@ def swap_columns(batch: Sequence[Swap]) -> Parameters:
         "last_error": Text([change.last_error for change in batch]),
         "recovery_point": Text([change.recovery_point for change in batch]),
         "reconcile_in": Float8([change.reconcile_in for change in batch]),
+        "effects": Text([change.effects for change in batch]),
     }
 
 

@@ -6,9 +6,9 @@ no statement of the store's own.
 Why a fork needs care: SQLite keeps its file locks in tables of the process. A forked child that inherits an
 open connection inherits the tables too, believes it holds locks that the kernel gave to its parent only, and
 when the parent then closes, it deletes the write-ahead log under the child: commits of the child are lost
-without an error (seen, not guessed: tests/stores/test_sqlite.py). So all connections are closed *before* a
-fork, and both sides open new ones. One that could not be closed in time is kept alive in the child for ever,
-because closing it there does harm too.
+without an error (seen, not guessed: test_a_child_loses_nothing_when_its_parent_closes). So all connections
+are closed *before* a fork, and both sides open new ones. One that could not be closed in time is kept alive
+in the child for ever, because closing it there does harm too.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ FileId = tuple[int, int]
 class _Handle:
     """One thread's connection. Its lock is held while a verb runs: close() and fork wait for the verb."""
 
-    __slots__ = ("connection", "lock", "log_id")
+    __slots__ = ("connection", "file_id", "lock", "log_id")
 
-    def __init__(self, connection: sqlite3.Connection, log_id: FileId | None) -> None:
+    def __init__(self, connection: sqlite3.Connection, file_id: FileId | None, log_id: FileId | None) -> None:
         self.connection: sqlite3.Connection | None = connection
         self.lock = threading.Lock()
+        self.file_id = file_id
         self.log_id = log_id
 
     def close(self) -> None:
@@ -79,34 +80,37 @@ class Connections:
     def use(self) -> Iterator[sqlite3.Connection]:
         """The calling thread's connection. What goes wrong in the block leaves as an error of oncekey."""
         try:
-            handle = self._mine()
-            with handle.lock:
-                connection = handle.connection
-                if connection is None:
-                    raise StoreUnavailable(f"{self.path} was closed while it was being used")
-                try:
-                    yield connection
-                except sqlite3.Error as error:
-                    if _code(error) not in _BUSY:
-                        handle.close()  # whatever is wrong with it, the next verb begins afresh
-                    raise
+            handle, connection = self._mine()
+            try:
+                yield connection
                 self._still_there(handle)
+            except sqlite3.Error as error:
+                if _code(error) not in _BUSY:
+                    handle.close()  # whatever is wrong with it, the next verb begins afresh
+                raise
+            finally:
+                handle.lock.release()
         except sqlite3.Error as error:
             raise self._in_words(error) from error
         except (UnicodeEncodeError, OverflowError) as error:
             # Nothing is wrong with the file: the lane finds the one bad row of its batch (hazard 25).
             raise StoreError("a value is not valid text or too large a number: cannot be stored") from error
 
-    def _mine(self) -> _Handle:
-        handle: _Handle | None = getattr(self._local, "handle", None)
-        if handle is None or handle.connection is None:
-            if not self._opening.acquire(timeout=self.timeout):
-                raise StoreUnavailable(f"{self.path} could not be opened within {self.timeout:g} s")
-            try:
-                handle = self._local.handle = self._open()
-            finally:
-                self._opening.release()
-        return handle
+    def _mine(self) -> tuple[_Handle, sqlite3.Connection]:
+        """The calling thread's handle, with its lock held, and its open connection."""
+        while True:
+            handle: _Handle | None = getattr(self._local, "handle", None)
+            if handle is None or handle.connection is None:
+                if not self._opening.acquire(timeout=self.timeout):
+                    raise StoreUnavailable(f"{self.path} could not be opened within {self.timeout:g} s")
+                try:
+                    handle = self._local.handle = self._open()
+                finally:
+                    self._opening.release()
+            handle.lock.acquire()
+            if handle.connection is not None:
+                return handle, handle.connection
+            handle.lock.release()  # closed in between, by a fork or by close(): open again
 
     def _open(self) -> _Handle:
         for thread, handle in list(self._handles.items()):
@@ -117,19 +121,17 @@ class Connections:
             raise StoreUnavailable(f"{self.path} cannot be opened: its folder does not exist")
         if self._file_id is not None and _file_id(self.path) != self._file_id:
             raise self._gone()
-        connection = sqlite3.connect(
-            self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
         try:
             self._switch_to_wal(connection)
             connection.execute("PRAGMA synchronous = FULL")  # NORMAL loses commits with the power (hazard 23)
             connection.execute("PRAGMA foreign_keys = ON")  # for business tables that refer to a key
             self._prepare(connection)
-            self._file_id = self._file_id or _file_id(self.path)
-            handle = _Handle(connection, _file_id(self._log))
+            handle = _Handle(connection, _file_id(self.path), _file_id(self._log))
         except BaseException:
             connection.close()
             raise
+        self._file_id = handle.file_id
         self._handles[threading.current_thread()] = handle
         return handle
 
@@ -154,7 +156,7 @@ class Connections:
         Going on with a new, empty file would turn every key into a first request (hazard 12), so this store
         refuses until the file is back, or until it is closed and opened again on purpose.
         """
-        if _file_id(self.path) != self._file_id:
+        if _file_id(self.path) != handle.file_id:
             handle.close()
             raise self._gone()
         if _file_id(self._log) != handle.log_id:
@@ -251,6 +253,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from oncekey.core.record import Found, Record, Reservation, Swap
-from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
+from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Capabilities, Duty
 from oncekey.stores.sqlite import rows, schema
@@ -39,9 +39,7 @@ class SqliteStore:
 
     capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=1)
 
-    def __init__(
-        self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
         name = str(path)
         if name in ("", ".", ":memory:") or name.startswith("file:"):
             raise ConfigurationError(f"'{name}' is not the path of a file: without one, use memory://")
@@ -122,8 +120,6 @@ class SqliteStore:
         """SQLite creates and upgrades its tables by itself; only a newer schema is somebody else's work."""
         if schema.problem(connection, str(self.path)) is not None:
             self._migrate(connection)
-            if sentence := schema.problem(connection, str(self.path)):
-                raise SchemaError(sentence)
 
     def _migrate(self, connection: sqlite3.Connection) -> list[str]:
         with self._transaction(connection):

@@ -1,0 +1,1 @@
+"""A payments API to try oncekey on: ``oncekey demo``."""

@@ -1,0 +1,360 @@
+"""The WSGI middleware: the same exchange as ``asgi.py``, in the thread that the server gave us.
+
+Native sync: it blocks on the lanes, and no event loop hides behind it. Store before send holds here too: the app's
+iterable is consumed, stored, and only then passed on. ``flask.py`` finishes earlier, inside the framework.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any
+
+from oncekey.core.decision import Execute
+from oncekey.core.problems import Answer, Situation
+from oncekey.core.record import Record, Reservation
+from oncekey.core.routes import Route
+from oncekey.engine.keeper import Unfinished
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation, _current
+from oncekey.engine.request import Request
+from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError
+from oncekey.web.wire import (
+    UNAVAILABLE_RETRY_SECONDS,
+    Headers,
+    Move,
+    answer_headers,
+    answer_to,
+    answer_to_loser,
+    first_headers,
+    raised,
+    read_key,
+    refusal,
+    returned,
+)
+
+_log = logging.getLogger("oncekey")
+
+Environ = dict[str, Any]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+StartResponse = Callable[..., Callable[[bytes], object]]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+ENVIRON_KEY = "oncekey"
+"""Where the exchange stands in the environ, for integrations further in."""
+
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+class IdempotencyMiddleware:
+    """``app = IdempotencyMiddleware(app, once=once)``."""
+
+    def __init__(self, app: App, once: OnceKey) -> None:
+        self.app = app
+        self.once = once
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        path = _path(environ)
+        route = self.once.routes.match(environ["REQUEST_METHOD"], path)
+        if route is None:
+            return self.app(environ, start_response)
+        return Exchange(self.app, self.once, route, environ, start_response, path).run()
+
+
+class Exchange:
+    """One protected request."""
+
+    def __init__(
+        self, app: App, once: OnceKey, route: Route, environ: Environ, start_response: StartResponse, path: str
+    ) -> None:
+        self.app = app
+        self.once = once
+        self.route = route
+        self.policy = route.policy
+        self.environ = environ
+        self.start_response = start_response
+        self.path = path
+        self.key_header: bytes | None = None
+        self.wanted: Reservation
+        self.operation: Operation
+        self.finished: Record | Answer | None = None
+        """How it ended, once it has: the record as stored, or what the client is told instead."""
+        self.concluded = False
+        # of the handler's response
+        self.status_line = ""
+        self.headers: Headers = []
+        self.written: list[bytes] = []
+
+    # -- before the handler --------------------------------------------------------------------------------------
+
+    def run(self) -> Iterable[bytes]:
+        raw_key = self.environ.get("HTTP_IDEMPOTENCY_KEY")
+        if raw_key is None and not self.policy.required:
+            return self.app(self.environ, self.start_response)
+        try:
+            tenant = self.once.single_tenant or self._tenant()
+        except NotAuthenticated as error:
+            return self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)
+        values = [] if raw_key is None else [raw_key.encode("latin-1")]
+        key = read_key(values, self.policy, self.once)
+        if isinstance(key, Answer):
+            return self._answer(key, None)
+        self.key_header = values[0].strip()
+        body = self._read_body()
+        if body is None:
+            return self._refuse(Situation.BODY_TOO_LARGE)
+        self.wanted = self.once.reservation(
+            self.route,
+            tenant=tenant,
+            key=key,
+            owner=self.once.engine.owners.new(),
+            method=self.environ["REQUEST_METHOD"],
+            path=self.path,
+            query=self.environ.get("QUERY_STRING", "").encode("latin-1"),
+            content_type=self.environ.get("CONTENT_TYPE") or None,
+            body=body,
+        )
+        engine = self.once.engine
+        try:
+            decision = engine.run_blocking(engine.begin(self.wanted, self.policy), self.policy.begin_seconds)
+        except OperatorError:
+            return self._refuse(Situation.STORE_UNAVAILABLE, retry_after=UNAVAILABLE_RETRY_SECONDS)
+        if isinstance(decision, Execute):
+            return self._execute(decision.record, tenant, body)
+        return self._answer(answer_to(decision, self.policy, self.once), decision.record)
+
+    def _tenant(self) -> str:
+        environ = self.environ
+        request = Request(environ["REQUEST_METHOD"], self.path, environ, lambda: _header_map(environ))
+        tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
+        if inspect.isawaitable(tenant):
+            raise ConfigurationError("the scope function is async, and this is a WSGI app: make it a plain function")
+        return tenant
+
+    def _read_body(self) -> bytes | None:
+        """The whole body; None when it is larger than the policy allows."""
+        limit = self.policy.max_request_bytes
+        stream = self.environ["wsgi.input"]
+        length = self.environ.get("CONTENT_LENGTH") or ""
+        if length.isdecimal():
+            if int(length) > limit:
+                return None
+            body: bytes = stream.read(int(length))
+        elif self.environ.get("wsgi.input_terminated"):
+            body = stream.read(limit + 1)  # chunked
+        else:
+            body = b""
+        return None if len(body) > limit else body
+
+    # -- the handler ---------------------------------------------------------------------------------------------
+
+    def _execute(self, record: Record, tenant: str, body: bytes) -> Iterable[bytes]:
+        self.operation = Operation(record, self.policy, tenant)
+        self.once.engine.keeper.watch(self.operation)
+        environ = dict(self.environ)
+        environ.pop("HTTP_ACCEPT_ENCODING", None)  # we store identity bytes; compress in front of us
+        environ.pop("wsgi.file_wrapper", None)  # a way around the body
+        environ["wsgi.input"] = io.BytesIO(body)
+        environ["CONTENT_LENGTH"] = str(len(body))
+        environ[ENVIRON_KEY] = self
+        # A context of its own: what is set in it does not leak into the thread's next request.
+        context = contextvars.copy_context()
+        context.run(_current.set, self.operation)
+        try:
+            iterable = context.run(self.app, environ, self._start)
+            body_parts = _Body(iterable, context, self.written)
+        except BaseException as error:
+            return self._raised(error)
+        return self._pass(body_parts)
+
+    def _start(
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
+    ) -> Callable[[bytes], object]:
+        if exc_info is not None:
+            self.operation.raised = True  # WSGI's way to say that an error page replaces a response
+        self.status_line = status
+        self.headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        return self.written.append
+
+    def _pass(self, parts: _Body) -> Iterable[bytes]:
+        """Consume the response, conclude, and hand it on; what is too large to store passes through."""
+        chunks, size = [], 0
+        try:
+            for chunk in parts:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > self.policy.max_response_bytes or self._is_event_stream():
+                    return self._stream(chunks, parts)
+            parts.close()
+        except BaseException as error:
+            parts.close()
+            return self._raised(error)
+        body = b"".join(chunks)
+        if not self.concluded:
+            if not self.status_line:
+                return self._raised(EOFError("the app did not start a response"))
+            self.conclude(self.status, self.headers, body)
+        if isinstance(self.finished, Answer):
+            return self._answer(self.finished, None)
+        self._send_start(first_headers(self.status, self.headers, len(body), self.key_header, self.finished))
+        return [body]
+
+    def _stream(self, chunks: list[bytes], rest: _Body) -> Iterable[bytes]:
+        record = self.finished if isinstance(self.finished, Record) else self.operation.record
+        self._send_start(first_headers(self.status, self.headers, None, self.key_header, record))
+        return _Streamed(self, chunks, rest)
+
+    def _is_event_stream(self) -> bool:
+        return any(n.lower() == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
+
+    @property
+    def status(self) -> int:
+        return int(self.status_line[:3])
+
+    # -- after the handler ---------------------------------------------------------------------------------------
+
+    def conclude(self, status: int, headers: Headers, body: bytes | None) -> None:
+        """The response is complete: store it. Says in ``finished`` how that went."""
+        self._finish(returned(self.operation, status, headers, body))
+
+    def failed(self, error: BaseException) -> Answer | None:
+        """The handler raised. Returns our answer to that, where we have one."""
+        if self.concluded:
+            return None
+        move, answer = raised(self.operation, error, self.once)
+        self._finish(move)
+        return answer
+
+    def _raised(self, error: BaseException) -> Iterable[bytes]:
+        answer = self.failed(error)
+        if isinstance(self.finished, Answer) and answer is not None:
+            return self._answer(self.finished, None)
+        if answer is None:
+            raise error
+        return self._answer(answer, self.finished if isinstance(self.finished, Record) else None)
+
+    def _finish(self, move: Move) -> None:
+        self.concluded = True
+        engine, operation = self.once.engine, self.operation
+        flow = engine.finish(operation, move.event, move.response, move.reason)
+        try:
+            finished = engine.run_blocking(flow, self.policy.begin_seconds)
+        except OperatorError:
+            # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
+            engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
+            self.finished = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
+            return
+        engine.keeper.unwatch(operation)
+        if finished.stored:
+            self.finished = finished.record
+        else:
+            self.finished = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def _send_start(self, headers: Headers) -> None:
+        self.start_response(self.status_line, [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers])
+
+    def _refuse(
+        self, situation: Situation, *, detail: str | None = None, retry_after: float | None = None
+    ) -> Iterable[bytes]:
+        return self._answer(refusal(self.once, situation, detail=detail, retry_after=retry_after), None)
+
+    def _answer(self, answer: Answer, record: Record | None) -> Iterable[bytes]:
+        self.status_line = f"{answer.status} {_PHRASES.get(answer.status, 'Status')}"
+        self._send_start(answer_headers(answer, self.key_header, record))
+        return [answer.body]
+
+
+class _Body:
+    """The app's iterable, run in its context, with what it ``write``s in the old style in front."""
+
+    def __init__(self, iterable: Iterable[bytes], context: contextvars.Context, written: list[bytes]) -> None:
+        self._iterable = iterable
+        self._iterator = context.run(iter, iterable)
+        self._context = context
+        self._written = written
+        self._open = True
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._pieces  # always the same one: who stops and comes back goes on where they were
+
+    def _run(self) -> Iterator[bytes]:
+        while True:
+            try:
+                chunk = self._context.run(next, self._iterator)
+            except StopIteration:
+                break
+            yield from self._take_written()
+            yield chunk
+        yield from self._take_written()
+
+    def _take_written(self) -> list[bytes]:
+        taken, self._written[:] = list(self._written), []
+        return taken
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            close = getattr(self._iterable, "close", None)
+            if close is not None:
+                self._context.run(close)
+
+
+class _Streamed:
+    """A response that passes through. Its last piece waits for the store; a client that leaves stops nothing."""
+
+    def __init__(self, exchange: Exchange, chunks: list[bytes], rest: _Body) -> None:
+        self._exchange = exchange
+        self._rest = rest
+        self._source = self._run(chunks)
+
+    def _run(self, chunks: list[bytes]) -> Iterator[bytes]:
+        exchange = self._exchange
+        held = chunks.pop()
+        yield from chunks
+        for chunk in self._checked():
+            yield held
+            held = chunk
+        if not exchange.concluded:
+            exchange.conclude(exchange.status, exchange.headers, None)
+        if isinstance(exchange.finished, Answer):
+            raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
+        yield held
+
+    def _checked(self) -> Iterator[bytes]:
+        try:
+            yield from self._rest
+        except Exception as error:
+            self._exchange.failed(error)
+            raise
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._source
+
+    def close(self) -> None:
+        try:
+            for _ in self._source:
+                pass  # the client left: the handler goes on to its end all the same
+        finally:
+            self._rest.close()
+
+
+def _path(environ: Environ) -> str:
+    """The path as the client sent it, decoded: WSGI hands UTF-8 over in the clothes of latin-1."""
+    raw: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    return raw.encode("latin-1").decode("utf-8", "replace") or "/"
+
+
+def _header_map(environ: Environ) -> dict[str, str]:
+    headers = {name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name.startswith("HTTP_")}
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            headers[name.replace("_", "-").lower()] = environ[name]
+    return headers

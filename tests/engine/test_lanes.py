@@ -1,0 +1,545 @@
+"""Lanes: who shares a batch, who gets which answer, and what one bad row or one lost answer does to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from oncekey.core.record import Found, Record, StoredResponse, swap
+from oncekey.core.states import Actor, Event, State
+from oncekey.engine import lanes as lanes_module
+from oncekey.engine.lanes import MAX_BATCH, MAX_BATCH_BYTES, Lanes
+from oncekey.engine.tickets import AsyncTicket, QuietTicket, SyncTicket, Work
+from oncekey.errors import SchemaError, StoreError, StoreOverloaded, StoreUnavailable
+from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
+
+Open = Callable[..., Lanes]
+
+
+@pytest.fixture
+def open_lanes() -> Iterator[Open]:
+    """Makes Lanes that are closed when the test is over."""
+    opened: list[Lanes] = []
+
+    def make(store: FakeStore, **options: object) -> Lanes:
+        opened.append(Lanes(store, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield make
+    for lanes in opened:
+        lanes.close(0.2)
+
+
+def submit(lanes: Lanes, *work: Work) -> list[SyncTicket]:
+    tickets = [SyncTicket(item) for item in work]
+    for ticket in tickets:
+        lanes.submit(ticket)
+    return tickets
+
+
+def ask(lanes: Lanes, work: Work) -> object:
+    (ticket,) = submit(lanes, work)
+    return ticket.wait(PATIENCE)
+
+
+def owner_found(found: object) -> str:
+    assert isinstance(found, Found)
+    assert found.record is not None
+    return found.record.owner
+
+
+# ---------------------------------------------------------------- batching
+
+
+def test_callers_that_come_during_a_commit_are_the_next_batch(open_lanes: Open) -> None:
+    """While one batch is in the store, all who ask queue up, and they go together."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    first = submit(lanes, reservation("a"))
+    gate.wait()
+    others = submit(lanes, *(reservation(key) for key in "bcd"))
+    gate.open()
+    for ticket in first + others:
+        ticket.wait(PATIENCE)
+    assert store.keys("reserve") == [["a"], ["b", "c", "d"]]
+
+
+def test_coroutines_of_one_turn_share_a_batch_and_get_their_own_answers(open_lanes: Open) -> None:
+    """20 coroutines that ask in the same turn of the loop cost few statements, and each gets its own row."""
+    store = FakeStore()
+    lanes = open_lanes(store)
+    wanted = [reservation(f"key-{number}") for number in range(20)]
+
+    async def main() -> list[Found]:
+        loop = asyncio.get_running_loop()
+        tickets = [AsyncTicket(item, loop, PATIENCE) for item in wanted]
+        for ticket in tickets:
+            lanes.submit(ticket)
+        return list(await asyncio.gather(*(ticket.wait() for ticket in tickets)))
+
+    found = asyncio.run(main())
+    assert [owner_found(answer) for answer in found] == [item.owner for item in wanted]
+    assert sum(len(batch) for batch in store.asked("reserve")) == 20
+
+
+def test_each_caller_gets_the_answer_to_its_own_question(open_lanes: Open) -> None:
+    """Reservations, reads and swaps of different keys in one queue: every answer finds the one who asked."""
+    store = FakeStore()
+    there = [store.put(reservation(key)) for key in ("w", "x", "y")]
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(lanes, reservation("first"))
+    gate.wait()
+    mine, theirs = reservation("new"), reservation("w")
+    tickets = submit(
+        lanes,
+        ("tenant-1", "absent"),
+        mine,
+        swap(there[1], Event.COMPLETE, Actor.OWNER, response=RESPONSE),
+        theirs,
+        ("tenant-1", "y"),
+        swap(replace(there[2], owner="stranger"), Event.COMPLETE, Actor.OWNER, response=RESPONSE),
+    )
+    gate.open()
+    absent, new, completed, taken, read, refused = (ticket.wait(PATIENCE) for ticket in tickets)
+    assert absent is None
+    assert owner_found(new) == mine.owner
+    assert (completed.key, completed.state) == ("x", State.COMPLETED)
+    assert owner_found(taken) == there[0].owner != theirs.owner
+    assert read.owner == there[2].owner
+    assert refused is None
+    blocker[0].wait(PATIENCE)
+
+
+def test_two_callers_for_one_key_have_one_winner(open_lanes: Open) -> None:
+    """The same new key twice in a batch: the store is asked once, both see the first one's token, so one owns it."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(lanes, reservation("other"))
+    gate.wait()
+    one, two = reservation("hot"), reservation("hot")
+    tickets = submit(lanes, one, reservation("cold"), two)
+    gate.open()
+    found = [ticket.wait(PATIENCE) for ticket in tickets]
+    assert store.keys("reserve") == [["other"], ["hot", "cold"]]
+    assert owner_found(found[0]) == owner_found(found[2]) == one.owner
+    blocker[0].wait(PATIENCE)
+
+
+def test_an_error_goes_to_all_who_wanted_the_key(open_lanes: Open) -> None:
+    """Callers that shared a row of the batch share its failure too: nobody is left with an empty answer."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(lanes, reservation("other"))
+    gate.wait()
+    store.break_("reserve", lambda: StoreUnavailable("down"))
+    tickets = submit(lanes, reservation("hot"), reservation("hot"))
+    gate.open()
+    for ticket in blocker + tickets:
+        with pytest.raises(StoreUnavailable, match="down"):
+            ticket.wait(PATIENCE)
+
+
+def test_two_moves_of_one_key_are_two_rounds(open_lanes: Open) -> None:
+    """A batch names a key once, so a renewal and a completion go one after the other, in the order of asking."""
+    store = FakeStore()
+    one, two = store.put(reservation("a")), store.put(reservation("b"))
+    lanes, gate = open_lanes(store), store.hold("swap")
+    blocker = submit(lanes, swap(two, Event.RENEW, Actor.OWNER, lease_seconds=5))
+    gate.wait()
+    tickets = submit(
+        lanes,
+        swap(one, Event.RENEW, Actor.OWNER, lease_seconds=5),
+        swap(one, Event.COMPLETE, Actor.OWNER, response=RESPONSE),
+        swap(two, Event.COMPLETE, Actor.OWNER, response=RESPONSE),
+        swap(one, Event.RELEASE, Actor.OWNER),
+    )
+    gate.open()
+    moved = [ticket.wait(PATIENCE) for ticket in tickets]
+    assert store.keys("swap") == [["b"], ["a", "b"], ["a"], ["a"]]
+    assert [row and row.state for row in moved] == [State.IN_PROGRESS, State.COMPLETED, State.COMPLETED, None]
+    blocker[0].wait(PATIENCE)
+
+
+def test_no_batch_is_larger_than_its_limit(open_lanes: Open) -> None:
+    """700 callers who queued up during one commit go in pieces of at most MAX_BATCH, and nobody is forgotten."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(lanes, reservation("first"))
+    gate.wait()
+    wanted = [reservation(f"key-{number}") for number in range(700)]
+    tickets = submit(lanes, *wanted)
+    gate.open()
+    assert [owner_found(ticket.wait(PATIENCE)) for ticket in tickets] == [item.owner for item in wanted]
+    sizes = [len(batch) for batch in store.asked("reserve")]
+    assert max(sizes) == MAX_BATCH
+    assert sizes == [1, 256, 256, 188]
+    blocker[0].wait(PATIENCE)
+
+
+def test_the_coroutines_of_one_turn_are_split_too(open_lanes: Open) -> None:
+    """600 coroutines in one turn of the loop: no statement carries more than MAX_BATCH rows."""
+    store = FakeStore()
+    lanes = open_lanes(store)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tickets = [AsyncTicket(reservation(f"key-{number}"), loop, PATIENCE) for number in range(600)]
+        for ticket in tickets:
+            lanes.submit(ticket)
+        await asyncio.gather(*(ticket.wait() for ticket in tickets))
+
+    asyncio.run(main())
+    sizes = [len(batch) for batch in store.asked("reserve")]
+    assert sum(sizes) == 600
+    assert max(sizes) <= MAX_BATCH
+
+
+def test_large_bodies_are_not_sent_as_one_message(open_lanes: Open) -> None:
+    """A batch ends with the body that takes it past MAX_BATCH_BYTES; bodies that were not kept weigh nothing."""
+    store = FakeStore()
+    large = StoredResponse(200, (), b"x" * (MAX_BATCH_BYTES // 2))
+    tombstone = StoredResponse(200, (), None)
+    rows = [store.put(reservation(key)) for key in "abcdefg"]
+    lanes, gate = open_lanes(store), store.hold("swap")
+    blocker = submit(lanes, swap(rows[0], Event.RENEW, Actor.OWNER, lease_seconds=5))
+    gate.wait()
+    responses = [large, tombstone, large, large, large, tombstone]
+    tickets = submit(
+        lanes,
+        *(
+            swap(row, Event.COMPLETE, Actor.OWNER, response=response)
+            for row, response in zip(rows[1:], responses, strict=True)
+        ),
+    )
+    gate.open()
+    assert [ticket.wait(PATIENCE).state for ticket in tickets] == [State.COMPLETED] * 6
+    assert store.keys("swap") == [["a"], ["b", "c", "d"], ["e", "f"], ["g"]]
+    blocker[0].wait(PATIENCE)
+
+
+def test_two_writers_reserve_and_swap_side_by_side(open_lanes: Open) -> None:
+    """Where the store takes two writers, a reservation that hangs does not hold up a completion."""
+    store = FakeStore(writers=2)
+    row = store.put(reservation("done"))
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    hung = submit(lanes, reservation("a"))
+    gate.wait()
+    moved = ask(lanes, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    assert isinstance(moved, Record)
+    assert moved.state is State.COMPLETED
+    gate.open()
+    hung[0].wait(PATIENCE)
+
+
+def test_one_writer_is_one_thread(open_lanes: Open) -> None:
+    """Where the store takes one writer, reserve, swap and read run in one thread, not the caller's."""
+    store = FakeStore()
+    lanes = open_lanes(store)
+    found = ask(lanes, reservation("a"))
+    assert isinstance(found, Found)
+    assert found.record is not None
+    ask(lanes, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    ask(lanes, ("tenant-1", "a"))
+    assert store.threads == {"oncekey-lane"}
+    assert sum(thread.name == "oncekey-lane" and thread.is_alive() for thread in threading.enumerate()) >= 1
+
+
+# ---------------------------------------------------------------- one bad row
+
+
+def test_a_bad_row_fails_alone(open_lanes: Open) -> None:
+    """A batch that the store refuses as a whole is asked again row by row, and only the bad row fails (hazard 25)."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(lanes, reservation("first"))
+    gate.wait()
+    store.break_("reserve", lambda: StoreError("refused"), about=lambda batch: any(w.key == "bad" for w in batch))
+    wanted = [reservation(key) for key in ("a", "bad", "b")]
+    good, bad, fine = submit(lanes, *wanted)
+    gate.open()
+    assert owner_found(good.wait(PATIENCE)) == wanted[0].owner
+    assert owner_found(fine.wait(PATIENCE)) == wanted[2].owner
+    with pytest.raises(StoreError, match="refused"):
+        bad.wait(PATIENCE)
+    assert store.keys("reserve") == [["first"], ["a", "bad", "b"], ["a"], ["bad"], ["b"]]
+    blocker[0].wait(PATIENCE)
+
+
+def test_a_bad_row_is_rescued_from_swaps_and_reads_too(open_lanes: Open) -> None:
+    """Row by row holds for every verb."""
+    store = FakeStore()
+    rows = [store.put(reservation(key)) for key in ("a", "bad", "b")]
+    lanes, gate = open_lanes(store), store.hold("swap")
+    blocker = submit(lanes, swap(rows[0], Event.RENEW, Actor.OWNER, lease_seconds=5))
+    gate.wait()
+    store.break_("swap", lambda: StoreError("no"), about=lambda batch: any(w.key == "bad" for w in batch))
+    store.break_("read", lambda: StoreError("no"), about=lambda batch: ("tenant-1", "bad") in batch)
+    moves = submit(lanes, *(swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE) for row in rows))
+    reads = submit(lanes, *(("tenant-1", key) for key in ("a", "bad", "b")))
+    gate.open()
+    for tickets in (moves, reads):
+        assert [tickets[at].wait(PATIENCE).key for at in (0, 2)] == ["a", "b"]
+        with pytest.raises(StoreError):
+            tickets[1].wait(PATIENCE)
+    blocker[0].wait(PATIENCE)
+
+
+def test_a_drivers_error_is_not_quoted(open_lanes: Open) -> None:
+    """What a driver says may hold a key or a body: the caller learns the verb and the class, no more (hazard 28)."""
+    store = FakeStore()
+    errors: list[tuple[str, Exception]] = []
+    lanes = open_lanes(store, on_error=lambda verb, error: errors.append((verb, error)))
+    store.break_("reserve", lambda: KeyError("sk_live_123"))
+    with pytest.raises(StoreError) as caught:
+        ask(lanes, reservation("a"))
+    assert str(caught.value) == "the store failed in 'reserve' with KeyError"
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert errors == [("reserve", caught.value)]
+
+
+def test_a_bad_row_does_not_keep_others_from_being_given_back(
+    open_lanes: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that the store refuses in every statement must not stop what else is owed from being given back."""
+    monkeypatch.setattr(lanes_module, "_RETRY_SECONDS", 0.01)
+    store = FakeStore()
+    bad = lambda batch: any(w.key == "bad" for w in batch)  # noqa: E731
+    store.break_("reserve", lambda: StoreError("refused"), about=bad)
+    store.break_("swap", lambda: StoreError("refused"), about=bad)
+    lanes = open_lanes(store)
+    with pytest.raises(StoreError):
+        ask(lanes, reservation("bad"))
+    gate = store.hold("reserve")
+    (late,) = submit(lanes, reservation("late"))
+    gate.wait()
+    with pytest.raises(StoreUnavailable):
+        late.wait(0.001)
+    gate.open()
+    ask(lanes, ("tenant-1", "late"))
+    ask(lanes, ("tenant-1", "late"))
+    assert lanes.close(PATIENCE)
+    assert store.row("late") is None
+
+
+def test_a_store_that_answers_too_little_fails_its_callers_and_no_others(open_lanes: Open) -> None:
+    """Fewer answers than questions is an error of that batch; the lane lives on for the next (I7: a lying store)."""
+    store = FakeStore()
+    lanes = open_lanes(store)
+    store.inner.reserve = lambda batch: []  # type: ignore[method-assign]
+    (lied_to,) = submit(lanes, reservation("a"))
+    with pytest.raises(StoreError, match=r"the store failed in 'reserve'"):
+        lied_to.wait(1.0)
+    del store.inner.reserve
+    (after,) = submit(lanes, reservation("b"))
+    assert after.wait(1.0).record is not None
+
+
+# ---------------------------------------------------------------- lost answers and a store that is down
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_same_tokens(open_lanes: Open) -> None:
+    """The insert happened and its answer was cut: asked again, the lane finds its own token, no conflict (hazard 8)."""
+    store = FakeStore()
+    store.break_("reserve", lambda: StoreUnavailable("cut"), times=1, applied=True)
+    errors: list[str] = []
+    lanes = open_lanes(store, on_error=lambda verb, error: errors.append(verb))
+    wanted = reservation("a")
+    assert owner_found(ask(lanes, wanted)) == wanted.owner
+    assert store.asked("reserve") == [[wanted], [wanted]]
+    assert errors == []
+    assert store.asked("swap") == []
+
+
+def test_a_store_that_stays_down_fails_everybody_once(open_lanes: Open) -> None:
+    """Two tries for the batch as a whole, not one per row; every caller gets the first error."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    errors: list[tuple[str, str]] = []
+    lanes = open_lanes(store, on_error=lambda verb, error: errors.append((verb, str(error))))
+    blocker = submit(lanes, reservation("first"))
+    gate.wait()
+    causes = iter(StoreUnavailable(f"down {number}") for number in range(99))
+    tickets = submit(lanes, *(reservation(key) for key in "abc"))
+    store.break_("reserve", lambda: next(causes), about=lambda batch: len(batch) == 3)
+    store.break_("swap", lambda: StoreUnavailable("down too"))
+    gate.open()
+    for ticket in tickets:
+        with pytest.raises(StoreUnavailable, match="^down 0$"):
+            ticket.wait(PATIENCE)
+    assert store.keys("reserve") == [["first"], ["a", "b", "c"], ["a", "b", "c"]]
+    assert errors[0] == ("reserve", "down 0")
+    blocker[0].wait(PATIENCE)
+
+
+def test_the_next_batch_after_an_outage_works(open_lanes: Open) -> None:
+    """A lane has no memory of a store that was down."""
+    store = FakeStore()
+    lanes = open_lanes(store)
+    store.break_("reserve", lambda: StoreUnavailable("down"))
+    with pytest.raises(StoreUnavailable):
+        ask(lanes, reservation("a"))
+    store.heal()
+    wanted = reservation("b")
+    assert owner_found(ask(lanes, wanted)) == wanted.owner
+
+
+def test_wrong_tables_are_said_to_all_and_not_row_by_row(open_lanes: Open) -> None:
+    """SchemaError is no matter of one row: one statement, and everybody learns what to run."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(lanes, reservation("first"))
+    gate.wait()
+    store.break_("reserve", lambda: SchemaError("run `oncekey migrate`"), about=lambda batch: len(batch) == 2)
+    tickets = submit(lanes, reservation("a"), reservation("b"))
+    gate.open()
+    for ticket in tickets:
+        with pytest.raises(SchemaError, match="oncekey migrate"):
+            ticket.wait(PATIENCE)
+    assert store.keys("reserve") == [["first"], ["a", "b"]]
+    blocker[0].wait(PATIENCE)
+
+
+# ---------------------------------------------------------------- a full queue
+
+
+def test_a_full_queue_refuses_at_once(open_lanes: Open) -> None:
+    """With three waiting already the fourth is refused without waiting, and works again when there is room."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store, max_queued=3), store.hold("reserve")
+    first = submit(lanes, reservation("first"))
+    gate.wait()
+    waiting = submit(lanes, *(reservation(key) for key in "abc"))
+    with pytest.raises(StoreOverloaded, match="3 requests are waiting"):
+        submit(lanes, reservation("d"))
+    gate.open()
+    for ticket in first + waiting:
+        ticket.wait(PATIENCE)
+    ask(lanes, reservation("d"))
+    assert "d" not in store.keys("reserve")[1]
+
+
+def test_a_full_queue_refuses_coroutines_too(open_lanes: Open) -> None:
+    """The bound holds for callers that come in one turn of the event loop, before the lane has heard of any."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store, max_queued=3), store.hold("reserve")
+
+    async def main() -> list[str]:
+        loop = asyncio.get_running_loop()
+        ends = []
+        for number in range(10):
+            ticket = AsyncTicket(reservation(f"key-{number}"), loop, PATIENCE)
+            try:
+                lanes.submit(ticket)
+            except StoreOverloaded:
+                ticket.forget()
+                ends.append("refused")
+            else:
+                ends.append("taken")
+        gate.open()
+        return ends
+
+    ends = asyncio.run(main())
+    assert ends.count("taken") <= 4
+    assert ends[-1] == "refused"
+
+
+# ---------------------------------------------------------------- preparing
+
+
+@pytest.mark.parametrize("writers", [1, 2])
+def test_preparing_happens_once_before_the_first_batch(open_lanes: Open, writers: int) -> None:
+    """Migrations run in the first lane that gets there, before anything is asked, and never again."""
+    store = FakeStore(writers=writers)
+    row = store.put(reservation("there"))
+    order: list[str] = []
+    lanes = open_lanes(store, prepare=lambda: order.append(f"prepared before {len(store.batches)} batches"))
+    tickets = submit(lanes, reservation("a"), swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    for ticket in tickets:
+        ticket.wait(PATIENCE)
+    ask(lanes, reservation("b"))
+    assert len(order) == 1
+    if writers == 1:
+        assert order == ["prepared before 0 batches"]
+
+
+def test_the_other_lane_waits_for_the_preparation(open_lanes: Open) -> None:
+    """A second lane asks the store nothing while the first still migrates."""
+    store = FakeStore(writers=2)
+    row = store.put(reservation("there"))
+    begun, go_on, calls = threading.Event(), threading.Event(), []
+
+    def prepare() -> None:
+        calls.append(1)
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        assert store.batches == []
+
+    lanes = open_lanes(store, prepare=prepare)
+    tickets = submit(lanes, reservation("a"))
+    assert begun.wait(PATIENCE)
+    tickets += submit(lanes, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    go_on.set()
+    for ticket in tickets:
+        ticket.wait(PATIENCE)
+    assert calls == [1]
+
+
+def test_preparing_that_failed_is_tried_again(open_lanes: Open) -> None:
+    """A migration that could not run fails who asked, asks the store nothing, and runs for the next caller."""
+    store = FakeStore()
+    outcomes: list[Exception | None] = [SchemaError("newer"), StoreUnavailable("a"), StoreUnavailable("b"), None]
+
+    def prepare() -> None:
+        if error := outcomes.pop(0):
+            raise error
+
+    lanes = open_lanes(store, prepare=prepare)
+    with pytest.raises(SchemaError):
+        ask(lanes, ("tenant-1", "a"))
+    with pytest.raises(StoreUnavailable, match="^a$"):
+        ask(lanes, ("tenant-1", "a"))
+    assert store.batches == []
+    assert ask(lanes, ("tenant-1", "a")) is None
+    assert outcomes == []
+
+
+# ---------------------------------------------------------------- nobody waits
+
+
+def test_a_quiet_ticket_tells_its_function(open_lanes: Open) -> None:
+    """Work that nobody waits for hands its result, or its error, to a function; without one it is simply done."""
+    store = FakeStore()
+    row = store.put(reservation("a"))
+    lanes = open_lanes(store)
+    told: list[tuple[object, object]] = []
+    lanes.submit(QuietTicket(("tenant-1", "a"), lambda done: told.append((done.result.owner, done.error))))
+    lanes.submit(QuietTicket(swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE)))
+    assert lanes.close(PATIENCE)
+    assert told == [(row.owner, None)]
+    done = store.row("a")
+    assert done is not None
+    assert done.state is State.COMPLETED
+
+
+def test_a_function_that_raises_harms_nobody(open_lanes: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """What a quiet ticket's function raises is logged, and the next caller of the same batch is answered."""
+    store = FakeStore()
+    lanes, gate = open_lanes(store), store.hold("read")
+
+    def broken(done: object) -> None:
+        raise RuntimeError("in the function")
+
+    blocker = submit(lanes, ("tenant-1", "x"))
+    gate.wait()
+    lanes.submit(QuietTicket(("tenant-1", "a"), broken))
+    (after,) = submit(lanes, ("tenant-1", "b"))
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        gate.open()
+        assert after.wait(PATIENCE) is None
+    assert "could not be handed over" in caplog.text
+    blocker[0].wait(PATIENCE)

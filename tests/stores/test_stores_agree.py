@@ -1,0 +1,188 @@
+"""Random moves against two stores at once: the one under test, and the dictionary that says what is right.
+
+Every step is made on both, every answer and every row is compared. Another store joins with a subclass of
+``StoresAgree`` that says how to make it; one that keeps its own clock sets ``exact = False`` and overrides ``tick``.
+All times lie on a grid of ten seconds, so that the milliseconds that really pass on such a clock decide nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from oncekey.core.record import Record, Reservation, StoredResponse, Swap, swap
+from oncekey.core.states import STARTS, TABLE, Actor, Effects, Event
+from oncekey.errors import IllegalTransition
+from oncekey.stores.base import Duty, Store
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.store_suite import Clock
+
+KEYS = list(product(["tenant", "Tenant"], ["a", "b", "c"]))
+SECONDS = st.sampled_from([0.0, 10.0, 20.0, 50.0])
+RESPONSES = st.builds(
+    StoredResponse,
+    st.integers(100, 599),
+    st.lists(st.tuples(st.text("abc-", min_size=1), st.text(st.characters(exclude_categories=["Cs", "Cc"])))).map(
+        tuple
+    ),
+    st.none() | st.binary(max_size=40),
+)
+WORDS = st.none() | st.sampled_from(["charge_created", "Ünïcödé '%_"])
+
+TIMES = ("lease_until", "reconcile_at", "created_at", "finished_at", "expires_at")
+
+
+class StoresAgree(RuleBasedStateMachine):
+    exact: ClassVar[bool] = True
+    """False: the store's clock is its own, so times are compared with a tolerance, and ties have no order."""
+
+    def make_store(self, clock: Callable[[], float]) -> Store:
+        raise NotImplementedError
+
+    def tick(self, seconds: float) -> None:
+        """Let time pass for every row of the store under test; ``self.clock`` moves anyway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.model = MemoryStore(self.clock)
+        self.store = self.make_store(self.clock)
+        self.store.migrate()
+        self.numbers = 0
+        self.seen: list[tuple[Record, Record]] = []  # the same row, as the store and as the model showed it
+
+    def teardown(self) -> None:
+        self.store.close()
+
+    # steps
+
+    @rule(data=st.data(), keys=st.lists(st.sampled_from(KEYS), min_size=1, unique=True))
+    def reserve(self, data: st.DataObject, keys: list[tuple[str, str]]) -> None:
+        wanted = [self._reservation(data, *at) for at in keys]
+        pairs = zip(self.store.reserve(wanted), self.model.reserve(wanted), strict=True)
+        for mine, right in pairs:
+            self._same(mine.record, right.record)
+
+    @rule(data=st.data())
+    def swap(self, data: st.DataObject) -> None:
+        """Moves of the table, from rows as they are or as they were: the stale ones must be refused by both."""
+        if not self.seen:
+            return
+        drawn = data.draw(st.lists(st.sampled_from(self.seen[-40:]), min_size=1, max_size=4))
+        by_key = {(mine.scope, mine.key): (mine, right) for mine, right in drawn}
+        changes = [change for pair in by_key.values() if (change := self._change(data, *pair))]
+        mine = self.store.swap(changes)
+        right = self.model.swap(changes)
+        for mine_row, right_row in zip(mine, right, strict=True):
+            self._same(mine_row, right_row)
+
+    @rule(seconds=st.sampled_from([10.0, 20.0, 60.0, 200.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.tick(seconds)
+
+    @rule(limit=st.integers(1, 4))
+    def purge(self, limit: int) -> None:
+        if not self.exact:
+            limit = 100  # which of two that expired together goes first is not defined
+        assert self.store.purge(limit) == self.model.purge(limit)
+
+    @rule(duty=st.sampled_from(list(Duty)), limit=st.integers(1, 4))
+    def due(self, duty: Duty, limit: int) -> None:
+        mine, right = self.store.due(duty, limit), self.model.due(duty, limit)
+        assert len(mine) == len(right)
+        if self.exact:
+            for pair in zip(mine, right, strict=True):
+                self._same(*pair)
+        else:
+            mine, right = self.store.due(duty, 100), self.model.due(duty, 100)
+            assert {(row.scope, row.key) for row in mine} == {(row.scope, row.key) for row in right}
+
+    @invariant()
+    def all_rows_agree(self) -> None:
+        for pair in zip(self.store.read(KEYS), self.model.read(KEYS), strict=True):
+            self._same(*pair)
+
+    # parts
+
+    def _reservation(self, data: st.DataObject, scope: str, key: str) -> Reservation:
+        self.numbers += 1
+        return Reservation(
+            scope=scope,
+            key=key,
+            operation=f"POST /{self.numbers}",
+            fingerprint=self.numbers.to_bytes(32, "big"),
+            fingerprint_version=data.draw(st.integers(1, 2)),
+            effects=data.draw(st.sampled_from(list(Effects))),
+            owner=f"owner-{self.numbers}",
+            lease_seconds=data.draw(SECONDS),
+            retention_seconds=data.draw(SECONDS) * 4,
+        )
+
+    def _change(self, data: st.DataObject, mine: Record, right: Record) -> Swap | None:
+        moves = [(row, actor) for row in TABLE if row.source is mine.state for actor in sorted(row.by)]
+        row, actor = data.draw(st.sampled_from(moves))
+        starts = row.event in STARTS
+        settings: dict[str, Any] = {
+            "to_state": row.target,
+            "reservation": self._reservation(data, mine.scope, mine.key) if starts else None,
+            "lease_seconds": data.draw(st.none() | SECONDS),
+            "response": data.draw(st.none() | RESPONSES),
+            "last_error": data.draw(WORDS),
+            "recovery_point": data.draw(WORDS) if row.event is Event.ADVANCE else None,
+            "quarantine_seconds": data.draw(SECONDS),
+            "reconcile_in": data.draw(st.none() | SECONDS) if actor is not Actor.REQUEST else None,
+        }
+        try:
+            change = swap(mine, row.event, actor, **settings)
+        except IllegalTransition:
+            return None  # the table has a condition that this row does not meet
+        assert change == swap(right, row.event, actor, **settings)
+        return change
+
+    def _same(self, mine: Record | None, right: Record | None) -> None:
+        if mine is None or right is None:
+            assert mine is right
+            return
+        if self.exact:
+            assert mine == right
+        else:
+            blank: dict[str, Any] = dict.fromkeys((*TIMES, "now"), 0.0)
+            assert replace(mine, **blank) == replace(right, **blank)
+            for name in TIMES:
+                mine_time, right_time = getattr(mine, name), getattr(right, name)
+                assert (mine_time is None) == (right_time is None)
+                # created_at and finished_at do not move when a row is aged from outside
+                if mine_time is not None and name not in ("created_at", "finished_at"):
+                    assert mine_time - mine.now == pytest.approx(right_time - right.now, abs=5)
+        self.seen.append((mine, right))
+
+
+class SqliteAgrees(StoresAgree):
+    def make_store(self, clock: Callable[[], float]) -> Store:
+        memory = Path("/dev/shm")  # an fsync there costs nothing: these runs are about meaning
+        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+        return SqliteStore(Path(self.folder.name) / "keys.db", clock=clock)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+TestSqliteAgrees = SqliteAgrees.TestCase
+TestSqliteAgrees.settings = settings(
+    max_examples=40,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
