@@ -369,7 +369,7 @@ def test_a_store_that_stays_down_fails_everybody_once(open_lanes: Open) -> None:
     store.break_("swap", lambda: StoreUnavailable("down too"))
     gate.open()
     for ticket in tickets:
-        with pytest.raises(StoreUnavailable, match="^down 0$"):
+        with pytest.raises(StoreUnavailable, match=r"^down 0$"):
             ticket.wait(PATIENCE)
     assert store.keys("reserve") == [["first"], ["a", "b", "c"], ["a", "b", "c"]]
     assert errors[0] == ("reserve", "down 0")
@@ -501,7 +501,7 @@ def test_preparing_that_failed_is_tried_again(open_lanes: Open) -> None:
     lanes = open_lanes(store, prepare=prepare)
     with pytest.raises(SchemaError):
         ask(lanes, ("tenant-1", "a"))
-    with pytest.raises(StoreUnavailable, match="^a$"):
+    with pytest.raises(StoreUnavailable, match=r"^a$"):
         ask(lanes, ("tenant-1", "a"))
     assert store.batches == []
     assert ask(lanes, ("tenant-1", "a")) is None

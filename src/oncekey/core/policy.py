@@ -170,7 +170,9 @@ class Policy:
         if not self.methods:
             raise ConfigurationError("Policy(methods=…): it protects nothing; exempt a route with None instead")
         if self.fingerprint_fields is not None and not self.fingerprint_fields:
-            raise ConfigurationError("Policy(fingerprint_fields=()): all bodies would be the same; None takes them whole")
+            raise ConfigurationError(
+                "Policy(fingerprint_fields=()): all bodies would be the same; None takes them whole"
+            )
 
     def _check(self) -> None:
         for name, choices in _CHOICES.items():

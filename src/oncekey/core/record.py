@@ -128,7 +128,7 @@ def swap(
     event: Event,
     by: Actor,
     *,
-    to_state: State | None | Literal["the only one"] = "the only one",
+    to_state: State | Literal["the only one"] | None = "the only one",
     reservation: Reservation | None = None,
     lease_seconds: float | None = None,
     response: StoredResponse | None = None,

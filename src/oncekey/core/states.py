@@ -119,9 +119,7 @@ class Transition:
     when: frozenset[Condition] = frozenset()
 
 
-def _move(
-    source: State | None, event: Event, target: State | None, by: set[Actor], *when: Condition
-) -> Transition:
+def _move(source: State | None, event: Event, target: State | None, by: set[Actor], *when: Condition) -> Transition:
     return Transition(source, event, target, frozenset(by), frozenset(when))
 
 
@@ -193,7 +191,7 @@ for _row in TABLE:
 
 
 def find(
-    source: State | None, event: Event, actor: Actor, target: State | None | Literal["the only one"] = "the only one"
+    source: State | None, event: Event, actor: Actor, target: State | Literal["the only one"] | None = "the only one"
 ) -> Transition:
     """The one row for this move. ``target`` chooses where an event has several (settle, expire); None: no row."""
     rows = _BY_MOVE.get((source, event, actor), ())
@@ -201,5 +199,7 @@ def find(
         rows = tuple(row for row in rows if row.target == target)
     if len(rows) != 1:
         what = f"'{event}' from {source or 'no row'} by {actor}"
-        raise IllegalTransition(f"{what} has several targets: name one" if rows else f"no move {what}: see core/states.py")
+        raise IllegalTransition(
+            f"{what} has several targets: name one" if rows else f"no move {what}: see core/states.py"
+        )
     return rows[0]

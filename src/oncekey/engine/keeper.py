@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,10 +108,8 @@ class Keeper:
         lease = operation.policy.lease_seconds
         operation.renew_at = now + lease * RENEW_AT
         change = swap(operation.record, Event.RENEW, Actor.OWNER, lease_seconds=lease)
-        try:
+        with suppress(StoreError):  # the next look tries again
             self._engine.lanes.submit(QuietTicket(change, lambda done: self._renewed(operation, done)))
-        except StoreError:
-            pass  # the next look tries again
 
     def _renewed(self, operation: Operation, done: Ticket) -> None:
         if done.error is None and done.result is None and operation.record.owner in self._live:

@@ -129,9 +129,7 @@ class _Signal(Enum):
 
 
 class _Lane:
-    def __init__(
-        self, store: Store, on_error: Callable[[str, Exception], None], prepare: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: Store, on_error: Callable[[str, Exception], None], prepare: Callable[[], None]) -> None:
         self._queue: queue.SimpleQueue[list[Ticket] | _Signal] = queue.SimpleQueue()
         self._gathered: dict[AbstractEventLoop, list[Ticket]] = {}
         self._lock = threading.Lock()

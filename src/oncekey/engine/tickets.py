@@ -21,7 +21,7 @@ GAVE_UP = "the store did not answer in time"
 
 
 class Ticket:
-    """A piece of work and where its outcome goes. Exactly one of ``result`` and ``error`` is set when it is delivered."""
+    """A piece of work and where its outcome goes: ``error``, or else ``result``."""
 
     __slots__ = ("error", "result", "work")
 

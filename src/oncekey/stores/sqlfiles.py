@@ -26,10 +26,11 @@ def statement(package: str, name: str) -> str:
 
 def migrations(package: str) -> list[Migration]:
     """The files ``NNNN_name.sql`` in the ``migrations`` folder of ``package``, in their order."""
-    found = []
-    for entry in files(package).joinpath("migrations").iterdir():
-        if match := _NUMBERED.fullmatch(entry.name):
-            found.append(Migration(int(match[1]), match[2], entry.read_text("utf-8")))
+    found = (
+        Migration(int(match[1]), match[2], entry.read_text("utf-8"))
+        for entry in files(package).joinpath("migrations").iterdir()
+        if (match := _NUMBERED.fullmatch(entry.name))
+    )
     return sorted(found, key=lambda migration: migration.number)
 
 
@@ -42,9 +43,7 @@ def outdated(package: str, applied: int | None, where: str) -> str | None:
     if applied is None:
         return f"{where} has no oncekey tables yet: run `oncekey migrate`, or open it with OnceKey(url, migrate=True)"
     if applied < newest:
-        return (
-            f"{where} has oncekey schema {applied:04d} and this version needs {newest:04d}: run `oncekey migrate`"
-        )
+        return f"{where} has oncekey schema {applied:04d} and this version needs {newest:04d}: run `oncekey migrate`"
     if applied > newest:
         return (
             f"{where} has oncekey schema {applied:04d}, newer than the {newest:04d} that this version knows: "

@@ -167,8 +167,14 @@ class MoveSuite(SuiteBase):
         other = one(store.reserve([replace(new, key="key-2")])[0].record)
         start = again.created_at
         assert start == pytest.approx(again.now, abs=1)
-        times = {"lease_until": start + 7, "created_at": start, "expires_at": start + 70, "now": again.now}
-        assert again == replace(other, key=again.key, **times)
+        assert again == replace(
+            other,
+            key=again.key,
+            lease_until=start + 7,
+            created_at=start,
+            expires_at=start + 70,
+            now=again.now,
+        )
 
     def test_an_error_and_a_time_to_reconcile_are_kept_until_the_next_move(self, store: Store) -> None:
         """A doubtful row says why and when; once settled it says neither."""

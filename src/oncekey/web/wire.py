@@ -61,9 +61,7 @@ class Move:
     reason: str | None
 
 
-def returned(
-    operation: Operation, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None
-) -> Move:
+def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None) -> Move:
     """The move for a complete response. ``body`` None: it was streamed past us, and leaves a tombstone."""
     policy = operation.policy
     ending: Ending = "returned"

@@ -1,0 +1,272 @@
+"""What an OpenAPI document says about a protected operation. Pure: a document and the routes in, a new document out.
+
+Owns the fragments: the header parameter, our answers as responses, the headers that we add, ``x-idempotency``. Statuses,
+media types and examples are taken from ``core/problems.py``, so that the document cannot say what the wire does not.
+How a framework makes and serves its document is that framework's module; nothing here knows one.
+
+What the app declared itself stays: a response of the same status gets our content beside its own, and a header
+parameter that the app already has keeps its description.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from oncekey.core.policy import Policy
+from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker
+from oncekey.core.routes import Routes
+
+HEADER = "Idempotency-Key"
+EXTENSION = "x-idempotency"
+EXAMPLE_KEY = "550e8400-e29b-41d4-a716-446655440000"
+
+Fragment = dict[str, Any]
+
+_METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+
+
+def declare(
+    document: Mapping[str, Any],
+    routes: Routes,
+    *,
+    profile: ProfileName = "ietf",
+    docs_url: str | None = None,
+    authenticates: bool = True,
+    prefix: str = "",
+) -> Fragment:
+    """A copy of ``document`` in which every operation that ``routes`` protects says so.
+
+    ``authenticates``: the app's scope function may answer 401. ``prefix``: where the document's paths are mounted.
+    """
+    declared: Fragment = deepcopy(dict(document))
+    shared = _Shared(declared, profile, docs_url)
+    for path, item in declared.get("paths", {}).items():
+        for method in _METHODS:
+            if method in item and (route := routes.match(method.upper(), prefix + path)) is not None:
+                _declare_operation(item[method], route.policy, shared, authenticates=authenticates)
+    return declared
+
+
+def parameter(policy: Policy) -> Fragment:
+    """The Idempotency-Key header as a parameter of an operation."""
+    quoted = policy.key_syntax == "strict"
+    schema: Fragment = {"type": "string", "minLength": policy.key_min_length, "maxLength": policy.key_max_length}
+    if quoted:
+        # Two quotes more than the key; and every character of the key may be an escaped one.
+        schema = {"type": "string", "minLength": policy.key_min_length + 2, "maxLength": 2 * policy.key_max_length + 2}
+        schema["pattern"] = '^"[0-9A-Fa-f-]{36}"$' if policy.key_format == "uuid" else '^".+"$'
+    elif policy.key_format is not None:
+        schema["format"] = policy.key_format
+    return {
+        "name": HEADER,
+        "in": "header",
+        "required": policy.required,
+        "description": description(policy),
+        "schema": schema,
+        "example": f'"{EXAMPLE_KEY}"' if quoted else EXAMPLE_KEY,
+    }
+
+
+def description(policy: Policy) -> str:
+    """What the header does, for whoever reads the API's documentation."""
+    kept = in_words(policy.retention_seconds)
+    of = "of this endpoint" if policy.key_per == "endpoint" else "across all endpoints"
+    sentences = [
+        "A unique value, such as a UUID, that the client makes for one operation and sends with every retry of it.",
+        f"The operation runs once: the same request with the same key gets the first response again, for {kept}.",
+        f"A key stands for one request {of}: with a different request it is refused.",
+    ]
+    if policy.key_syntax == "strict":
+        sentences.append("It is sent in double quotes, as an RFC 8941 String.")
+    if not policy.required:
+        sentences.append("Without it, the request is executed every time that it is sent.")
+    return " ".join(sentences)
+
+
+def in_words(seconds: float) -> str:
+    """A length of time as people say it: ``24 hours``, ``7 days``, ``90 minutes``."""
+    for size, least, unit in ((86_400, 2, "day"), (3_600, 1, "hour"), (60, 1, "minute")):
+        count, rest = divmod(seconds, size)
+        if not rest and count >= least:
+            break
+    else:
+        count, unit = seconds, "second"
+    return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"
+
+
+def extension(policy: Policy) -> Fragment:
+    """The value of ``x-idempotency``: what a generator of clients or a reviewer wants to know."""
+    return {
+        "required": policy.required,
+        "effects": policy.effects,
+        "retention_seconds": int(policy.retention_seconds),
+        "scope": policy.key_per,
+        "in_flight": policy.in_flight,
+    }
+
+
+def situations(policy: Policy, *, authenticates: bool = True) -> list[Situation]:
+    """Why a request to such a route may get an answer of ours."""
+    found = [Situation.KEY_MISSING] if policy.required else []
+    found += [Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.IN_FLIGHT, Situation.UNKNOWN]
+    found += [Situation.BODY_TOO_LARGE, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED]
+    if authenticates:
+        found.append(Situation.NOT_AUTHENTICATED)
+    return found
+
+
+# -- into an operation -----------------------------------------------------------------------------------------------
+
+
+def _declare_operation(operation: Fragment, policy: Policy, shared: _Shared, *, authenticates: bool) -> None:
+    parameters = operation.setdefault("parameters", [])
+    own = next((at for at, known in enumerate(parameters) if _is_ours(known)), None)
+    if own is None:
+        parameters.append(parameter(policy))
+    else:
+        said = {name: parameters[own][name] for name in ("description", "example") if name in parameters[own]}
+        parameters[own] = parameter(policy) | said
+    responses = operation.setdefault("responses", {})
+    for status, response in responses.items():
+        if str(status)[0] in "23d" and "$ref" not in response:  # d: default, which covers success too
+            response["headers"] = shared.success_headers() | response.get("headers", {})
+    for situation in situations(policy, authenticates=authenticates):
+        shared.add_answer(responses, situation)
+    operation[EXTENSION] = extension(policy)
+
+
+def _is_ours(known: Mapping[str, Any]) -> bool:
+    return known.get("in") == "header" and str(known.get("name", "")).lower() == HEADER.lower()
+
+
+class _Shared:
+    """The document's components: everything that more than one operation refers to, under a name that is free."""
+
+    def __init__(self, document: Fragment, profile: ProfileName, docs_url: str | None) -> None:
+        self._document = document
+        self._profile: ProfileName = profile
+        self._docs_url = docs_url
+
+    def success_headers(self) -> Fragment:
+        headers = {
+            HEADER: self._refer("headers", "IdempotencyKey", _header("The key of the request, as it was sent.")),
+            "Idempotency-Expires": self._refer(
+                "headers",
+                "IdempotencyExpires",
+                _header("Until when this response is kept for retries, as an HTTP date."),
+            ),
+        }
+        if (marker := replay_marker(self._profile)) is not None:
+            name = marker[0].title()
+            said = _header("Present, with this value, on a response that was stored earlier and is sent again.")
+            said["schema"] = {"type": "string", "enum": [marker[1]]}
+            headers[name] = self._refer("headers", name.replace("-", ""), said)
+        return headers
+
+    def add_answer(self, responses: Fragment, situation: Situation) -> None:
+        """Put one situation under its status, beside whatever is declared there."""
+        answer = problem(self._profile, situation, docs_url=self._docs_url)
+        body = json.loads(answer.body)
+        title = _title(situation)
+        response = responses.setdefault(str(answer.status), {})
+        if "$ref" in response:
+            return  # declared elsewhere, for other operations too: not ours to change
+        said = response.get("description")
+        response["description"] = f"{said}; or: {title}" if said else title
+        content = response.setdefault("content", {}).setdefault(_media_type(answer), {})
+        content["schema"] = _either(content.get("schema"), self._refer("schemas", *_SCHEMAS[self._profile]))
+        example = self._refer("examples", f"Idempotency{_camel(situation)}", {"summary": title, "value": body})
+        if "example" not in content:  # the two exclude each other
+            content.setdefault("examples", {})[str(situation)] = example
+        for name, value in _header_fragments(answer):
+            response.setdefault("headers", {}).setdefault(name, self._refer("headers", name.replace("-", ""), value))
+
+    def _refer(self, kind: str, name: str, value: Fragment) -> Fragment:
+        """A reference to a component, which is added unless it is there; a name that the app uses is left to it."""
+        known = self._document.setdefault("components", {}).setdefault(kind, {})
+        while name in known and known[name] != value:
+            name += "_"
+        known[name] = value
+        return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def _either(there: Fragment | None, ours: Fragment) -> Fragment:
+    """Both schemas, where the app has one of its own under the same media type."""
+    if not there or there == ours:
+        return ours
+    choices = there.get("anyOf", [there]) if set(there) <= {"anyOf"} else [there]
+    return {"anyOf": choices if ours in choices else [*choices, ours]}
+
+
+def _media_type(answer: Answer) -> str:
+    return dict(answer.headers)["content-type"]
+
+
+def _header_fragments(answer: Answer) -> Iterator[tuple[str, Fragment]]:
+    names = {name for name, _ in answer.headers}
+    if "retry-after" in names:
+        said = "How many seconds to wait before the same request is sent again with the same key."
+        yield "Retry-After", _header(said, {"type": "integer", "minimum": 1})
+    if "www-authenticate" in names:
+        yield "WWW-Authenticate", _header("How to authenticate.")
+
+
+def _header(said: str, schema: Fragment | None = None) -> Fragment:
+    return {"description": said, "schema": schema or {"type": "string"}}
+
+
+def _title(situation: Situation) -> str:
+    """In a few words. Only the ietf profile has a title for every situation; the words hold for the others too."""
+    title: str = json.loads(problem("ietf", situation).body)["title"]
+    return title
+
+
+def _camel(situation: Situation) -> str:
+    return "".join(part.capitalize() for part in situation.split("-"))
+
+
+def _object(properties: Fragment, required: list[str] | None = None, **more: Any) -> Fragment:
+    return {"type": "object", "properties": properties, "required": required or list(properties), **more}
+
+
+_TEXT = {"type": "string"}
+
+_SCHEMAS: dict[ProfileName, tuple[str, Fragment]] = {
+    "ietf": (
+        "IdempotencyProblem",
+        _object(
+            {"type": {"type": "string", "format": "uri-reference"}, "title": _TEXT, "status": {"type": "integer"}}
+            | {"detail": _TEXT},
+            description="Why an Idempotency-Key got no result, as an RFC 9457 problem.",
+        ),
+    ),
+    "stripe": (
+        "IdempotencyError",
+        _object(
+            {
+                "error": _object(
+                    {"type": _TEXT, "code": _TEXT, "message": _TEXT, "doc_url": _TEXT}, ["type", "code", "message"]
+                )
+            },
+            description="Why an Idempotency-Key got no result.",
+        ),
+    ),
+    "governance": (
+        "IdempotencyFault",
+        _object(
+            {
+                "fault": _object(
+                    {
+                        "faultId": _TEXT,
+                        "traceId": _TEXT,
+                        "errors": {"type": "array", "items": _object({"errorCode": _TEXT, "description": _TEXT})},
+                    }
+                )
+            },
+            description="Why an Idempotency-Key got no result.",
+        ),
+    ),
+}

@@ -1,0 +1,290 @@
+"""The end of lanes: closing, closing what hangs, the end of the process, and forks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oncekey.core.record import swap
+from oncekey.core.states import Actor, Event
+from oncekey.engine.lanes import Lanes
+from oncekey.engine.tickets import AsyncTicket, SyncTicket
+from oncekey.errors import StoreError, StoreUnavailable
+from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
+
+
+def submit(lanes: Lanes, *work: object) -> list[SyncTicket]:
+    tickets = [SyncTicket(item) for item in work]  # type: ignore[arg-type]
+    for ticket in tickets:
+        lanes.submit(ticket)
+    return tickets
+
+
+def took(call: Callable[[], object]) -> tuple[object, float]:
+    begun = time.monotonic()
+    return call(), time.monotonic() - begun
+
+
+# ---------------------------------------------------------------- closing
+
+
+def test_closing_answers_whoever_is_queued() -> None:
+    """Tickets that were queued before the close are worked off, then the connection is let go of."""
+    store = FakeStore()
+    lanes, gate = Lanes(store), store.hold("reserve")
+    tickets = submit(lanes, reservation("first"))
+    gate.wait()
+    tickets += submit(lanes, *(reservation(f"key-{number}") for number in range(300)))
+    closing = threading.Thread(target=lanes.close, args=(PATIENCE,))
+    closing.start()
+    gate.open()
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    assert all(ticket.wait(0).record is not None for ticket in tickets)
+    assert store.disconnects == 1
+
+
+def test_after_closing_nobody_is_taken() -> None:
+    """A ticket that comes after the close is refused at once, whether lanes ever ran or not."""
+    for used in (True, False):
+        lanes = Lanes(FakeStore())
+        if used:
+            submit(lanes, reservation())[0].wait(PATIENCE)
+        assert lanes.close(PATIENCE)
+        with pytest.raises(StoreUnavailable, match="closed"):
+            submit(lanes, reservation())
+
+
+def test_closing_twice_is_closing_once() -> None:
+    """The second close finds nothing to do."""
+    store = FakeStore()
+    lanes = Lanes(store)
+    submit(lanes, reservation())[0].wait(PATIENCE)
+    assert lanes.close(PATIENCE)
+    assert lanes.close(0)
+    assert store.disconnects == 1
+
+
+def test_lanes_that_were_never_used_have_no_thread() -> None:
+    """Threads start with the first ticket: an app that is preloaded and forked has none to lose."""
+    before = threading.active_count()
+    lanes = Lanes(FakeStore())
+    assert threading.active_count() == before
+    assert lanes.close(0)
+
+
+def test_a_hung_store_is_left_behind() -> None:
+    """Closing while a verb hangs ends in time and says so."""
+    store = FakeStore()
+    lanes, gate = Lanes(store), store.hold("reserve")
+    submit(lanes, reservation())
+    gate.wait()
+    ended, seconds = took(lambda: lanes.close(0.05))
+    assert ended is False
+    assert seconds < 2
+    gate.open()
+
+
+def test_two_hung_lanes_share_the_time_to_close() -> None:
+    """``timeout`` is for closing, not for each lane: two that hang take no longer than one."""
+    store = FakeStore(writers=2)
+    row = store.put(reservation("there"))
+    lanes, reserves, swaps = Lanes(store), store.hold("reserve"), store.hold("swap")
+    submit(lanes, reservation(), swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    reserves.wait()
+    swaps.wait()
+    ended, seconds = took(lambda: lanes.close(0.5))
+    reserves.open()
+    swaps.open()
+    assert ended is False
+    assert seconds < 0.9
+
+
+def test_closing_is_not_held_up_by_a_preparation_that_hangs() -> None:
+    """A migration that waits for a hung server keeps its lane, not whoever closes."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def prepare() -> None:
+        begun.set()
+        go_on.wait(PATIENCE)
+
+    lanes = Lanes(FakeStore(), prepare=prepare)
+    submit(lanes, reservation())
+    assert begun.wait(PATIENCE)
+    ended: list[bool] = []
+    closing = threading.Thread(target=lambda: ended.append(lanes.close(0.05)), daemon=True)
+    closing.start()
+    closing.join(1.0)
+    in_time = not closing.is_alive()
+    go_on.set()
+    closing.join(PATIENCE)
+    assert in_time
+    assert ended == [False]
+
+
+def test_a_coroutine_that_asks_in_the_turn_of_the_close_gets_an_outcome() -> None:
+    """Every ticket gets an outcome: one that was taken just before the close is answered, not left to time out."""
+    store = FakeStore()
+    lanes = Lanes(store)
+    submit(lanes, reservation("first"))[0].wait(PATIENCE)
+
+    async def main() -> object:
+        ticket = AsyncTicket(reservation("a"), asyncio.get_running_loop(), 1.0)
+        lanes.submit(ticket)
+        lanes.close(PATIENCE)
+        try:
+            return await ticket.wait()
+        except StoreError as error:
+            return str(error)
+
+    assert "did not answer in time" not in str(asyncio.run(main()))
+
+
+def test_a_thread_that_asks_during_the_close_gets_an_outcome() -> None:
+    """A ticket that slips in behind the close is refused or answered at once, not left to time out."""
+    lanes = Lanes(FakeStore())
+    submit(lanes, reservation("first"))[0].wait(PATIENCE)
+
+    class Slow(SyncTicket):
+        """Its caller is interrupted by the close between finding a lane and queueing."""
+
+        __slots__ = ("_work", "interrupted")
+
+        @property
+        def work(self) -> object:  # type: ignore[override]
+            if not getattr(self, "interrupted", False):
+                self.interrupted = True
+                lanes.close(PATIENCE)
+            return self._work
+
+        @work.setter
+        def work(self, value: object) -> None:
+            self._work = value
+
+    ticket = Slow(reservation("a"))
+    with pytest.raises(StoreError) as caught:
+        lanes.submit(ticket)
+        ticket.wait(1.0)
+        raise StoreError("answered")
+    assert "did not answer in time" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_a_process_that_forgets_to_close_ends_all_the_same() -> None:
+    """Lanes end with the interpreter, after what is queued was worked off."""
+    assert run(
+        """
+import sys
+from oncekey.engine.lanes import Lanes
+from oncekey.engine.tickets import QuietTicket
+from oncekey.stores.memory import MemoryStore
+
+class Loud(MemoryStore):
+    def disconnect(self):
+        sys.stdout.write("disconnected")
+lanes = Lanes(Loud())
+lanes.submit(QuietTicket(("tenant", "key"), lambda done: sys.stdout.write("answered, ")))
+"""
+    ) == ("answered, disconnected")
+
+
+FORK_SCRIPT = """
+import json, os, signal, sys, warnings
+from oncekey import OnceKey, SINGLE_TENANT
+from oncekey.core.decision import Execute, Replay
+from oncekey.core.record import Reservation, StoredResponse
+from oncekey.core.states import Effects, Event
+from oncekey.engine.operation import Operation
+
+warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks beside threads; servers do just that
+signal.alarm(25)
+once = OnceKey(sys.argv[1], scope=SINGLE_TENANT, migrate=True)
+engine, policy = once.engine, once.policy
+
+def pay(key, owner):
+    wanted = Reservation("t", key, "POST /", b"f" * 32, 1, Effects.EXTERNAL, owner, 60.0, 3600.0)
+    decision = engine.run_blocking(engine.begin(wanted, policy), 5.0)
+    if not isinstance(decision, Execute):
+        return type(decision).__name__ + " of " + decision.record.owner
+    operation = Operation(decision.record, policy, "t")
+    engine.keeper.watch(operation)
+    answer = StoredResponse(200, (), owner.encode())
+    stored = engine.run_blocking(engine.finish(operation, Event.COMPLETE, answer), 5.0).stored
+    engine.keeper.unwatch(operation)
+    return f"{owner} {'stored' if stored else 'lost'}"
+
+said = [pay("a", "parent-1")]
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    heard = [pay("a", "child-1"), pay("b", "child-2")]
+    heard.append(once.close())
+    os.write(write, json.dumps(heard).encode())
+    os._exit(0)
+os.close(write)
+said.append(pay("c", "parent-2"))
+with os.fdopen(read) as pipe:
+    said.append(json.load(pipe))
+said.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+said += [pay("b", "parent-3"), pay("d", "parent-4"), once.close()]
+print(json.dumps(said))
+"""
+FORK_RESULT = (
+    '["parent-1 stored", "parent-2 stored", ["Replay of parent-1", "child-2 stored", true], 0, '
+    '"Replay of child-2", "parent-4 stored", true]'
+)
+
+
+def test_a_forked_child_has_lanes_of_its_own(tmp_path: Path) -> None:
+    """Parent and child go on with the same OnceKey after a fork beside running lanes and keeper (hazard 26)."""
+    assert run(FORK_SCRIPT, f"sqlite:///{tmp_path}/keys.db") == FORK_RESULT
+
+
+def test_a_child_that_was_forked_during_a_batch_does_not_wait_for_it() -> None:
+    """The parent's lane is inside the store and holds every lock at the fork; the child's first question works."""
+    assert run(
+        """
+import os, signal, threading, warnings
+from oncekey.engine.lanes import Lanes
+from oncekey.engine.tickets import SyncTicket
+from oncekey.stores.memory import MemoryStore
+
+warnings.simplefilter("ignore", DeprecationWarning)
+signal.alarm(25)
+begun, go_on = threading.Event(), threading.Event()
+def prepare():
+    if not begun.is_set():
+        begun.set()
+        go_on.wait()
+lanes = Lanes(MemoryStore(), prepare=prepare)
+mine = SyncTicket(("tenant", "key"))
+lanes.submit(mine)
+begun.wait()
+child = os.fork()
+if child == 0:
+    ticket = SyncTicket(("tenant", "key"))
+    lanes.submit(ticket)
+    os._exit(0 if ticket.wait(10) is None else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ")
+go_on.set()
+print(mine.wait(10), lanes.close())
+"""
+    ) == ("0 None True")
