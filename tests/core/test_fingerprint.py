@@ -250,6 +250,8 @@ def test_orjson_escapes_every_code_point_as_rfc8785() -> None:
 
 @given(number=st.floats(allow_nan=False, allow_infinity=False) | st.floats(-(10**6), 10**6).map(lambda f: round(f, 2)))
 @example(number=1e-4)
+@example(number=1e-6)
+@example(number=1.5e-6)
 @example(number=999999999999999.9)
 @example(number=1e16)
 @example(number=-0.0)
@@ -522,6 +524,7 @@ def agree(body: bytes) -> None:
 @example(text="[9007199254740992]")
 @example(text="[1.0]")
 @example(text="[1e+16]")
+@example(text="[1e-6]")
 @example(text="[-0]")
 def test_fast_path_is_the_reference_on_any_text(text: str) -> None:
     """On JSON text of any spelling the fast path is the slow one, wherever it is taken."""

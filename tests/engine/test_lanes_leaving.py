@@ -159,7 +159,9 @@ def test_a_row_that_was_only_found_is_not_touched(open_lanes: Open) -> None:
     gate.open()
     assert lanes.close(PATIENCE)
     assert store.asked("swap") == []
-    assert store.row() == replace(theirs, now=store.row().now)  # type: ignore[union-attr]
+    row = store.row()
+    assert row is not None
+    assert row == replace(theirs, now=row.now)
 
 
 def test_giving_back_never_deletes_what_a_rival_took_meanwhile(open_lanes: Open) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from oncekey.core.states import MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, find
+from oncekey.core.states import MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
 from oncekey.errors import IllegalTransition
 
 RESPONSE_SCHEMA_VERSION = 1
@@ -143,6 +143,44 @@ def swap(
     while (state, owner) stays the same (attempt, steps, effects) are checked here.
     """
     move = find(record.state, event, by, to_state)
+    if move.when:
+        _check(move, record, by, quarantine_seconds)
+    attempt = None
+    starts = event in STARTS
+    if starts != (reservation is not None):
+        raise IllegalTransition(f"'{event}' {'needs' if starts else 'takes no'} new reservation")
+    if starts:
+        attempt = 1 if event is Event.RESERVE else record.attempt + 1
+    lease_over_by = None
+    if Condition.LEASE_OVER in move.when:
+        lease_over_by = 0.0
+    elif Condition.QUARANTINE_OVER in move.when:
+        lease_over_by = quarantine_seconds
+    if move.target is State.UNKNOWN and reconcile_in is None:
+        reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
+    return Swap(
+        record.scope,
+        record.key,
+        event,
+        record.state,
+        record.owner,
+        lease_over_by,
+        Condition.PAST_EXPIRY in move.when,
+        move.target,
+        reservation.owner if reservation else None,
+        attempt,
+        reservation.lease_seconds if reservation else lease_seconds,
+        response,
+        last_error,
+        recovery_point,
+        reconcile_in,
+        # The code that runs now says where its effects live, not the code that ran before the last deploy.
+        reservation.effects if reservation else None,
+        reservation if event is Event.RESERVE else None,
+    )
+
+
+def _check(move: Transition, record: Record, by: Actor, quarantine_seconds: float | None) -> None:
     for condition, holds in (
         (Condition.FIRST_ATTEMPT, record.attempt == 1),
         (Condition.NO_STEPS, not record.has_steps),
@@ -151,40 +189,7 @@ def swap(
         (Condition.MAY_RERUN, record.effects in MAY_RERUN),
     ):
         if condition in move.when and not holds:
-            raise IllegalTransition(f"'{event}' by {by} needs '{condition}', which this record does not meet")
-    starts = event in STARTS
-    if starts != (reservation is not None):
-        raise IllegalTransition(f"'{event}' {'needs' if starts else 'takes no'} new reservation")
-    lease_over_by = None
-    if Condition.LEASE_OVER in move.when:
-        lease_over_by = 0.0
-    elif Condition.QUARANTINE_OVER in move.when:
-        lease_over_by = quarantine_seconds
-    if move.target is State.UNKNOWN and reconcile_in is None:
-        reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
-    attempt = None
-    if starts:
-        attempt = 1 if event is Event.RESERVE else record.attempt + 1
-    return Swap(
-        scope=record.scope,
-        key=record.key,
-        event=event,
-        from_state=record.state,
-        owner=record.owner,
-        lease_over_by=lease_over_by,
-        past_expiry=Condition.PAST_EXPIRY in move.when,
-        to_state=move.target,
-        new_owner=reservation.owner if reservation else None,
-        attempt=attempt,
-        lease_seconds=reservation.lease_seconds if reservation else lease_seconds,
-        response=response,
-        last_error=last_error,
-        recovery_point=recovery_point,
-        reconcile_in=reconcile_in,
-        # The code that runs now says where its effects live, not the code that ran before the last deploy.
-        effects=reservation.effects if reservation else None,
-        restart=reservation if event is Event.RESERVE else None,
-    )
+            raise IllegalTransition(f"'{move.event}' by {by} needs '{condition}', which this record does not meet")
 
 
 def undo(work: Reservation | Swap) -> Swap | None:

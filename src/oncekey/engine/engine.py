@@ -133,8 +133,9 @@ class Engine:
     def _decided(self, decision: Decision, policy: Policy) -> None:
         emit, wants = self.emitter.emit, self.emitter.wants
         match decision:
-            case Execute(record) if wants(events.Reserved):
-                emit(events.Reserved(*about(record)))
+            case Execute(record):
+                if wants(events.Reserved):
+                    emit(events.Reserved(*about(record)))
             case Replay(record) if wants(events.Replayed):
                 status = record.response.status if record.response else 0
                 emit(events.Replayed(*about(record), status=status))

@@ -101,6 +101,20 @@ class IdempotencyMiddleware:
 class _Exchange:
     """One protected request."""
 
+    wanted: Reservation
+    operation: Operation
+    body: bytes
+    key_header: bytes | None = None
+    compressible = False
+    body_read = False
+    # of the handler's response
+    start: Message | None = None
+    size = 0
+    whole: bytes | None = None
+    streaming = False
+    concluded = False
+    stored: asyncio.Event | None = None
+
     def __init__(self, app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.app = app
         self.once = once
@@ -109,18 +123,7 @@ class _Exchange:
         self.scope = scope
         self.receive = receive
         self.send = send
-        self.key_header: bytes | None = None
-        self.wanted: Reservation
-        self.operation: Operation
-        # of the handler's response
-        self.start: Message | None = None
         self.chunks: list[bytes] = []
-        self.size = 0
-        self.whole: bytes | None = None
-        self.streaming = False
-        self.concluded = False
-        self.stored: asyncio.Event | None = None
-        self.body_read = False
 
     # -- before the handler --------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class _Exchange:
             key=key,
             owner=self.once.engine.owners.new(),
             method=scope["method"],
-            path=scope["path"],
+            path=raw.decode("latin-1") if (raw := scope.get("raw_path")) else scope["path"],
             query=scope.get("query_string", b""),
             content_type=content_type,
             body=body,
@@ -173,6 +176,8 @@ class _Exchange:
                 keys.append(value)
             elif name == b"content-type":
                 content_type = value.decode("latin-1")
+            elif name == b"accept-encoding":
+                self.compressible = True
         return keys, content_type
 
     async def _tenant(self) -> str:
@@ -263,9 +268,9 @@ class _Exchange:
     def _inner_scope(self) -> Scope:
         """The app's view of the request: our mark in it, no way around the body, and no compression (we store
         identity bytes; compress in front of us)."""
-        scope = _InnerScope(self.scope)
-        scope[SCOPE_KEY] = self.operation
-        scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
+        scope = _InnerScope(self.scope, oncekey=self.operation)
+        if self.compressible:
+            scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
         if extensions := scope.get("extensions"):
             scope["extensions"] = {name: value for name, value in extensions.items() if name not in _BYPASSES}
         return scope

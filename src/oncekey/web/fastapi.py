@@ -1,4 +1,4 @@
-"""FastAPI: ``protect(app, once)`` adds the middleware, spares keys of refused requests, and declares it all in OpenAPI.
+"""FastAPI: ``protect(app, once)`` adds the middleware, spares the keys of refused requests, and declares it in OpenAPI.
 
 ::
 
@@ -11,16 +11,16 @@
 Owns how one tells, in FastAPI, that the operation never began, so that the key is not used up:
 
 * *its validation refused the request*: a ``RequestValidationError`` whose innermost frame is FastAPI's. An endpoint may
-  raise that error too, and then it did begin. What a dependency with ``yield`` or a custom route class makes of it counts
-  as well: it is the context of the new error.
-* *the body could not be read, or no route or method fits*: an ``HTTPException`` that comes from the routing code through
-  nobody's frames but the framework's.
-* *the router redirects to the path with or without the slash*: the client comes again with the same key and another path,
-  and must not find it taken.
+  raise that error too, and then it did begin. What a custom route class, or a dependency with ``yield``, makes of the
+  error counts as well: it is the context of the new one.
+* *credentials are missing, the body cannot be read, no route or method fits*: an ``HTTPException`` out of the
+  framework's own code, through nobody else's frames.
+* *the router redirects to the path with or without its slash*: the client comes again with the same key and another
+  path, and must not find the key taken.
 
-All of it is seen in the exception handlers, wherever they were registered, since they are wrapped when the app builds its
-stack, with those of mounted apps. A dependency runs before the body is validated: if it used a verb of the operation,
-``Operation.discardable`` keeps the key.
+Errors are seen in the exception handlers. They are wrapped, with those of mounted apps, when the app builds its stack,
+so it does not matter when they were registered. A dependency runs before the body is validated: if it used a verb of
+the operation, ``Operation.discardable`` keeps the key.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from oncekey.errors import ConfigurationError, NoOperation
 from oncekey.web.asgi import SCOPE_KEY, IdempotencyMiddleware
 from oncekey.web.openapi import declare
 
-__all__ = ["CurrentOperation", "OptionalOperation", "declare_openapi", "protect", "spare_refused"]
+__all__ = ["CurrentOperation", "OptionalOperation", "declare_openapi", "never_began", "protect", "spare_refused"]
 
 _FRAMEWORK = frozenset({"fastapi", "starlette", "anyio", "contextlib", "oncekey"})
-_READS_AND_ROUTES = frozenset({"fastapi.routing", "starlette.routing", "starlette.requests"})
+_BEFORE_THE_ENDPOINT = ("fastapi.routing", "fastapi.security.", "starlette.routing", "starlette.requests")
 _MARK = "__oncekey__"
 
 
@@ -57,7 +57,7 @@ def protect(app: FastAPI, once: OnceKey) -> None:
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
     """
-    if any(item.cls is IdempotencyMiddleware for item in app.user_middleware):  # type: ignore[comparison-overlap]
+    if any(getattr(item, "cls", None) is IdempotencyMiddleware for item in app.user_middleware):
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
     app.add_middleware(_Redirects)
     app.add_middleware(IdempotencyMiddleware, once=once)
@@ -65,9 +65,13 @@ def protect(app: FastAPI, once: OnceKey) -> None:
     declare_openapi(app, once)
 
 
-def operation_of(connection: HTTPConnection) -> Operation:
-    """The Operation of this request; NoOperation where the route is not protected or the request has no key."""
-    operation = optional_operation(connection)
+async def _optional_operation(connection: HTTPConnection) -> Operation | None:
+    operation: Operation | None = connection.scope.get(SCOPE_KEY)
+    return operation
+
+
+async def _operation(connection: HTTPConnection) -> Operation:
+    operation = await _optional_operation(connection)
     if operation is None:
         raise NoOperation(
             f"{connection.scope['path']} has no operation: the route is not protected, or its key is optional and "
@@ -76,97 +80,61 @@ def operation_of(connection: HTTPConnection) -> Operation:
     return operation
 
 
-def optional_operation(connection: HTTPConnection) -> Operation | None:
-    """The Operation of this request, or None."""
-    operation: Operation | None = connection.scope.get(SCOPE_KEY)
-    return operation
-
-
-async def _operation_of(connection: HTTPConnection) -> Operation:  # async: FastAPI sends plain functions to a thread
-    return operation_of(connection)
-
-
-async def _optional_operation(connection: HTTPConnection) -> Operation | None:
-    return optional_operation(connection)
-
-
-CurrentOperation = Annotated[Operation, Depends(_operation_of)]
-"""``op: CurrentOperation`` in an endpoint or a dependency."""
+CurrentOperation = Annotated[Operation, Depends(_operation)]
+"""``op: CurrentOperation``, in an endpoint or a dependency."""
 
 OptionalOperation = Annotated[Operation | None, Depends(_optional_operation)]
-"""As CurrentOperation, and None where the request is not protected."""
+"""As CurrentOperation, and None where the route is not protected or its optional key was not sent."""
 
 
 # -- the key of a request that was refused -----------------------------------------------------------------------------
 
 
 def spare_refused(app: Starlette) -> None:
-    """Discard the key of a request that FastAPI refuses. Part of :func:`protect`; alone, for a FastAPI app that stands
-    inside another app which has the middleware."""
-    original = app.build_middleware_stack
-    if hasattr(original, _MARK):
-        return
+    """Discard the key of a request that ``app`` or an app mounted in it refuses. Part of :func:`protect`; alone, for
+    an app that stands inside another which has the middleware."""
 
-    def build_middleware_stack() -> ASGIApp:
-        # Now, and not earlier: handlers and mounts may be added until the app builds its stack.
-        for _, mounted in _mounted(app):
-            spare_refused(mounted)
-        handlers = app.exception_handlers
-        app.exception_handlers = {
-            kind: handler if kind in (500, Exception) else _wrapped(handler) for kind, handler in handlers.items()
-        }
-        try:
-            return original()
-        finally:
-            app.exception_handlers = handlers
+    def wrap_handlers() -> None:
+        for each in (app, *(mounted for _, mounted in _mounted(app))):
+            for kind, handler in list(each.exception_handlers.items()):
+                if kind not in (500, Exception) and not hasattr(handler, _MARK):
+                    each.exception_handlers[kind] = _wrapped(handler)
 
-    setattr(build_middleware_stack, _MARK, True)
-    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
+    _before_stack(app, wrap_handlers)
 
 
 def never_began(error: BaseException) -> bool:
-    """Whether FastAPI refused the request that ended in this error, before its endpoint was called."""
-    modules = [frame.f_globals.get("__name__", "") for frame in _frames(error)]
-    if not modules:
-        return False
-    if isinstance(error, RequestValidationError):
-        return _package(modules[-1]) == "fastapi"
-    if isinstance(error, HTTPException) and modules[-1] in _READS_AND_ROUTES:
-        return all(_package(module) in _FRAMEWORK for module in modules)
-    cause = error.__cause__ or error.__context__
-    return isinstance(cause, RequestValidationError) and never_began(cause)
-
-
-def _frames(error: BaseException) -> Iterator[Any]:
+    """Whether the framework refused the request that ended in this error, before its endpoint was called."""
+    modules = []
     trace = error.__traceback__
     while trace is not None:
-        yield trace.tb_frame
+        modules.append(str(trace.tb_frame.f_globals.get("__name__")))
         trace = trace.tb_next
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
+    if not modules:
+        return False
+    packages = [module.partition(".")[0] for module in modules]
+    if isinstance(error, RequestValidationError):
+        return packages[-1] == "fastapi"
+    if isinstance(error, HTTPException) and modules[-1].startswith(_BEFORE_THE_ENDPOINT):
+        return _FRAMEWORK.issuperset(packages)
+    context = error.__cause__ or error.__context__
+    return isinstance(context, RequestValidationError) and never_began(context)
 
 
 def _wrapped(handler: Callable[..., Any]) -> Callable[..., Any]:
-    asynchronous = _is_async(handler)
+    function = handler.func if isinstance(handler, functools.partial) else handler
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
-    @functools.wraps(handler, updated=())
     async def wrapped(connection: HTTPConnection, error: Exception) -> Any:
-        operation = optional_operation(connection)
+        operation: Operation | None = connection.scope.get(SCOPE_KEY)
         if operation is not None and never_began(error):
             operation.refused = True
-        if asynchronous:
+        if is_async:
             return await handler(connection, error)
         return await run_in_threadpool(handler, connection, error)
 
+    setattr(wrapped, _MARK, True)
     return wrapped
-
-
-def _is_async(handler: Any) -> bool:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - it is called, not asked whether it can be
 
 
 class _Redirects:
@@ -182,7 +150,7 @@ class _Redirects:
             return
 
         async def seen(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] in (307, 308) and _unrouted(scope):
+            if message["type"] == "http.response.start" and message["status"] == 307 and _unrouted(scope):
                 operation.refused = True
             await send(message)
 
@@ -195,22 +163,24 @@ def _unrouted(scope: Scope) -> bool:
     return "router" in scope and (endpoint is None or isinstance(endpoint, Starlette | Router))
 
 
-# -- mounted apps and OpenAPI ------------------------------------------------------------------------------------------
+# -- OpenAPI -----------------------------------------------------------------------------------------------------------
 
 
-def _mounted(app: Starlette) -> Iterator[tuple[str, Starlette]]:
-    """The apps mounted in ``app``, each with its path; also those inside included routers or behind middleware."""
-    contexts = getattr(routing, "iter_route_contexts", iter)  # newer FastAPI keeps included routers as one route
-    for route in contexts(app.routes):
-        inner = getattr(route, "app", None)
-        while inner is not None and not isinstance(inner, Starlette):
-            inner = getattr(inner, "app", None) if not isinstance(inner, Router) else None
-        if inner is not None:
-            yield getattr(route, "path", None) or "", inner
+def declare_openapi(app: FastAPI, once: OnceKey) -> None:
+    """Say in the app's OpenAPI document which operations take a key, and what they answer; in the documents of mounted
+    apps too, from the first request on. Part of :func:`protect`."""
+
+    def wrap_all() -> None:
+        _wrap_openapi(app, once, "")  # again: the app may have put a function of its own there since
+        for prefix, mounted in _mounted(app):
+            if isinstance(mounted, FastAPI):
+                _wrap_openapi(mounted, once, prefix)
+
+    _wrap_openapi(app, once, "")
+    _before_stack(app, wrap_all)
 
 
-def declare_openapi(app: FastAPI, once: OnceKey, *, prefix: str = "") -> None:
-    """Say in the app's OpenAPI document which operations take a key, and what they answer. Part of :func:`protect`."""
+def _wrap_openapi(app: FastAPI, once: OnceKey, prefix: str) -> None:
     original = app.openapi
     if hasattr(original, _MARK):
         return
@@ -218,11 +188,8 @@ def declare_openapi(app: FastAPI, once: OnceKey, *, prefix: str = "") -> None:
 
     def openapi() -> dict[str, Any]:
         nonlocal last
-        document = original()
+        document = original()  # FastAPI makes a new one when routes were added, and the same one otherwise
         if last is None or last[0] is not document:
-            for path, mounted in _mounted(app):
-                if isinstance(mounted, FastAPI):
-                    declare_openapi(mounted, once, prefix=prefix + path)
             declared = declare(
                 document,
                 once.routes,
@@ -235,4 +202,33 @@ def declare_openapi(app: FastAPI, once: OnceKey, *, prefix: str = "") -> None:
         return last[1]
 
     setattr(openapi, _MARK, True)
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation says to
+
+
+# -- how an app is put together ----------------------------------------------------------------------------------------
+
+
+def _before_stack(app: Starlette, action: Callable[[], None]) -> None:
+    """Run ``action`` when the app builds its stack, before its first request: all it consists of is known by then."""
+    original = app.build_middleware_stack
+
+    def build_middleware_stack() -> ASGIApp:
+        action()
+        return original()
+
+    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
+
+
+def _mounted(app: Starlette | Router, prefix: str = "") -> Iterator[tuple[str, Starlette]]:
+    """The apps mounted in ``app`` and in those, each with its path; included routers and middleware are looked into."""
+    contexts = getattr(routing, "iter_route_contexts", iter)  # newer FastAPI keeps an included router as one route
+    for route in contexts(app.routes):
+        inner = getattr(route, "app", None)
+        while inner is not None and not isinstance(inner, Starlette | Router):
+            inner = getattr(inner, "app", None)  # behind middleware
+        if inner is None:
+            continue
+        path = prefix + (getattr(route, "path", None) or "")
+        if isinstance(inner, Starlette):
+            yield path, inner
+        yield from _mounted(inner, path)

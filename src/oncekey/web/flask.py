@@ -46,7 +46,7 @@ def protect(app: Flask, once: OnceKey) -> Flask:
                 return _own_answer(exchange, error)
         return handle(error)
 
-    app.handle_user_exception = notice  # type: ignore[method-assign]
+    app.handle_user_exception = notice  # type: ignore[method-assign, assignment]
     return app
 
 

@@ -1,7 +1,7 @@
 """What an OpenAPI document says about a protected operation. Pure: a document and the routes in, a new document out.
 
-Owns the fragments: the header parameter, our answers as responses, the headers that we add, ``x-idempotency``. Statuses,
-media types and examples are taken from ``core/problems.py``, so that the document cannot say what the wire does not.
+Owns the fragments: the header parameter, our answers as responses, the headers that we add, ``x-idempotency``.
+Statuses, media types and examples come from ``core/problems.py``: the document cannot say what the wire does not.
 How a framework makes and serves its document is that framework's module; nothing here knows one.
 
 What the app declared itself stays: a response of the same status gets our content beside its own, and a header
@@ -88,13 +88,11 @@ def description(policy: Policy) -> str:
 
 def in_words(seconds: float) -> str:
     """A length of time as people say it: ``24 hours``, ``7 days``, ``90 minutes``."""
-    for size, least, unit in ((86_400, 2, "day"), (3_600, 1, "hour"), (60, 1, "minute")):
-        count, rest = divmod(seconds, size)
-        if not rest and count >= least:
-            break
-    else:
-        count, unit = seconds, "second"
-    return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"
+    units = [(172_800, 86_400, "day"), (3_600, 3_600, "hour"), (60, 60, "minute"), (0, 1, "second")]
+    whole = round(seconds)
+    size, unit = next((size, unit) for least, size, unit in units if whole >= least and not whole % size)
+    count = whole // size
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
 
 
 def extension(policy: Policy) -> Fragment:
@@ -135,6 +133,7 @@ def _declare_operation(operation: Fragment, policy: Policy, shared: _Shared, *, 
             response["headers"] = shared.success_headers() | response.get("headers", {})
     for situation in situations(policy, authenticates=authenticates):
         shared.add_answer(responses, situation)
+    operation["responses"] = {str(status): responses[status] for status in sorted(responses, key=str)}
     operation[EXTENSION] = extension(policy)
 
 
@@ -195,8 +194,10 @@ class _Shared:
 
 def _either(there: Fragment | None, ours: Fragment) -> Fragment:
     """Both schemas, where the app has one of its own under the same media type."""
-    if not there or there == ours:
+    if there is None or there == ours:
         return ours
+    if not there:
+        return there  # it allows everything
     choices = there.get("anyOf", [there]) if set(there) <= {"anyOf"} else [there]
     return {"anyOf": choices if ours in choices else [*choices, ours]}
 

@@ -7,6 +7,7 @@ Owns which headers are stored and replayed, and the headers that oncekey adds. W
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -32,6 +33,7 @@ UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
+_BREAKS = re.compile(r"[\r\n\0]").search
 _LENGTH = frozenset({b"content-length", b"transfer-encoding"})
 _OF_THE_LOST_BODY = frozenset({"content-type", "content-encoding", "etag", "content-disposition", "last-modified"})
 
@@ -100,11 +102,8 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
     """The response as it is kept: the headers of the allow-list, and the body unless it is too large (tombstone)."""
     allowed = policy.stored_headers
-    kept = []
-    for raw_name, raw_value in headers:
-        name = raw_name.decode("latin-1").lower()
-        if name in allowed:
-            kept.append((name, raw_value.decode("latin-1")))
+    named = [(name.decode("latin-1").lower(), value) for name, value in headers]
+    kept = [(name, value.decode("latin-1")) for name, value in named if name in allowed]
     if body is not None and len(body) > policy.max_response_bytes:
         body = None
     return StoredResponse(status, tuple(_clean(kept)), body)
@@ -114,7 +113,7 @@ def _clean(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Without those that could end a header early: checked when stored, and again when replayed."""
     good = []
     for name, value in headers:
-        if any(bad in name or bad in value for bad in "\r\n\0"):
+        if _BREAKS(name) or _BREAKS(value):
             _log.error("a stored response header with a line break was left out")
         else:
             good.append((name, value))

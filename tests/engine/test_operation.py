@@ -1,0 +1,200 @@
+"""The Operation, the request that a scope function sees, and the tokens of owners."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from itertools import pairwise
+from weakref import WeakSet
+
+import pytest
+
+from oncekey import current
+from oncekey.core.policy import Policy
+from oncekey.engine import forks
+from oncekey.engine.operation import Operation, _current
+from oncekey.engine.owners import Owners
+from oncekey.engine.request import SINGLE_TENANT, Request
+from oncekey.errors import ApplicationError, NoOperation
+from tests.engine.doubles import PATIENCE, operation_of, record_of, reservation
+
+RECORD = record_of(reservation("key-1", owner="owner-1"), attempt=3)
+
+
+def test_it_shows_what_a_handler_may_know() -> None:
+    """Key, scope, attempt, owner and the route's name, as they stand in the record."""
+    operation = Operation(RECORD, Policy(), "tenant-1")
+    assert (operation.key, operation.scope, operation.attempt) == ("key-1", "tenant-1", 3)
+    assert (operation.owner, operation.name) == ("owner-1", "POST /payments")
+    assert not operation.lost
+
+
+def test_a_downstream_key_is_the_same_for_ever() -> None:
+    """Downstream systems remember these keys for longer than our releases live: this value may never change."""
+    assert operation_of(RECORD).downstream_key("charge") == "oncekey-d8082f9198a0bb6017bbb9566bc0cb5b1972b3f3"
+
+
+def test_a_downstream_key_is_the_same_for_every_attempt() -> None:
+    """Another attempt, another owner, another state: the same call outside."""
+    later = replace(RECORD, attempt=9, owner="owner-2", lease_until=0.0, last_error="x")
+    assert operation_of(later).downstream_key("charge") == operation_of(RECORD).downstream_key("charge")
+
+
+def test_a_downstream_key_differs_with_whatever_it_is_for() -> None:
+    """Name, key, scope and fingerprint each make another one, and moving a character between them does too."""
+    keys = [
+        operation_of(record).downstream_key(name)
+        for record, name in [
+            (RECORD, "charge"),
+            (RECORD, "refund"),
+            (RECORD, ""),
+            (replace(RECORD, key="key-2"), "charge"),
+            (replace(RECORD, scope="tenant-2"), "charge"),
+            (replace(RECORD, fingerprint=b"g" * 32), "charge"),
+            (replace(RECORD, scope="tenant-1k", key="ey-1"), "charge"),
+            (replace(RECORD, scope="tenant-", key="1key-1"), "charge"),
+        ]
+    ]
+    assert len(set(keys)) == len(keys)
+    assert all(one != two for one, two in pairwise(keys))
+
+
+def test_a_downstream_key_does_not_show_the_clients_key() -> None:
+    """It is safe to hand to others: neither the key nor the scope stands in it, and it is short plain ASCII."""
+    shown = operation_of(replace(RECORD, key="secret-key", scope="acme")).downstream_key("charge")
+    assert "secret" not in shown
+    assert "acme" not in shown
+    assert len(shown) == 48
+    assert shown.isascii()
+
+
+def test_refusing_is_possible_before_any_verb() -> None:
+    """A refused request can be discarded; one that was not refused cannot."""
+    operation = operation_of(RECORD)
+    assert not operation.discardable
+    operation.refuse()
+    assert operation.refused
+    assert operation.discardable
+
+
+def test_refusing_after_a_verb_is_a_mistake() -> None:
+    """A downstream key may have been used already: the key must not become unused."""
+    operation = operation_of(RECORD)
+    operation.downstream_key("charge")
+    with pytest.raises(ApplicationError, match="refuse\\(\\) comes before any other verb"):
+        operation.refuse()
+    assert not operation.refused
+
+
+def test_a_verb_after_refusing_takes_the_refusal_back() -> None:
+    """Who refuses and then acts has begun: never discarded."""
+    operation = operation_of(RECORD)
+    operation.refuse()
+    operation.downstream_key("charge")
+    assert not operation.discardable
+
+
+def test_current_is_the_operation_that_runs_here() -> None:
+    """Inside a protected request it is that request's operation; in a thread of one's own there is none."""
+    operation = operation_of(RECORD)
+    token = _current.set(operation)
+    try:
+        assert current() is operation
+        elsewhere: list[object] = []
+
+        def ask() -> None:
+            try:
+                elsewhere.append(current())
+            except NoOperation as error:
+                elsewhere.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(PATIENCE)
+        assert isinstance(elsewhere[0], NoOperation)
+    finally:
+        _current.reset(token)
+
+
+def test_current_outside_a_request_says_what_is_wrong() -> None:
+    """No operation: an error that is a LookupError too, and names the likely causes."""
+    with pytest.raises(NoOperation, match="is the route protected") as caught:
+        current()
+    assert isinstance(caught.value, LookupError)
+
+
+# ---------------------------------------------------------------- the request of a scope function
+
+
+def test_headers_are_read_once_and_only_when_asked_for() -> None:
+    """A scope function that needs no header costs none; one that asks twice reads once."""
+    reads: list[int] = []
+
+    def read() -> dict[str, str]:
+        reads.append(1)
+        return {"authorization": "Bearer x"}
+
+    request = Request("POST", "/payments", {"type": "http"}, read)
+    assert (request.method, request.path, request.raw, reads) == ("POST", "/payments", {"type": "http"}, [])
+    assert request.headers["authorization"] == "Bearer x"
+    assert request.headers is request.headers
+    assert reads == [1]
+
+
+def test_single_tenant_says_its_name() -> None:
+    """In a traceback or a repr it reads as it is written."""
+    assert repr(SINGLE_TENANT) == "SINGLE_TENANT"
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def test_owner_tokens_are_never_the_same() -> None:
+    """Many threads of two engines take tokens at once: all are different."""
+    makers = [Owners(), Owners()]
+    taken: list[list[str]] = [[] for _ in range(8)]
+    begin = threading.Barrier(8)
+
+    def take(number: int) -> None:
+        begin.wait(PATIENCE)
+        taken[number] = [makers[number % 2].new() for _ in range(500)]
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len({token for tokens in taken for token in tokens}) == 4000
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else in this process hears of the fork that a test plays."""
+    monkeypatch.setattr(forks, "_enrolled", WeakSet())
+
+
+def test_a_forked_child_takes_other_tokens(alone: None) -> None:
+    """Parent and child count from the same place, so the child has a random part of its own."""
+    owners = Owners()
+    before = owners.new()
+    forks._in_child()
+    after = owners.new()
+    assert before.rpartition("-")[0] != after.rpartition("-")[0]
+
+
+def test_being_enrolled_for_forks_keeps_nothing_alive(alone: None) -> None:
+    """An engine that nobody uses any more can go."""
+
+    class Item:
+        calls = 0
+
+        def after_fork(self) -> None:
+            Item.calls += 1
+
+    item = Item()
+    forks.enroll(item)
+    forks._in_child()
+    assert Item.calls == 1
+    del item
+    forks._in_child()
+    assert Item.calls == 1

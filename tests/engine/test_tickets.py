@@ -1,0 +1,159 @@
+"""Tickets: how an outcome reaches a coroutine, a thread or nobody, and how it is noticed that they have left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from oncekey.engine.tickets import AsyncTicket, QuietTicket, SyncTicket, Ticket
+from oncekey.errors import StoreError, StoreUnavailable
+from tests.engine.doubles import PATIENCE
+
+WORK = ("tenant-1", "key-1")
+
+
+def test_a_thread_gets_its_result() -> None:
+    """What is delivered from another thread is what ``wait`` returns, and the delivery says that it was taken."""
+    ticket = SyncTicket(WORK)
+    taken: list[bool] = []
+
+    def deliver() -> None:
+        ticket.result = "answer"
+        taken.append(ticket.deliver())
+
+    thread = threading.Thread(target=deliver)
+    thread.start()
+    assert ticket.wait(PATIENCE) == "answer"
+    thread.join(PATIENCE)
+    assert taken == [True]
+    assert not ticket.left()
+
+
+def test_a_thread_gets_its_error() -> None:
+    """An error is raised where the caller waits."""
+    ticket = SyncTicket(WORK)
+    ticket.error = StoreError("refused")
+    assert ticket.deliver()
+    with pytest.raises(StoreError, match="refused"):
+        ticket.wait(0)
+
+
+def test_a_thread_that_gave_up_takes_nothing_more() -> None:
+    """After the timeout the ticket is orphaned: a late delivery says so, and a second wait does not get it."""
+    ticket = SyncTicket(WORK)
+    assert not ticket.left()
+    with pytest.raises(StoreUnavailable, match="did not answer in time"):
+        ticket.wait(0.001)
+    assert ticket.left()
+    ticket.result = "late"
+    assert ticket.deliver() is False
+
+
+def test_a_thread_takes_what_was_delivered_at_the_last_moment() -> None:
+    """Delivered before the caller's lock says that it left: taken, even where the time is over."""
+    ticket = SyncTicket(WORK)
+    ticket.result = "in time"
+    assert ticket.deliver() is True
+    assert ticket.wait(0) == "in time"
+
+
+def test_giving_up_and_delivering_never_both_happen() -> None:
+    """Many races between a timeout and a delivery: the caller has the answer exactly when it counts as taken."""
+    for _ in range(300):
+        ticket = SyncTicket(WORK)
+        ticket.result = "answer"
+        begin = threading.Barrier(2)
+        taken: list[bool] = []
+
+        def deliver(ticket: SyncTicket = ticket, begin: threading.Barrier = begin, taken: list[bool] = taken) -> None:
+            begin.wait(PATIENCE)
+            taken.append(ticket.deliver())
+
+        thread = threading.Thread(target=deliver)
+        thread.start()
+        begin.wait(PATIENCE)
+        try:
+            got = ticket.wait(0) == "answer"
+        except StoreUnavailable:
+            got = False
+        thread.join(PATIENCE)
+        assert taken == [got]
+
+
+def test_a_coroutine_gets_its_result_or_its_error() -> None:
+    """The outcome that the loop's thread delivers is what ``wait`` returns or raises, and its timer is stopped."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        good, bad = AsyncTicket(WORK, loop, PATIENCE), AsyncTicket(WORK, loop, PATIENCE)
+        good.result = "answer"
+        bad.error = StoreError("refused")
+        assert not good.left()
+        assert good.deliver()
+        assert bad.deliver()
+        assert await good.wait() == "answer"
+        with pytest.raises(StoreError, match="refused"):
+            await bad.wait()
+        assert good._timer.cancelled()
+        assert bad._timer.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_gave_up_or_was_cancelled_takes_nothing_more() -> None:
+    """After the timeout, and after a cancellation, a late delivery says that nobody took it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        late = AsyncTicket(WORK, loop, 0.001)
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            await late.wait()
+        gone = AsyncTicket(WORK, loop, PATIENCE)
+        task = asyncio.create_task(gone.wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for ticket in (late, gone):
+            assert ticket.left()
+            ticket.result = "late"
+            assert ticket.deliver() is False
+
+    asyncio.run(main())
+
+
+def test_a_timer_that_fires_after_the_delivery_changes_nothing() -> None:
+    """The answer came first, and the caller has not looked yet: it still gets the answer."""
+
+    async def main() -> None:
+        ticket = AsyncTicket(WORK, asyncio.get_running_loop(), 0.0)
+        ticket.result = "answer"
+        assert ticket.deliver()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await ticket.wait() == "answer"
+
+    asyncio.run(main())
+
+
+def test_a_ticket_that_was_never_queued_is_forgotten() -> None:
+    """``forget`` stops the timer, so that nothing is raised later for which nobody waits."""
+
+    async def main() -> None:
+        ticket = AsyncTicket(WORK, asyncio.get_running_loop(), PATIENCE)
+        ticket.forget()
+        assert ticket._timer.cancelled()
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_a_quiet_ticket() -> None:
+    """It has never left, takes every outcome, and tells its function if it has one."""
+    told: list[Ticket] = []
+    with_function, without = QuietTicket(WORK, told.append), QuietTicket(WORK)
+    assert not with_function.left()
+    assert with_function.deliver()
+    assert without.deliver()
+    assert told == [with_function]
