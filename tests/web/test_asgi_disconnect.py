@@ -46,12 +46,15 @@ class Held(MemoryStore):
         self.entered = threading.Event()
         self.go = threading.Event()
         self.fail_swaps = 0
+        self.reserved = 0
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
         if self.hold_reserve:
             self.hold_reserve = False
             self._wait()
-        return super().reserve(batch)
+        found = super().reserve(batch)
+        self.reserved += 1
+        return found
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         if self.hold_swap and any(change.event is not Event.RENEW for change in batch):
@@ -219,7 +222,7 @@ async def test_cancelled_while_the_store_works_leaves_no_reservation(make_api: M
     with pytest.raises(asyncio.CancelledError):
         await task
     store.go.set()
-    await until(lambda: not store._rows, "the reservation is given back")
+    await until(lambda: store.reserved == 1 and not store._rows, "the reservation is given back")
     assert (await retry(api)).status_code == 201
     assert api.runs == 1
 
@@ -270,9 +273,7 @@ async def test_cancelled_at_the_moment_of_a_retry_leaves_it_retryable(
         await task
     monkeypatch.undo()
     assert api.runs == 1
-    await until(
-        lambda: (row := store.row()) and row.state is State.FAILED_RETRYABLE, "the key is given back", 3.0
-    )
+    await until(lambda: (row := store.row()) and row.state is State.FAILED_RETRYABLE, "the key is given back", 3.0)
     assert (await retry(api)).json() == {"run": 2}
 
 

@@ -83,9 +83,7 @@ async def test_profiles(make_api: MakeApi, profile: Any, marker: str | None, mis
 # ---------------------------------------------------------------- what a replay repeats
 
 
-async def test_set_cookie_and_authorization_are_not_replayed_while_location_is(
-    make_api: MakeApi, world: World
-) -> None:
+async def test_set_cookie_and_authorization_are_not_replayed_while_location_is(make_api: MakeApi, world: World) -> None:
     """Hazard 13: what belongs to one session goes to the first client only; what names the result is kept (16)."""
 
     def respond(request: Request, run: int) -> Response:

@@ -281,7 +281,7 @@ async def test_no_key_is_400(make_api: MakeApi, world: World, method: str) -> No
     answer = await api.post(None, method=method)
     assert answer.status_code == 400
     assert answer.json()["type"] == "urn:oncekey:problem:key-missing"
-    assert "rel=\"describedby\"" in answer.headers["link"]
+    assert 'rel="describedby"' in answer.headers["link"]
     assert (api.runs, world.rows()) == (0, 0)
 
 
@@ -577,9 +577,7 @@ async def test_a_lapsed_lease_of_external_work_is_unknown(make_api: MakeApi, wor
 
 
 @pytest.mark.parametrize("effects", ["transactional", "repeatable"])
-async def test_a_lapsed_lease_of_harmless_work_is_taken_over(
-    make_api: MakeApi, world: World, effects: Any
-) -> None:
+async def test_a_lapsed_lease_of_harmless_work_is_taken_over(make_api: MakeApi, world: World, effects: Any) -> None:
     """Hazard 1: the new owner is attempt 2; the late one writes nothing, and its client gets what is recorded."""
     gate = Gate()
 

@@ -50,6 +50,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 SCOPE_KEY = "oncekey"
 """Where the Operation stands in the ASGI scope, for integrations further in."""
 
+LARGE_BODY_BYTES = 64 * 1024
+
 _STARLETTE_HANDLERS = "starlette.exception_handlers"
 
 # Ways around the body that we have to see; without them servers and frameworks send it as messages.
@@ -145,18 +147,11 @@ class _Exchange:
         body = await self._read_body()
         if body is None:
             return
-        scope = self.scope
-        self.wanted = self.once.reservation(
-            self.route,
-            tenant=tenant,
-            key=key,
-            owner=self.once.engine.owners.new(),
-            method=scope["method"],
-            path=raw.decode("latin-1") if (raw := scope.get("raw_path")) else scope["path"],
-            query=scope.get("query_string", b""),
-            content_type=content_type,
-            body=body,
-        )
+        if len(body) > LARGE_BODY_BYTES:
+            # Reading a large document takes milliseconds, and a hostile one more: not on everybody's event loop.
+            self.wanted = await asyncio.to_thread(self._reservation, tenant, key, content_type, body)
+        else:
+            self.wanted = self._reservation(tenant, key, content_type, body)
         engine = self.once.engine
         try:
             decision = await engine.run(engine.begin(self.wanted, self.policy), self.policy.begin_seconds)
@@ -167,6 +162,21 @@ class _Exchange:
             await self._execute(decision.record, tenant, body)
         else:
             await self._answer(answer_to(decision, self.policy, self.once), decision.record)
+
+    def _reservation(self, tenant: str, key: str, content_type: str | None, body: bytes) -> Reservation:
+        scope = self.scope
+        raw_path: bytes | None = scope.get("raw_path")
+        return self.once.reservation(
+            self.route,
+            tenant=tenant,
+            key=key,
+            owner=self.once.engine.owners.new(),
+            method=scope["method"],
+            path=raw_path.decode("latin-1") if raw_path else scope["path"],
+            query=scope.get("query_string", b""),
+            content_type=content_type,
+            body=body,
+        )
 
     def _read_headers(self) -> tuple[list[bytes], str | None]:
         keys: list[bytes] = []

@@ -1,0 +1,485 @@
+"""Bad input gets a clear answer and loses nothing: never a 500 of ours, never a run, never a row left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sqlite3
+import string
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from oncekey import SINGLE_TENANT, OnceKey, Policy
+from oncekey.errors import ConfigurationError, SchemaError
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.urls import open_store
+from oncekey.telemetry import events
+from tests.web.apps import Api, World, same, served, soon, talk, until
+
+MakeApi = Callable[..., Api]
+JSON = {"content-type": "application/json"}
+LIMIT = 1024 * 1024
+
+
+@pytest.fixture
+def framework() -> str:
+    """It makes no difference here."""
+    return "starlette"
+
+
+# ---------------------------------------------------------------- the key
+
+BAD_KEYS: dict[str, tuple[list[bytes], str]] = {
+    "missing": ([], "requires an Idempotency-Key"),
+    "empty": ([b""], "empty or blank"),
+    "empty-quoted": ([b'""'], "empty or blank"),
+    "blank": ([b"   "], "empty or blank"),
+    "blank-quoted": ([b'"   "'], "empty or blank"),
+    "256-characters": ([b"x" * 256], "longer than 255"),
+    "256-quoted": ([b'"' + b"x" * 256 + b'"'], "longer than 255"),
+    "non-ascii": (["schlüssel".encode()], "outside ASCII"),
+    "latin-1": ([b"schl\xfcssel"], "outside ASCII"),
+    "non-ascii-quoted": (['"schlüssel"'.encode()], "outside ASCII"),
+    "unterminated-quote": ([b'"abc'], "no closing one"),
+    "quote-inside": ([b'a"b'], "not allowed"),
+    "bad-escape": ([rb'"a\b"'], "backslash"),
+    "repeated": ([b"a", b"b"], "more than one"),
+    "repeated-same": ([b"a", b"a"], "more than one"),
+    "comma-list": ([b"a, b"], "more than one"),
+    "quoted-comma-list": ([b'"a", "b"'], "more than one"),
+    "trailing": ([b'"a" b'], "closing double quote"),
+    "control": ([b"a\x01b"], "not allowed"),
+    "space-inside": ([b"a b"], "not allowed"),
+}
+
+
+async def test_a_bad_key_is_400_that_names_the_rule(make_api: MakeApi, world: World) -> None:
+    """Each malformed header is refused in words that say what is wrong with it; nothing ran, nothing is stored."""
+    api = make_api()
+    for name, (values, words) in BAD_KEYS.items():
+        headers = [(b"Idempotency-Key", value) for value in values]
+        answer = await api.client.post("/payments", headers=headers, json={})
+        assert answer.status_code == 400, name
+        assert answer.headers["content-type"] == "application/problem+json", name
+        detail = answer.json()["detail"]
+        assert words in detail, (name, detail)
+        assert "Nothing was executed" in detail, name
+        assert "retry-after" not in answer.headers, name
+        # A key is a capability: neither repeated nor reflected.
+        assert "idempotency-key" not in answer.headers, name
+        assert "schl" not in detail, name
+    assert (api.runs, world.rows()) == (0, 0)
+
+
+async def test_255_characters_and_odd_ones_are_good_keys(make_api: MakeApi, world: World) -> None:
+    """The limits let through what they promise: any opaque value, kept apart byte by byte (hazard 17)."""
+    keys = ["x" * 255, '"' + "y" * 255 + '"', "Abc", "abc", "a/b+c=", '"a, b"', '"a\\"b"', '" a"', '"a "', '"a"']
+    api = make_api()
+    for key in keys:
+        assert (await api.post(key)).status_code == 201, key
+    assert (api.runs, world.rows()) == (len(keys), len(keys))
+
+
+async def test_policies_narrow_the_key(make_api: MakeApi) -> None:
+    """Strict syntax, UUIDs and lengths are refused in their own words."""
+    api = make_api(
+        routes={
+            "POST /payments": Policy(key_syntax="strict"),
+            "POST /refunds": Policy(key_format="uuid"),
+            "PATCH /payments": Policy(key_min_length=8, key_max_length=9),
+        }
+    )
+    for key, path, method, words in [
+        ("abc", "/payments", "POST", "requires the quoted form"),
+        ("abc", "/refunds", "POST", "not a UUID"),
+        ("1234567", "/payments", "PATCH", "shorter than 8"),
+        ("1234567890", "/payments", "PATCH", "longer than 9"),
+    ]:
+        answer = await api.post(key, path, method=method)
+        assert (answer.status_code, words in answer.json()["detail"]) == (400, True), answer.text
+    assert api.runs == 0
+    assert (await api.post('"abc"')).status_code == 201
+
+
+# ---------------------------------------------------------------- the body
+
+
+@pytest.mark.parametrize("length", ["declared", "chunked"])
+async def test_a_body_over_the_cap_is_413(make_api: MakeApi, world: World, length: str) -> None:
+    """One byte too many is refused, with or without a content-length: never a bypass."""
+    api = make_api()
+
+    async def pieces(size: int) -> AsyncIterator[bytes]:
+        for at in range(0, size, 65536):
+            yield b"x" * min(65536, size - at)
+
+    def body(size: int) -> Any:
+        return pieces(size) if length == "chunked" else b"x" * size
+
+    refused = await api.post("k-1", content=body(LIMIT + 1))
+    assert refused.status_code == 413
+    assert refused.json()["type"] == "urn:oncekey:problem:body-too-large"
+    assert (api.runs, world.rows()) == (0, 0)
+    taken = await api.post("k-1", content=body(LIMIT))
+    assert taken.status_code == 201
+    assert len(await api.requests[0].body()) == LIMIT
+    assert same(taken, await api.post("k-1", content=b"x" * LIMIT))
+
+
+ODD_BODIES = {
+    "not-json": b"amount=1",
+    "empty": b"",
+    "half": b'{"amount":',
+    "nesting": b"[" * 10_000 + b"]" * 10_000,
+    "nesting-objects": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    "unclosed-nesting": b"[" * 10_000,
+    "5000-digits": b'{"amount":' + b"9" * 5000 + b"}",
+    "5000-digits-and-a-fraction": b'{"amount":0.' + b"9" * 5000 + b"}",
+    "huge-exponent": b'{"amount":1e999999999}',
+    "past-2-53": b'{"amount":9007199254740993}',
+    "duplicate-names": b'{"amount":1,"amount":2}',
+    "bad-utf-8": b'{"name":"\xff\xfe"}',
+    "lone-surrogate": b'{"name":"\\ud800"}',
+    "nul": b'{"name":"\\u0000"}',
+    "nul-byte": b"\0",
+    "bom": b'\xef\xbb\xbf{"amount":1}',
+    "nan": b'{"amount":NaN}',
+    "bare": b"1",
+}
+
+
+async def test_odd_bodies_are_protected_like_any_other(make_api: MakeApi) -> None:
+    """What is no JSON, or strange JSON, is the handler's to judge: it runs once, replays, and a change is a 422."""
+    api = make_api(lambda request, run: JSONResponse({"run": run}, 201))
+    for run, (name, body) in enumerate(ODD_BODIES.items(), start=1):
+        first = await api.post(f"k-{name}", content=body, headers=JSON)
+        assert (first.status_code, first.json()) == (201, {"run": run}), name
+        assert await api.requests[-1].body() == body, name
+        assert same(first, await api.post(f"k-{name}", content=body, headers=JSON)), name
+        other = await api.post(f"k-{name}", content=body + b"x", headers=JSON)
+        assert other.status_code == 422, name
+    assert api.runs == len(ODD_BODIES)
+
+
+async def test_bodies_that_look_alike_to_a_lax_parser_are_different_requests(make_api: MakeApi) -> None:
+    """Hazard 19: neither a rounded integer nor the last of two names makes two requests one."""
+    api = make_api()
+    pairs = [
+        (b'{"amount":9007199254740992}', b'{"amount":9007199254740993}'),
+        (b'{"amount":1,"amount":2}', b'{"amount":2}'),
+        (b'{"amount":1,"amount":2}', b'{"amount":3,"amount":2}'),
+    ]
+    for number, (one, other) in enumerate(pairs):
+        assert (await api.post(f"k-{number}", content=one, headers=JSON)).status_code == 201
+        assert (await api.post(f"k-{number}", content=other, headers=JSON)).status_code == 422
+
+
+ODD_TYPES = ["", ";", "application/json; charset=utf-16", "x" * 5000, "multipart/form-data", "a/b; c=\xff", '"']
+
+
+async def test_odd_media_types_are_no_error(make_api: MakeApi) -> None:
+    """A content-type that is none is hashed as it is."""
+    api = make_api()
+    for number, kind in enumerate(ODD_TYPES):
+        sent: dict[str, Any] = {"content-type": kind.encode("latin-1")}
+        assert (await api.post(f"k-{number}", content=b"{}", headers=sent)).status_code == 201, kind
+    assert api.runs == len(ODD_TYPES)
+
+
+async def test_a_new_multipart_boundary_is_the_same_request(make_api: MakeApi) -> None:
+    """Hazard 21: a client that builds its form again chooses another boundary, and gets its replay."""
+    api = make_api()
+
+    boundaries: list[str] = []
+
+    async def form(amount: str) -> Any:
+        files = {"amount": (None, amount), "f": ("a.txt", b"x")}
+        request = api.client.build_request("POST", "/payments", headers={"idempotency-key": "k-1"}, files=files)  # type: ignore[arg-type]
+        boundaries.append(request.headers["content-type"])
+        return await soon(api.client.send(request))
+
+    first, second = await form("1"), await form("1")
+    assert boundaries[0] != boundaries[1]
+    assert same(first, second)
+    assert (await form("2")).status_code == 422
+    assert api.runs == 1
+
+
+# ---------------------------------------------------------------- the path
+
+
+async def test_one_clients_odd_path_does_not_close_the_door_to_everybody(make_api: MakeApi) -> None:
+    """A path with a NUL byte may be refused, but it is no failure of the store: the breaker stays closed, and a good
+    request right after it is served."""
+    api = make_api()
+    for number in range(8):
+        await api.post(f"bad-{number}", "/files/a%00b")
+    assert not api.saw(events.BreakerOpened)
+    assert (await api.post("good")).status_code == 201
+
+
+async def test_a_nul_byte_in_the_path_is_not_503(make_api: MakeApi) -> None:
+    """A client must not be told to come again for what will never work: it is served, or refused as its own mistake."""
+    api = make_api()
+    answer = await api.post("k-1", "/files/a%00b")
+    assert answer.status_code < 500, answer.text
+
+
+async def test_a_long_path_is_protected_per_endpoint_too(make_api: MakeApi) -> None:
+    """The path is part of the scope with ``key_per="endpoint"``: whatever its length, it is no failure of the store."""
+    path = "/files/" + "".join(secrets.choice(string.ascii_letters) for _ in range(6000))
+    api = make_api(policy=Policy(key_per="endpoint"))
+    first = await api.post("k-1", path)
+    assert first.status_code < 500, first.text
+    assert not api.saw(events.StoreFailed)
+    assert same(first, await api.post("k-1", path))
+
+
+async def test_an_undecodable_path_is_no_500(make_api: MakeApi) -> None:
+    """Percent-encoded bytes that are no UTF-8 get an answer of the app's."""
+    api = make_api()
+    first = await api.post("k-1", "/files/%ff%fe")
+    assert first.status_code == 201
+    assert same(first, await api.post("k-1", "/files/%ff%fe"))
+
+
+# ---------------------------------------------------------------- a real server, raw bytes
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+@pytest.mark.parametrize("store_url", ["memory://"])
+async def test_on_a_raw_socket(make_api: MakeApi, http: str) -> None:
+    """``Expect: 100-continue``, chunks, repeated and odd headers, on a socket to uvicorn: every answer is in order."""
+
+    async def respond(request: Request, run: int) -> Response:
+        return JSONResponse({"run": run, "size": len(await request.body())}, 201)
+
+    api = make_api(respond)
+    post = b"POST /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+
+    def ask(port: int) -> list[tuple[str, bytes]]:
+        key = b"idempotency-key: "
+        return [
+            ("expect", talk(port, post + key + b"e\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n", b"{}")),
+            ("expect again", talk(port, post + key + b"e\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n", b"{}")),
+            (
+                "chunks",
+                talk(port, post + key + b"c\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"1\r\n}\r\n0\r\n\r\n"),
+            ),
+            ("whole", talk(port, post + key + b"c\r\ncontent-length: 2\r\n\r\n{}")),
+            ("twice", talk(port, post + key + b"t\r\n" + key + b"t\r\ncontent-length: 2\r\n\r\n{}")),
+            ("upper case", talk(port, post + b"IDEMPOTENCY-KEY:  e \r\ncontent-length: 2\r\n\r\n{}")),
+            ("non-ascii", talk(port, post + key + b"\xc3\xa4\r\ncontent-length: 2\r\n\r\n{}")),
+            ("no key", talk(port, post + b"content-length: 2\r\n\r\n{}")),
+            ("expect and refused", talk(port, post + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n", b"{}")),
+            ("head", talk(port, b"HEAD /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")),
+            ("options", talk(port, b"OPTIONS /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")),
+        ]
+
+    with served(api.app, http) as port:
+        said = dict(await asyncio.to_thread(ask, port))
+        large = await asyncio.to_thread(
+            talk,
+            port,
+            post + b"idempotency-key: l\r\ntransfer-encoding: chunked\r\n\r\n",
+            *[b"8000\r\n" + b"x" * 32768 + b"\r\n"] * 33,
+        )
+    first = b'{"run":1,"size":2}'
+    assert said["expect"].startswith(b"HTTP/1.1 100 ")
+    assert b"HTTP/1.1 201" in said["expect"]
+    assert said["expect"].endswith(first)
+    for name in ("expect again", "upper case"):
+        assert said[name].endswith(first)
+        assert b"idempotency-replayed: true" in said[name]
+    assert said["chunks"].endswith(b'{"run":2,"size":2}')
+    assert said["whole"].endswith(b'{"run":2,"size":2}')
+    for name in ("twice", "non-ascii", "no key", "expect and refused"):
+        assert b"HTTP/1.1 400" in said[name], name
+        assert b"application/problem+json" in said[name], name
+    assert said["head"].startswith(b"HTTP/1.1 201")
+    assert said["options"].startswith(b"HTTP/1.1 201")
+    assert large.startswith(b"HTTP/1.1 413")
+
+
+# ---------------------------------------------------------------- the store
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mongodb://localhost/keys", "no store is known"),
+        ("keys.db", "no store is known"),
+        ("", "no store is known"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "memory://"),
+        ("postgresql://[", "postgresql://user@host/database"),
+    ],
+)
+def test_an_unknown_store_url_says_what_to_use(url: str, words: str) -> None:
+    """One sentence, when the app is made and not at the first request."""
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        OnceKey(url, scope=SINGLE_TENANT)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert "://" in sentence
+
+
+def test_the_password_of_a_bad_url_is_not_repeated() -> None:
+    """The sentence ends up in logs."""
+    with pytest.raises(ConfigurationError) as caught:
+        OnceKey("postgresql://me:hunter2@host:notaport:1/db?what=", scope=SINGLE_TENANT)
+    assert "hunter2" not in str(caught.value)
+
+
+def _migrate(url: str) -> None:
+    store = open_store(url)
+    store.migrate()
+    store.close()
+
+
+def _without_tables(url: str) -> None:
+    del url
+
+
+def _older(url: str) -> None:
+    _migrate(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE oncekey_schema SET number = 0 WHERE number = (SELECT max(number) FROM oncekey_schema)"
+        )
+
+
+def _newer(url: str) -> None:
+    _migrate(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("INSERT INTO oncekey_schema (number, name) VALUES (9999, 'from_the_future')")
+
+
+SCHEMAS = [(_without_tables, "oncekey migrate"), (_older, "oncekey migrate"), (_newer, "upgrade the oncekey package")]
+
+
+@pytest.mark.parametrize(("damage", "words"), SCHEMAS, ids=["missing", "older", "newer"])
+async def test_a_wrong_schema_refuses_to_start_and_says_what_to_run(
+    postgres_url: str, damage: Callable[[str], None], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lifespan fails with one sentence, and a request that comes all the same is refused, not run."""
+    damage(postgres_url)
+    api = Api(World(postgres_url), "starlette", migrate=False)
+    with pytest.raises(SchemaError, match=words) as caught:
+        api.once.start()
+    assert "\n" not in str(caught.value)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        await soon(api.app({"type": "lifespan", "asgi": {}, "state": {}}, receive, send))
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert words in sent[0]["message"]
+    assert words in caplog.text
+    assert "postgres@" not in sent[0]["message"]
+    answer = await api.post()
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
+    assert api.runs == 0
+    assert any(words.split()[0] in event.error for event in api.saw(events.StoreFailed))
+    await api.close()
+
+
+async def test_a_newer_sqlite_file_refuses_to_start(tmp_path: Path) -> None:
+    """SQLite upgrades itself, but never goes back: the file of a newer version is left as it is."""
+    path = tmp_path / "keys.db"
+    _migrate(f"sqlite:///{path}")
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("INSERT INTO oncekey_schema VALUES (9999, 'from_the_future', 0)")
+    connection.close()
+    api = Api(World(f"sqlite:///{path}"), "starlette")
+    with pytest.raises(SchemaError, match="upgrade the oncekey package"):
+        api.once.start()
+    assert (await api.post()).status_code == 503
+    assert api.runs == 0
+    await api.close()
+
+
+async def test_tables_that_are_made_later_are_found_without_a_restart(postgres_url: str) -> None:
+    """``oncekey migrate`` is enough: the running process needs nothing."""
+    api = Api(World(postgres_url), "starlette", migrate=False)
+    assert (await api.post()).status_code == 503
+    _migrate(postgres_url)
+    assert (await api.post()).status_code == 201
+    await api.close()
+
+
+@pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
+async def test_a_table_that_disappears_is_503_and_never_a_first_request(make_api: MakeApi) -> None:
+    """Hazard 12: what is missing is not new."""
+    api = make_api()
+    assert (await api.post()).status_code == 201
+    with psycopg.connect(api.world.url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE idempotency_keys RENAME TO hidden")
+        try:
+            answer = await api.post()
+        finally:
+            connection.execute("ALTER TABLE hidden RENAME TO idempotency_keys")
+    assert answer.status_code == 503
+    assert api.runs == 1
+    assert (await api.post()).status_code == 201
+    assert api.runs == 1
+
+
+async def test_a_store_that_is_down_at_the_start_does_not_keep_the_app_down(tmp_path: Path) -> None:
+    """Only a wrong schema refuses to start: a database that restarts together with the app comes back by itself."""
+    folder = tmp_path / "not-yet"
+    api = Api(World(f"sqlite:///{folder / 'keys.db'}"), "starlette")
+    sent: list[str] = []
+    incoming: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    lifespan = asyncio.create_task(api.app({"type": "lifespan", "asgi": {}, "state": {}}, incoming.get, send))
+    incoming.put_nowait({"type": "lifespan.startup"})
+    await until(lambda: sent, "it has started")
+    assert sent == ["lifespan.startup.complete"]
+    assert (await api.post()).status_code == 503
+    folder.mkdir()
+    assert (await api.post()).status_code == 201
+    incoming.put_nowait({"type": "lifespan.shutdown"})
+    await soon(lifespan)
+    assert api.runs == 1
+    await api.close()
+
+
+async def test_a_setting_that_makes_no_sense_at_the_start_refuses_to_start() -> None:
+    """An error that no waiting cures is a failed start, in words, and not an app without its middleware: uvicorn takes
+    an exception out of the lifespan for an app that has none, and serves."""
+
+    class Impossible(MemoryStore):
+        def check(self) -> None:
+            raise ConfigurationError("the file cannot use write-ahead logging: put it on a local disk")
+
+    api = Api(World("memory://"), "starlette", store=Impossible())
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    await soon(api.app({"type": "lifespan", "asgi": {}, "state": {}}, receive, send))
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert "local disk" in sent[0]["message"]
+    await api.close()
