@@ -126,7 +126,7 @@ def table(lines: list[Line], title: str) -> None:
         _plain(cells, title)
         return
     # Without a terminal rich would cut at 80 columns.
-    console = Console() if sys.stdout.isatty() else Console(width=130)
+    console = Console() if sys.stdout.isatty() else Console(width=170)
     shown = Table(title=title, title_justify="left")
     for at, heading in enumerate(HEADINGS):
         shown.add_column(heading, justify="right" if at else "left", no_wrap=True)

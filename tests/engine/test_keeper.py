@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_a_row_that_cannot_be_read_is_not_lost(kept: Kept) -> None:
     """An error says nothing about the lease."""
     operation = kept.start()
     kept.move(operation, Event.RELEASE)
-    kept.store.break_("read", lambda: StoreUnavailable("down"), times=2)
+    kept.store.break_("read", lambda: StoreUnavailable("down"), times=2, about=lambda keys: keys[0][1] == "key-1")
     kept.clock.now += 20.0
     kept.keeper.look()
     kept.settle()
@@ -495,24 +496,32 @@ def test_closing_survives_whatever_the_last_try_raises(
 
 def test_closing_beside_a_slow_keeper_loses_no_outcome(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is still storing the first outcome when closing begins to: the second must be stored too."""
-    first, second = kept.start("first"), kept.start("second")
-    begun, both = threading.Event(), threading.Barrier(2)
+    both = threading.Barrier(2)
+    begun = threading.Event()
     stored: list[str] = []
 
-    def run_blocking(flow: Any, timeout: float) -> None:
-        key = next(flow).key
-        stored.append(key)
-        begun.set()
-        if key == "first":
-            try:
-                both.wait(1.0)  # both threads, if two there are, have stored the first outcome
-            except threading.BrokenBarrierError:
-                pass
+    class Slow(list[Unfinished]):
+        """Two threads that take an outcome off the list do so at the same moment."""
 
-    monkeypatch.setattr(kept.engine, "run_blocking", run_blocking)
-    for operation in (first, second):
-        kept.keeper.adopt(unfinished(operation))
-    keeper = threading.Thread(target=kept.keeper.look)
+        def pop(self, at: Any = -1) -> Unfinished:
+            begun.set()
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+            taken = super().pop(at)
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+            return taken
+
+    kept.keeper._unfinished = Slow()
+    monkeypatch.setattr(kept.engine, "run_blocking", lambda flow, timeout: stored.append(next(flow).key))
+    for key in ("first", "second"):
+        kept.keeper.adopt(unfinished(kept.start(key)))
+
+    def look() -> None:
+        with suppress(IndexError):
+            kept.keeper.look()
+
+    keeper = threading.Thread(target=look)
     kept.keeper._thread = keeper
     keeper.start()
     assert begun.wait(PATIENCE)

@@ -343,7 +343,7 @@ class Wire:
 def served(app: Any, http: str = "h11") -> Iterator[int]:
     """Serve an app with uvicorn, in a thread; its port."""
     port = free_port()
-    config = uvicorn.Config(app, port=port, http=http, loop="asyncio", log_config=None, timeout_graceful_shutdown=2)  # type: ignore[arg-type]
+    config = uvicorn.Config(app, port=port, http=http, loop="asyncio", log_config=None, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="served")
     thread.start()
@@ -380,7 +380,7 @@ def create() -> Starlette:
     async def effect(request: Request) -> Response:
         name = request.path_params["name"]
         mark(folder / f"{name}.effects", str(os.getpid()))
-        while not (folder / f"{name}.go").exists():  # noqa: ASYNC110 - the signal comes from another process
+        while not (folder / f"{name}.go").exists():
             await asyncio.sleep(0.01)
         number = len((folder / f"{name}.effects").read_text().splitlines())
         return JSONResponse({"effect": number, "by": os.getpid()}, 201)
@@ -442,6 +442,7 @@ class Process:
         self._process.wait(SECONDS)
 
     def stop(self) -> None:
+        """As an operator does, and by force if that is not enough."""
         self._process.terminate()
         try:
             self._process.wait(SECONDS)

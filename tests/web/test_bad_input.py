@@ -263,34 +263,24 @@ async def test_on_a_raw_socket(make_api: MakeApi, http: str) -> None:
 
     api = make_api(respond)
     post = b"POST /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
-
-    def ask(port: int) -> list[tuple[str, bytes]]:
-        key = b"idempotency-key: "
-        return [
-            ("expect", talk(port, post + key + b"e\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n", b"{}")),
-            ("expect again", talk(port, post + key + b"e\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n", b"{}")),
-            (
-                "chunks",
-                talk(port, post + key + b"c\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"1\r\n}\r\n0\r\n\r\n"),
-            ),
-            ("whole", talk(port, post + key + b"c\r\ncontent-length: 2\r\n\r\n{}")),
-            ("twice", talk(port, post + key + b"t\r\n" + key + b"t\r\ncontent-length: 2\r\n\r\n{}")),
-            ("upper case", talk(port, post + b"IDEMPOTENCY-KEY:  e \r\ncontent-length: 2\r\n\r\n{}")),
-            ("non-ascii", talk(port, post + key + b"\xc3\xa4\r\ncontent-length: 2\r\n\r\n{}")),
-            ("no key", talk(port, post + b"content-length: 2\r\n\r\n{}")),
-            ("expect and refused", talk(port, post + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n", b"{}")),
-            ("head", talk(port, b"HEAD /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")),
-            ("options", talk(port, b"OPTIONS /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")),
-        ]
-
+    key, length, chunked = b"idempotency-key: ", b"content-length: 2\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n"
+    expect = b"expect: 100-continue\r\n"
+    questions: dict[str, list[bytes]] = {
+        "expect": [post + key + b"e\r\n" + expect + length, b"{}"],
+        "expect again": [post + key + b"e\r\n" + expect + length, b"{}"],
+        "chunks": [post + key + b"c\r\n" + chunked + b"1\r\n{\r\n", b"1\r\n}\r\n0\r\n\r\n"],
+        "whole": [post + key + b"c\r\n" + length + b"{}"],
+        "twice": [post + key + b"t\r\n" + key + b"t\r\n" + length + b"{}"],
+        "upper case": [post + b"IDEMPOTENCY-KEY:  e \r\n" + length + b"{}"],
+        "non-ascii": [post + key + b"\xc3\xa4\r\n" + length + b"{}"],
+        "no key": [post + length + b"{}"],
+        "expect and refused": [post + expect + length, b"{}"],
+        "head": [b"HEAD /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"],
+        "options": [b"OPTIONS /payments HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"],
+        "large": [post + key + b"l\r\n" + chunked, *[b"8000\r\n" + b"x" * 32768 + b"\r\n"] * 33],
+    }
     with served(api.app, http) as port:
-        said = dict(await asyncio.to_thread(ask, port))
-        large = await asyncio.to_thread(
-            talk,
-            port,
-            post + b"idempotency-key: l\r\ntransfer-encoding: chunked\r\n\r\n",
-            *[b"8000\r\n" + b"x" * 32768 + b"\r\n"] * 33,
-        )
+        said = {name: await asyncio.to_thread(talk, port, *pieces) for name, pieces in questions.items()}
     first = b'{"run":1,"size":2}'
     assert said["expect"].startswith(b"HTTP/1.1 100 ")
     assert b"HTTP/1.1 201" in said["expect"]
@@ -305,7 +295,7 @@ async def test_on_a_raw_socket(make_api: MakeApi, http: str) -> None:
         assert b"application/problem+json" in said[name], name
     assert said["head"].startswith(b"HTTP/1.1 201")
     assert said["options"].startswith(b"HTTP/1.1 201")
-    assert large.startswith(b"HTTP/1.1 413")
+    assert said["large"].startswith(b"HTTP/1.1 413")
 
 
 # ---------------------------------------------------------------- the store
@@ -393,7 +383,7 @@ async def test_a_wrong_schema_refuses_to_start_and_says_what_to_run(
     assert answer.status_code == 503
     assert "retry-after" in answer.headers
     assert api.runs == 0
-    assert any(words.split()[0] in event.error for event in api.saw(events.StoreFailed))
+    assert any(words.split(maxsplit=1)[0] in event.error for event in api.saw(events.StoreFailed))
     await api.close()
 
 
@@ -463,8 +453,8 @@ async def test_a_store_that_is_down_at_the_start_does_not_keep_the_app_down(tmp_
 
 
 async def test_a_setting_that_makes_no_sense_at_the_start_refuses_to_start() -> None:
-    """An error that no waiting cures is a failed start, in words, and not an app without its middleware: uvicorn takes
-    an exception out of the lifespan for an app that has none, and serves."""
+    """An error that no waiting cures is a failed start, in words. Raised out of the lifespan, uvicorn takes it for an
+    app that has none, and serves: without the app's own start-up, and with a 503 for every request."""
 
     class Impossible(MemoryStore):
         def check(self) -> None:

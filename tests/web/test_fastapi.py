@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import runpy
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -433,3 +434,22 @@ async def test_protecting_twice_is_an_error(app: FastAPI, once: OnceKey) -> None
     """Two layers would each hold the key against the other."""
     with pytest.raises(ConfigurationError, match="already"):
         protect(app, once)
+
+
+async def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """examples/fastapi_payments.py does what its first lines promise."""
+    monkeypatch.setenv("ONCEKEY_STORE", f"sqlite:///{tmp_path}/payments.db")
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fastapi_payments.py"))
+    app, ann, bob = example["app"], {"x-api-key": "ann-secret"}, {"x-api-key": "bob-secret"}
+    with example["once"]:
+        key = "order-1001"
+        assert (await post(app, "/payments", key, json={"amount": 500})).status_code == 401
+        assert (await post(app, "/payments", key, json={"amount": -1}, headers=ann)).status_code == 422
+        paid = await post(app, "/payments", key, json={"amount": 500}, headers=ann)
+        again = await post(app, "/payments", key, json={"amount": 500}, headers=ann)
+        other = await post(app, "/payments", key, json={"amount": 501}, headers=ann)
+        others = await post(app, "/payments", key, json={"amount": 501}, headers=bob)
+    assert (paid.status_code, paid.json()["amount"]) == (201, 500)
+    assert (again.content, again.headers["idempotency-replayed"]) == (paid.content, "true")
+    assert (other.status_code, others.status_code) == (422, 201)
+    assert "x-idempotency" in app.openapi()["paths"]["/payments"]["post"]

@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from oncekey.core.record import Record, Reservation, StoredResponse, Swap, swap
-from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State, Transition
+from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State, Transition, find
 from oncekey.stores.base import Store
 
 LEASE = 60.0
@@ -121,13 +121,17 @@ class SuiteBase:
             row.event,
             actor,
             to_state=row.target,
-            reservation=self.reservation(record.key, scope=record.scope, retention=retention) if starts else None,
+            reservation=self._new(record, retention) if starts else None,
             lease_seconds=LEASE if row.event in (Event.RENEW, Event.ADVANCE) else None,
             response=RESPONSE if row.target in FINAL else None,
             last_error=None if starts or row.target in FINAL else f"after {row.event}",
             recovery_point="charge_created" if row.event is Event.ADVANCE else None,
             quarantine_seconds=QUARANTINE,
         )
+
+    def _new(self, record: Record, retention: float) -> Reservation:
+        # Other effects than the row has: the code that runs now says where they live.
+        return self.reservation(record.key, scope=record.scope, retention=retention, effects=Effects.TRANSACTIONAL)
 
     def ripen(self, store: Store, record: Record, move: Move) -> None:
         """Let the time pass that the move asks for; it can then be made, and could not before."""
@@ -142,9 +146,13 @@ class SuiteBase:
         *,
         scope: str = "tenant-1",
         retention: float = RETENTION,
+        steps: bool = False,
     ) -> Record:
-        """A row in this state, brought there by moves of the table."""
+        """A row in this state, brought there by moves of the table; with ``steps`` one of them is done."""
         record = one(store.reserve([self.reservation(key, scope=scope, retention=retention)])[0].record)
+        if steps:
+            advance = find(State.IN_PROGRESS, Event.ADVANCE, Actor.OWNER)
+            record = one(store.swap([self.change(record, (advance, Actor.OWNER))])[0])
         for move in WAYS[state][1:]:
             self.ripen(store, record, move)
             record = one(store.swap([self.change(record, move)])[0])

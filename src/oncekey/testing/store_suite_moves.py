@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import swap
+from oncekey.core.record import Record, swap
 from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
 from oncekey.stores.base import Store
 from oncekey.testing.store_suite_base import (
@@ -35,16 +35,17 @@ _NEARLY = 2.0
 """Seconds before a move becomes possible: it must still be refused."""
 
 
-def _source(move: Move) -> State:
-    assert move[0].source is not None
-    return move[0].source
-
-
 class MoveSuite(SuiteBase):
+    def _before(self, store: Store, move: Move) -> Record:
+        """A row from which the move can be made, once its time has come."""
+        row, _ = move
+        assert row.source is not None
+        return self.drive(store, row.source, steps=Condition.HAS_STEPS in row.when)
+
     @pytest.mark.parametrize("move", _MOVES)
     def test_a_move_of_the_table_is_made(self, store: Store, move: Move) -> None:
         """A row that is as the table asks moves to where the table says, and the answer is what is stored."""
-        before = self.drive(store, _source(move))
+        before = self._before(store, move)
         self.ripen(store, before, move)
         before = one(store.read([(before.scope, before.key)])[0])
         row, _ = move
@@ -68,8 +69,10 @@ class MoveSuite(SuiteBase):
         if row.event in STARTS:
             assert moved.owner == change.new_owner
             assert moved.attempt == (1 if starts_over else before.attempt + 1)
+            assert moved.effects is Effects.TRANSACTIONAL is not before.effects
         else:
-            assert (moved.owner, moved.attempt) == (before.owner, before.attempt)
+            kept = (before.owner, before.attempt, before.effects)
+            assert (moved.owner, moved.attempt, moved.effects) == kept
         if row.event in STARTS or row.event in (Event.RENEW, Event.ADVANCE):
             assert moved.lease_until == pytest.approx(moved.now + LEASE, abs=1)
         else:
@@ -78,12 +81,15 @@ class MoveSuite(SuiteBase):
             assert moved.expires_at == pytest.approx(moved.now + RETENTION, abs=1)
         else:
             assert moved.expires_at == before.expires_at
-        assert moved.recovery_point == ("charge_created" if row.event is Event.ADVANCE else None)
+        if starts_over:
+            assert moved.recovery_point is None
+        else:
+            assert moved.recovery_point == (change.recovery_point or before.recovery_point)
 
     @pytest.mark.parametrize("move", _MOVES)
     def test_a_move_is_refused_unless_the_row_is_what_the_mover_saw(self, store: Store, move: Move) -> None:
         """Another owner, another state, a lease or a retention that still runs: None, and nothing is written."""
-        before = self.drive(store, _source(move))
+        before = self._before(store, move)
         change = self.change(before, move)
         if move[0].when & _TIMED:
             as_it_was = stored(store)

@@ -252,9 +252,7 @@ class RowSuite(SuiteBase):
         """One row per state, and a retryable one with a step that is done; all of them long over."""
         for state in State:
             self.drive(store, state, str(state))
-        record = self.drive(store, State.IN_PROGRESS, "stepped")
-        for event, step in ((Event.ADVANCE, "charge_created"), (Event.RELEASE, None)):
-            record = one(store.swap([swap(record, event, Actor.OWNER, recovery_point=step)])[0])
+        self.drive(store, State.FAILED_RETRYABLE, "stepped", steps=True)
         for key in [*map(str, State), "stepped"]:
             self.age(store, "tenant-1", key, AGES)
 

@@ -3,7 +3,7 @@
 ::
 
     @post("/payments")
-    async def pay(data: Payment, operation: Operation) -> Receipt: ...
+    async def pay(data: JSONBody[Payment], operation: CurrentOperation) -> Receipt: ...
 
 Owns what is particular to Litestar:
 
@@ -27,9 +27,9 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import copy
-from typing import Any, cast
+from typing import Annotated, Any, cast, get_args
 
-from litestar import Litestar
+from litestar import Litestar, di, params
 from litestar.config.app import AppConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -46,7 +46,7 @@ from oncekey.errors import ConfigurationError, NoOperation, NotExecuted, Outcome
 from oncekey.web.asgi import SCOPE_KEY, IdempotencyMiddleware
 from oncekey.web.openapi import declare
 
-__all__ = ["OnceKeyPlugin", "never_began"]
+__all__ = ["CurrentOperation", "OnceKeyPlugin", "never_began"]
 
 _FRAMEWORK = frozenset({"litestar", "msgspec", "anyio", "contextlib", "oncekey"})
 _SAID = "oncekey.said"
@@ -56,7 +56,7 @@ _SAID = "oncekey.said"
 class OnceKeyPlugin(InitPluginProtocol):
     """Protects every state-changing route of the app, as ``once`` says.
 
-    ``dependency`` is the name under which handlers get their Operation: ``operation: Operation``.
+    ``dependency`` is the name under which handlers get their Operation: ``operation: CurrentOperation``.
     """
 
     def __init__(self, once: OnceKey, *, dependency: str = "operation") -> None:
@@ -96,6 +96,16 @@ def _operation(scope: Scope) -> Operation:
             "has none"
         )
     return operation
+
+
+def _marker() -> Any:
+    """What tells litestar that a parameter is a dependency: NamedDependency since 2.23, which deprecates the other."""
+    named = getattr(di, "NamedDependency", None)
+    return params.Dependency() if named is None else get_args(named[Operation])[1]
+
+
+CurrentOperation = Annotated[Operation, _marker()]
+"""The Operation of this request, in a handler or a dependency; the parameter's name is the plugin's ``dependency``."""
 
 
 def _of(scope: Scope) -> Operation | None:

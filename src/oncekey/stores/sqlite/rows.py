@@ -120,7 +120,7 @@ def comparing(change: Swap, now: float) -> Row:
 
 
 def setting(change: Swap, to_state: State) -> Row:
-    """?8 to ?19 of swap.sql: what the row becomes."""
+    """?8 to ?20 of swap.sql: what the row becomes."""
     answer = change.response
     return (
         to_state.value,
@@ -135,6 +135,7 @@ def setting(change: Swap, to_state: State) -> Row:
         None if answer is None else _headers(answer),
         None if answer is None else answer.schema_version,
         None if answer is None else answer.body,
+        None if change.effects is None else change.effects.value,
     )
 
 

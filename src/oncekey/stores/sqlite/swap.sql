@@ -1,10 +1,11 @@
 -- Every move but deleting and starting over: compare (state, owner, lease, expiry) and set, in one statement.
 -- 0 rows: the row is not what the mover saw, and nothing was written (promise I3).
--- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?19 what it becomes
+-- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?20 what it becomes
 UPDATE idempotency_keys SET
     state = ?8,
     owner = coalesce(?9, owner),
     attempt = coalesce(?10, attempt),
+    effects = coalesce(?20, effects),
     lease_until = coalesce(?7 + ?11, lease_until),
     recovery_point = coalesce(?12, recovery_point),
     last_error = ?13,

@@ -1,0 +1,5 @@
+"""``python -m oncekey`` is ``oncekey``."""
+
+from oncekey.cli import main
+
+main()

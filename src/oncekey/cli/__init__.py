@@ -1,0 +1,29 @@
+"""The command line. This module is the entry point, and works without the packages that the commands need.
+
+Owns the exit codes: 0 for done, 1 for an error that somebody can act on (one sentence on stderr, never a traceback), 2
+for a wrong command line or a missing extra. Commands are one file per group, put together in ``cli/main.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from oncekey.errors import OnceKeyError
+
+_NEEDED = frozenset({"typer", "rich", "click", "shellingham"})
+
+
+def main() -> None:
+    """Run the command line of this process, and exit."""
+    try:
+        from oncekey.cli.main import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        print("oncekey: the command line needs a few packages more: pip install 'oncekey[cli]'", file=sys.stderr)
+        sys.exit(2)
+    try:
+        app(prog_name="oncekey")
+    except OnceKeyError as error:
+        print(f"oncekey: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,44 @@
+"""What commands have in common: which store, how it is named in messages, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from oncekey.errors import ConfigurationError
+from oncekey.stores.base import Store
+from oncekey.stores.urls import KNOWN, open_store
+
+StoreUrl = Annotated[
+    str, typer.Option("--store", envvar="ONCEKEY_STORE", metavar="URL", help=f"Where keys are kept: {KNOWN}.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Store]:
+    """The store, closed at the end."""
+    if not url:
+        raise ConfigurationError(f"no store is given: use --store URL or ONCEKEY_STORE with one of {KNOWN}")
+    store = open_store(url)
+    try:
+        yield store
+    finally:
+        store.disconnect()
+        store.close()
+
+
+def named(url: str) -> str:
+    """A store's URL as it may be shown: without password, and without the query, which may hold one."""
+    parts = urlsplit(url)
+    who, at, where = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{who.partition(':')[0]}{at}{where}{parts.path}"
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))

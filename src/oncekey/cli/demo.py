@@ -1,0 +1,36 @@
+"""``oncekey demo``: a payments API to try it on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from oncekey.errors import ConfigurationError
+
+DEFAULT_STORE = "sqlite:///oncekey-demo.db"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo(
+    port: Annotated[int, typer.Option(help="Where to listen, on the loopback address.", min=0, max=65535)] = 8080,
+    store: Annotated[
+        str, typer.Option("--store", envvar="ONCEKEY_STORE", metavar="URL", help="Where keys and payments are kept.")
+    ] = DEFAULT_STORE,
+) -> None:
+    """Run a payments API, to retry it, kill it, and see one charge.
+
+    It prints what to try. Its tables are created by itself, on SQLite and on PostgreSQL.
+    """
+    try:
+        from oncekey.demo.server import run
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the demo needs {error.name}, which is not installed: pip install 'oncekey[demo]'"
+        ) from error
+    if not store.startswith(("sqlite:///", "postgresql:", "postgres:")):
+        raise ConfigurationError("the demo keeps payments beside the keys: give it a sqlite:/// or postgresql:// store")
+    raise typer.Exit(run(store, port))

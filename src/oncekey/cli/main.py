@@ -1,0 +1,42 @@
+"""The typer app: what all commands share, and the list of them.
+
+A group of commands is a module with ``register(app)``; a new one is added to ``_GROUPS`` and nowhere else. A command
+raises whatever of ``oncekey.errors`` goes wrong, and ``oncekey.cli.main`` turns it into a sentence and an exit code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import oncekey
+from oncekey.cli import demo, migrate
+
+_GROUPS = (demo, migrate)
+
+app = typer.Typer(
+    help="Idempotency for HTTP APIs: a retried request runs once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"oncekey {oncekey.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of ``oncekey`` itself. (With a callback, typer keeps the name of a command that is alone, too.)"""
+
+
+for _group in _GROUPS:
+    _group.register(app)

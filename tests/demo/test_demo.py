@@ -1,0 +1,175 @@
+"""The demo, for real: over HTTP, on SQLite and on PostgreSQL, killed and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.demo.process import Demo
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    folder = tmp_path_factory.mktemp("demo")
+    if request.param == "sqlite":
+        store = f"sqlite:///{folder / 'demo.db'}"
+    else:
+        store = request.getfixturevalue("postgres_server").database(f"demo_{folder.name.replace('-', '_')}")
+    with Demo(store, folder) as running:
+        yield running
+
+
+def test_identical_twice_is_one_payment_and_one_answer(demo: Demo) -> None:
+    """The second answer is the first one, byte for byte, marked as a replay."""
+    before = len(demo.payments())
+    first, second = demo.pay("twice-0001"), demo.pay("twice-0001")
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.content == second.content
+    assert first.headers["location"] == second.headers["location"] == f"/payments/{first.json()['id']}"
+    assert set(first.json()) == {"id", "status", "customerId", "amountCents", "currency"}
+    assert "idempotency-replayed" not in first.headers
+    assert second.headers["idempotency-replayed"] == "true"
+    assert len(demo.payments()) == before + 1
+    path = first.headers["location"]
+    assert demo.http.get(path, headers={"Authorization": "Bearer tenant-a"}).json() == first.json()
+
+
+def test_another_body_is_422(demo: Demo) -> None:
+    """A key is one request."""
+    assert demo.pay("other-0001", 100).status_code == 201
+    assert demo.pay("other-0001", 200).status_code == 422
+
+
+def test_order_and_white_space_do_not_matter(demo: Demo) -> None:
+    """The same JSON in other clothes is the same request."""
+    headers = {"Authorization": "Bearer tenant-a", "Idempotency-Key": "space-0001", "Content-Type": "application/json"}
+    one = demo.http.post(
+        "/payments", headers=headers, content='{"customerId":"c","amountCents":5,"currency":"EUR"}'
+    )
+    two = demo.http.post(
+        "/payments", headers=headers, content='{ "currency": "EUR",\n "amountCents": 5, "customerId": "c" }'
+    )
+    assert (one.status_code, two.status_code) == (201, 201)
+    assert one.content == two.content
+
+
+def test_two_tenants_and_nobody(demo: Demo) -> None:
+    """One key, two tenants, two payments; anybody else is 401."""
+    ours, theirs = demo.pay("tenants-0001"), demo.pay("tenants-0001", tenant="tenant-b")
+    assert (ours.status_code, theirs.status_code) == (201, 201)
+    assert ours.json()["id"] != theirs.json()["id"]
+    assert [payment["id"] for payment in demo.payments("tenant-b")].count(ours.json()["id"]) == 0
+    assert demo.http.get(ours.headers["location"], headers={"Authorization": "Bearer tenant-b"}).status_code == 404
+    assert demo.pay("tenants-0001", tenant="tenant-c").status_code == 401
+    assert demo.http.get("/payments").status_code == 401
+
+
+def test_no_key_is_400_and_get_needs_none(demo: Demo) -> None:
+    """Protected means required; reading needs no key."""
+    before = demo.payments()
+    assert demo.pay(None).status_code == 400
+    assert demo.payments() == before
+
+
+def test_fifty_at_once_are_one_payment(demo: Demo) -> None:
+    """One of fifty runs; the others are told to come back, or get its answer."""
+    before = len(demo.payments())
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda _: demo.pay("fifty-0001", 50), range(50)))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 409)
+    assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+    assert len(demo.payments()) == before + 1
+
+
+def test_slow_is_409_for_the_duplicate_and_422_for_another_body(demo: Demo) -> None:
+    """While the first is running, a duplicate waits its turn; a mismatch is told so at once."""
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(demo.pay, "slow-0001", 300, simulate="slow")
+        duplicate = demo.retry_until(409, "in-flight", "slow-0001", 300, "slow")
+        assert "retry-after" in duplicate.headers
+        assert demo.pay("slow-0001", 301, simulate="slow").status_code == 422
+        assert first.result().status_code == 201
+    assert demo.pay("slow-0001", 300, simulate="slow").content == first.result().content
+
+
+def test_error_runs_again(demo: Demo) -> None:
+    """A 500 that says that nothing happened is not stored: the retry is attempt 2."""
+    answers = [demo.pay("error-0001", simulate="error") for _ in range(2)]
+    assert [(answer.status_code, answer.json()["attempt"]) for answer in answers] == [(500, 1), (500, 2)]
+
+
+def test_decline_is_final(demo: Demo) -> None:
+    """A 402 is an answer: stored, and replayed."""
+    first, second = (demo.pay("decline-0001", simulate="decline") for _ in range(2))
+    assert (first.status_code, second.status_code) == (402, 402)
+    assert first.content == second.content
+    assert second.headers["idempotency-replayed"] == "true"
+
+
+def test_timeout_is_unknown(demo: Demo) -> None:
+    """What may have happened is not tried again."""
+    before = len(demo.payments())
+    for _ in range(2):
+        answer = demo.pay("timeout-0001", simulate="timeout")
+        assert answer.status_code == 409
+        assert "outcome-unknown" in answer.json()["type"]
+    assert len(demo.payments()) == before
+
+
+def test_large_leaves_a_tombstone(demo: Demo) -> None:
+    """A 2 MiB answer is not kept; the retry learns that it is done, and where."""
+    first, second = (demo.pay("large-0001", simulate="large") for _ in range(2))
+    assert len(first.content) > 2 * 1024 * 1024
+    assert (second.status_code, second.headers["location"]) == (201, first.headers["location"])
+    assert "was not kept" in second.text
+
+
+def test_a_bad_body_does_not_use_up_the_key(demo: Demo) -> None:
+    """FastAPI's own 422, and then the same key for the corrected request."""
+    bad = demo.pay("bad-0001", currency="euro")
+    assert bad.status_code == 422
+    assert bad.json()["detail"][0]["loc"] == ["body", "currency"]
+    assert demo.pay("bad-0001").status_code == 201
+
+
+def test_refunds_are_protected_too(demo: Demo) -> None:
+    """The second route: one refund for two requests."""
+    payment = demo.pay("refund-0001").json()
+    headers = {"Authorization": "Bearer tenant-a", "Idempotency-Key": "refund-0002"}
+    answers = [demo.http.post("/refunds", headers=headers, json={"paymentId": payment["id"]}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[0].content == answers[1].content
+    assert demo.http.post("/refunds", headers={"Authorization": "Bearer tenant-a"}, json={}).status_code == 400
+
+
+def test_killed_after_the_charge(demo: Demo) -> None:
+    """The demo kills itself after charging: its parent starts it again, and no retry ever charges a second time."""
+    with pytest.raises(httpx.TransportError):
+        demo.pay("crash-0001", 777, simulate="crash")
+    answer = demo.retry_until(409, "outcome-unknown", "crash-0001", 777, "crash")
+    assert "retry-after" in answer.headers
+    for _ in range(5):
+        assert demo.pay("crash-0001", 777, simulate="crash").status_code == 409
+    assert [payment["amountCents"] for payment in demo.payments()].count(777) == 1
+
+
+def test_ten_restarts_lose_nothing(demo: Demo) -> None:
+    """kill -9 of everything, ten times in a row: every payment and every key is still there."""
+    seen: dict[str, Any] = {}
+    for turn in range(10):
+        key = f"restart-{turn:04d}"
+        seen[key] = demo.pay(key, 1000 + turn).content
+        demo.kill()
+        demo.start()
+    before = demo.payments()
+    for turn, (key, content) in enumerate(seen.items()):
+        again = demo.pay(key, 1000 + turn)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.content == content
+    assert demo.payments() == before

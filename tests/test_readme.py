@@ -1,0 +1,86 @@
+"""What the README shows is what happens: its examples are run, and its curl lines are sent to the real demo."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.demo.process import Demo
+
+README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def run(source: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(source, "README.md", "exec"), names)
+    return names
+
+
+async def test_the_fastapi_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three lines protect the app: replayed, scoped, 401 for nobody."""
+    monkeypatch.chdir(tmp_path)
+    names = run(next(block for block in blocks("python") if "fastapi" in block))
+    transport = httpx.ASGITransport(names["app"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://readme") as client:
+        headers = {"Authorization": "Bearer a", "Idempotency-Key": "readme-0001"}
+        first, second = [await client.post("/payments", headers=headers, json={"amountCents": 5}) for _ in range(2)]
+        assert first.json() == {"charged": 5, "attempt": 1}
+        assert second.content == first.content
+        assert second.headers["idempotency-replayed"] == "true"
+        assert (await client.post("/payments", headers={"Idempotency-Key": "x"}, json={})).status_code == 401
+        document = (await client.get("/openapi.json")).json()
+        assert "Idempotency-Key" in str(document["paths"]["/payments"]["post"])
+    await names["once"].aclose()
+
+
+def test_the_flask_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flask, with an exempt route and one of its own policy."""
+    monkeypatch.chdir(tmp_path)
+    names = run(next(block for block in blocks("python") if "flask" in block))
+    client = names["app"].test_client()
+    headers = {"Idempotency-Key": "readme-0002"}
+    first, second = (client.post("/orders", headers=headers, json={"item": "tea"}) for _ in range(2))
+    assert (first.status_code, first.get_json()) == (201, {"ordered": "tea"})
+    assert second.headers["idempotency-replayed"] == "true"
+    assert client.post("/login").status_code == 404  # exempt: it reaches Flask, which has no such route
+    names["once"].close()
+
+
+def curl_lines() -> list[tuple[str, str, dict[str, str], str | None]]:
+    """(method, path, headers, body) of every curl command in the README."""
+    found = []
+    for block in blocks("console"):
+        for command in re.findall(r"^\$ (curl .*?[^\\])$", block, re.MULTILINE | re.DOTALL):
+            words = shlex.split(command.replace("\\\n", " "))[1:]
+            url = next(word for word in words if word.startswith("http://"))
+            headers = dict(value.split(": ", 1) for flag, value in zip(words, words[1:], strict=False) if flag == "-H")
+            body = next((value for flag, value in zip(words, words[1:], strict=False) if flag == "-d"), None)
+            found.append(("POST" if body else "GET", url.removeprefix("http://127.0.0.1:8080"), headers, body))
+    return found
+
+
+def test_the_curl_lines_of_the_first_minute(tmp_path: Path) -> None:
+    """Pay, pay again, crash, look: in the order of the README, against ``oncekey demo``."""
+    pay, crash, look = curl_lines()
+    with Demo(f"sqlite:///{tmp_path / 'demo.db'}", tmp_path) as demo:
+
+        def send(line: tuple[str, str, dict[str, str], str | None]) -> httpx.Response:
+            method, path, headers, body = line
+            return demo.http.request(method, path, headers=headers, content=body)
+
+        first, second = send(pay), send(pay)
+        assert (first.status_code, first.content) == (201, second.content)
+        assert second.headers["idempotency-replayed"] == "true"
+        with pytest.raises(httpx.TransportError):
+            send(crash)
+        demo.retry_until(409, "outcome-unknown", "crash-1", 900, "crash")
+        assert sorted(payment["amountCents"] for payment in send(look).json()) == [900, 1200]
