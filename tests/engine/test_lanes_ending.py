@@ -291,3 +291,37 @@ go_on.set()
 print(mine.wait(10), lanes.close())
 """
     ) == ("0 None True")
+
+
+def test_a_child_that_was_forked_while_the_breaker_counted_is_not_stuck() -> None:
+    """A thread of the parent is inside the breaker's lock at the fork: the child's requests do not wait for it."""
+    assert run(
+        """
+import os, signal, threading, warnings
+from oncekey import OnceKey, SINGLE_TENANT
+from oncekey.errors import StoreUnavailable
+
+warnings.simplefilter("ignore", DeprecationWarning)
+once = OnceKey("memory://", scope=SINGLE_TENANT)
+breaker = once.engine.breaker
+begun, go_on = threading.Event(), threading.Event()
+for _ in range(4):
+    breaker.failed(StoreUnavailable("down"))
+def clock():
+    begun.set()
+    go_on.wait()
+    return 0.0
+breaker._clock = clock
+threading.Thread(target=breaker.failed, args=(StoreUnavailable("down"),)).start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(2)
+    breaker._clock = lambda: 100.0
+    breaker.failed(StoreUnavailable("down"))
+    os._exit(0)
+ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+go_on.set()
+print(ended)
+"""
+    ) == ("0")

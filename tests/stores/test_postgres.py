@@ -6,9 +6,11 @@ The faults are real: a server that is stopped or killed, a network that hangs or
 from __future__ import annotations
 
 import math
+import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,10 +65,28 @@ def older(url: str, seconds: float, scope: str | None = None, key: str | None = 
 # ---------------------------------------------------------------- what every store does
 
 
+@pytest.fixture(scope="session")
+def _shared_url(postgres_server: PostgresServer) -> Iterator[str]:
+    yield postgres_server.database("shared")
+    postgres_server.drop_database("shared")
+
+
+@pytest.fixture
+def url(_shared_url: str) -> str:
+    """An empty database: the same for many tests, since making and dropping one takes longer than most of them."""
+    empty(_shared_url)
+    return _shared_url
+
+
+def empty(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute("DROP TABLE IF EXISTS idempotency_keys, oncekey_schema, holders")
+
+
 class TestPostgresStore(StoreSuite):
     @pytest.fixture(autouse=True)
-    def _database(self, postgres_url: str) -> None:
-        self.url = postgres_url
+    def _database(self, url: str) -> None:
+        self.url = url
 
     def make_store(self) -> PostgresStore:
         return PostgresStore(self.url)
@@ -80,23 +100,22 @@ class PostgresAgrees(test_stores_agree.StoresAgree):
     url: str
 
     def make_store(self, clock: Callable[[], float]) -> Store:
-        with psycopg.connect(self.url, autocommit=True) as own:
-            own.execute("DROP TABLE IF EXISTS idempotency_keys, oncekey_schema")
+        empty(self.url)
         return PostgresStore(self.url)
 
     def tick(self, seconds: float) -> None:
         older(self.url, seconds)
 
 
-def test_it_does_what_the_model_does(postgres_url: str) -> None:
+def test_it_does_what_the_model_does(url: str) -> None:
     """Random moves against PostgreSQL and the dictionary: every answer and every row is the same."""
     from hypothesis.stateful import run_state_machine_as_test
 
-    PostgresAgrees.url = postgres_url
+    PostgresAgrees.url = url
     run_state_machine_as_test(
         PostgresAgrees,
         settings=settings(
-            max_examples=15,
+            max_examples=8,
             stateful_step_count=20,
             deadline=None,
             database=None,
@@ -109,8 +128,8 @@ def test_it_does_what_the_model_does(postgres_url: str) -> None:
 
 
 @pytest.fixture
-def store(postgres_url: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(postgres_url)
+def store(url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(url)
     store.migrate()
     yield store
     store.close()
@@ -153,7 +172,7 @@ def backend(store: PostgresStore) -> int:
 
 
 def show(store: PostgresStore, name: str) -> str:
-    found = store._connection().execute(f"SHOW {name}").fetchone()  # type: ignore[arg-type]
+    found = store._connection(checked=False).execute(f"SHOW {name}").fetchone()  # type: ignore[arg-type]
     assert found is not None
     return str(found[0])
 
@@ -189,9 +208,9 @@ _KNOWN = _known()
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
-def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, postgres_url: str, verb: str) -> None:
+def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, url: str, verb: str) -> None:
     """Every verb ends within its limit with StoreUnavailable; the next one works, on another connection."""
-    with opened(postgres_url, timeout=0.4) as store:
+    with opened(url, timeout=0.4) as store:
         store.migrate()
         put(store, "there")
         before = backend(store)
@@ -208,22 +227,24 @@ def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, postg
         assert backend(store) != before
 
 
-def test_a_network_that_hangs_is_left_in_time_from_the_first_byte(proxy: TcpProxy, postgres_url: str) -> None:
+def test_a_network_that_hangs_is_left_in_time_from_the_first_byte(proxy: TcpProxy, url: str) -> None:
     """Also connecting has a limit: the kernel accepts, and nobody answers."""
     proxy.hang()
-    with opened(proxy.rewrite(postgres_url), timeout=2.0) as store:
-        seconds = took(lambda: pytest.raises(StoreUnavailable, store.check))
-        assert seconds < 2.5
+    with opened(proxy.rewrite(url), timeout=2.0) as store:
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            store.check()
+        assert time.monotonic() - begun < 2.5
         proxy.pass_through()
         store.migrate()
 
 
 def test_a_verb_has_one_limit_however_many_round_trips_it_needs(
-    store: PostgresStore, proxy: TcpProxy, postgres_url: str
+    store: PostgresStore, proxy: TcpProxy, url: str
 ) -> None:
     """On a slow network connecting, checking and asking share the verb's time limit: they do not add up."""
     proxy.delay(0.2)
-    with opened(proxy.rewrite(postgres_url), timeout=1.0) as slow:
+    with opened(proxy.rewrite(url), timeout=1.0) as slow:
 
         def ask() -> None:
             try:
@@ -235,11 +256,11 @@ def test_a_verb_has_one_limit_however_many_round_trips_it_needs(
 
 
 def test_a_late_answer_is_never_the_answer_to_the_next_question(
-    store: PostgresStore, proxy: TcpProxy, postgres_url: str
+    store: PostgresStore, proxy: TcpProxy, url: str
 ) -> None:
     """The answer to the first question arrives after its deadline: the second question gets its own."""
     put(store, "first", "second")
-    with opened(proxy.rewrite(postgres_url), timeout=0.3) as lane:
+    with opened(proxy.rewrite(url), timeout=0.3) as lane:
         lane.check()
         before = backend(lane)
         lane.read([("tenant-1", "warm")])
@@ -255,10 +276,10 @@ def test_a_late_answer_is_never_the_answer_to_the_next_question(
 
 @pytest.mark.parametrize(("when", "happened"), [("before", False), ("after", True)])
 def test_a_reservation_that_is_cut_can_be_asked_for_again(
-    store: PostgresStore, proxy: TcpProxy, postgres_url: str, when: Any, happened: bool
+    store: PostgresStore, proxy: TcpProxy, url: str, when: Any, happened: bool
 ) -> None:
     """The same error whether it happened or not; asked again, the row carries our own token (hazards 8 and 9)."""
-    with opened(proxy.rewrite(postgres_url)) as lane:
+    with opened(proxy.rewrite(url)) as lane:
         lane.check()
         wanted = reservation("cut-this-key")
         cut = proxy.cut_on("to_server", b"cut-this-key", when=when)
@@ -276,11 +297,11 @@ def test_a_reservation_that_is_cut_can_be_asked_for_again(
 
 @pytest.mark.parametrize(("when", "happened"), [("before", False), ("after", True)])
 def test_a_completion_that_is_cut_can_be_read(
-    store: PostgresStore, proxy: TcpProxy, postgres_url: str, when: Any, happened: bool
+    store: PostgresStore, proxy: TcpProxy, url: str, when: Any, happened: bool
 ) -> None:
     """Cut before: the row is in progress, and the swap works again. Cut after: it is completed, and by us."""
     (record,) = put(store, "cut-this-key")
-    with opened(proxy.rewrite(postgres_url)) as lane:
+    with opened(proxy.rewrite(url)) as lane:
         lane.check()
         cut = proxy.cut_on("to_server", b"cut-this-key", when=when)
         with pytest.raises(StoreUnavailable):
@@ -296,10 +317,10 @@ def test_a_completion_that_is_cut_can_be_read(
         assert (after.owner, after.response) == (record.owner, RESPONSE)
 
 
-def test_a_connection_that_the_server_ended_is_replaced(store: PostgresStore, postgres_url: str) -> None:
+def test_a_connection_that_the_server_ended_is_replaced(store: PostgresStore, url: str) -> None:
     """An operator or a timeout ends the backend: one StoreUnavailable, then a new connection."""
     before = backend(store)
-    with psycopg.connect(postgres_url, autocommit=True) as own:
+    with psycopg.connect(url, autocommit=True) as own:
         own.execute("SELECT pg_terminate_backend(%s)", [before])
     with pytest.raises(StoreUnavailable):
         eventually(lambda: store.read([("tenant-1", "x")]) is None)
@@ -307,10 +328,10 @@ def test_a_connection_that_the_server_ended_is_replaced(store: PostgresStore, po
     assert backend(store) != before
 
 
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[PostgresServer]:
-    """A durable server of this test alone, on which the role ``guarded`` needs a password."""
-    rules = Path(f"/tmp/oncekey-hba-{next(_numbers)}-{tmp_path.name}")  # noqa: S108 - the server's user must reach it
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A durable server that nobody else uses, on which the role ``guarded`` needs a password."""
+    rules = Path(tempfile.gettempdir()) / f"oncekey-hba-{os.getpid()}"
     rules.write_text(f"host all guarded {HOST}/32 scram-sha-256\nhost all all {HOST}/32 trust\n")
     rules.chmod(0o644)
     server = PostgresServer(settings={"hba_file": str(rules)})
@@ -338,11 +359,6 @@ def test_what_was_reserved_survives_a_killed_server(own_server: PostgresServer) 
         found = store.read([("tenant-1", "first"), ("tenant-1", "second")])
         assert [record and record.owner for record in found] == [first.owner, second.owner]
         assert [record and record.state for record in found] == [State.IN_PROGRESS, State.COMPLETED]
-        put(store, "third")
-        own_server.restart()
-        with pytest.raises(StoreUnavailable):
-            store.read([("tenant-1", "third")])
-        assert row(store, "third") is not None
 
 
 # ---------------------------------------------------------------- words for what went wrong
@@ -365,8 +381,8 @@ def test_a_server_that_cannot_be_used_is_named_in_one_sentence(own_server: Postg
         assert name in sentence
         assert "sesame" not in f"{sentence} {caught.value.__cause__}"
         assert "\n" not in sentence
-    with opened(f"postgresql://guarded:open-sesame@{at}/postgres") as store:
-        pytest.raises(SchemaError, store.check)
+    with opened(f"postgresql://guarded:open-sesame@{at}/postgres") as store, pytest.raises(SchemaError):
+        store.check()
 
 
 def test_a_url_that_cannot_be_read_is_refused() -> None:
@@ -426,9 +442,9 @@ def test_a_database_whose_default_is_read_only_works(postgres_server: PostgresSe
         put(store, "a")
 
 
-def test_a_row_that_postgres_cannot_hold_does_not_close_the_door_for_others(postgres_url: str) -> None:
+def test_a_row_that_postgres_cannot_hold_does_not_close_the_door_for_others(url: str) -> None:
     """Anybody can ask for a path with %00 in it: it fails alone, and opens no breaker for all tenants (I6)."""
-    with OnceKey(postgres_url, scope=SINGLE_TENANT, migrate=True) as once:
+    with OnceKey(url, scope=SINGLE_TENANT, migrate=True) as once:
         engine = once.engine
         for number in range(6):
             bad = replace(reservation(f"bad-{number}"), operation="POST /payments\x00")
@@ -444,46 +460,47 @@ def _alter(server: PostgresServer, url: str, setting: str) -> None:
     server.execute(f'ALTER DATABASE "{url.rpartition("/")[2]}" SET {setting}')
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("default_transaction_isolation", "read committed"),
-        ("transaction_isolation", "read committed"),
-        ("default_transaction_read_only", "off"),
-        ("statement_timeout", "3s"),
-        ("lock_timeout", "250ms"),
-        ("plan_cache_mode", "force_generic_plan"),
-        ("enable_seqscan", "off"),
-        ("enable_hashjoin", "off"),
-        ("enable_mergejoin", "off"),
-        ("jit", "off"),
-        ("client_connection_check_interval", "1s"),
-        ("synchronous_commit", "on"),
-        ("client_encoding", "UTF8"),
-        ("tcp_keepalives_idle", None),
-    ],
-)
-def test_a_lanes_settings_are_in_force(postgres_url: str, name: str, value: str | None) -> None:
+def test_a_lanes_settings_are_in_force(url: str) -> None:
     """Each setting as the session shows it; statement and lock timeouts are the store's own."""
-    with opened(postgres_url, timeout=3.0, lock_timeout=0.25) as store:
-        shown = show(store, name) if name != "tcp_keepalives_idle" else None
-        assert shown == value
-        parameters = store._connection().info.get_parameters()
-        assert parameters["keepalives_idle"] == "5"
-        assert parameters["connect_timeout"] == "3"
+    wanted = {
+        "default_transaction_isolation": "read committed",
+        "transaction_isolation": "read committed",
+        "default_transaction_read_only": "off",
+        "statement_timeout": "3s",
+        "lock_timeout": "250ms",
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "jit": "off",
+        "client_connection_check_interval": "1s",
+        "synchronous_commit": "on",
+        "client_encoding": "UTF8",
+    }
+    with opened(url, timeout=3.0, lock_timeout=0.25) as store:
+        assert {name: show(store, name) for name in wanted} == wanted
+        parameters = store._connection(checked=False).info.get_parameters()
+        assert {name: parameters[name] for name in ("connect_timeout", "keepalives_idle", "keepalives_count")} == {
+            "connect_timeout": "3",
+            "keepalives_idle": "5",
+            "keepalives_count": "3",
+        }
 
 
-@pytest.mark.parametrize(
-    ("default", "effective"),
-    [("off", "on"), ("on", "on"), ("local", "local"), ("remote_write", "remote_write"), ("remote_apply", "remote_apply")],
-)
-def test_a_commit_is_never_left_unsynchronised(
-    postgres_server: PostgresServer, postgres_url: str, default: str, effective: str
-) -> None:
+def test_a_commit_is_never_left_unsynchronised(postgres_server: PostgresServer, postgres_url: str) -> None:
     """``synchronous_commit = off`` would lose reservations in a crash; every other choice is the operator's."""
-    _alter(postgres_server, postgres_url, f"synchronous_commit = {default}")
-    with opened(postgres_url) as store:
-        assert show(store, "synchronous_commit") == effective
+    shown = {}
+    for default in ("off", "on", "local", "remote_write", "remote_apply"):
+        _alter(postgres_server, postgres_url, f"synchronous_commit = {default}")
+        with opened(postgres_url) as store:
+            shown[default] = show(store, "synchronous_commit")
+    assert shown == {
+        "off": "on",
+        "on": "on",
+        "local": "local",
+        "remote_write": "remote_write",
+        "remote_apply": "remote_apply",
+    }
 
 
 def test_the_databases_isolation_does_not_matter(postgres_server: PostgresServer, postgres_url: str) -> None:
@@ -524,9 +541,9 @@ def test_the_databases_encoding_does_not_matter(postgres_server: PostgresServer,
         postgres_server.drop_database(name)
 
 
-def test_the_clients_encoding_does_not_matter(store: PostgresStore, postgres_url: str) -> None:
+def test_the_clients_encoding_does_not_matter(store: PostgresStore, url: str) -> None:
     """A client encoding in the URL or in PGCLIENTENCODING does not change how a tenant's name is stored."""
-    with opened(f"{postgres_url}?client_encoding=latin1") as other:
+    with opened(f"{url}?client_encoding=latin1") as other:
         wanted = reservation(scope="café")
         (found,) = other.reserve([wanted])
         assert found.record is not None
@@ -536,38 +553,36 @@ def test_the_clients_encoding_does_not_matter(store: PostgresStore, postgres_url
 
 
 def test_settings_that_fail_leave_no_connection_behind(
-    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    postgres_server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that could not be set up is closed: no backend stays."""
     monkeypatch.setattr(connection, "_SETTINGS", "SELECT 1 / 0")
-    with opened(postgres_url) as store, pytest.raises(StoreError, match="DivisionByZero"):
+    with opened(url) as store, pytest.raises(StoreError, match="DivisionByZero"):
         store.check()
-    name = postgres_url.rpartition("/")[2]
+    name = url.rpartition("/")[2]
     query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'"
     eventually(lambda: postgres_server.execute(query) == [("0",)])
 
 
-def test_a_server_that_cannot_notice_lost_clients_will_do(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_cannot_notice_lost_clients_will_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before PostgreSQL 14, and on some platforms, there is no such setting: the store works without."""
     real = DeadlineConnection.execute
 
     def execute(self: DeadlineConnection, query: Any, *arguments: Any, **options: Any) -> Any:
-        if "client_connection_check_interval" in query:
+        if query.startswith("SET client_connection_check_interval"):
             query = "SET no_such_setting_at_all = 1"
         return real(self, query, *arguments, **options)
 
     monkeypatch.setattr(DeadlineConnection, "execute", execute)
-    with opened(postgres_url) as store:
+    with opened(url) as store:
         store.migrate()
         put(store, "a")
         assert show(store, "client_connection_check_interval") == "0"
 
 
-def test_a_connection_without_a_deadline_waits_as_psycopg_does(postgres_url: str) -> None:
+def test_a_connection_without_a_deadline_waits_as_psycopg_does(url: str) -> None:
     """Until a verb sets its deadline there is none: connecting has its own limit."""
-    with DeadlineConnection.connect(postgres_url, autocommit=True) as own:
+    with DeadlineConnection.connect(url, autocommit=True) as own:
         assert own.deadline == 0.0
         assert own.execute("SELECT 1").fetchone() == (1,)
 
@@ -593,19 +608,19 @@ HOLDS = {
 
 
 @pytest.fixture
-def patient(postgres_url: str) -> Iterator[PostgresStore]:
+def patient(url: str) -> Iterator[PostgresStore]:
     """A store that would wait half a minute for a lock: whoever ends sooner has not waited."""
-    with opened(postgres_url, timeout=30.0, lock_timeout=30.0) as store:
+    with opened(url, timeout=30.0, lock_timeout=30.0) as store:
         store.migrate()
         yield store
 
 
 @pytest.mark.parametrize("hold", list(HOLDS))
-def test_a_reservation_never_waits_for_a_transaction(patient: PostgresStore, postgres_url: str, hold: str) -> None:
+def test_a_reservation_never_waits_for_a_transaction(patient: PostgresStore, url: str, hold: str) -> None:
     """The held row is read as it was committed, at once, and its neighbours in the batch are inserted."""
     (held,) = put(patient, "held")
     wanted = [reservation(key) for key in ("after", "held", "before")]
-    with holding(postgres_url, HOLDS[hold]):
+    with holding(url, HOLDS[hold]):
         begun = time.monotonic()
         found = patient.reserve(wanted)
         assert time.monotonic() - begun < 2
@@ -617,14 +632,12 @@ def test_a_reservation_never_waits_for_a_transaction(patient: PostgresStore, pos
 
 @pytest.mark.parametrize("hold", list(HOLDS))
 @pytest.mark.parametrize("event", [Event.COMPLETE, Event.DISCARD, Event.RESERVE])
-def test_a_move_never_waits_for_a_transaction(
-    patient: PostgresStore, postgres_url: str, hold: str, event: Event
-) -> None:
+def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, url: str, hold: str, event: Event) -> None:
     """A held row is skipped, at once: None for it, and its neighbours in the batch move."""
     records = put(patient, "after", "held", "before")
     if event is Event.RESERVE:
         records = [one for one in patient.swap([complete(record) for record in records]) if one is not None]
-        older(postgres_url, 100_000)
+        older(url, 100_000)
     changes = [
         swap(
             record,
@@ -635,7 +648,7 @@ def test_a_move_never_waits_for_a_transaction(
         )
         for record in records
     ]
-    with holding(postgres_url, HOLDS[hold]):
+    with holding(url, HOLDS[hold]):
         begun = time.monotonic()
         moved = patient.swap(changes)
         assert time.monotonic() - begun < 2
@@ -644,26 +657,33 @@ def test_a_move_never_waits_for_a_transaction(
     assert [one and one.key for one in again] == ["held"]
 
 
-def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStore, postgres_url: str) -> None:
+def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStore, url: str) -> None:
     """A business row that refers to a key locks it FOR KEY SHARE until it commits: busy, not waited for."""
     held, free = put(patient, "held", "free")
     changes = [swap(record, Event.DISCARD, Actor.OWNER) for record in (held, free)]
+
+    def discard() -> list[Record | None]:
+        try:
+            return patient.swap(changes)
+        finally:
+            patient.disconnect()
+
     with (
         ThreadPoolExecutor(1) as pool,
-        holding(postgres_url, "SELECT 1 FROM idempotency_keys WHERE key = 'held' FOR KEY SHARE"),
+        holding(url, "SELECT 1 FROM idempotency_keys WHERE key = 'held' FOR KEY SHARE"),
     ):
-        moved = pool.submit(patient.swap, changes)
-        waited = not wait([moved], timeout=2.0).done
+        moved = pool.submit(discard)
+        waited = not wait([moved], timeout=1.0).done
     assert not waited
     assert [one and one.key for one in moved.result(PATIENCE)] == [None, "free"]
 
 
-def test_purging_skips_what_somebody_holds(patient: PostgresStore, postgres_url: str) -> None:
+def test_purging_skips_what_somebody_holds(patient: PostgresStore, url: str) -> None:
     """The held row is left for the next purge; the others go, at once."""
     patient.swap([complete(record) for record in put(patient, "held", "a", "b")])
-    older(postgres_url, 100_000)
+    older(url, 100_000)
     for lock in ("FOR UPDATE", "FOR KEY SHARE"):
-        with holding(postgres_url, f"SELECT 1 FROM idempotency_keys WHERE key = 'held' {lock}"):
+        with holding(url, f"SELECT 1 FROM idempotency_keys WHERE key = 'held' {lock}"):
             begun = time.monotonic()
             patient.purge(10)
             assert time.monotonic() - begun < 2
@@ -672,14 +692,14 @@ def test_purging_skips_what_somebody_holds(patient: PostgresStore, postgres_url:
     assert patient.purge(10) == 1
 
 
-def test_a_lock_that_has_to_be_waited_for_ends_with_its_timeout(store: PostgresStore, postgres_url: str) -> None:
+def test_a_lock_that_has_to_be_waited_for_ends_with_its_timeout(store: PostgresStore, url: str) -> None:
     """An uncommitted insert of the same key is the one thing that a reservation waits for, and briefly."""
     statement = """
         INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt,
             owner, lease_until, created_at, retention_seconds, expires_at)
         VALUES ('tenant-1', 'held', '', '', 1, 'external', 'in_progress', 1, 'rival', now(), now(), 1, now())
     """
-    with opened(postgres_url, lock_timeout=0.1) as lane, holding(postgres_url, statement):
+    with opened(url, lock_timeout=0.1) as lane, holding(url, statement):
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             lane.reserve([reservation("held")])
@@ -751,12 +771,12 @@ def _hold(
         counts["twice"] += twice
 
 
-def test_two_processes_never_own_a_key_at_once(store: PostgresStore, postgres_url: str) -> None:
+def test_two_processes_never_own_a_key_at_once(store: PostgresStore, url: str) -> None:
     """64 hot keys, two processes of two threads, reserved and deleted for two seconds: no key has two owners (I1)."""
-    with psycopg.connect(postgres_url, autocommit=True) as own:
+    with psycopg.connect(url, autocommit=True) as own:
         own.execute("CREATE TABLE holders (key text PRIMARY KEY)")
     store.disconnect()
-    children = [Child(lambda number=number: _race(postgres_url, number, 2.0)) for number in range(2)]  # type: ignore[misc]
+    children = [Child(lambda number=number: _race(url, number, 2.0)) for number in range(2)]  # type: ignore[misc]
     results = [child.result() for child in children]
     assert sum(result["twice"] for result in results) == 0
     assert sum(result["lost"] for result in results) == 0
@@ -765,7 +785,6 @@ def test_two_processes_never_own_a_key_at_once(store: PostgresStore, postgres_ur
 
 def test_batches_in_any_order_do_not_deadlock(store: PostgresStore) -> None:
     """Four threads insert, renew and delete the same 40 keys, each in an order of its own, for 25 rounds."""
-    store_failures: list[Exception] = []
     begin = threading.Barrier(4)
 
     def run(thread: int) -> int:
@@ -787,7 +806,6 @@ def test_batches_in_any_order_do_not_deadlock(store: PostgresStore) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         totals = [future.result(PATIENCE * 3) for future in [pool.submit(run, thread) for thread in range(4)]]
-    assert store_failures == []
     assert sum(totals) >= 25 * 40
 
 
@@ -839,24 +857,22 @@ def test_the_schema_is_what_the_migrations_add_up_to(postgres_server: PostgresSe
         ("UPDATE oncekey_schema SET number = 9999 WHERE number = 1", "has oncekey schema 9999, newer than the"),
     ],
 )
-def test_other_tables_are_refused_with_what_to_run(
-    store: PostgresStore, postgres_url: str, change: str, sentence: str
-) -> None:
+def test_other_tables_are_refused_with_what_to_run(store: PostgresStore, url: str, change: str, sentence: str) -> None:
     """Missing, older, newer: every verb of a fresh connection says so before it touches a row."""
-    with psycopg.connect(postgres_url, autocommit=True) as own:
+    with psycopg.connect(url, autocommit=True) as own:
         own.execute(change)  # type: ignore[call-overload]
-    with opened(postgres_url) as other:
+    with opened(url) as other:
         for verb in ("reserve", "read", "check"):
             with pytest.raises(SchemaError) as caught:
                 VERBS[verb](other)
             assert sentence in str(caught.value)
-            assert str(caught.value).startswith("PostgreSQL database 'test_")
+            assert str(caught.value).startswith("PostgreSQL database 'shared' at 127.0.0.1 has ")
 
 
-def test_tables_that_change_under_a_connection_are_noticed(store: PostgresStore, postgres_url: str) -> None:
+def test_tables_that_change_under_a_connection_are_noticed(store: PostgresStore, url: str) -> None:
     """Dropped or altered after the check: a SchemaError with what to run, not a driver's message."""
     put(store, "a")
-    with psycopg.connect(postgres_url, autocommit=True) as own:
+    with psycopg.connect(url, autocommit=True) as own:
         own.execute("ALTER TABLE idempotency_keys DROP COLUMN reconcile_tries")
         with pytest.raises(SchemaError, match="has an older oncekey schema: run `oncekey migrate`"):
             store.due(Duty.UNKNOWNS, 1)
@@ -865,11 +881,11 @@ def test_tables_that_change_under_a_connection_are_noticed(store: PostgresStore,
             store.due(Duty.LEASES, 1)
 
 
-def test_a_migration_that_fails_leaves_nothing(postgres_url: str) -> None:
+def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
     """Somebody has a table of that name: an error in our words, and not a half-made schema."""
-    with psycopg.connect(postgres_url, autocommit=True) as own:
+    with psycopg.connect(url, autocommit=True) as own:
         own.execute("CREATE TABLE idempotency_keys (id integer)")
-        with opened(postgres_url) as store:
+        with opened(url) as store:
             with pytest.raises(StoreError, match="DuplicateTable"):
                 store.migrate()
             assert own.execute("SELECT to_regclass('oncekey_schema')").fetchone() == (None,)
@@ -877,16 +893,23 @@ def test_a_migration_that_fails_leaves_nothing(postgres_url: str) -> None:
             assert store.migrate() == ["0001_keys"]
 
 
-def test_a_migration_waits_for_another_one(postgres_url: str) -> None:
+def test_a_migration_waits_for_another_one(url: str) -> None:
     """Another process migrates, for longer than a lane would wait for a row: this one goes on when that one is done."""
     with (
-        opened(postgres_url) as store,
+        opened(url) as store,
         ThreadPoolExecutor(1) as pool,
-        psycopg.connect(postgres_url) as other,
-        psycopg.connect(postgres_url, autocommit=True) as watcher,
+        psycopg.connect(url) as other,
+        psycopg.connect(url, autocommit=True) as watcher,
     ):
         other.execute("SELECT pg_advisory_xact_lock(%s)", [0x6F6E63656B6579])
-        migrating: Future[list[str]] = pool.submit(store.migrate)
+
+        def migrate() -> list[str]:
+            try:
+                return store.migrate()
+            finally:
+                store.disconnect()
+
+        migrating: Future[list[str]] = pool.submit(migrate)
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         eventually(lambda: watcher.execute(waiting).fetchone() == (1,) or migrating.done())
         wait([migrating], timeout=0.8)
@@ -899,7 +922,7 @@ def test_a_migration_waits_for_another_one(postgres_url: str) -> None:
 _VALUES: dict[type[arrays.Column], tuple[str, list[Any]]] = {
     arrays.Text: ("text", ["", "a", "é 日本 \U0001f511", "'\"\\{},NULL", "NULL", None, " ", "x" * 70_000, "\n\t\x1f"]),
     arrays.Bytea: ("bytea", [b"", b"\x00", bytes(range(256)), None, b"\\x00", b"x" * 70_000]),
-    arrays.Float8: ("float8", [0.0, -0.0, 1.5, -1e308, 5e-324, math.inf, -math.inf, None, math.pi, 2.0**53, 3]),
+    arrays.Float8: ("float8", [0.0, -0.0, 1.5, -1e308, 5e-324, math.inf, -math.inf, None, math.pi, 2.0**53]),
     arrays.Int4: ("int4", [0, 1, -1, 2**31 - 1, -(2**31), None]),
     arrays.Bool: ("bool", [True, False, None]),
 }
@@ -956,14 +979,17 @@ def test_every_thread_has_a_connection_of_its_own(store: PostgresStore) -> None:
         assert theirs != mine
         store.disconnect()
         assert pool.submit(backend, store).result(PATIENCE) == theirs
+        pool.submit(store.disconnect).result(PATIENCE)
     assert backend(store) != mine
 
 
 def test_closing_closes_the_connections_of_all_threads(
-    postgres_server: PostgresServer, store: PostgresStore, postgres_url: str
+    postgres_server: PostgresServer, store: PostgresStore, url: str
 ) -> None:
     """No backend is left, and a verb after the close simply connects again."""
-    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{postgres_url.rpartition('/')[2]}'"
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{url.rpartition('/')[2]}'"
+    store.close()
+    eventually(lambda: postgres_server.execute(query) == [("0",)])
     with ThreadPoolExecutor(1) as pool:
         pool.submit(backend, store).result(PATIENCE)
         backend(store)
@@ -971,11 +997,12 @@ def test_closing_closes_the_connections_of_all_threads(
         store.close()
         eventually(lambda: postgres_server.execute(query) == [("0",)])
         assert pool.submit(row, store, "x").result(PATIENCE) is None
+        pool.submit(store.disconnect).result(PATIENCE)
 
 
-def test_closing_beside_a_verb_that_hangs(store: PostgresStore, proxy: TcpProxy, postgres_url: str) -> None:
+def test_closing_beside_a_verb_that_hangs(store: PostgresStore, proxy: TcpProxy, url: str) -> None:
     """Closing from another thread while a verb waits for a hung server: the verb ends with StoreUnavailable."""
-    with ThreadPoolExecutor(1) as pool, opened(proxy.rewrite(postgres_url), timeout=1.0) as lane:
+    with ThreadPoolExecutor(1) as pool, opened(proxy.rewrite(url), timeout=1.0) as lane:
         pool.submit(row, lane, "x").result(PATIENCE)
         proxy.hang()
         hung = pool.submit(row, lane, "x")
@@ -985,12 +1012,13 @@ def test_closing_beside_a_verb_that_hangs(store: PostgresStore, proxy: TcpProxy,
             hung.result(PATIENCE)
         proxy.pass_through()
         assert pool.submit(row, lane, "x").result(PATIENCE) is None
+        pool.submit(lane.disconnect).result(PATIENCE)
 
 
-def test_a_forked_child_has_connections_of_its_own(postgres_url: str) -> None:
+def test_a_forked_child_has_connections_of_its_own(url: str) -> None:
     """Parent and child go on with the same OnceKey, each over its own sockets (hazard 26)."""
     done = subprocess.run(
-        [sys.executable, "-c", FORK_SCRIPT, postgres_url], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", FORK_SCRIPT, url], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.stderr, done.stdout.strip()) == ("", FORK_RESULT)
 

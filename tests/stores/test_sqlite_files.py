@@ -198,6 +198,19 @@ def test_a_connection_that_could_not_be_closed_before_a_fork_is_left_alone(path:
     assert there(path, "parent")
 
 
+def test_nobody_opens_between_the_closing_and_the_fork(path: Path) -> None:
+    """Another thread that wants a connection at that moment waits, or the child would inherit it after all."""
+    with closing(SqliteStore(path, timeout=0.05)) as store:
+        store.check()
+        connections._before_fork()
+        try:
+            with pytest.raises(StoreUnavailable, match="could not be opened within"):
+                store.check()
+        finally:
+            connections._after_fork_in_parent()
+        store.check()
+
+
 def test_no_connection_is_open_at_the_moment_of_a_fork(store: SqliteStore) -> None:
     """The child finds nothing that it could use or close by mistake, and no file descriptor of the database."""
     reserve(store)

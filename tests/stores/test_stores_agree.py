@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from oncekey.core.record import Record, Reservation, StoredResponse, Swap, swap
-from oncekey.core.states import STARTS, TABLE, Actor, Effects, Event
+from oncekey.core.states import STARTS, TABLE, Actor, Effects, Event, State
 from oncekey.errors import IllegalTransition
 from oncekey.stores.base import Duty, Store
 from oncekey.stores.memory import MemoryStore
@@ -28,7 +28,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.store_suite import Clock
 
 KEYS = list(product(["tenant", "Tenant"], ["a", "b", "c"]))
-SECONDS = st.sampled_from([0.0, 10.0, 20.0, 50.0])
+SECONDS = st.sampled_from([0.0, 10.0, 20.0, 50.0, 200.0])
 RESPONSES = st.builds(
     StoredResponse,
     st.integers(100, 599),
@@ -66,6 +66,10 @@ class StoresAgree(RuleBasedStateMachine):
 
     # steps
 
+    @initialize(data=st.data())
+    def all_keys_begin(self, data: st.DataObject) -> None:
+        self.reserve(data, KEYS)
+
     @rule(data=st.data(), keys=st.lists(st.sampled_from(KEYS), min_size=1, unique=True))
     def reserve(self, data: st.DataObject, keys: list[tuple[str, str]]) -> None:
         wanted = [self._reservation(data, *at) for at in keys]
@@ -76,15 +80,15 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(data=st.data())
     def swap(self, data: st.DataObject) -> None:
         """Moves of the table, from rows as they are or as they were: the stale ones must be refused by both."""
-        if not self.seen:
-            return
-        drawn = data.draw(st.lists(st.sampled_from(self.seen[-40:]), min_size=1, max_size=4))
+        drawn = data.draw(st.lists(st.sampled_from(self.seen[-40:]), min_size=2, max_size=6))
         by_key = {(mine.scope, mine.key): (mine, right) for mine, right in drawn}
-        changes = [change for pair in by_key.values() if (change := self._change(data, *pair))]
+        changes = [self._spoiled(data, change) for pair in by_key.values() if (change := self._change(data, *pair))]
         mine = self.store.swap(changes)
         right = self.model.swap(changes)
         for mine_row, right_row in zip(mine, right, strict=True):
             self._same(mine_row, right_row)
+
+    more_swaps = rule(data=st.data())(lambda self, data: self.swap(data))  # most of a row's life
 
     @rule(seconds=st.sampled_from([10.0, 20.0, 60.0, 200.0]))
     def time_passes(self, seconds: float) -> None:
@@ -148,6 +152,15 @@ class StoresAgree(RuleBasedStateMachine):
         except IllegalTransition:
             return None  # the table has a condition that this row does not meet
         assert change == swap(right, row.event, actor, **settings)
+        return change
+
+    def _spoiled(self, data: st.DataObject, change: Swap) -> Swap:
+        """Now and then not what the mover saw: both must refuse."""
+        match data.draw(st.sampled_from(["", "", "", "", "owner", "state"])):
+            case "owner":
+                return replace(change, owner=data.draw(st.sampled_from(self.seen))[0].owner)
+            case "state":
+                return replace(change, from_state=data.draw(st.sampled_from(list(State))))
         return change
 
     def _same(self, mine: Record | None, right: Record | None) -> None:

@@ -6,22 +6,22 @@ how the handler ended? Neither reads a clock nor touches a store; the engine car
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, MAY_RERUN, Effects, Event, State
+from oncekey.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Execute:
     """The record is this request's: run the handler."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """The record may become this request's by this move; then decide again from what the store says."""
 
@@ -29,29 +29,29 @@ class Claim:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Replay:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Busy:
     """Somebody else holds the lease, or the store could not tell."""
 
     record: Record | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deferred:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mismatch:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unknown:
     record: Record
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 from urllib.parse import quote
+
+from oncekey.core.values import value
 
 ProfileName = Literal["ietf", "stripe", "governance"]
 PROFILES: tuple[ProfileName, ...] = get_args(ProfileName)
@@ -54,7 +55,7 @@ class Situation(StrEnum):
     STATUS_NOT_FOUND = "status-not-found"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """A whole response. Header names are lower case; content-type and content-length are among them."""
 
@@ -63,7 +64,7 @@ class Answer:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Note:
     """What stands in for a body that was not kept. An empty one is for statuses that have no body."""
 
@@ -71,7 +72,7 @@ class Note:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Entry:
     statuses: tuple[int, int, int]  # ietf, stripe, governance
     title: str

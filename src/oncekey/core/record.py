@@ -7,17 +7,17 @@ that nothing here ever compares a row with the clock of the app's host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from oncekey.core.states import MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
+from oncekey.core.values import value
 from oncekey.errors import IllegalTransition
 
 RESPONSE_SCHEMA_VERSION = 1
 """How ``StoredResponse`` is laid out in a row. A row with another version replays as a tombstone."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredResponse:
     """A response as it is kept: ``body`` None is a **tombstone** (completed, but the body was not kept)."""
 
@@ -31,7 +31,7 @@ class StoredResponse:
         return self.body is not None and self.schema_version == RESPONSE_SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reservation:
     """Read the row of (scope, key), or insert this where there is none."""
 
@@ -46,7 +46,7 @@ class Reservation:
     retention_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Record:
     """One row of ``idempotency_keys``."""
 
@@ -84,7 +84,7 @@ class Record:
         return self.recovery_point is not None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """What ``reserve`` answers. ``busy``: the store saw neither a row nor a free place, so nobody may go on."""
 
@@ -95,7 +95,7 @@ class Found:
         return self.record is None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Swap:
     """Move one row if it still is (from_state, owner) and the conditions hold; otherwise change nothing.
 

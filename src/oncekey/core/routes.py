@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from oncekey.core.policy import Policy
+from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 
 _PARAMETER = re.compile(r"\{(\w+)(?::(path))?\}")
 _METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Route:
     """``operation`` names the route in records, metrics and messages: ``POST /payments/{id}/refund``."""
 

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from oncekey.core.decision import Busy, Claim, Decision, Deferred, Execute, Mismatch, Replay, Unknown, decide
 from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, swap
 from oncekey.core.states import STARTS, Actor, Event, State
+from oncekey.core.values import value
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.keeper import Keeper
 from oncekey.engine.lanes import Lanes
@@ -42,7 +42,7 @@ LONGEST_WAIT_SECONDS = 1.0
 """Waiters look again in growing steps: soon enough for a quick handler, rarely enough for a slow one."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pause:
     """Wait this long, or until something happens to this (scope, key) in this process."""
 
@@ -53,7 +53,7 @@ class Pause:
 Flow = Generator[Work | Pause, Any, _T]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """How finish ended. ``stored``: as wanted. Otherwise the record is somebody else's by now, and says so."""
 

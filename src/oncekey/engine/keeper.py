@@ -10,11 +10,11 @@ import logging
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oncekey.core.record import Record, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.values import value
 from oncekey.engine import forks
 from oncekey.engine.operation import Operation
 from oncekey.engine.tickets import QuietTicket, Ticket
@@ -35,7 +35,7 @@ MAX_UNFINISHED = 1_000
 """Outcomes held while the store is down. Past this the lease runs out instead, and ``effects`` says what it means."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unfinished:
     """A handler's outcome that the store has not taken yet."""
 

@@ -171,7 +171,12 @@ class _Lane:
             tickets: list[Ticket] = []
             more = self._collect(tickets)
             if tickets:
-                self._process(tickets)
+                try:
+                    self._process(tickets)
+                except Exception as error:  # a bug of ours; the lane must live, and its callers must hear of it
+                    _log.exception("a lane stumbled; it goes on")
+                    self._fail("any", tickets, error)
+                    self._deliver(tickets)
             if self._owed and not self._give_back() and not more:
                 break
         self._store.disconnect()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 
@@ -19,6 +18,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, Situation, problem, replay_marker, tombstone_note
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Event
+from oncekey.core.values import value
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import NotExecuted, OutcomeUnknown, Refused
@@ -54,7 +54,7 @@ def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | An
         return refusal(once, Situation.KEY_MALFORMED, detail=str(error))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Move:
     """How an owner ends its attempt."""
 
