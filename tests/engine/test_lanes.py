@@ -332,11 +332,11 @@ def test_a_store_that_answers_too_little_fails_its_callers_and_no_others(open_la
     lanes = open_lanes(store)
     store.inner.reserve = lambda batch: []  # type: ignore[method-assign]
     (lied_to,) = submit(lanes, reservation("a"))
-    with pytest.raises(StoreError, match=r"the store failed in 'reserve'"):
-        lied_to.wait(1.0)
+    with pytest.raises(StoreError, match="the store failed in"):
+        lied_to.wait(3.0)
     del store.inner.reserve
     (after,) = submit(lanes, reservation("b"))
-    assert after.wait(1.0).record is not None
+    assert after.wait(3.0).record is not None
 
 
 # ---------------------------------------------------------------- lost answers and a store that is down

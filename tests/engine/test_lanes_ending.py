@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,11 +101,11 @@ def test_two_hung_lanes_share_the_time_to_close() -> None:
     submit(lanes, reservation(), swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     reserves.wait()
     swaps.wait()
-    ended, seconds = took(lambda: lanes.close(0.5))
+    ended, seconds = took(lambda: lanes.close(0.8))
     reserves.open()
     swaps.open()
     assert ended is False
-    assert seconds < 0.9
+    assert seconds < 1.5
 
 
 def test_closing_is_not_held_up_by_a_preparation_that_hangs() -> None:
@@ -136,7 +137,7 @@ def test_a_coroutine_that_asks_in_the_turn_of_the_close_gets_an_outcome() -> Non
     submit(lanes, reservation("first"))[0].wait(PATIENCE)
 
     async def main() -> object:
-        ticket = AsyncTicket(reservation("a"), asyncio.get_running_loop(), 1.0)
+        ticket = AsyncTicket(reservation("a"), asyncio.get_running_loop(), 3.0)
         lanes.submit(ticket)
         lanes.close(PATIENCE)
         try:
@@ -158,21 +159,21 @@ def test_a_thread_that_asks_during_the_close_gets_an_outcome() -> None:
         __slots__ = ("_work", "interrupted")
 
         @property
-        def work(self) -> object:  # type: ignore[override]
+        def work(self) -> Any:
             if not getattr(self, "interrupted", False):
                 self.interrupted = True
                 lanes.close(PATIENCE)
             return self._work
 
         @work.setter
-        def work(self, value: object) -> None:
+        def work(self, value: Any) -> None:
             self._work = value
 
     def ask() -> str:
         ticket = Slow(reservation("a"))
         try:
             lanes.submit(ticket)
-            return str(ticket.wait(1.0))
+            return str(ticket.wait(3.0))
         except StoreError as error:
             return str(error)
 

@@ -74,8 +74,10 @@ def test_a_coroutine_that_gave_up_leaves_no_reservation(open_lanes: Open) -> Non
     lanes, gate = open_lanes(store), store.hold("reserve")
 
     async def main() -> None:
-        ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), 0.001)
+        ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
         lanes.submit(ticket)
+        await asyncio.to_thread(gate.wait)
+        ticket._give_up()  # as its timer does, at the moment that matters
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             await ticket.wait()
         gate.open()

@@ -72,7 +72,12 @@ def test_a_url_opens_its_store_and_no_connection(url: str, kind: str) -> None:
 def test_a_sqlite_url_names_a_file_as_sqlalchemy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three slashes and a relative path, four and an absolute one, percent signs decoded."""
     opened: list[str] = []
-    monkeypatch.setattr("oncekey.stores.sqlite.SqliteStore", lambda path: opened.append(path) or SqliteStore(tmp_path))
+
+    def open_file(path: str) -> SqliteStore:
+        opened.append(path)
+        return SqliteStore(tmp_path / "keys.db")
+
+    monkeypatch.setattr("oncekey.stores.sqlite.SqliteStore", open_file)
     for url in ("sqlite:///app.db", "sqlite:////var/app.db", "sqlite:///my%20app.db"):
         open_store(url)
     assert opened == ["app.db", "/var/app.db", "my app.db"]

@@ -192,7 +192,8 @@ class SqliteAgrees(StoresAgree):
         self.folder.cleanup()
 
 
-TestSqliteAgrees = SqliteAgrees.TestCase
+# A run takes seconds; the limit is for a failure, which hypothesis takes up to five minutes to make short.
+TestSqliteAgrees = pytest.mark.timeout(400)(SqliteAgrees.TestCase)
 TestSqliteAgrees.settings = settings(
     max_examples=40,
     stateful_step_count=30,

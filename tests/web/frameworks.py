@@ -76,6 +76,8 @@ class Reply:
     headers: tuple[tuple[str, str], ...] = ()
     content_type: str | None = "application/json"
     streamed: tuple[bytes, ...] | None = None
+    breaks: bool = False
+    """Whether the stream raises in the place of its end."""
 
     @property
     def header_list(self) -> list[tuple[str, str]]:
@@ -83,7 +85,7 @@ class Reply:
         return ([("content-type", self.content_type)] if self.content_type else []) + list(self.headers)
 
 
-class Abort(Exception):  # noqa: N818 - it stands for each framework's HTTPException
+class Abort(Exception):
     """Each framework turns it into its own HTTP exception."""
 
     def __init__(self, status: int) -> None:
@@ -159,10 +161,11 @@ class Payments:
             case "large":
                 return Reply(201, b"x" * (MAX_RESPONSE + 1), (("location", f"/payments/pay_{run}"),))
             case "stream":
-                pieces = (b'{"id":', b'"pay_%d"' % run, b"}")
+                pieces: tuple[bytes, ...] = (b'{"id":', b'"pay_%d"' % run, b"}")
                 if status == "large":
                     pieces = tuple(b"x" * 1000 for _ in range(10))
-                return Reply(201, headers=(("location", f"/payments/pay_{run}"),), streamed=pieces)
+                where = (("location", f"/payments/pay_{run}"),)
+                return Reply(201, headers=where, streamed=pieces, breaks=status == "broken")
             case "events":
                 # With a charset, which Litestar adds to all text and the others do not.
                 kind = "text/event-stream; charset=utf-8"
@@ -190,10 +193,12 @@ def unprotected() -> Reply:
 
 def pieces_of(reply: Reply) -> Iterator[bytes]:
     yield from reply.streamed or ()
+    if reply.breaks:
+        raise RuntimeError("the stream broke")
 
 
 async def async_pieces_of(reply: Reply) -> AsyncIterator[bytes]:
-    for piece in reply.streamed or ():
+    for piece in pieces_of(reply):
         yield piece
 
 
@@ -219,9 +224,9 @@ def raw_asgi(payments: Payments, once: OnceKey) -> Any:
         if reply.streamed is None:
             headers.append((b"content-length", str(len(reply.body)).encode()))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        for piece in reply.streamed or (reply.body,):
+        async for piece in async_pieces_of(reply):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
     return IdempotencyMiddleware(app, once)
 
@@ -353,10 +358,11 @@ def litestar(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
     def other_sync() -> Response:
         return respond(unprotected())
 
-    for endpoint in (pay_async, pay_sync):
-        endpoint.__annotations__ = {"request": Request, "return": Response}
-    for endpoint in (other_async, other_sync):
-        endpoint.__annotations__ = {"return": Response}
+    # Litestar reads annotations where the function was defined, and these names are local here.
+    for takes_request in (pay_async, pay_sync):
+        takes_request.__annotations__ = {"request": Request, "return": Response}
+    for takes_nothing in (other_async, other_sync):
+        takes_nothing.__annotations__ = {"return": Response}
     pay, other = (pay_async, other_async) if asynchronous else (pay_sync, other_sync)
     threads: dict[str, Any] = {} if asynchronous else {"sync_to_thread": True}
     return Litestar(

@@ -322,7 +322,7 @@ def test_an_error_handler_that_raises_itself(make: Make) -> None:
 
 
 def test_what_after_request_functions_do_is_stored(make: Make) -> None:
-    """Functions registered before and after ``protect``, of the app, of a blueprint and of the view, are all included."""
+    """Functions of the app, of a blueprint and of the view itself have all run on what is stored."""
     shop = make()
     blueprint = Blueprint("pay", "pay")
 
@@ -368,7 +368,7 @@ def test_an_after_request_function_that_was_there_before_us(make: Make) -> None:
 
 
 def test_an_after_request_function_that_raises(make: Make) -> None:
-    """The view has done its work, and its 201 became a 500 by an exception: raised, so an external effect is in doubt."""
+    """The view has done its work, and an exception made a 500 of its 201: raised, so an external effect is in doubt."""
     shop = make(pay)
 
     @shop.app.after_request
@@ -410,7 +410,7 @@ def test_a_location_that_flask_encodes_is_stored_as_it_was_sent(make: Make, name
 # ---------------------------------------------------------------- teardown
 
 
-@pytest.mark.parametrize("how", ["returns", "raises", "aborts", "streams"])
+@pytest.mark.parametrize("how", ["returns", "raises", "aborts", "is-refused"])
 def test_teardown_runs_after_the_storing(make: Make, how: str) -> None:
     """A session that teardown closes is still open when the answer is stored, however the view ended."""
 
@@ -421,9 +421,11 @@ def test_teardown_runs_after_the_storing(make: Make, how: str) -> None:
                 raise RuntimeError
             case "aborts":
                 abort(409)
+            case "is-refused":
+                raise Refused("not today")
         return pay()
 
-    shop = make(streaming("one", "two") if how == "streams" else view)
+    shop = make(view)
     swap = shop.store.swap
 
     def noted(batch: Any) -> Any:
@@ -434,7 +436,7 @@ def test_teardown_runs_after_the_storing(make: Make, how: str) -> None:
     shop.app.teardown_request(lambda error: shop.calls.append("teardown request"))
     shop.app.teardown_appcontext(lambda error: shop.calls.append("teardown app"))
     shop.post()
-    move = {"returns": "complete", "streams": "complete", "raises": "doubt", "aborts": "fail"}[how]
+    move = {"returns": "complete", "raises": "doubt", "aborts": "fail", "is-refused": "discard"}[how]
     stored, torn = shop.calls.index(f"store {move}"), shop.calls.index("teardown request")
     assert shop.calls.index("view") < stored < torn < shop.calls.index("teardown app")
 

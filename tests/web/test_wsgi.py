@@ -57,7 +57,7 @@ class Server:
             self.runs += 1
             return app(environ, start_response)
 
-        self.app = IdempotencyMiddleware(counted, self.once)
+        self.app: App = IdempotencyMiddleware(counted, self.once)
 
     def environ(self, key: str | None = "k-1", body: bytes = BODY, **changes: Any) -> dict[str, Any]:
         """A request as a server hands it over; None removes a name."""
@@ -415,7 +415,7 @@ def test_a_close_that_raises_after_the_iterable_broke_does_not_leave_the_key_stu
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_a_client_that_leaves_mid_stream_stops_nothing(make: Make, taken: int) -> None:
-    """The server closes early: the handler runs to its end, the key is completed as a tombstone, close is called once."""
+    """The server closes early: the handler runs to its end, the key is completed (tombstone), close is called once."""
     pieces = Pieces(*LARGE)
     server = make(returning(pieces))
     _, iterable = server.begin()
@@ -460,7 +460,7 @@ def test_the_end_of_a_stream_is_withheld_when_it_cannot_be_stored(make: Make) ->
     server = make(returning(Pieces(*LARGE)))
     _, iterable = server.begin()
     server.store.down = {"swap"}
-    got = []
+    got: list[bytes] = []
     with pytest.raises(RuntimeError, match="could not be stored"):
         got.extend(iterable)
     iterable.close()  # type: ignore[attr-defined]
@@ -483,7 +483,11 @@ def echo(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 def test_a_chunked_body_is_read_to_its_end(make: Make) -> None:
     """With ``wsgi.input_terminated`` a body without a length is read, hashed, and handed on with its length."""
     server = make(echo)
-    chunked = {"CONTENT_LENGTH": None, "wsgi__input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+    chunked: dict[str, Any] = {
+        "CONTENT_LENGTH": None,
+        "wsgi__input_terminated": True,
+        "HTTP_TRANSFER_ENCODING": "chunked",
+    }
     first = server.post(body=b"", wsgi__input=io.BytesIO(BODY), **chunked)
     assert first.body == b"15:" + BODY
     assert server.post(body=b"", wsgi__input=io.BytesIO(BODY), **chunked).body == first.body
@@ -629,7 +633,7 @@ def test_an_async_scope_function_is_refused_with_a_clear_error(make: Make) -> No
         return "ann"
 
     server = make(paid, scope=tenant)
-    with pytest.raises(ConfigurationError, match="async.*WSGI.*plain function"):
+    with pytest.raises(ConfigurationError, match=r"async.*WSGI.*plain function"):
         server.post()
     assert server.runs == 0
     assert server.store._rows == {}
