@@ -609,7 +609,10 @@ def _served_once() -> OnceKey:
     return OnceKey(
         os.environ["ONCEKEY_TEST_STORE"],
         scope=SINGLE_TENANT,
-        routes={"POST /wait/{name}": Policy(in_flight="wait", wait=timedelta(seconds=20))},
+        routes={
+            "POST /wait/{name}": Policy(in_flight="wait", wait=timedelta(seconds=20)),
+            "POST /lease/{name}": Policy(lease=timedelta(seconds=1)),
+        },
         migrate=True,
     )
 
@@ -637,6 +640,7 @@ def serve_flask() -> Any:
 
     app.add_url_rule("/pay/<name>", "pay", pay, methods=["POST"])
     app.add_url_rule("/wait/<name>", "wait", pay, methods=["POST"])
+    app.add_url_rule("/lease/<name>", "lease", pay, methods=["POST"])
     app.add_url_rule("/", "up", lambda: "up")
     protect(app, _served_once())
     if os.environ.get("ONCEKEY_TEST_WARM"):
@@ -670,6 +674,7 @@ def serve_starlette() -> Any:
         routes=[
             Route("/pay/{name}", pay, methods=["POST"]),
             Route("/wait/{name}", pay, methods=["POST"]),
+            Route("/lease/{name}", pay, methods=["POST"]),
             Route("/", up),
         ]
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ import pytest
 from oncekey.core.record import Reservation, StoredResponse, swap
 from oncekey.core.states import Actor, Effects, Event
 from oncekey.stores.postgres import PostgresStore, rows
+from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
 from oncekey.stores.postgres.connection import DeadlineConnection, connect
 
 PRIMARY = "idempotency_keys_pkey"
@@ -57,9 +59,20 @@ def nodes(plan: Any) -> Iterator[dict[str, Any]]:
         yield from nodes(below)
 
 
-def explain(connection: DeadlineConnection, statement: Any, parameters: Any) -> list[dict[str, Any]]:
-    """The nodes of the plan that the lane's connection uses: prepared, generic, with its settings."""
-    row = connection.execute("EXPLAIN (FORMAT JSON, VERBOSE) " + statement, parameters, prepare=True).fetchone()
+TYPES = {Text: "text[]", Bytea: "bytea[]", Int4: "integer[]", Float8: "float8[]", Bool: "boolean[]"}
+
+
+def explain(connection: DeadlineConnection, statement: str, parameters: Mapping[str, Column]) -> list[dict[str, Any]]:
+    """The nodes of the plan that a lane uses: of the prepared statement, whatever the length of the arrays.
+
+    Not ``EXPLAIN`` with the parameters: that plans for these very arrays, as a lane never does.
+    """
+    numbers = {name: number for number, name in enumerate(parameters, start=1)}
+    text = re.sub(r"%\((\w+)\)s", lambda found: f"${numbers[found[1]]}", statement)
+    types = ", ".join(TYPES[type(column)] for column in parameters.values())
+    nulls = ", ".join("NULL" for _ in parameters)
+    connection.execute(f"PREPARE looked_at ({types}) AS {text}".encode())
+    row = connection.execute(f"EXPLAIN (FORMAT JSON, VERBOSE) EXECUTE looked_at ({nulls})".encode()).fetchone()
     assert row is not None
     plan = row[0] if isinstance(row[0], list) else json.loads(row[0])
     return list(nodes(plan[0]["Plan"]))
@@ -71,40 +84,37 @@ def assert_by_primary_key(found: list[dict[str, Any]]) -> None:
     for node in scans:
         assert node["Node Type"] in ("Index Scan", "Index Only Scan"), node
         assert node["Index Name"] == PRIMARY, node
-        assert "scope" in node["Index Cond"], node
-        assert "key" in node["Index Cond"], node
+        condition = node.get("Index Cond", "")  # without one it is the whole index that is read
+        assert "scope = " in condition, node
+        assert "key = " in condition, node
     assert not [node for node in found if node["Node Type"] in ("Hash Join", "Merge Join")]
 
 
-@pytest.mark.parametrize("rows_there", [0, 10_000], ids=["empty", "10000-rows"])
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("rows_there", [0, 3, 10_000], ids=["empty", "few-rows", "10000-rows"])
 def test_reserve_uses_the_primary_key(
-    store: PostgresStore, lane: DeadlineConnection, postgres_url: str, rows_there: int, batch: int
+    store: PostgresStore, lane: DeadlineConnection, postgres_url: str, rows_there: int
 ) -> None:
     """``EXPLAIN`` of reserve: an index scan by (scope, key) for the anti-join, the insert's check and the read."""
     if rows_there:
         fill(postgres_url, rows_there)
-    parameters = rows.reservation_columns([wanted(number) for number in range(batch)])
-    found = explain(lane, store._reserve, parameters)
+    found = explain(lane, store._reserve, rows.reservation_columns([wanted(1)]))
     assert_by_primary_key(found)
     insert = next(node for node in found if node["Node Type"] == "ModifyTable")
     assert insert["Conflict Resolution"] == "NOTHING"
     assert insert["Conflict Arbiter Indexes"] == [PRIMARY]
 
 
-@pytest.mark.parametrize("rows_there", [0, 10_000], ids=["empty", "10000-rows"])
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("rows_there", [0, 3, 10_000], ids=["empty", "few-rows", "10000-rows"])
 def test_swap_uses_the_primary_key(
-    store: PostgresStore, lane: DeadlineConnection, postgres_url: str, rows_there: int, batch: int
+    store: PostgresStore, lane: DeadlineConnection, postgres_url: str, rows_there: int
 ) -> None:
     """``EXPLAIN`` of swap: locked and updated by (scope, key), in the order of the key."""
     if rows_there:
         fill(postgres_url, rows_there)
-    records = [found.record for found in store.reserve([wanted(number) for number in range(10_001, 10_001 + batch)])]
-    answer = StoredResponse(201, (), b"{}")
-    changes = [swap(record, Event.COMPLETE, Actor.OWNER, response=answer) for record in records if record]
-    assert len(changes) == batch
-    found = explain(lane, store._swap, rows.swap_columns(changes))
+    record = store.reserve([wanted(10_001)])[0].record
+    assert record is not None
+    change = swap(record, Event.COMPLETE, Actor.OWNER, response=StoredResponse(201, (), b"{}"))
+    found = explain(lane, store._swap, rows.swap_columns([change]))
     assert_by_primary_key(found)
     assert any(node["Node Type"] == "LockRows" for node in found)
 

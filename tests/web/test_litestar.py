@@ -162,6 +162,17 @@ async def test_a_dependency_that_used_a_verb_has_begun(once: OnceKey) -> None:
     assert (state(once, key), len(names)) == ("failed", 1)
 
 
+async def test_a_dependency_of_the_wrong_type_is_no_refusal(once: OnceKey) -> None:
+    """litestar's 500 for what the app itself did wrong says nothing about the request: nobody knows what was done."""
+
+    @post("/payments", dependencies={"charge": Provide(lambda: "charged", sync_to_thread=False)})
+    async def handler(charge: NamedDependency[int]) -> None: ...
+
+    app, key = make(once, handler), fresh()
+    assert (await send(app, key)).status_code == 500
+    assert state(once, key) == "unknown"
+
+
 async def test_a_later_attempt_stays_retryable(once: OnceKey) -> None:
     """A refusal of the second attempt neither discards the key nor is final."""
     statuses = [503, 201]

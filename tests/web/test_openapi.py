@@ -230,6 +230,9 @@ async def test_served_and_cached() -> None:
     with OnceKey("memory://", scope=SINGLE_TENANT) as once:
         protect(app, once)
         assert app.openapi() is app.openapi()
+        app.post("/later")(lambda: None)
+        app.openapi_schema = None  # older FastAPI does not notice by itself
+        assert "x-idempotency" in app.openapi()["paths"]["/later"]["post"]
         mounted = FastAPI()
         mounted.post("/inner")(lambda: None)
         app.mount("/sub", mounted)

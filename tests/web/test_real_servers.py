@@ -242,6 +242,25 @@ def test_every_worker_has_lanes_of_its_own(server: Server) -> None:
         until(both, "both workers have answered")
 
 
+def test_every_worker_keeps_its_leases(server: Server) -> None:
+    """A handler that outlives its lease of one second is renewed by its own process, and still completes its key."""
+    server.close_gate("long")
+    held = server.start("long", "k-long", "lease")
+    until(lambda: server.effects("long"), "the handler has begun")
+
+    def lease() -> float:
+        (record,) = server.records("k-long")
+        assert record is not None
+        return record.lease_until
+
+    first = lease()
+    until(lambda: lease() > first, "the lease is renewed")
+    assert server.post("long", "k-long", "lease").status_code == 409
+    server.open_gate("long")
+    assert held.result(20.0).status_code == 201
+    assert len(server.effects("long")) == 1
+
+
 @pytest.mark.parametrize("kind", ["forked-sqlite", "forked-postgres"])
 def test_the_parent_had_lanes_before_it_forked(kind: str, make: Callable[[str], Server]) -> None:
     """What the parent completed before the fork replays from the workers, which then stop gracefully themselves."""

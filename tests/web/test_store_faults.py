@@ -117,6 +117,16 @@ async def test_store_down_hung_slow_is_503_and_the_handler_is_not_called(
     assert api.runs == before + 1
 
 
+async def test_a_lane_does_not_hang_with_a_hung_server(far: Callable[..., Api], proxy: TcpProxy) -> None:
+    """A server that keeps its sockets open and says nothing holds a lane for a bounded time, not until it speaks."""
+    api = far()
+    assert (await api.post("before")).status_code == 201
+    proxy.hang("to_client")
+    assert_refused(await api.post())
+    await until(lambda: api.saw(events.StoreFailed), "the lane has given up, while the server still hangs")
+    assert api.runs == 1
+
+
 async def eventually(api: Api, key: str, status: int, seconds: float = SECONDS) -> httpx.Response:
     """Send the request, as a client that keeps its key does, until it gets this answer."""
     deadline = time.monotonic() + seconds
@@ -327,19 +337,28 @@ async def test_an_open_transaction_slows_nobody_else(empty_database: str) -> Non
 
 
 async def test_a_finish_waits_for_a_row_that_is_held_for_a_moment(empty_database: str) -> None:
-    """The owner tries again while somebody holds its row, and the client gets its answer, not an error."""
+    """The owner tries again while somebody holds its row, and the client gets its answer, not an error; nobody else's
+    finish waits with it."""
     gate = Gate()
-    api = Api(World(empty_database), "starlette", held(gate), migrate=False)
-    first = api.start()
+
+    async def respond(request: Request, run: int) -> Response:
+        if request.url.query == "hold":
+            await gate.wait()
+        return paid(request, run)
+
+    api = Api(World(empty_database), "starlette", respond, migrate=False)
+    first = api.start("held", "/payments?hold")
     await soon(gate.entered.wait())
     try:
-        with open_transaction(empty_database, "k-1"):
+        with open_transaction(empty_database, "held"), watching_for_locks(empty_database) as waits:
             gate.go.set()
-            await asyncio.wait([first], timeout=0.1)
+            for number in range(20):
+                assert (await api.post(f"k-{number}")).status_code == 201
             assert not first.done()
+        assert waits == []
         answer = await first
         assert answer.status_code == 201
-        assert same(answer, await api.post())
+        assert same(answer, await api.post("held", "/payments?hold"))
     finally:
         await api.close()
 

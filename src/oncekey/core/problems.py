@@ -162,7 +162,7 @@ _ENTRIES: dict[Situation, _Entry] = {
     _S.REFUSED: _Entry(
         (422, 422, 422), "The request was refused",
         "The request was refused before the operation began.",
-        "Nothing was executed: correct the request and send it with a new Idempotency-Key.",
+        "Nothing was executed: correct the request; the key is unused, so send it with the same one or a new one.",
         (_INVALID, "request_refused"), "REQUEST_REFUSED"),
     _S.STATUS_EXPIRED: _Entry(
         (410, 410, 410), "The Idempotency-Key has expired",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from hashlib import sha256
+from urllib.parse import quote
 
 from oncekey.core.policy import Policy
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 
-_PARAMETER = re.compile(r"\{(\w+)(?::(path))?\}")
+MAX_NAME_LENGTH = 200
+"""Of a path in the name of an operation; longer ones end in a hash."""
+
+_PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
 
 
@@ -25,7 +30,7 @@ class Routes:
     """The app's policy, and the routes that differ from it.
 
     ``{"POST /payments/{id}": Policy(...), "POST /login": None}``: a name in braces stands for one segment of a path,
-    ``{name:path}`` for any number; None exempts. Listing a method that the policy does not protect protects it.
+    ``{name:path}`` for any number (other converters, as in ``{id:int}``, for one); None exempts. Listing a method that the policy does not protect protects it.
     """
 
     def __init__(self, policy: Policy, routes: Mapping[str, Policy | None] | None = None) -> None:
@@ -53,13 +58,26 @@ class Routes:
             if of_method == method and pattern.fullmatch(path):
                 return route
         if method in self._policy.methods:
-            return Route(f"{method} {path}", self._policy)
+            return Route(f"{method} {_named(path)}", self._policy)
         return None
+
+
+def _named(path: str) -> str:
+    """A path as the name of an operation: any store can keep it, and a log line survives it.
+
+    Paths come from clients: NUL, control characters, lone surrogates, kilobytes. Two paths never share a name.
+    """
+    if len(path) <= MAX_NAME_LENGTH and path.isprintable():
+        return path
+    digest = sha256(path.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{quote(path[:MAX_NAME_LENGTH], errors='surrogatepass')[:MAX_NAME_LENGTH]}~{digest}"
 
 
 def _compile(path: str) -> re.Pattern[str]:
     parts, end = [], 0
     for found in _PARAMETER.finditer(path):
-        parts += [re.escape(path[end : found.start()]), ".+" if found[2] else "[^/]+"]
+        parts += [re.escape(path[end : found.start()]), ".+" if found[2] == "path" else "[^/]+"]
         end = found.end()
+    if "{" in _PARAMETER.sub("", path) or "}" in _PARAMETER.sub("", path):
+        raise ConfigurationError(f"routes: the braces in {path!r} are not of the form {{name}} or {{name:path}}")
     return re.compile("".join([*parts, re.escape(path[end:])]))

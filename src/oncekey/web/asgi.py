@@ -20,6 +20,7 @@ from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
+from oncekey.core.states import Event
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
@@ -67,8 +68,8 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            route = self.once.routes.match(scope["method"], scope["path"])
-            if route is not None:
+            route = self.once.routes.match(scope["method"], _route_path(scope))
+            if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
                 await _Exchange(self.app, self.once, route, scope, receive, send).run()
                 return
         elif scope["type"] == "lifespan":
@@ -107,6 +108,7 @@ class _Exchange:
     operation: Operation
     body: bytes
     key_header: bytes | None = None
+    inner: Scope
     compressible = False
     body_read = False
     # of the handler's response
@@ -252,7 +254,8 @@ class _Exchange:
 
     async def _call_app(self) -> None:
         try:
-            await self.app(self._inner_scope(), self._inner_receive, self._inner_send)
+            self.inner = self._inner_scope()
+            await self.app(self.inner, self._inner_receive, self._inner_send)
         except BaseException as error:
             if self.concluded:
                 raise  # a background task failed after the response was stored: that stands
@@ -338,6 +341,8 @@ class _Exchange:
         """The response is complete: store it, then send it."""
         status: int = start["status"]
         raw_headers = start.get("headers", ())
+        if status in (307, 404, 405) and _never_routed(self.inner):
+            self.operation.refused = True
         record = await self._finish(returned(self.operation, status, raw_headers, body))
         if isinstance(record, Answer):
             if self.streaming:
@@ -363,7 +368,7 @@ class _Exchange:
                 self.stored.set()
         engine.keeper.unwatch(operation)
         if finished.stored:
-            return finished.record
+            return finished.record if move.event is not Event.DISCARD else None  # an unused key expires never
         answer = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
         return await self._instead(answer, finished.record)
 
@@ -392,6 +397,24 @@ class _Exchange:
         except OSError:
             # The client has gone. The record does not care, and the handler must not learn of it.
             _log.debug("the client left before its response was sent")
+
+
+def _route_path(scope: Scope) -> str:
+    """The path as the app's routes see it: servers put the prefix that a proxy took away in front."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _never_routed(scope: Scope) -> bool:
+    """Starlette's router looked at this very scope, and no endpoint took the request."""
+    router = scope.get("router")
+    if router is None or getattr(router, "default", None) != getattr(router, "not_found", None):
+        return False  # another framework, a copied scope, or a fallback app: we cannot tell
+    if "endpoint" not in scope:
+        return True
+    methods = getattr(scope.get("route"), "methods", None) or (scope["method"],)
+    return scope["method"] not in methods
 
 
 class _InnerScope(dict[str, Any]):

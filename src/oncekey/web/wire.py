@@ -69,7 +69,8 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
     ending: Ending = "returned"
     if operation.discardable:
         ending = "refused"
-    elif status >= 500 and (operation.raised or not operation.tells_apart) and policy.on_server_error == "auto":
+    elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and not operation.tells_apart)):
+        # What a *returned* 5xx means may be declared; what was raised is judged by where the effects live.
         ending = "raised"
     event = judge(ending, status, policy, first_attempt=operation.attempt == 1)
     if event not in (Event.COMPLETE, Event.FAIL):
@@ -87,14 +88,20 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
     answer = None
     match error:
         case Refused():
-            ending, operation.refused = "refused", True
+            operation.refused = True
             answer = refusal(once, Situation.REFUSED, detail=error.detail, status=error.status)
+            if not operation.discardable:  # too late: it has begun, and this is its answer, as any other 4xx
+                kept = StoredResponse(answer.status, answer.headers, answer.body)
+                return Move(Event.FAIL, kept, "refused after it had begun"), answer
+            ending = "refused"
         case NotExecuted():
             ending = "not_executed"
             answer = refusal(once, Situation.NOT_EXECUTED, retry_after=UNAVAILABLE_RETRY_SECONDS)
         case OutcomeUnknown():
             ending = "outcome_unknown"
             answer = refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
+        case _ if operation.discardable:
+            ending = "refused"
     event = judge(ending, None, operation.policy, first_attempt=operation.attempt == 1)
     return Move(event, None, type(error).__name__), answer
 

@@ -19,6 +19,7 @@ from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
+from oncekey.core.states import Event
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
@@ -251,7 +252,8 @@ class Exchange:
             return
         engine.keeper.unwatch(operation)
         if finished.stored:
-            self.finished = finished.record
+            # An unused key expires never.
+            self.finished = finished.record if move.event is not Event.DISCARD else None
         else:
             self.finished = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
 

@@ -49,6 +49,7 @@ class SqliteStore:
         self._timeout = timeout
         self._clock = clock
         self._gate = gate_of(self.path)
+        self._ran: list[str] = []
         self._connections = Connections(self.path, timeout, self._prepare)
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
@@ -104,7 +105,10 @@ class SqliteStore:
 
     def migrate(self) -> list[str]:
         with self._connections.use() as connection:
-            return self._migrate(connection)
+            ran = self._migrate(connection)
+        # Opening the file has upgraded it already: that is what the caller wants to hear of.
+        ran, self._ran = self._ran + ran, []
+        return ran
 
     def check(self) -> None:
         with self._connections.use() as connection:
@@ -119,7 +123,7 @@ class SqliteStore:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """SQLite creates and upgrades its tables by itself; only a newer schema is somebody else's work."""
         if schema.problem(connection, str(self.path)) is not None:
-            self._migrate(connection)
+            self._ran += self._migrate(connection)
 
     def _migrate(self, connection: sqlite3.Connection) -> list[str]:
         with self._transaction(connection):
