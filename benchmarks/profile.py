@@ -66,12 +66,12 @@ def show(stacks: Iterable[str], top: int) -> None:
     whole: Counter[str] = Counter()
     rooms: Counter[str] = Counter()
     for line in stacks:
-        stack, _, count = line.rpartition(" ")
+        stack, _, seen = line.rpartition(" ")
         frames = [_without_line(frame) for frame in stack.split(";")]
-        own[frames[-1]] += int(count)
-        rooms[_room(frames[-1])] += int(count)
+        own[frames[-1]] += int(seen)
+        rooms[_room(frames[-1])] += int(seen)
         for frame in set(frames):
-            whole[frame] += int(count)
+            whole[frame] += int(seen)
     total = sum(own.values()) or 1
     print(f"{total} samples\n\n  own  whole")
     for frame, count in own.most_common(top):

@@ -155,7 +155,7 @@ class Payments:
             case "unknown":
                 raise OutcomeUnknown("the bank did not answer")
             case "refused":
-                raise Refused("not today", status=400)
+                raise Refused("not today", status=int(status or 400))
             case "204":
                 return Reply(204, content_type=None)
             case "large":

@@ -461,7 +461,8 @@ MODES = {
 
 def everywhere(modes: Iterable[str]) -> list[tuple[str, str]]:
     """Each framework with each mode; without a framework there is no HTTP exception to raise."""
-    return [(name, m) for name in STACKS for m in modes if not (m.startswith("abort") and name in RAW)]
+    listed = list(modes)
+    return [(name, m) for name in STACKS for m in listed if not (m.startswith("abort") and name in RAW)]
 
 
 def design(name: str, effects: str, column: str | None) -> str | None:
@@ -529,9 +530,13 @@ def test_the_answer_of_a_released_key_is_stored_when_it_succeeds(name: str, make
         assert stack.runs == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "m"), everywhere(f"{how}-{status}" for how in ("return", "abort") for status in (401, 403, 408, 425))
-)
+UNDECIDED = [
+    *(f"return-{status}" for status in (401, 403, 408, 425, 429)),
+    *(f"abort-{status}" for status in (401, 403, 408)),
+]
+
+
+@pytest.mark.parametrize(("name", "m"), everywhere(UNDECIDED))
 def test_a_4xx_that_says_nothing_of_the_operation_is_not_final(name: str, make: MakeStack, m: str) -> None:
     """Who asked, how fast and how early may be better next time: the key can be used again."""
     stack = make(name)
@@ -589,8 +594,16 @@ def test_a_refused_retry_gives_the_key_back_as_it_was(name: str, make: MakeStack
 
 def test_refused_after_the_operation_began_does_not_free_the_key(stack: Stack) -> None:
     """Whoever used a verb has begun: Refused comes too late then, and the key stays taken."""
-    assert stack.post(m="refused-late").status_code == 400
-    assert state_of(stack) is not None
+    first, second = stack.post(m="refused-410"), stack.post(m="refused-410")
+    assert (first.status_code, problem(first), state_of(stack)) == (410, "refused", "failed")
+    assert replays(first, second)
+    assert stack.runs == 1
+
+
+def test_refused_too_late_with_an_undecided_status_is_not_final(stack: Stack) -> None:
+    """A 429 says nothing about the operation, also where Refused comes too late: the key can be used again."""
+    assert stack.post(m="refused-429").status_code == 429
+    assert state_of(stack) == "failed_retryable"
 
 
 # ---------------------------------------------------------------- what never reached a handler

@@ -30,7 +30,8 @@ class Routes:
     """The app's policy, and the routes that differ from it.
 
     ``{"POST /payments/{id}": Policy(...), "POST /login": None}``: a name in braces stands for one segment of a path,
-    ``{name:path}`` for any number (other converters, as in ``{id:int}``, for one); None exempts. Listing a method that the policy does not protect protects it.
+    ``{name:path}`` for any number (other converters, as in ``{id:int}``, for one). None exempts. Listing a method that
+    the policy does not protect protects it.
     """
 
     def __init__(self, policy: Policy, routes: Mapping[str, Policy | None] | None = None) -> None:

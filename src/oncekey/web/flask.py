@@ -1,11 +1,11 @@
 """Flask: finish inside the framework, where its teardown has not run yet.
 
-``protect(app, once)`` puts the WSGI middleware around the app and three hooks into it:
+``protect(app, once)`` puts the WSGI middleware around the app and hooks into it:
 
-* after every other ``after_request`` function, the response is stored: before ``teardown``, which closes sessions, and
-  before the server sees a byte;
-* whatever a view raises is noticed before Flask makes a response of it, so that *raised* and *returned* can be told
-  apart (they mean different things, see ``effects``);
+* the response is stored when Flask starts to send it: after every ``after_request`` function, the session and the
+  listeners have made their changes, with the headers as they are sent, and before ``teardown``, which closes sessions;
+* whatever is raised is noticed before Flask makes a response of it, so that *raised* and *returned* can be told apart
+  (they mean different things, see ``effects``);
 * a request that Flask turns away before any view ran (no such route, wrong method) does not use up its key.
 """
 
@@ -32,11 +32,12 @@ def current_operation() -> Operation:
 def protect(app: Flask, once: OnceKey) -> Flask:
     """Protect the app's state-changing routes, as ``once`` says."""
     app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, once)  # type: ignore[method-assign]
-    # Flask runs these last to first: the first one sees what all others have made of the response.
-    app.after_request_funcs.setdefault(None, []).insert(0, _store)
-    handle = app.handle_user_exception
+    # Flask runs these last to first: the first one sees the response that all others agreed on.
+    app.after_request_funcs.setdefault(None, []).insert(0, _remember)
+    by_handlers, by_nobody = app.handle_user_exception, app.handle_exception
 
-    def notice(error: Exception) -> Any:
+    def noticed(error: Exception) -> Any:
+        """A view or a hook raised; the app's error handlers may answer."""
         exchange = _exchange()
         if exchange is not None:
             exchange.operation.raised = True
@@ -44,9 +45,22 @@ def protect(app: Flask, once: OnceKey) -> Flask:
                 exchange.operation.refused = True
             if isinstance(error, NotExecuted | OutcomeUnknown | Refused):
                 return _own_answer(exchange, error)
-        return handle(error)
+        return by_handlers(error)
 
-    app.handle_user_exception = notice  # type: ignore[method-assign, assignment]
+    def unhandled(error: Exception) -> Any:
+        """Nobody had an answer to it: Flask's own 500, or, in tests, the error itself."""
+        exchange = _exchange()
+        if exchange is None:
+            return by_nobody(error)
+        exchange.operation.raised = True
+        try:
+            return by_nobody(error)
+        except BaseException:
+            exchange.failed(error)
+            raise
+
+    app.handle_user_exception = noticed  # type: ignore[method-assign, assignment]
+    app.handle_exception = unhandled  # type: ignore[method-assign, assignment]
     return app
 
 
@@ -60,19 +74,22 @@ def _exchange() -> Exchange | None:
 def _own_answer(exchange: Exchange, error: Exception) -> Response:
     """The handler raised one of our own exceptions: end the attempt as it says, and answer for it."""
     answer = exchange.failed(error)
-    if isinstance(exchange.finished, Answer):
-        answer = exchange.finished
-    return _response(answer) if answer is not None else Response(status=500)
+    return _response(exchange.instead or answer) if answer is not None else Response(status=500)
 
 
-def _store(response: Response) -> Response:
-    """The last ``after_request``: what leaves here is what is stored and what the client gets."""
+def _remember(response: Response) -> Response:
+    """The last ``after_request``: let the middleware have the body when Flask starts to send this response."""
     exchange = _exchange()
-    if exchange is None or exchange.concluded or response.is_streamed:
-        return response  # a streamed one is consumed by the middleware, which stores it before its end
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers.items()]
-    exchange.conclude(response.status_code, headers, response.get_data())
-    return _response(exchange.finished) if isinstance(exchange.finished, Answer) else response
+    # An error page counts as streamed in Werkzeug, and is short; what else is streamed, the middleware passes through.
+    if exchange is not None and (response.status_code >= 400 or not response.is_streamed):
+        response.make_sequence()
+
+        def whole_body(status: str) -> bytes | None:
+            # Another status: a session or a listener failed after this, and Flask sends its error page instead.
+            return response.get_data() if status == response.status else None
+
+        exchange.whole_body = whole_body
+    return response
 
 
 def _response(answer: Answer) -> Response:

@@ -91,7 +91,7 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
             operation.refused = True
             answer = refusal(once, Situation.REFUSED, detail=error.detail, status=error.status)
             if not operation.discardable:  # too late: it has begun, and this is its answer, as any other 4xx
-                kept = StoredResponse(answer.status, answer.headers, answer.body)
+                kept = storable(answer.status, answer_headers(answer, None, None), answer.body, operation.policy)
                 return Move(Event.FAIL, kept, "refused after it had begun"), answer
             ending = "refused"
         case NotExecuted():
@@ -119,11 +119,11 @@ def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | 
 def _clean(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Without those that could end a header early: checked when stored, and again when replayed."""
     good = []
-    for name, value in headers:
-        if _BREAKS(name) or _BREAKS(value):
+    for name, text in headers:
+        if _BREAKS(name) or _BREAKS(text):
             _log.error("a stored response header with a line break was left out")
         else:
-            good.append((name, value))
+            good.append((name, text))
     return good
 
 

@@ -46,7 +46,7 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-ENVIRON_KEY = "oncekey"
+ENVIRON_KEY = "oncekey.exchange"
 """Where the exchange stands in the environ, for integrations further in."""
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
@@ -83,9 +83,14 @@ class Exchange:
         self.key_header: bytes | None = None
         self.wanted: Reservation
         self.operation: Operation
-        self.finished: Record | Answer | None = None
-        """How it ended, once it has: the record as stored, or what the client is told instead."""
         self.concluded = False
+        self.record: Record | None = None
+        """Once it has ended: the record as the store has it now, as far as we know."""
+        self.instead: Answer | None = None
+        """Once it has ended: what the client is told in place of the handler's response, if that was not stored."""
+        self.started = False
+        self.whole_body: Callable[[str], bytes | None] | None = None
+        """Set by a framework's integration: the whole body for this status line, known before the app returns it."""
         # of the handler's response
         self.status_line = ""
         self.headers: Headers = []
@@ -107,8 +112,8 @@ class Exchange:
             return self._answer(key, None)
         self.key_header = values[0].strip()
         body = self._read_body()
-        if body is None:
-            return self._refuse(Situation.BODY_TOO_LARGE)
+        if isinstance(body, Answer):
+            return self._answer(body, None)
         self.wanted = self.once.reservation(
             self.route,
             tenant=tenant,
@@ -134,23 +139,26 @@ class Exchange:
         request = Request(environ["REQUEST_METHOD"], self.path, environ, lambda: _header_map(environ))
         tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
         if inspect.isawaitable(tenant):
+            if inspect.iscoroutine(tenant):
+                tenant.close()
             raise ConfigurationError("the scope function is async, and this is a WSGI app: make it a plain function")
         return tenant
 
-    def _read_body(self) -> bytes | None:
-        """The whole body; None when it is larger than the policy allows."""
+    def _read_body(self) -> bytes | Answer:
+        """The whole body, or why it is refused: larger than the policy allows, or shorter than it said."""
         limit = self.policy.max_request_bytes
         stream = self.environ["wsgi.input"]
         length = self.environ.get("CONTENT_LENGTH") or ""
+        body = b""
         if length.isdecimal():
             if int(length) > limit:
-                return None
-            body: bytes = stream.read(int(length))
+                return refusal(self.once, Situation.BODY_TOO_LARGE)
+            body = stream.read(int(length))
+            if len(body) < int(length):  # the client left while it was sending: it has asked for nothing
+                return refusal(self.once, Situation.REFUSED, detail="The body ended before its length.", status=400)
         elif self.environ.get("wsgi.input_terminated"):
             body = stream.read(limit + 1)  # chunked
-        else:
-            body = b""
-        return None if len(body) > limit else body
+        return refusal(self.once, Situation.BODY_TOO_LARGE) if len(body) > limit else body
 
     # -- the handler ---------------------------------------------------------------------------------------------
 
@@ -176,10 +184,15 @@ class Exchange:
     def _start(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], object]:
-        if exc_info is not None:
-            self.operation.raised = True  # WSGI's way to say that an error page replaces a response
+        if exc_info is not None and exc_info[1] is not None:
+            # WSGI's way to say that an error page replaces a response; too late once that is on its way.
+            self.operation.raised = True
+            if self.started:
+                raise exc_info[1].with_traceback(exc_info[2])
         self.status_line = status
         self.headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        if self.whole_body is not None and not self.concluded and (body := self.whole_body(status)) is not None:
+            self.conclude(self.status, self.headers, body)
         return self.written.append
 
     def _pass(self, parts: _Body) -> Iterable[bytes]:
@@ -193,20 +206,21 @@ class Exchange:
                     return self._stream(chunks, parts)
             parts.close()
         except BaseException as error:
+            answer = self.failed(error)  # first: a close that fails too must not leave the key without an end
             parts.close()
-            return self._raised(error)
+            return self._answer_or_raise(answer, error)
         body = b"".join(chunks)
         if not self.concluded:
             if not self.status_line:
                 return self._raised(EOFError("the app did not start a response"))
             self.conclude(self.status, self.headers, body)
-        if isinstance(self.finished, Answer):
-            return self._answer(self.finished, None)
-        self._send_start(first_headers(self.status, self.headers, len(body), self.key_header, self.finished))
+        if self.instead is not None:
+            return self._answer(self.instead, self.record)
+        self._send_start(first_headers(self.status, self.headers, len(body), self.key_header, self.record))
         return [body]
 
     def _stream(self, chunks: list[bytes], rest: _Body) -> Iterable[bytes]:
-        record = self.finished if isinstance(self.finished, Record) else self.operation.record
+        record = self.record or self.operation.record
         self._send_start(first_headers(self.status, self.headers, None, self.key_header, record))
         return _Streamed(self, chunks, rest)
 
@@ -220,7 +234,7 @@ class Exchange:
     # -- after the handler ---------------------------------------------------------------------------------------
 
     def conclude(self, status: int, headers: Headers, body: bytes | None) -> None:
-        """The response is complete: store it. Says in ``finished`` how that went."""
+        """The response is complete: store it. ``record`` and ``instead`` say how that went."""
         self._finish(returned(self.operation, status, headers, body))
 
     def failed(self, error: BaseException) -> Answer | None:
@@ -232,12 +246,12 @@ class Exchange:
         return answer
 
     def _raised(self, error: BaseException) -> Iterable[bytes]:
-        answer = self.failed(error)
-        if isinstance(self.finished, Answer) and answer is not None:
-            return self._answer(self.finished, None)
+        return self._answer_or_raise(self.failed(error), error)
+
+    def _answer_or_raise(self, answer: Answer | None, error: BaseException) -> Iterable[bytes]:
         if answer is None:
             raise error
-        return self._answer(answer, self.finished if isinstance(self.finished, Record) else None)
+        return self._answer(self.instead or answer, self.record)
 
     def _finish(self, move: Move) -> None:
         self.concluded = True
@@ -248,18 +262,19 @@ class Exchange:
         except OperatorError:
             # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
             engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
-            self.finished = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
+            self.record = operation.record
+            self.instead = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
             return
         engine.keeper.unwatch(operation)
-        if finished.stored:
-            # An unused key expires never.
-            self.finished = finished.record if move.event is not Event.DISCARD else None
-        else:
-            self.finished = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
+        if move.event is not Event.DISCARD:  # an unused key does not expire
+            self.record = finished.record
+        if not finished.stored:
+            self.instead = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
 
     # -- sending -------------------------------------------------------------------------------------------------
 
     def _send_start(self, headers: Headers) -> None:
+        self.started = True
         self.start_response(self.status_line, [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers])
 
     def _refuse(
@@ -326,14 +341,16 @@ class _Streamed:
             held = chunk
         if not exchange.concluded:
             exchange.conclude(exchange.status, exchange.headers, None)
-        if isinstance(exchange.finished, Answer):
+        if exchange.instead is not None:
             raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
         yield held
 
     def _checked(self) -> Iterator[bytes]:
         try:
             yield from self._rest
-        except Exception as error:
+        except GeneratorExit:
+            raise  # we are being closed, the app did nothing wrong
+        except BaseException as error:
             self._exchange.failed(error)
             raise
 
