@@ -91,8 +91,8 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
             operation.refused = True
             answer = refusal(once, Situation.REFUSED, detail=error.detail, status=error.status)
             if not operation.discardable:  # too late: it has begun, and this is its answer, as any other 4xx
-                kept = storable(answer.status, answer_headers(answer, None, None), answer.body, operation.policy)
-                return Move(Event.FAIL, kept, "refused after it had begun"), answer
+                headers = answer_headers(answer, None, None)
+                return returned(operation, answer.status, headers, answer.body), answer
             ending = "refused"
         case NotExecuted():
             ending = "not_executed"
