@@ -1016,14 +1016,19 @@ def test_a_forked_child_has_connections_of_its_own(url: str) -> None:
     assert (done.stderr, done.stdout.strip()) == ("", FORK_RESULT)
 
 
-def test_a_child_closes_nothing_of_its_parents(store: PostgresStore) -> None:
-    """A child that closes, or disconnects, before it ever asked: the parent's connection lives on."""
+@pytest.mark.parametrize("first", ["ask", "disconnect"])
+def test_a_child_uses_and_closes_nothing_of_its_parents(store: PostgresStore, first: str) -> None:
+    """In the thread that forked: whether the child asks or disconnects first, the parent's connection lives on."""
     before = backend(store)
 
     def work() -> bool:
-        store.disconnect()
+        if first == "disconnect":
+            store.disconnect()
+            store.close()
+        own = backend(store)
+        seen = row(store, "x")
         store.close()
-        return row(store, "x") is None and backend(store) != before
+        return seen is None and own != before
 
     assert Child(work).result() is True
     assert backend(store) == before

@@ -318,6 +318,28 @@ def test_an_error_handler_that_raises_itself(make: Make) -> None:
     assert (shop.post().status_code, shop.state) == (500, "unknown")
 
 
+@pytest.mark.parametrize(
+    ("ours", "status", "state"),
+    [(NotExecuted("closed"), 503, "failed_retryable"), (OutcomeUnknown("no answer"), 409, "unknown")],
+    ids=["not-executed", "unknown"],
+)
+def test_an_error_handler_that_translates_into_one_of_ours(
+    make: Make, ours: Exception, status: int, state: str
+) -> None:
+    """``raise NotExecuted`` always means what it says, also where an error handler knows it better than the view."""
+
+    def view() -> Any:
+        raise OutOfStock
+
+    def translate(error: Exception) -> Any:
+        raise ours from error
+
+    shop = make(view)
+    shop.app.register_error_handler(OutOfStock, translate)
+    answer = shop.post()
+    assert (answer.status_code, answer.content_type, shop.state) == (status, "application/problem+json", state)
+
+
 # ---------------------------------------------------------------- after_request
 
 
@@ -617,6 +639,18 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(make: Make) -> None:
     until(lambda: shop.state == "completed", "the keeper stores it")
     again = shop.post()
     assert (again.json, replayed(again), shop.runs) == ({"id": "pay_1"}, True, 1)
+
+
+def test_a_large_answer_that_cannot_be_stored_is_not_sent_either(make: Make) -> None:
+    """Its body is known whole when it is stored, so the client gets a clean 503 and not the 201 without its end."""
+    shop = make(lambda: ("x" * (MAX_RESPONSE + 1), 201))
+    shop.store.down = {"swap"}
+    refused = shop.post()
+    assert (refused.status_code, refused.content_type) == (503, "application/problem+json")
+    shop.store.down = set()
+    shop.once.engine.keeper._wake.set()
+    until(lambda: shop.state == "completed", "the keeper stores the tombstone")
+    assert (shop.post().status_code, shop.runs) == (201, 1)
 
 
 def test_with_the_store_down_flask_is_not_entered(make: Make) -> None:
