@@ -500,20 +500,25 @@ def test_closing_beside_a_slow_keeper_loses_no_outcome(kept: Kept, monkeypatch: 
     begun = threading.Event()
     stored: list[str] = []
 
+    def together() -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+
     class Slow(list[Unfinished]):
         """Two threads that take an outcome off the list do so at the same moment."""
 
         def pop(self, at: Any = -1) -> Unfinished:
-            begun.set()
-            with suppress(threading.BrokenBarrierError):
-                both.wait(0.5)
+            together()
             taken = super().pop(at)
-            with suppress(threading.BrokenBarrierError):
-                both.wait(0.5)
+            together()
             return taken
 
+    def run_blocking(flow: Any, timeout: float) -> None:
+        stored.append(next(flow).key)
+        begun.set()
+
     kept.keeper._unfinished = Slow()
-    monkeypatch.setattr(kept.engine, "run_blocking", lambda flow, timeout: stored.append(next(flow).key))
+    monkeypatch.setattr(kept.engine, "run_blocking", run_blocking)
     for key in ("first", "second"):
         kept.keeper.adopt(unfinished(kept.start(key)))
 

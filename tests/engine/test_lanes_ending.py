@@ -239,6 +239,7 @@ said = [pay("a", "parent-1")]
 read, write = os.pipe()
 child = os.fork()
 if child == 0:
+    signal.alarm(25)  # not inherited
     heard = [pay("a", "child-1"), pay("b", "child-2")]
     heard.append(once.close())
     os.write(write, json.dumps(heard).encode())
@@ -284,6 +285,7 @@ lanes.submit(mine)
 begun.wait()
 child = os.fork()
 if child == 0:
+    signal.alarm(20)  # not inherited
     ticket = SyncTicket(("tenant", "key"))
     lanes.submit(ticket)
     os._exit(0 if ticket.wait(10) is None else 1)
@@ -298,11 +300,12 @@ def test_a_child_that_was_forked_while_the_breaker_counted_is_not_stuck() -> Non
     """A thread of the parent is inside the breaker's lock at the fork: the child's requests do not wait for it."""
     assert run(
         """
-import os, signal, threading, warnings
+import logging, os, signal, threading, warnings
 from oncekey import OnceKey, SINGLE_TENANT
 from oncekey.errors import StoreUnavailable
 
 warnings.simplefilter("ignore", DeprecationWarning)
+logging.disable()
 once = OnceKey("memory://", scope=SINGLE_TENANT)
 breaker = once.engine.breaker
 begun, go_on = threading.Event(), threading.Event()

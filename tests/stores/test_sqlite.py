@@ -249,6 +249,7 @@ def test_an_older_schema_is_upgraded_by_itself(store: SqliteStore, path: Path, m
     monkeypatch.setattr(sqlfiles, "migrations", lambda package: [*known, later])
     with closing(SqliteStore(path)) as newer:
         newer.check()
+        assert newer.migrate() == ["0002_more"]  # what opening it has run
         assert newer.migrate() == []
         assert newer.read([("tenant", "key-1")]) != [None]
     with store._connections.use() as connection:

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from oncekey.engine import forks
+
 FAILURES_TO_OPEN = 5
 """In a row. One failed batch fails all its callers at once, so this is reached quickly under load; at one request a
 second it rides out a single dropped connection."""
@@ -28,6 +30,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._failures = 0
         self._retry_at = _CLOSED
+        forks.enroll(self)
 
     def allows(self) -> bool:
         """Whether a request may ask the store. While open, one at a time may, once the pause is over."""
@@ -40,6 +43,10 @@ class Breaker:
             if self._retry_at != _CLOSED:
                 self._retry_at = now + OPEN_SECONDS  # this one is the probe; the next waits for the next pause
             return True
+
+    def after_fork(self) -> None:
+        """In a child: whoever held the lock stayed with the parent."""
+        self._lock = threading.Lock()
 
     def succeeded(self) -> None:
         if self._failures == 0 and self._retry_at == _CLOSED:

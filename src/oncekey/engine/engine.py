@@ -26,7 +26,7 @@ from oncekey.engine.lanes import Lanes
 from oncekey.engine.operation import Operation
 from oncekey.engine.owners import Owners
 from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
-from oncekey.errors import OperatorError, StoreOverloaded, StoreUnavailable
+from oncekey.errors import OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.base import Store
 from oncekey.telemetry import events
 from oncekey.telemetry.events import Emitter, about, describe
@@ -86,9 +86,10 @@ class Engine:
         except StoreOverloaded as error:
             self.emitter.emit(events.QueueFull(verb="reserve", error=describe(error)))
             raise
-        except OperatorError as error:
+        except (StoreUnavailable, SchemaError) as error:
             self.breaker.failed(error)
             raise
+        # Any other StoreError is about this one request: the store is there, and others need not suffer.
         self.breaker.succeeded()
         return decision
 
@@ -225,6 +226,10 @@ class Engine:
                 try:
                     self.lanes.submit(ticket)
                     answer = await ticket.wait()
+                except asyncio.CancelledError:
+                    if ticket.result is not None:  # cancelled at the very moment of its answer
+                        self.lanes.give_up(ticket)
+                    raise
                 except OperatorError as error:
                     ticket.forget()
                     step = flow.throw(error)
@@ -258,7 +263,7 @@ class Engine:
     async def _pause(self, pause: Pause, loop: asyncio.AbstractEventLoop) -> None:
         woken = asyncio.Event()
         with (
-            self._waiting(pause.at, lambda: _ignore(loop.call_soon_threadsafe(woken.set))),
+            self._waiting(pause.at, lambda: _wake(loop, woken)),
             suppress(TimeoutError),
         ):
             await asyncio.wait_for(woken.wait(), pause.seconds)
@@ -298,6 +303,11 @@ def _claim(decision: Claim, wanted: Reservation) -> Work:
     starts = decision.event in STARTS
     return swap(decision.record, decision.event, Actor.REQUEST, reservation=wanted if starts else None,
                 last_error=None if starts else "the lease ran out")  # fmt: skip
+
+
+def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # its loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(woken.set)
 
 
 def _ignore(_: object) -> None:

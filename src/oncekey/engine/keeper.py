@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oncekey.core.record import Record, StoredResponse, swap
@@ -45,6 +46,14 @@ class Unfinished:
     reason: str | None
 
 
+@dataclass(slots=True)
+class _Tally:
+    """How one look's renewals went; counted in the lane's thread."""
+
+    waiting: int
+    renewed: int = 0
+
+
 class Keeper:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -53,6 +62,7 @@ class Keeper:
         self._look_seconds = LONGEST_LOOK_SECONDS
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
+        self._storing = threading.Lock()
         self._closing = False
         forks.enroll(self)
 
@@ -96,22 +106,28 @@ class Keeper:
 
     def look(self) -> None:
         """Renew what is due, in one batch, and try to store what is unfinished."""
-        now = time.monotonic()
-        due = [operation for operation in list(self._live.values()) if operation.renew_at <= now]
-        for operation in due:
-            self._renew(operation, now)
-        if due and self._engine.emitter.wants(events.LeaseRenewed):
-            self._engine.emitter.emit(events.LeaseRenewed(rows=len(due)))
+        self._renew_due()
         self._store_unfinished()
 
-    def _renew(self, operation: Operation, now: float) -> None:
+    def _renew_due(self) -> None:
+        now = time.monotonic()
+        due = [operation for operation in list(self._live.values()) if operation.renew_at <= now]
+        tally = _Tally(len(due))
+        for operation in due:
+            self._renew(operation, now, tally)
+
+    def _renew(self, operation: Operation, now: float, tally: _Tally) -> None:
         lease = operation.policy.lease_seconds
         operation.renew_at = now + lease * RENEW_AT
         change = swap(operation.record, Event.RENEW, Actor.OWNER, lease_seconds=lease)
         with suppress(StoreError):  # the next look tries again
-            self._engine.lanes.submit(QuietTicket(change, lambda done: self._renewed(operation, done)))
+            self._engine.lanes.submit(QuietTicket(change, lambda done: self._renewed(operation, done, tally)))
 
-    def _renewed(self, operation: Operation, done: Ticket) -> None:
+    def _renewed(self, operation: Operation, done: Ticket, tally: _Tally) -> None:
+        tally.renewed += done.result is not None
+        tally.waiting -= 1
+        if tally.waiting == 0 and tally.renewed and self._engine.emitter.wants(events.LeaseRenewed):
+            self._engine.emitter.emit(events.LeaseRenewed(rows=tally.renewed))
         if done.error is None and done.result is None and operation.record.owner in self._live:
             # Not renewed: lost, or just held by somebody for a moment. The row tells.
             at = (operation.record.scope, operation.record.key)
@@ -127,15 +143,21 @@ class Keeper:
             self._engine.emitter.emit(events.LeaseLost(*about(operation.record), move=Event.RENEW))
 
     def _store_unfinished(self) -> None:
-        while self._unfinished:
-            item = self._unfinished[0]
-            flow = self._engine.finish(item.operation, item.event, item.response, item.reason)
-            try:
-                self._engine.run_blocking(flow, item.operation.policy.begin_seconds)
-            except OperatorError:
-                return  # still down; the lease is renewed meanwhile, as far as the store can be reached
-            self._unfinished.pop(0)
-            self.unwatch(item.operation)
+        with self._storing:  # the thread and whoever closes, one after the other
+            while self._unfinished:
+                item = self._unfinished.pop(0)
+                flow = self._engine.finish(item.operation, item.event, item.response, item.reason)
+                try:
+                    self._engine.run_blocking(flow, item.operation.policy.begin_seconds)
+                except OperatorError:
+                    # Still down, or just this one cannot be stored: the others come first at the next look.
+                    self._unfinished.append(item)
+                    return
+                except BaseException:
+                    self._unfinished.append(item)
+                    raise
+                self.unwatch(item.operation)
+                self._renew_due()  # storing may have taken its time
 
     def close(self, timeout: float) -> None:
         self._closing = True
@@ -152,4 +174,5 @@ class Keeper:
         self._live = {}
         self._unfinished = []
         self._thread = None
+        self._storing = threading.Lock()
         self._wake = threading.Event()

@@ -22,9 +22,11 @@ import atexit
 import logging
 import queue
 import threading
+import time
 import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -40,6 +42,7 @@ MAX_BATCH = 256
 """Rows in one statement: past this, more rows no longer make a commit cheaper per row."""
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 """Stored bodies in one statement, so that 256 large ones do not become one enormous message."""
+_CLOSED = "this OnceKey is closed"
 _RETRY_SECONDS = 1.0
 """How often an idle lane looks whether it can give back what it owes."""
 
@@ -60,6 +63,7 @@ class Lanes:
         self._prepare = prepare
         self._on_error = on_error or (lambda verb, error: None)
         self._lock = threading.Lock()
+        self._preparing = threading.Lock()  # apart from the other: a migration that hangs must not hold up the close
         self._closed = False
         self._lanes: tuple[_Lane, ...] | None = None
         _alive.add(self)
@@ -67,8 +71,7 @@ class Lanes:
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket; StoreOverloaded or StoreUnavailable at once when it cannot be."""
-        lanes = self._lanes or self._start()
-        lane = lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
+        lane = self._lane_for(ticket)
         if lane.queued >= self._max_queued:
             raise StoreOverloaded(f"{self._max_queued} requests are waiting for the store already")
         if isinstance(ticket, AsyncTicket):
@@ -76,10 +79,18 @@ class Lanes:
         else:
             lane.enqueue([ticket])
 
+    def give_up(self, ticket: Ticket) -> None:
+        """The caller was cancelled at the moment of its answer: undo what that answer took."""
+        self._lane_for(ticket).orphaned(ticket)
+
+    def _lane_for(self, ticket: Ticket) -> _Lane:
+        lanes = self._lanes or self._start()
+        return lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
+
     def _start(self) -> tuple[_Lane, ...]:
         with self._lock:
             if self._closed:
-                raise StoreUnavailable("this OnceKey is closed")
+                raise StoreUnavailable(_CLOSED)
             if self._lanes is None:
                 count = min(2, self._store.capabilities.writers)
                 self._lanes = tuple(_Lane(self._store, self._on_error, self.prepare) for _ in range(count))
@@ -88,26 +99,28 @@ class Lanes:
     def prepare(self) -> None:
         """Run the owner's preparation (migrations) once, in the first lane that gets here."""
         if self._prepare is not None:
-            with self._lock:
+            with self._preparing:
                 if self._prepare is not None:
                     self._prepare()
                     self._prepare = None
 
     def close(self, timeout: float = 10.0) -> bool:
         """Take no more, finish what is queued, disconnect. False: a hung store kept a lane past ``timeout``."""
+        deadline = time.monotonic() + timeout
         with self._lock:
             self._closed = True
             lanes, self._lanes = self._lanes or (), None
         for lane in lanes:
-            lane.signal(_Signal.STOP)
+            lane.stop()
         for lane in lanes:
-            lane.thread.join(timeout)
+            lane.thread.join(max(0.0, deadline - time.monotonic()))
         return not any(lane.thread.is_alive() for lane in lanes)
 
     def after_fork(self) -> None:
         """In a child: the threads are gone and the queued tickets are the parent's."""
         self._lanes = None
         self._lock = threading.Lock()
+        self._preparing = threading.Lock()
 
 
 _alive: weakref.WeakSet[Lanes] = weakref.WeakSet()
@@ -133,6 +146,7 @@ class _Lane:
         self._queue: queue.SimpleQueue[list[Ticket] | _Signal] = queue.SimpleQueue()
         self._gathered: dict[AbstractEventLoop, list[Ticket]] = {}
         self._lock = threading.Lock()
+        self._stopped = False
         self.queued = 0
         self._store = store
         self._on_error = on_error
@@ -151,17 +165,29 @@ class _Lane:
             self._gathered[ticket.loop] = gathered = []
             ticket.loop.call_soon(self._flush, ticket.loop)
         gathered.append(ticket)
+        self.queued += 1
 
     def _flush(self, loop: AbstractEventLoop) -> None:
-        self.enqueue(self._gathered.pop(loop))
+        if gathered := self._gathered.pop(loop, None):
+            self.queued -= len(gathered)
+            self.enqueue(gathered)
 
     def enqueue(self, tickets: list[Ticket]) -> None:
         with self._lock:
-            self.queued += len(tickets)
-        self._queue.put(tickets)
+            if not self._stopped:
+                self.queued += len(tickets)
+                self._queue.put(tickets)
+                return
+        self._fail("any", tickets, StoreUnavailable(_CLOSED))
+        self._deliver(tickets)
 
-    def signal(self, signal: _Signal) -> None:
-        self._queue.put(signal)
+    def stop(self) -> None:
+        """No more after this; what is gathered or queued is still done."""
+        for loop in list(self._gathered):
+            self._flush(loop)
+        with self._lock:
+            self._stopped = True
+            self._queue.put(_Signal.STOP)
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -177,8 +203,8 @@ class _Lane:
                     _log.exception("a lane stumbled; it goes on")
                     self._fail("any", tickets, error)
                     self._deliver(tickets)
-            if self._owed and not self._give_back() and not more:
-                break
+            while self._owed and self._give_back() and not more:
+                pass  # at the end, pay whatever can be paid
         self._store.disconnect()
 
     def _collect(self, into: list[Ticket]) -> bool:
@@ -280,24 +306,31 @@ class _Lane:
             self._owed[change.owner] = change
 
     def _give_back(self) -> bool:
-        """Undo what was reserved for callers that have left; True: nothing is owed any more."""
+        """Undo what was reserved for callers that have left; False: the store cannot be reached for it."""
         owed = list(self._owed.values())[:MAX_BATCH]
         batch = list({(change.scope, change.key): change for change in owed}.values())
         try:
             self._ask(self._store.swap, batch)
-        except Exception as error:
+        except StoreUnavailable as error:
             self._on_error("swap", error)
             return False
+        except Exception as error:
+            self._on_error("swap", error)
+            for change in batch:  # one of them is bad, and must not keep the others
+                with suppress(Exception):
+                    self._ask(self._store.swap, [change])
         for change in batch:
             del self._owed[change.owner]
-        return not self._owed
+        return True
 
     # -- handing out ---------------------------------------------------------------------------------------------
 
     def _deliver(self, tickets: list[Ticket]) -> None:
         by_loop: dict[AbstractEventLoop, list[Ticket]] = {}
         for ticket in tickets:
-            if isinstance(ticket, AsyncTicket):
+            if ticket.left():
+                self.orphaned(ticket)
+            elif isinstance(ticket, AsyncTicket):
                 by_loop.setdefault(ticket.loop, []).append(ticket)
             else:
                 self._hand_over(ticket)
@@ -306,7 +339,7 @@ class _Lane:
                 loop.call_soon_threadsafe(self._hand_over_all, theirs)  # one wake-up for the whole batch
             except RuntimeError:  # the loop is closed: its callers have all left
                 for ticket in theirs:
-                    self._orphaned(ticket)
+                    self.orphaned(ticket)
 
     def _hand_over_all(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
@@ -319,15 +352,15 @@ class _Lane:
             _log.exception("an outcome could not be handed over")
             return
         if not taken:
-            self._orphaned(ticket)
+            self.orphaned(ticket)
 
-    def _orphaned(self, ticket: Ticket) -> None:
+    def orphaned(self, ticket: Ticket) -> None:
         """Nobody took the outcome: give back what it took (hazard: a reservation that arrives late)."""
         work = ticket.work
         if isinstance(work, tuple) or not _took(work, ticket.result):
             return
         self._owe(undo(work))
-        self.signal(_Signal.WAKE)
+        self._queue.put(_Signal.WAKE)
 
 
 def _took(work: Reservation | Swap, result: Any) -> bool:

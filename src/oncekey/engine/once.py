@@ -84,7 +84,7 @@ class OnceKey:
     ) -> Reservation:
         """What a request asks of the store."""
         policy = route.policy
-        if not (tenant and tenant.isprintable() and len(tenant) <= MAX_SCOPE_LENGTH):
+        if not _names_a_tenant(tenant):
             raise ConfigurationError(
                 f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
             )
@@ -138,3 +138,8 @@ class OnceKey:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _names_a_tenant(tenant: object) -> bool:
+    """Whether the app's function kept its word, whatever its annotations say."""
+    return isinstance(tenant, str) and 1 <= len(tenant) <= MAX_SCOPE_LENGTH and tenant.isprintable()

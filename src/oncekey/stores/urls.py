@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Store
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*").fullmatch
 KNOWN = "memory://, sqlite:///file.db, postgresql://user@host/database"
 
 
 def open_store(url: str) -> Store:
     """The store that ``url`` names. Opens no connection yet."""
-    scheme = urlsplit(url).scheme if "://" in url else ""
+    scheme = url.partition("://")[0] if "://" in url else ""
     match scheme:
         case "memory":
             from oncekey.stores.memory import MemoryStore
@@ -23,7 +25,9 @@ def open_store(url: str) -> Store:
             return _sqlite(url)
         case "postgresql" | "postgres":
             return _with_extra("oncekey.stores.postgres", "PostgresStore", "postgres", url)
-    raise ConfigurationError(f"no store is known for a URL that starts with '{scheme or url[:12]}': use one of {KNOWN}")
+    # Not quoted: what was given by mistake may be a password.
+    what = f"a URL that starts with '{scheme}'" if _SCHEME(scheme) else "what was given, which is not a URL"
+    raise ConfigurationError(f"no store is known for {what}: use one of {KNOWN}")
 
 
 def _sqlite(url: str) -> Store:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request
-from oncekey.errors import NotAuthenticated, OperatorError, SchemaError
+from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError, SchemaError
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
@@ -82,7 +83,7 @@ class IdempotencyMiddleware:
         first = await receive()
         try:
             await asyncio.to_thread(self.once.start)
-        except SchemaError as error:
+        except (SchemaError, ConfigurationError) as error:
             _log.error("%s", error)
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
@@ -114,9 +115,9 @@ class _Exchange:
     # of the handler's response
     start: Message | None = None
     size = 0
-    whole: bytes | None = None
     streaming = False
     concluded = False
+    settled = False
     stored: asyncio.Event | None = None
 
     def __init__(self, app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
@@ -259,10 +260,6 @@ class _Exchange:
         except BaseException as error:
             if self.concluded:
                 raise  # a background task failed after the response was stored: that stands
-            if self.start is not None and self.whole is not None:
-                self.operation.raised = True
-                await self._conclude(self.start, self.whole)
-                raise
             move, answer = raised(self.operation, error, self.once)
             record = await self._finish(move)
             if answer is None:
@@ -272,11 +269,8 @@ class _Exchange:
         else:
             if self.concluded:
                 return
-            if self.start is not None and self.whole is not None:
-                await self._conclude(self.start, self.whole)
-            else:
-                # The app came back without the end of its response: whatever it did, it did not say.
-                await self._finish(raised(self.operation, EOFError(), self.once)[0])
+            # The app came back without the end of its response: whatever it did, it did not say.
+            await self._finish(raised(self.operation, EOFError(), self.once)[0])
 
     def _inner_scope(self) -> Scope:
         """The app's view of the request: our mark in it, no way around the body, and no compression (we store
@@ -292,9 +286,7 @@ class _Exchange:
         if not self.body_read:
             self.body_read = True
             return {"type": "http.request", "body": self.body, "more_body": False}
-        if self.whole is not None and not self.concluded:
-            return {"type": "http.disconnect"}  # it has said everything: nothing to wait for
-        if not self.concluded:
+        if not self.settled:
             # No disconnect before the response is stored: apps stop working when they see one.
             self.stored = self.stored or asyncio.Event()
             await self.stored.wait()
@@ -304,6 +296,9 @@ class _Exchange:
         kind = message["type"]
         if kind == "http.response.start":
             self.start = message
+            if sys.exc_info()[1] is not None:
+                # Sent from within an ``except``: a framework answers for what the handler raised.
+                self.operation.raised = True
         elif kind == "http.response.body" and self.start is not None and not self.concluded:
             await self._body(message, self.start)
         else:
@@ -321,10 +316,7 @@ class _Exchange:
         if body or not self.chunks:
             self.chunks.append(body)
         if not more:
-            self.whole = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
-            if start["status"] < 500:
-                await self._conclude(start, self.whole)
-            # A 5xx waits for its handler to return: frameworks send a 500 first, and raise what caused it afterwards.
+            await self._conclude(start, self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks))
         elif self.size > self.policy.max_response_bytes or _is_event_stream(start):
             # Too large to store, or made to be seen as it comes: it passes through, and leaves a tombstone. The last
             # message still waits for the store, so a client that has seen the end can rely on it.
@@ -363,7 +355,12 @@ class _Exchange:
             # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
             engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
             return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
+        except asyncio.CancelledError:
+            # From inside: a timeout of the app around its own sending. The outcome must not be lost for it.
+            engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
+            raise
         finally:
+            self.settled = True
             if self.stored is not None:
                 self.stored.set()
         engine.keeper.unwatch(operation)

@@ -53,6 +53,9 @@ def protect(app: Flask, once: OnceKey) -> Flask:
         if exchange is None:
             return by_nobody(error)
         exchange.operation.raised = True
+        if isinstance(error, NotExecuted | OutcomeUnknown | Refused) and not exchange.concluded:
+            # An error handler of the app translated what was raised into one of ours.
+            return app.finalize_request(_own_answer(exchange, error), from_error_handler=True)
         try:
             return by_nobody(error)
         except BaseException:

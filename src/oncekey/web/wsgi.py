@@ -202,6 +202,8 @@ class Exchange:
             for chunk in parts:
                 chunks.append(chunk)
                 size += len(chunk)
+                if self.instead is not None:
+                    continue  # concluded already, and not as the handler wanted: none of this is sent
                 if size > self.policy.max_response_bytes or self._is_event_stream():
                     return self._stream(chunks, parts)
             parts.close()

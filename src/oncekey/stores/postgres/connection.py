@@ -44,11 +44,12 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, interval, timeout)
 
 
-def connect(url: str, *, timeout: float, lock_timeout: float) -> DeadlineConnection:
-    """Open a lane's connection: autocommit (one statement, one commit), bounded in time."""
+def connect(url: str, *, timeout: float, lock_timeout: float, deadline: float | None = None) -> DeadlineConnection:
+    """Open a lane's connection: autocommit (one statement, one commit), ready before ``deadline`` or not at all."""
     connection = DeadlineConnection.connect(
         url,
         autocommit=True,
+        client_encoding="utf8",  # whatever the database or the URL says: it is what arrays.py sends
         prepare_threshold=1,
         connect_timeout=max(2, int(timeout)),
         keepalives=1,
@@ -57,7 +58,7 @@ def connect(url: str, *, timeout: float, lock_timeout: float) -> DeadlineConnect
         keepalives_count=3,
     )
     try:
-        connection.deadline = time.monotonic() + timeout
+        connection.deadline = deadline or time.monotonic() + timeout
         settings = _SETTINGS.format(statement_ms=int(timeout * 1000), lock_ms=int(lock_timeout * 1000))
         connection.execute(settings)
         arrays.register(connection.adapters)

@@ -1,14 +1,19 @@
 -- The rows of a batch of swaps that still are as their swap says, locked in key order (no deadlocks).
--- All of `w` is carried along: joining `wanted` again would compare every row with every other.
 -- SKIP LOCKED: a row inside somebody's open transaction is busy, and nobody else in the batch waits for it.
+-- LATERAL with OFFSET 0 leaves the planner one way only, a look-up by primary key for each row: with statistics of an
+-- almost empty table it would read the whole index instead, and the cached plan would stay when the table grows.
+-- All of `w` and the row's place are carried along, so that nothing is joined a second time.
 held AS (
-    SELECT w.*
-    FROM wanted AS w
-    INNER JOIN idempotency_keys AS k ON k.scope = w.scope AND k.key = w.key
-    WHERE
-        k.state = w.from_state AND k.owner = w.owner
-        AND (w.lease_over_by IS NULL OR k.lease_until + w.lease_over_by * interval '1 second' <= now())
-        AND (NOT w.past_expiry OR k.expires_at <= now())
-    ORDER BY k.scope, k.key
-    FOR NO KEY UPDATE OF k SKIP LOCKED
+    SELECT w.*, k.place
+    FROM (SELECT * FROM wanted ORDER BY scope COLLATE "C", key COLLATE "C") AS w
+    CROSS JOIN LATERAL (
+        SELECT i.ctid AS place
+        FROM idempotency_keys AS i
+        WHERE
+            i.scope = w.scope AND i.key = w.key AND i.state = w.from_state AND i.owner = w.owner
+            AND (w.lease_over_by IS NULL OR i.lease_until + w.lease_over_by * interval '1 second' <= now())
+            AND (NOT w.past_expiry OR i.expires_at <= now())
+        OFFSET 0
+        FOR {lock} SKIP LOCKED
+    ) AS k
 )

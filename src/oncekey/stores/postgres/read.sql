@@ -1,3 +1,5 @@
 SELECT {columns}
 FROM unnest(%(scope)s, %(key)s) AS w (scope, key)
-INNER JOIN idempotency_keys AS k ON k.scope = w.scope AND k.key = w.key
+CROSS JOIN LATERAL (
+    SELECT * FROM idempotency_keys AS i WHERE i.scope = w.scope AND i.key = w.key OFFSET 0
+) AS k

@@ -9,5 +9,5 @@ WITH wanted AS (
 
 DELETE FROM idempotency_keys AS k
 USING held AS w
-WHERE k.scope = w.scope AND k.key = w.key
+WHERE k.ctid = w.place
 RETURNING {columns}

@@ -4,6 +4,7 @@
 -- committed, where a bare ON CONFLICT would wait for that transaction and hold up the whole batch. ORDER BY makes two
 -- batches insert in the same order, so they cannot deadlock. A row inserted by a rival between our snapshot and our
 -- insert shows up in neither branch: the caller asks again in a new statement.
+-- OFFSET 0: a look-up by primary key for each row, whatever the statistics say (see held.sql).
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(operation)s, %(fingerprint)s, %(fingerprint_version)s, %(effects)s, %(owner)s,
@@ -23,7 +24,7 @@ fresh AS (
         now() + w.lease_seconds * interval '1 second', now(), w.retention_seconds,
         now() + w.retention_seconds * interval '1 second'
     FROM wanted AS w
-    WHERE NOT EXISTS (SELECT FROM idempotency_keys AS e WHERE e.scope = w.scope AND e.key = w.key)
+    WHERE NOT EXISTS (SELECT FROM idempotency_keys AS e WHERE e.scope = w.scope AND e.key = w.key OFFSET 0)
     ORDER BY w.scope COLLATE "C", w.key COLLATE "C"
     ON CONFLICT (scope, key) DO NOTHING
     RETURNING {columns}
@@ -33,4 +34,6 @@ SELECT * FROM fresh
 UNION ALL
 SELECT {columns}
 FROM wanted AS w
-INNER JOIN idempotency_keys AS k ON k.scope = w.scope AND k.key = w.key
+CROSS JOIN LATERAL (
+    SELECT * FROM idempotency_keys AS i WHERE i.scope = w.scope AND i.key = w.key OFFSET 0
+) AS k

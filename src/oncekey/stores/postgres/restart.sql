@@ -34,5 +34,5 @@ UPDATE idempotency_keys AS k SET
     retention_seconds = w.retention_seconds,
     expires_at = now() + w.retention_seconds * interval '1 second'
 FROM held AS w
-WHERE k.scope = w.scope AND k.key = w.key
+WHERE k.ctid = w.place
 RETURNING {columns}

@@ -27,13 +27,15 @@ from oncekey.stores.postgres.connection import DeadlineConnection, connect, expl
 
 _PACKAGE = "oncekey.stores.postgres"
 _MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, whoever starts it
+MIGRATION_SECONDS = 600.0
+"""A migration may rewrite a large table, and waits for the one that another deploy runs."""
 _TRIES = 5  # FINDINGS.md: a lost race needed at most five statements to see the winner's row
 
 
-def _statement(name: str, columns: str = "") -> LiteralString:
+def _statement(name: str, columns: str = "", lock: str = "NO KEY UPDATE") -> LiteralString:
     text = sqlfiles.statement(_PACKAGE, name)
     held = sqlfiles.statement(_PACKAGE, "held") if "{held}" in text else ""
-    return text.replace("{columns}", columns).replace("{held}", held)
+    return text.replace("{columns}", columns).replace("{held}", held).replace("{lock}", lock)
 
 
 _COLUMNS = sqlfiles.statement(_PACKAGE, "columns")
@@ -58,7 +60,8 @@ class PostgresStore:
         self._reserve = _statement("reserve", _COLUMNS)
         self._swap = _statement("swap", _SLIM)
         self._restart = _statement("restart", _SLIM)
-        self._remove = _statement("remove", _COLUMNS)
+        # UPDATE: a row that a business table refers to is busy for a delete, and must not be waited for.
+        self._remove = _statement("remove", _COLUMNS, lock="UPDATE")
         self._read = _statement("read", _COLUMNS)
         self._purge = _statement("purge")
         self._due = {duty: _statement(f"due_{duty}", _COLUMNS) for duty in Duty}
@@ -66,6 +69,7 @@ class PostgresStore:
     # -- verbs ---------------------------------------------------------------------------------------------------
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+        self._start_clock()
         found: dict[tuple[str, str], Record] = {}
         missing = list(batch)
         for _ in range(_TRIES):
@@ -77,6 +81,7 @@ class PostgresStore:
         return [Found(found.get((wanted.scope, wanted.key))) for wanted in batch]
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        self._start_clock()
         moved: dict[tuple[str, str], Record] = {}
         moves = [change for change in batch if change.to_state is not None and change.restart is None]
         if moves:
@@ -93,23 +98,30 @@ class PostgresStore:
         return [moved.get((change.scope, change.key)) for change in batch]
 
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
+        self._start_clock()
         columns = {"scope": Text([scope for scope, _ in keys]), "key": Text([key for _, key in keys])}
         found = {(record.scope, record.key): record for record in self._records(self._read, columns)}
         return [found.get(at) for at in keys]
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
+        self._start_clock()
         return self._records(self._due[duty], {"limit": limit})
 
     def purge(self, limit: int) -> int:
+        self._start_clock()
         return self._execute(self._purge, {"limit": limit}).rowcount
 
     # -- schema --------------------------------------------------------------------------------------------------
 
     def migrate(self) -> list[str]:
         ran = []
+        self._start_clock()
         connection = self._connection(checked=False)
         try:
             with connection.transaction():
+                limit = f"{MIGRATION_SECONDS:.0f}s"
+                connection.execute(f"SET LOCAL statement_timeout = '{limit}'; SET LOCAL lock_timeout = 0")
+                connection.deadline = time.monotonic() + MIGRATION_SECONDS  # the server answers: now it may take long
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MIGRATION_LOCK])
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS oncekey_schema "
@@ -131,7 +143,10 @@ class PostgresStore:
         return ran
 
     def check(self) -> None:
-        connection = self._connection(checked=False)
+        self._start_clock()
+        self._check(self._connection(checked=False))
+
+    def _check(self, connection: DeadlineConnection) -> None:
         try:
             table = connection.execute("SELECT to_regclass('oncekey_schema')").fetchone()
             applied = None
@@ -161,23 +176,30 @@ class PostgresStore:
                 self.disconnect()
             raise trouble from error
 
+    def _start_clock(self) -> None:
+        """A verb begins: all its round trips, connecting included, end by one deadline."""
+        self._local.deadline = time.monotonic() + self._timeout
+
     def _connection(self, *, checked: bool = True) -> DeadlineConnection:
-        """This thread's connection, with a fresh deadline for the verb that asks for it."""
+        """This thread's connection, under the deadline of the verb that asks for it."""
         local = self._local
         if getattr(local, "pid", None) != os.getpid():
             self._after_fork()
             local.connection, local.checked, local.pid = None, False, os.getpid()
+            self._start_clock()
         connection: DeadlineConnection | None = local.connection
         if connection is None or connection.closed:
             try:
-                connection = connect(self._url, timeout=self._timeout, lock_timeout=self._lock_timeout)
+                connection = connect(
+                    self._url, timeout=self._timeout, lock_timeout=self._lock_timeout, deadline=local.deadline
+                )
             except psycopg.Error as error:
                 raise explain(error, self._where) from error
             local.connection, local.checked = connection, False
             self._open.add(connection)
-        connection.deadline = time.monotonic() + self._timeout
+        connection.deadline = local.deadline
         if checked and not local.checked:
-            self.check()
+            self._check(connection)
         return connection
 
     def _after_fork(self) -> None:
@@ -206,6 +228,6 @@ def _describe(url: str) -> str:
     """The store as messages name it: host and database, never the password."""
     try:
         info = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError("the PostgreSQL URL cannot be read: use postgresql://user@host/database") from error
+    except psycopg.ProgrammingError:
+        raise ConfigurationError("the PostgreSQL URL cannot be read: use postgresql://user@host/database") from None
     return f"PostgreSQL database '{info.get('dbname', '')}' at {info.get('host', 'localhost')}"

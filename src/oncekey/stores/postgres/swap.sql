@@ -35,5 +35,5 @@ UPDATE idempotency_keys AS k SET
         ELSE k.expires_at
     END
 FROM held AS w
-WHERE k.scope = w.scope AND k.key = w.key
+WHERE k.ctid = w.place
 RETURNING {columns}
