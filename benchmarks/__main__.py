@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -162,6 +163,7 @@ class Run:
 
 def main(arguments: list[str] | None = None) -> int:
     options = read_options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended on the way out
     began = time.monotonic()
     about: dict[str, Any] = {"machine": report.machine(), "options": vars(options).copy()}
     apps = chosen(set(options.only), options.quick)

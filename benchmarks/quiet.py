@@ -18,6 +18,7 @@ Result = TypeVar("Result")
 NOISE = 0.25
 """Cores used by others above which a measurement is repeated. The kernel's work for our fsyncs is in it."""
 LOOK_SECONDS = 0.3
+LONGEST_WAIT_SECONDS = 20.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
@@ -47,12 +48,20 @@ class Patience:
             self._wait_for_quiet()
 
     def _wait_for_quiet(self) -> None:
-        while self.left > 0:
+        """Wait until a look finds nobody else at work, but not for ever: one wait must not eat the whole budget."""
+        began = time.monotonic()
+        longest = min(LONGEST_WAIT_SECONDS, self.left)
+        told = False
+        while (waited := time.monotonic() - began) < longest:
             before = others_seconds()
             time.sleep(LOOK_SECONDS)
             if (others_seconds() - before) / LOOK_SECONDS <= NOISE:
-                return
-            self.left -= LOOK_SECONDS
+                break
+            if not told and waited > 2 * LOOK_SECONDS:
+                told = True
+                self._say(f"          something else runs here: waiting up to {longest:.0f} s")
+        if told:
+            self.left -= time.monotonic() - began
 
 
 def others_seconds() -> float:

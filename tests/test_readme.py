@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def curl_lines() -> list[tuple[str, str, dict[str, str], str | None]]:
         for command in re.findall(r"^\$ (curl .*?[^\\])$", block, re.MULTILINE | re.DOTALL):
             words = shlex.split(command.replace("\\\n", " "))[1:]
             url = next(word for word in words if word.startswith("http://"))
-            headers = dict(value.split(": ", 1) for flag, value in zip(words, words[1:], strict=False) if flag == "-H")
-            body = next((value for flag, value in zip(words, words[1:], strict=False) if flag == "-d"), None)
+            headers = dict(value.split(": ", 1) for flag, value in pairwise(words) if flag == "-H")
+            body = next((value for flag, value in pairwise(words) if flag == "-d"), None)
             found.append(("POST" if body else "GET", url.removeprefix("http://127.0.0.1:8080"), headers, body))
     return found
 

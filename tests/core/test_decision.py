@@ -211,7 +211,7 @@ def test_the_last_instant_is_over(state: State) -> None:
     """A lease or a retention that ends exactly now has ended: stores compare the same way."""
     record = make_record(state, effects=Effects.REPEATABLE)
     ends_now = Record(
-        **{name: getattr(record, name) for name in Record.__slots__} | {"lease_until": NOW, "expires_at": NOW}
+        **{name: getattr(record, name) for name in Record.__slots__  # type: ignore[attr-defined]} | {"lease_until": NOW, "expires_at": NOW}
     )
     assert ends_now.lease_over
     assert ends_now.past_expiry

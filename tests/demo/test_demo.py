@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -48,9 +47,7 @@ def test_another_body_is_422(demo: Demo) -> None:
 def test_order_and_white_space_do_not_matter(demo: Demo) -> None:
     """The same JSON in other clothes is the same request."""
     headers = {"Authorization": "Bearer tenant-a", "Idempotency-Key": "space-0001", "Content-Type": "application/json"}
-    one = demo.http.post(
-        "/payments", headers=headers, content='{"customerId":"c","amountCents":5,"currency":"EUR"}'
-    )
+    one = demo.http.post("/payments", headers=headers, content='{"customerId":"c","amountCents":5,"currency":"EUR"}')
     two = demo.http.post(
         "/payments", headers=headers, content='{ "currency": "EUR",\n "amountCents": 5, "customerId": "c" }'
     )

@@ -114,7 +114,7 @@ def store_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 async def campaign(kind: str, request: pytest.FixtureRequest, folder: Path, effects: str, kills: int) -> None:
-    seed = int(os.environ.get("ONCEKEY_SEED", 0)) or random.SystemRandom().randrange(1, 2**32)
+    seed = int(os.environ.get("ONCEKEY_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
     print(f"\nseed {seed}: ONCEKEY_SEED={seed} repeats it")
     run = Campaign(store_of(kind, request, folder), folder, effects, seed)
     await run.run(kills)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -707,14 +708,15 @@ def test_a_race_that_shows_no_row_is_asked_again_and_then_busy(
 ) -> None:
     """Neither inserted nor seen: five statements, each for what is still missing, then busy (hazard 6)."""
     asked: list[list[str]] = []
-    real = store._records
+    real = store._execute
 
-    def records(statement: Any, parameters: Any) -> list[Record]:
+    def execute(statement: Any, parameters: Any) -> Any:
         asked.append(list(parameters["key"].values))
-        seen = real(statement, parameters)
-        return [record for record in seen if record.key != "ghost" and (len(asked) > 1 or record.key != "late")]
+        rows = real(statement, parameters).fetchall()
+        shown = [row for row in rows if row[1] != "ghost" and (len(asked) > 1 or row[1] != "late")]
+        return SimpleNamespace(fetchall=lambda: shown)
 
-    monkeypatch.setattr(store, "_records", records)
+    monkeypatch.setattr(store, "_execute", execute)
     found = store.reserve([reservation(key) for key in ("seen", "late", "ghost")])
     assert [answer.busy for answer in found] == [False, False, True]
     assert asked == [["seen", "late", "ghost"], ["late", "ghost"], ["ghost"], ["ghost"], ["ghost"]]
@@ -1048,3 +1050,29 @@ def test_a_tombstone_and_a_body_share_a_batch(store: PostgresStore) -> None:
     assert [one and one.response for one in moved] == [one and one.response for one in seen]
     assert [one and one.response and one.response.status for one in seen] == [201, 204, None]
     assert [one and one.last_error for one in seen] == [None, None, "not executed"]
+
+
+def test_a_rival_that_inserts_first_is_found_and_nobody_else_suffers(store: PostgresStore, url: str) -> None:
+    """The plain INSERT breaks on a key that a rival commits meanwhile: the batch is asked again, politely."""
+    with psycopg.connect(url) as rival, ThreadPoolExecutor(1) as pool, psycopg.connect(url, autocommit=True) as watcher:
+        rival.execute(
+            "INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, "
+            "attempt, owner, lease_until, created_at, retention_seconds, expires_at) "
+            "VALUES ('tenant-1', 'hot', '', '', 1, 'external', 'in_progress', 1, 'rival', now(), now(), 1, now())"
+        )
+
+        def reserve() -> list[Found]:
+            try:
+                return store.reserve([reservation("cold"), reservation("hot")])
+            finally:
+                store.disconnect()
+
+        asking: Future[list[Found]] = pool.submit(reserve)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
+        rival.commit()
+        cold, hot = asking.result(PATIENCE)
+    assert cold.record is not None
+    assert hot.record is not None
+    assert hot.record.owner == "rival"
+    assert cold.record.owner != "rival"

@@ -7,9 +7,10 @@ that nothing here ever compares a row with the clock of the app's host.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
-from oncekey.core.states import MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
+from oncekey.core.states import FINAL, MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
 from oncekey.core.values import value
 from oncekey.errors import IllegalTransition
 
@@ -44,6 +45,31 @@ class Reservation:
     owner: str
     lease_seconds: float
     retention_seconds: float
+
+    def record(self, now: float) -> Record:
+        """The row that this leaves where it is inserted at ``now``, or where it starts over."""
+        return Record(
+            self.scope,
+            self.key,
+            self.operation,
+            self.fingerprint,
+            self.fingerprint_version,
+            self.effects,
+            State.IN_PROGRESS,
+            1,
+            self.owner,
+            now + self.lease_seconds,
+            None,
+            None,
+            None,
+            None,
+            0,
+            now,
+            None,
+            self.retention_seconds,
+            now + self.retention_seconds,
+            now,
+        )
 
 
 @value
@@ -121,6 +147,36 @@ class Swap:
     reconcile_in: float | None = None
     effects: Effects | None = None
     restart: Reservation | None = None
+    # not part of the move
+    seen: Record | None = field(default=None, compare=False, repr=False)
+    """The row as the mover saw it, so that a store need not send back what has not changed."""
+
+    def moved(self, row: Record, now: float) -> Record:
+        """What ``row`` becomes by this move at ``now``; for moves that neither delete nor start over."""
+        to_state = self.to_state or row.state
+        ends = to_state in FINAL
+        return Record(
+            row.scope,
+            row.key,
+            row.operation,
+            row.fingerprint,
+            row.fingerprint_version,
+            self.effects or row.effects,
+            to_state,
+            self.attempt or row.attempt,
+            self.new_owner or row.owner,
+            row.lease_until if self.lease_seconds is None else now + self.lease_seconds,
+            self.recovery_point or row.recovery_point,
+            self.response,
+            self.last_error,
+            None if self.reconcile_in is None else now + self.reconcile_in,
+            row.reconcile_tries,
+            row.created_at,
+            now if ends else None,
+            row.retention_seconds,
+            max(row.expires_at, now + row.retention_seconds) if ends else row.expires_at,
+            now,
+        )
 
 
 def swap(
@@ -177,6 +233,7 @@ def swap(
         # The code that runs now says where its effects live, not the code that ran before the last deploy.
         reservation.effects if reservation else None,
         reservation if event is Event.RESERVE else None,
+        record,
     )
 
 

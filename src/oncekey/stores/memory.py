@@ -31,7 +31,7 @@ class MemoryStore:
     def _read_or_insert(self, wanted: Reservation, now: float) -> Record:
         at = (wanted.scope, wanted.key)
         if at not in self._rows:
-            self._rows[at] = _fresh(wanted, now)
+            self._rows[at] = wanted.record(now)
         return replace(self._rows[at], now=now)
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
@@ -51,7 +51,8 @@ class MemoryStore:
         if change.to_state is None:
             del self._rows[at]
             return replace(row, now=now)
-        self._rows[at] = _moved(row, change, change.to_state, now)
+        restarted = change.restart.record(now) if change.restart is not None else None
+        self._rows[at] = restarted or change.moved(row, now)
         return self._rows[at]
 
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
@@ -88,53 +89,6 @@ class MemoryStore:
 
     def close(self) -> None:
         return None
-
-
-def _fresh(wanted: Reservation, now: float) -> Record:
-    return Record(
-        scope=wanted.scope,
-        key=wanted.key,
-        operation=wanted.operation,
-        fingerprint=wanted.fingerprint,
-        fingerprint_version=wanted.fingerprint_version,
-        effects=wanted.effects,
-        state=State.IN_PROGRESS,
-        attempt=1,
-        owner=wanted.owner,
-        lease_until=now + wanted.lease_seconds,
-        recovery_point=None,
-        response=None,
-        last_error=None,
-        reconcile_at=None,
-        reconcile_tries=0,
-        created_at=now,
-        finished_at=None,
-        retention_seconds=wanted.retention_seconds,
-        expires_at=now + wanted.retention_seconds,
-        now=now,
-    )
-
-
-def _moved(row: Record, change: Swap, to_state: State, now: float) -> Record:
-    if change.restart is not None:
-        return _fresh(change.restart, now)
-    ends = to_state in FINAL
-    return replace(
-        row,
-        state=to_state,
-        owner=change.new_owner or row.owner,
-        attempt=change.attempt or row.attempt,
-        effects=change.effects or row.effects,
-        lease_until=row.lease_until if change.lease_seconds is None else now + change.lease_seconds,
-        recovery_point=change.recovery_point or row.recovery_point,
-        response=change.response,
-        last_error=change.last_error,
-        reconcile_at=None if change.reconcile_in is None else now + change.reconcile_in,
-        reconcile_tries=row.reconcile_tries,
-        finished_at=now if ends else None,
-        expires_at=max(row.expires_at, now + row.retention_seconds) if ends else row.expires_at,
-        now=now,
-    )
 
 
 def _due_at(row: Record, duty: Duty) -> float | None:

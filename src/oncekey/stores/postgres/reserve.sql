@@ -1,10 +1,11 @@
 -- Read each row, or insert it where there is none; one statement, one commit.
 --
--- The anti-join reads before it inserts: a row that somebody's open transaction has updated is seen as it was
--- committed, where a bare ON CONFLICT would wait for that transaction and hold up the whole batch. ORDER BY makes two
--- batches insert in the same order, so they cannot deadlock. A row inserted by a rival between our snapshot and our
--- insert shows up in neither branch: the caller asks again in a new statement.
--- OFFSET 0: a look-up by primary key for each row, whatever the statistics say (see held.sql).
+-- It reads before it inserts: a row that somebody's open transaction has updated is seen as it was committed, where a
+-- bare ON CONFLICT would wait for that transaction and hold up the whole batch. ORDER BY makes two batches insert in the
+-- same order, so they cannot deadlock. A row inserted by a rival between our snapshot and our insert shows up in neither
+-- branch (or breaks the plain INSERT, which is tried first since it writes a third less): the caller asks again in a new
+-- statement. OFFSET 0: one look-up by primary key for each row, whatever the statistics say (see held.sql).
+-- Of a row that is new, only the times are sent back: the caller knows the rest.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(operation)s, %(fingerprint)s, %(fingerprint_version)s, %(effects)s, %(owner)s,
@@ -12,6 +13,14 @@ WITH wanted AS (
     ) AS w (
         scope, key, operation, fingerprint, fingerprint_version, effects, owner, lease_seconds, retention_seconds
     )
+),
+
+seen AS (
+    SELECT w.*, k.found
+    FROM wanted AS w
+    LEFT JOIN LATERAL (
+        SELECT i AS found FROM idempotency_keys AS i WHERE i.scope = w.scope AND i.key = w.key OFFSET 0
+    ) AS k ON true
 ),
 
 fresh AS (
@@ -23,17 +32,16 @@ fresh AS (
         w.scope, w.key, w.operation, w.fingerprint, w.fingerprint_version, w.effects, 'in_progress', 1, w.owner,
         now() + w.lease_seconds * interval '1 second', now(), w.retention_seconds,
         now() + w.retention_seconds * interval '1 second'
-    FROM wanted AS w
-    WHERE NOT EXISTS (SELECT FROM idempotency_keys AS e WHERE e.scope = w.scope AND e.key = w.key OFFSET 0)
+    FROM seen AS w
+    WHERE (w.found).scope IS NULL
     ORDER BY w.scope COLLATE "C", w.key COLLATE "C"
-    ON CONFLICT (scope, key) DO NOTHING
-    RETURNING {columns}
+    {on_conflict}
+    RETURNING k.scope, k.key, k.lease_until, k.created_at, k.expires_at
 )
 
-SELECT * FROM fresh
+SELECT {times}
+FROM fresh AS k
 UNION ALL
 SELECT {columns}
-FROM wanted AS w
-CROSS JOIN LATERAL (
-    SELECT * FROM idempotency_keys AS i WHERE i.scope = w.scope AND i.key = w.key OFFSET 0
-) AS k
+FROM seen AS s, LATERAL (SELECT (s.found).*) AS k
+WHERE (s.found).scope IS NOT NULL

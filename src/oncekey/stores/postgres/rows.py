@@ -85,3 +85,24 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
         row[0], row[1], row[2], row[3], row[4], _EFFECTS[row[5]], _STATES[row[6]], row[7], row[8],
         row[9], row[10], response, row[15], row[16], row[17], row[18], row[19], row[20], row[21], row[22],
     )  # fmt: skip
+
+
+def inserted(wanted: Reservation, row: Sequence[Any]) -> Record:
+    """The record of a row that was just inserted, of which only the times were sent back."""
+    return _timed(wanted.record(row[22]), row)
+
+
+def moved(change: Swap, row: Sequence[Any]) -> Record:
+    """The record of a row that was just moved, of which only the times were sent back."""
+    assert change.seen is not None  # noqa: S101 - the caller chose the statement by it
+    return _timed(change.moved(change.seen, row[22]), row)
+
+
+def _timed(made: Record, row: Sequence[Any]) -> Record:
+    """With the times exactly as the database has them."""
+    return Record(
+        made.scope, made.key, made.operation, made.fingerprint, made.fingerprint_version, made.effects, made.state,
+        made.attempt, made.owner, row[9], made.recovery_point, made.response, made.last_error, row[16],
+        made.reconcile_tries, made.created_at if row[18] is None else row[18], row[19], made.retention_seconds,
+        row[21], row[22],
+    )  # fmt: skip

@@ -35,7 +35,10 @@ _TRIES = 5  # FINDINGS.md: a lost race needed at most five statements to see the
 def _statement(name: str, columns: str = "", lock: str = "NO KEY UPDATE") -> LiteralString:
     text = sqlfiles.statement(_PACKAGE, name)
     held = sqlfiles.statement(_PACKAGE, "held") if "{held}" in text else ""
-    return text.replace("{columns}", columns).replace("{held}", held).replace("{lock}", lock)
+    times = sqlfiles.statement(_PACKAGE, "fresh_times")
+    for mark, part in (("{columns}", columns), ("{times}", times), ("{held}", held), ("{lock}", lock)):
+        text = text.replace(mark, part)
+    return text
 
 
 _COLUMNS = sqlfiles.statement(_PACKAGE, "columns")
@@ -43,6 +46,10 @@ _COLUMNS = sqlfiles.statement(_PACKAGE, "columns")
 _SLIM = _COLUMNS.replace(
     "k.response_status, k.response_headers, k.response_body, k.response_schema_version", "NULL, NULL, NULL, NULL"
 )
+
+
+class _LostRace(Exception):
+    """A rival inserted one of our keys at the same moment."""
 
 
 class PostgresStore:
@@ -57,8 +64,11 @@ class PostgresStore:
         self._open: weakref.WeakSet[DeadlineConnection] = weakref.WeakSet()
         self._inherited: list[DeadlineConnection] = []
         self._pid = os.getpid()
-        self._reserve = _statement("reserve", _COLUMNS)
-        self._swap = _statement("swap", _SLIM)
+        reserve = _statement("reserve", _COLUMNS)
+        self._reserve = reserve.replace("{on_conflict}", "")
+        self._reserve_politely = reserve.replace("{on_conflict}", "ON CONFLICT (scope, key) DO NOTHING")
+        self._swap = _statement("swap", sqlfiles.statement(_PACKAGE, "moved_times"))
+        self._swap_unseen = _statement("swap", _SLIM)
         self._restart = _statement("restart", _SLIM)
         # UPDATE: a row that a business table refers to is busy for a delete, and must not be waited for.
         self._remove = _statement("remove", _COLUMNS, lock="UPDATE")
@@ -71,11 +81,18 @@ class PostgresStore:
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
         self._start_clock()
         found: dict[tuple[str, str], Record] = {}
-        missing = list(batch)
+        missing = {(wanted.scope, wanted.key): wanted for wanted in batch}
+        statement = self._reserve
         for _ in range(_TRIES):
-            for record in self._records(self._reserve, rows.reservation_columns(missing)):
-                found[record.scope, record.key] = record
-            missing = [wanted for wanted in missing if (wanted.scope, wanted.key) not in found]
+            try:
+                answer = self._execute(statement, rows.reservation_columns(list(missing.values()))).fetchall()
+            except _LostRace:
+                statement = self._reserve_politely
+                continue
+            for row in answer:
+                at = (row[0], row[1])
+                found[at] = rows.record(row) if row[2] is not None else rows.inserted(missing[at], row)
+            missing = {at: wanted for at, wanted in missing.items() if at not in found}
             if not missing:
                 break
         return [Found(found.get((wanted.scope, wanted.key))) for wanted in batch]
@@ -85,10 +102,13 @@ class PostgresStore:
         moved: dict[tuple[str, str], Record] = {}
         moves = [change for change in batch if change.to_state is not None and change.restart is None]
         if moves:
-            answers = {(change.scope, change.key): change.response for change in moves}
-            for row in self._execute(self._swap, rows.swap_columns(moves)).fetchall():
+            asked = {(change.scope, change.key): change for change in moves}
+            all_seen = all(change.seen is not None for change in moves)
+            for row in self._execute(
+                self._swap if all_seen else self._swap_unseen, rows.swap_columns(moves)
+            ).fetchall():
                 at = (row[0], row[1])
-                moved[at] = rows.record(row, answers[at])
+                moved[at] = rows.moved(asked[at], row) if all_seen else rows.record(row, asked[at].response)
         if restarts := [change for change in batch if change.restart is not None]:
             for record in self._records(self._restart, rows.restart_columns(restarts)):
                 moved[record.scope, record.key] = record
@@ -169,6 +189,8 @@ class PostgresStore:
         connection = self._connection()
         try:
             return connection.execute(statement, parameters, binary=True)
+        except psycopg.errors.UniqueViolation as error:
+            raise _LostRace from error
         except psycopg.Error as error:
             trouble = explain(error, self._where)
             if connection.broken or connection.closed or isinstance(trouble, StoreUnavailable):

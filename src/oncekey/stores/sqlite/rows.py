@@ -80,32 +80,6 @@ def inserting(wanted: Reservation, now: float) -> Row:
     )
 
 
-def inserted(wanted: Reservation, now: float) -> Record:
-    """The row that insert.sql and restart.sql leave, without reading it back."""
-    return Record(
-        wanted.scope,
-        wanted.key,
-        wanted.operation,
-        wanted.fingerprint,
-        wanted.fingerprint_version,
-        wanted.effects,
-        State.IN_PROGRESS,
-        1,
-        wanted.owner,
-        now + wanted.lease_seconds,
-        None,
-        None,
-        None,
-        None,
-        0,
-        now,
-        None,
-        wanted.retention_seconds,
-        now + wanted.retention_seconds,
-        now,
-    )
-
-
 def comparing(change: Swap, now: float) -> Row:
     """?1 to ?7 of swap.sql, restart.sql and delete.sql: what the row must still be."""
     return (

@@ -70,7 +70,7 @@ class SqliteStore:
                 for index in absent:
                     wanted = batch[index]
                     if connection.execute(_INSERT, rows.inserting(wanted, now)).rowcount == 1:
-                        found[index] = Found(rows.inserted(wanted, now))
+                        found[index] = Found(wanted.record(now))
                     else:  # another writer was faster; under the write lock its row is there (hazard 6)
                         found[index] = Found(_read(connection, wanted.scope, wanted.key, now))
         return [answer or Found(None) for answer in found]
@@ -176,7 +176,7 @@ def _swap(connection: sqlite3.Connection, change: Swap, now: float) -> Record | 
     if change.restart is not None:
         wanted = change.restart
         restarted = connection.execute(_RESTART, compared + rows.restarting(wanted, now)).rowcount == 1
-        return rows.inserted(wanted, now) if restarted else None
+        return wanted.record(now) if restarted else None
     if connection.execute(_SWAP, compared + rows.setting(change, change.to_state)).rowcount != 1:
         return None
     row = connection.execute(_MOVED, (change.scope, change.key)).fetchone()

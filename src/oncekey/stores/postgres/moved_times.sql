@@ -1,0 +1,4 @@
+-- The columns of columns.sql for a row that was just moved: key and times, the rest is known.
+k.scope, k.key, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+date_part('epoch', k.lease_until), NULL, NULL, NULL, NULL, NULL, NULL, date_part('epoch', k.reconcile_at), NULL,
+NULL, date_part('epoch', k.finished_at), NULL, date_part('epoch', k.expires_at), date_part('epoch', now())
