@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
@@ -210,9 +211,7 @@ def test_every_claim_is_a_move_that_exists_and_whose_conditions_hold() -> None:
 def test_the_last_instant_is_over(state: State) -> None:
     """A lease or a retention that ends exactly now has ended: stores compare the same way."""
     record = make_record(state, effects=Effects.REPEATABLE)
-    ends_now = Record(
-        **{name: getattr(record, name) for name in Record.__slots__  # type: ignore[attr-defined]} | {"lease_until": NOW, "expires_at": NOW}
-    )
+    ends_now = replace(record, lease_until=NOW, expires_at=NOW)
     assert ends_now.lease_over
     assert ends_now.past_expiry
     assert isinstance(decide(ends_now, WANTED), Claim)

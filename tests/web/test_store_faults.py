@@ -645,18 +645,6 @@ async def test_a_locked_sqlite_file_still_replays(locked: tuple[Api, sqlite3.Con
     assert (await api.post("k-1", "/refunds")).status_code == 422
 
 
-async def test_a_locked_sqlite_file_still_replays_beside_a_new_key(locked: tuple[Api, sqlite3.Connection]) -> None:
-    """A new key that has to wait for the writer does not make those wait who only read."""
-    api, rival = locked
-    first = await api.post("k-1")
-    rival.execute("BEGIN IMMEDIATE")
-    new, again = api.start("k-2"), api.start("k-1")
-    later = [await api.post("k-1") for _ in range(3)]
-    assert_refused(await new)
-    for answer in [await again, *later]:
-        assert same(first, answer), answer.text
-
-
 async def test_a_sqlite_file_that_disappears_is_503_and_never_a_first_request(tmp_path: Path) -> None:
     """Hazard 12: an empty file in its place would make every key a new one."""
     path = tmp_path / "keys.db"

@@ -72,7 +72,8 @@ class Lanes:
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket; StoreOverloaded or StoreUnavailable at once when it cannot be."""
         lane = self._lane_for(ticket)
-        if lane.queued >= self._max_queued:
+        # Only who wants to begin is turned away: what has begun must always be able to end.
+        if lane.queued >= self._max_queued and isinstance(ticket.work, Reservation):
             raise StoreOverloaded(f"{self._max_queued} requests are waiting for the store already")
         if isinstance(ticket, AsyncTicket):
             lane.gather(ticket)

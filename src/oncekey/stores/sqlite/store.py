@@ -4,7 +4,8 @@ A batch is one transaction, so its fsync is shared; inside, row by row with prep
 one set-based statement. What the rows mean is said in ``stores/memory.py``; the SQL beside this file does the
 same. ``UPDATE`` then ``SELECT`` instead of ``RETURNING``: as fast, and it runs on the SQLite 3.34 of RHEL 9.
 
-Reads take neither the gate nor a lock (WAL), so a replay is answered while a transaction holds the file. Time
+Reads take neither the gate nor a lock (WAL); but replays come through the lane, which may just be waiting for the
+write lock with a new key, so they too can get a 503 while another process holds the file for long. Time
 is the clock of this host, read inside the transaction. Nothing bounds a disk that hangs in fsync.
 """
 
