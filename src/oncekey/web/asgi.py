@@ -14,8 +14,7 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
@@ -27,6 +26,18 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError, SchemaError
+from oncekey.web.scopes import (
+    SCOPE_KEY,
+    InnerScope,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header_map,
+    is_event_stream,
+    never_routed,
+    route_path,
+)
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
@@ -43,18 +54,9 @@ from oncekey.web.wire import (
 
 _log = logging.getLogger("oncekey")
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-SCOPE_KEY = "oncekey"
-"""Where the Operation stands in the ASGI scope, for integrations further in."""
-
 LARGE_BODY_BYTES = 64 * 1024
-
-_STARLETTE_HANDLERS = "starlette.exception_handlers"
 
 # Ways around the body that we have to see; without them servers and frameworks send it as messages.
 _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -69,7 +71,7 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            route = self.once.routes.match(scope["method"], _route_path(scope))
+            route = self.once.routes.match(scope["method"], route_path(scope))
             if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
                 await _Exchange(self.app, self.once, route, scope, receive, send).run()
                 return
@@ -195,7 +197,7 @@ class _Exchange:
 
     async def _tenant(self) -> str:
         scope = self.scope
-        request = Request(scope["method"], scope["path"], scope, lambda: _header_map(scope["headers"]))
+        request = Request(scope["method"], scope["path"], scope, lambda: header_map(scope["headers"]))
         tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
         if inspect.isawaitable(tenant):
             tenant = await tenant
@@ -275,7 +277,7 @@ class _Exchange:
     def _inner_scope(self) -> Scope:
         """The app's view of the request: our mark in it, no way around the body, and no compression (we store
         identity bytes; compress in front of us)."""
-        scope = _InnerScope(self.scope, oncekey=self.operation)
+        scope = InnerScope(self.scope, oncekey=self.operation)
         if self.compressible:
             scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
         if extensions := scope.get("extensions"):
@@ -317,7 +319,7 @@ class _Exchange:
             self.chunks.append(body)
         if not more:
             await self._conclude(start, self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks))
-        elif self.size > self.policy.max_response_bytes or _is_event_stream(start):
+        elif self.size > self.policy.max_response_bytes or is_event_stream(start):
             # Too large to store, or made to be seen as it comes: it passes through, and leaves a tombstone. The last
             # message still waits for the store, so a client that has seen the end can rely on it.
             self.streaming = True
@@ -333,7 +335,7 @@ class _Exchange:
         """The response is complete: store it, then send it."""
         status: int = start["status"]
         raw_headers = start.get("headers", ())
-        if status in (307, 404, 405) and _never_routed(self.inner):
+        if status in (307, 404, 405) and never_routed(self.inner):
             self.operation.refused = True
         record = await self._finish(returned(self.operation, status, raw_headers, body))
         if isinstance(record, Answer):
@@ -394,65 +396,3 @@ class _Exchange:
         except OSError:
             # The client has gone. The record does not care, and the handler must not learn of it.
             _log.debug("the client left before its response was sent")
-
-
-def _route_path(scope: Scope) -> str:
-    """The path as the app's routes see it: servers put the prefix that a proxy took away in front."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "").rstrip("/")
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path
-
-
-def _never_routed(scope: Scope) -> bool:
-    """Starlette's router looked at this very scope, and no endpoint took the request."""
-    router = scope.get("router")
-    if router is None or getattr(router, "default", None) != getattr(router, "not_found", None):
-        return False  # another framework, a copied scope, or a fallback app: we cannot tell
-    if "endpoint" not in scope:
-        return True
-    methods = getattr(scope.get("route"), "methods", None) or (scope["method"],)
-    return scope["method"] not in methods
-
-
-class _InnerScope(dict[str, Any]):
-    """A scope that notices when Starlette installs its exception handlers, to learn when one of them is used.
-
-    They turn what a handler raised into a response inside of us, where it looks like a returned one.
-    """
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name == _STARLETTE_HANDLERS:
-            operation: Operation = self[SCOPE_KEY]
-            operation.tells_apart = True
-            value = tuple(_Watched(handlers, operation) for handlers in value)
-        super().__setitem__(name, value)
-
-
-class _Watched(dict[Any, Any]):
-    """Starlette's handlers by exception or status; looking one up means that something was raised."""
-
-    def __init__(self, handlers: Any, operation: Operation) -> None:
-        super().__init__(handlers)
-        self._operation = operation
-
-    def __getitem__(self, kind: Any) -> Any:
-        self._operation.raised = True
-        return super().__getitem__(kind)
-
-    def get(self, kind: Any, default: Any = None) -> Any:
-        return self[kind] if kind in self else default  # noqa: SIM401 - dict.get would not pass by __getitem__
-
-
-def _is_event_stream(start: Message) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in start.get("headers", ())
-    )
-
-
-def _header_map(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for name, value in raw:
-        text = name.decode("latin-1")
-        headers[text] = f"{headers[text]}, {value.decode('latin-1')}" if text in headers else value.decode("latin-1")
-    return headers

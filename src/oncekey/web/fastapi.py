@@ -42,8 +42,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
-from oncekey.web.asgi import SCOPE_KEY, IdempotencyMiddleware
+from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.openapi import declare
+from oncekey.web.scopes import SCOPE_KEY
 
 __all__ = ["CurrentOperation", "OptionalOperation", "declare_openapi", "never_began", "protect", "spare_refused"]
 

@@ -43,8 +43,9 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation, NotExecuted, OutcomeUnknown, Refused
-from oncekey.web.asgi import SCOPE_KEY, IdempotencyMiddleware
+from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.openapi import declare
+from oncekey.web.scopes import SCOPE_KEY
 
 __all__ = ["CurrentOperation", "OnceKeyPlugin", "never_began"]
 

@@ -1,0 +1,83 @@
+"""What stands in an ASGI scope: reading the outer one, and making the one that the app sees.
+
+Owns what we know of Starlette's ways with a scope. Pure: messages and storing are ``asgi.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from oncekey.engine.operation import Operation
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+SCOPE_KEY = "oncekey"
+"""Where the Operation stands in the scope that the app sees, for integrations further in."""
+
+_STARLETTE_HANDLERS = "starlette.exception_handlers"
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the app's routes see it: servers put the prefix that a proxy took away in front."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def never_routed(scope: Scope) -> bool:
+    """Starlette's router looked at this very scope, and no endpoint took the request."""
+    router = scope.get("router")
+    if router is None or getattr(router, "default", None) != getattr(router, "not_found", None):
+        return False  # another framework, a copied scope, or a fallback app: we cannot tell
+    if "endpoint" not in scope:
+        return True
+    methods = getattr(scope.get("route"), "methods", None) or (scope["method"],)
+    return scope["method"] not in methods
+
+
+class InnerScope(dict[str, Any]):
+    """A scope that notices when Starlette installs its exception handlers, to learn when one of them is used.
+
+    They turn what a handler raised into a response inside of us, where it looks like a returned one.
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == _STARLETTE_HANDLERS:
+            operation: Operation = self[SCOPE_KEY]
+            operation.tells_apart = True
+            value = tuple(_Watched(handlers, operation) for handlers in value)
+        super().__setitem__(name, value)
+
+
+class _Watched(dict[Any, Any]):
+    """Starlette's handlers by exception or status; looking one up means that something was raised."""
+
+    def __init__(self, handlers: Any, operation: Operation) -> None:
+        super().__init__(handlers)
+        self._operation = operation
+
+    def __getitem__(self, kind: Any) -> Any:
+        self._operation.raised = True
+        return super().__getitem__(kind)
+
+    def get(self, kind: Any, default: Any = None) -> Any:
+        return self[kind] if kind in self else default  # noqa: SIM401 - dict.get would not pass by __getitem__
+
+
+def is_event_stream(start: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in start.get("headers", ())
+    )
+
+
+def header_map(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        text = name.decode("latin-1")
+        headers[text] = f"{headers[text]}, {value.decode('latin-1')}" if text in headers else value.decode("latin-1")
+    return headers
