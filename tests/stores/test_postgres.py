@@ -108,6 +108,7 @@ class PostgresAgrees(test_stores_agree.StoresAgree):
         older(self.url, seconds)
 
 
+@pytest.mark.timeout(240)  # many small transactions on a real server: slow on a busy machine
 def test_it_does_what_the_model_does(url: str) -> None:
     """Random moves against PostgreSQL and the dictionary: every answer and every row is the same."""
     from hypothesis.stateful import run_state_machine_as_test
