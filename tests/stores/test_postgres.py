@@ -1077,3 +1077,13 @@ def test_a_rival_that_inserts_first_is_found_and_nobody_else_suffers(store: Post
     assert hot.record is not None
     assert hot.record.owner == "rival"
     assert cold.record.owner != "rival"
+
+
+def test_a_move_made_from_an_older_look_shows_the_row_as_it_is(store: PostgresStore) -> None:
+    """The owner advanced meanwhile: what swap returns has the new recovery point, not the one that the mover saw."""
+    record = store.reserve([reservation("resumed")])[0].record
+    assert record is not None
+    assert store.swap([swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="charge_created")]) != [None]
+    (moved,) = store.swap([swap(record, Event.RENEW, Actor.OWNER, lease_seconds=30.0)])
+    assert moved is not None
+    assert moved.recovery_point == "charge_created"

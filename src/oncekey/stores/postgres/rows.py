@@ -54,7 +54,7 @@ def swap_columns(batch: Sequence[Swap]) -> Parameters:
         "body": Bytea([response and response.body for response in responses]),
         "schema_version": Int4([response and response.schema_version for response in responses]),
         "last_error": Text([change.last_error for change in batch]),
-        "recovery_point": Text([change.recovery_point for change in batch]),
+        "recovery_point": Text([change.recovery_point or None for change in batch]),
         "reconcile_in": Float8([change.reconcile_in for change in batch]),
         "effects": Text([change.effects for change in batch]),
     }
@@ -99,10 +99,10 @@ def moved(change: Swap, row: Sequence[Any]) -> Record:
 
 
 def _timed(made: Record, row: Sequence[Any]) -> Record:
-    """With the times exactly as the database has them."""
+    """With the times and the recovery point exactly as the database has them."""
     return Record(
         made.scope, made.key, made.operation, made.fingerprint, made.fingerprint_version, made.effects, made.state,
-        made.attempt, made.owner, row[9], made.recovery_point, made.response, made.last_error, row[16],
+        made.attempt, made.owner, row[9], row[10], made.response, made.last_error, row[16],
         made.reconcile_tries, made.created_at if row[18] is None else row[18], row[19], made.retention_seconds,
         row[21], row[22],
     )  # fmt: skip
