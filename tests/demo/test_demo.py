@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from tests.demo.process import Demo
@@ -143,6 +147,61 @@ def test_refunds_are_protected_too(demo: Demo) -> None:
     assert [answer.status_code for answer in answers] == [201, 201]
     assert answers[0].content == answers[1].content
     assert demo.http.post("/refunds", headers={"Authorization": "Bearer tenant-a"}, json={}).status_code == 400
+
+
+def test_one_key_on_two_endpoints_is_a_mismatch(demo: Demo) -> None:
+    """A key is one operation of one tenant: the same one for a refund is another request."""
+    payment = demo.pay("endpoints-0001").json()
+    headers = {"Authorization": "Bearer tenant-a", "Idempotency-Key": "endpoints-0001"}
+    assert demo.http.post("/refunds", headers=headers, json={"paymentId": payment["id"]}).status_code == 422
+
+
+def test_a_client_that_leaves_changes_nothing(demo: Demo) -> None:
+    """It hangs up while the payment runs: the payment is made and stored, and the retry gets its answer."""
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=demo.url, timeout=0.5) as impatient:
+        impatient.post(
+            "/payments?simulate=slow",
+            headers={"Authorization": "Bearer tenant-a", "Idempotency-Key": "leaves-0001"},
+            json={"customerId": "cus-1", "amountCents": 4711, "currency": "EUR"},
+        )
+    answer = demo.retry_until(201, "succeeded", "leaves-0001", 4711, "slow")
+    assert answer.headers["idempotency-replayed"] == "true"
+    assert [payment["amountCents"] for payment in demo.payments()].count(4711) == 1
+
+
+def test_a_key_is_new_again_after_its_retention(demo: Demo) -> None:
+    """When the time that Idempotency-Expires named is over, the same key is another payment."""
+    first = demo.pay("expires-0001", 60)
+    update = "UPDATE idempotency_keys SET expires_at = {} WHERE key = 'expires-0001'"
+    if demo.store.startswith("sqlite"):
+        with closing(sqlite3.connect(demo.store.removeprefix("sqlite:///"), timeout=10)) as file:
+            file.execute(update.format(1))
+            file.commit()
+    else:
+        with psycopg.connect(demo.store) as database:
+            database.execute(update.format("now() - interval '1 second'").encode())
+    again = demo.pay("expires-0001", 61)
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json()["id"] != again.json()["id"]
+
+
+def test_a_hung_store_is_503_and_nothing_is_charged(demo: Demo, request: pytest.FixtureRequest) -> None:
+    """The database stops answering: refused in time, the handler is not called, and afterwards the key works."""
+    if demo.store.startswith("sqlite"):
+        pytest.skip("an embedded store has no server to stop; tests/web/test_store_faults.py locks the file")
+    server = request.getfixturevalue("postgres_server")
+    before = len(demo.payments())
+    server.pause()
+    try:
+        refused = demo.pay("hung-0001", 8)
+    finally:
+        server.resume()
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    assert len(demo.payments()) == before
+    deadline = time.monotonic() + 30
+    while (answer := demo.pay("hung-0001", 8)).status_code != 201 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert (answer.status_code, len(demo.payments())) == (201, before + 1)
 
 
 def test_killed_after_the_charge(demo: Demo) -> None:
