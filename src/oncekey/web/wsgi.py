@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import inspect
 import io
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from types import TracebackType
@@ -38,8 +37,6 @@ from oncekey.web.wire import (
     refusal,
     returned,
 )
-
-_log = logging.getLogger("oncekey")
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]

@@ -1,0 +1,60 @@
+"""Which policy a request falls under, and how its operation is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.core.policy import Policy
+from oncekey.core.routes import MAX_NAME_LENGTH, Routes
+from oncekey.errors import ConfigurationError
+
+OWN = Policy(effects="repeatable")
+
+
+def operation(path: str) -> str:
+    route = Routes(Policy()).match("POST", path)
+    assert route is not None
+    return route.operation
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("POST /payments", "/payments"),
+        ("POST /payments/{id}/refund", "/payments/7/refund"),
+        ("POST /payments/{id:int}/refund", "/payments/7/refund"),
+        ("POST /files/{name:path}", "/files/a/b/c"),
+    ],
+)
+def test_a_pattern_finds_its_paths(pattern: str, path: str) -> None:
+    """Converters of the frameworks are understood: a policy that silently does not apply protects nothing."""
+    route = Routes(Policy(), {pattern: OWN}).match("POST", path)
+    assert route is not None
+    assert (route.operation, route.policy) == (pattern, OWN)
+
+
+def test_one_segment_is_one_segment() -> None:
+    """Only ``:path`` spans slashes: another route must not slip under an exemption."""
+    assert Routes(Policy(), {"POST /open/{id}": None}).match("POST", "/open/1") is None
+    assert Routes(Policy(), {"POST /open/{id}": None}).match("POST", "/open/1/charge") is not None
+
+
+@pytest.mark.parametrize("pattern", ["payments", "POST payments", "POST /a/{id", "POST /a/{}", "POST /a/{i d}"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    """A typing error in a route is said at the start, not found out by a double charge."""
+    with pytest.raises(ConfigurationError, match="routes"):
+        Routes(Policy(), {pattern: None})
+
+
+@pytest.mark.parametrize("path", ["/a\0b", "/a\nb", "/\udce9", "/" + "x" * 5000])
+def test_a_clients_path_becomes_a_name_that_any_store_can_keep(path: str) -> None:
+    """NUL, line breaks, lone surrogates and kilobytes come from clients; the name is short and plain text."""
+    name = operation(path)
+    assert name.isprintable()
+    assert name.isascii()
+    assert len(name) <= MAX_NAME_LENGTH + 80
+
+
+def test_two_long_paths_never_share_a_name() -> None:
+    """With ``key_per="endpoint"`` the name is part of the scope: two endpoints must stay two."""
+    assert operation("/" + "x" * 5000) != operation("/" + "x" * 5001)

@@ -1,0 +1,57 @@
+"""Where the middleware stands: behind a prefix, inside itself, and in front of a router that turns requests away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from oncekey import SINGLE_TENANT, OnceKey
+from oncekey.web.asgi import IdempotencyMiddleware
+
+HEADERS = {"Idempotency-Key": "places-0001"}
+
+
+async def pay(request: Any) -> JSONResponse:
+    return JSONResponse({"paid": True}, 201)
+
+
+def make(**more: Any) -> tuple[Starlette, OnceKey]:
+    app = Starlette(routes=[Route("/payments", pay, methods=["POST"]), Route("/login", pay, methods=["POST"])])
+    once = OnceKey("memory://", scope=SINGLE_TENANT, **more)
+    app.add_middleware(IdempotencyMiddleware, once=once)
+    return app, once
+
+
+async def test_a_prefix_that_the_server_adds_does_not_hide_the_routes() -> None:
+    """``--root-path /api`` stands in the path: exemptions and policies go by the app's own paths all the same."""
+    app, once = make(routes={"POST /login": None})
+    transport = httpx.ASGITransport(app, root_path="/api")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.post("/api/login")).status_code == 201
+        assert (await http.post("/api/payments")).status_code == 400
+    await once.aclose()
+
+
+async def test_two_of_us_are_one() -> None:
+    """A protected app inside a protected app: the inner one does not take the outer one's reservation for a rival's."""
+    app, once = make()
+    outer = IdempotencyMiddleware(app, once)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://test") as http:
+        first, second = [await http.post("/payments", headers=HEADERS) for _ in range(2)]
+    assert (first.status_code, second.headers["idempotency-replayed"]) == (201, "true")
+    await once.aclose()
+
+
+async def test_a_redirect_to_the_path_without_its_slash_leaves_the_key() -> None:
+    """The client follows with the same key: it must not find it taken. And an unused key does not expire."""
+    app, once = make()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        redirected = await http.post("/payments/", headers=HEADERS)
+        assert redirected.status_code == 307
+        assert "idempotency-expires" not in redirected.headers
+        assert (await http.post("/payments", headers=HEADERS)).status_code == 201
+    await once.aclose()
