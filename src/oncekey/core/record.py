@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
+from oncekey.core.steps import Step
 from oncekey.core.states import FINAL, MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
 from oncekey.core.values import value
 from oncekey.errors import IllegalTransition
@@ -122,6 +123,14 @@ class Found:
 
 
 @value
+class Audit:
+    """Who moved a row by hand or after asking somebody, and why; kept with what it was before and after."""
+
+    who: str
+    why: str
+
+
+@value
 class Swap:
     """Move one row if it still is (from_state, owner) and the conditions hold; otherwise change nothing.
 
@@ -146,7 +155,11 @@ class Swap:
     recovery_point: str | None = None
     reconcile_in: float | None = None
     effects: Effects | None = None
+    reconcile_tries: int | None = None
     restart: Reservation | None = None
+    # written beside the row, in the same commit, if and only if the row is moved
+    step: Step | None = None
+    audit: Audit | None = None
     # not part of the move
     seen: Record | None = field(default=None, compare=False, repr=False)
     """The row as the mover saw it, so that a store need not send back what has not changed."""
@@ -170,7 +183,7 @@ class Swap:
             self.response,
             self.last_error,
             None if self.reconcile_in is None else now + self.reconcile_in,
-            row.reconcile_tries,
+            row.reconcile_tries if self.reconcile_tries is None else self.reconcile_tries,
             row.created_at,
             now if ends else None,
             row.retention_seconds,
@@ -192,6 +205,9 @@ def swap(
     recovery_point: str | None = None,
     quarantine_seconds: float | None = None,
     reconcile_in: float | None = None,
+    effects: Effects | None = None,
+    step: Step | None = None,
+    audit: Audit | None = None,
 ) -> Swap:
     """The Swap for moving ``record`` as the table says; IllegalTransition where it has no such move.
 
@@ -212,7 +228,10 @@ def swap(
         lease_over_by = 0.0
     elif Condition.QUARANTINE_OVER in move.when:
         lease_over_by = quarantine_seconds
-    if move.target is State.UNKNOWN and reconcile_in is None:
+    tries = None
+    if event is Event.POSTPONE:
+        tries = record.reconcile_tries + 1  # and without ``reconcile_in`` it is asked no more: a dead letter
+    elif move.target is State.UNKNOWN and reconcile_in is None:
         reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
     return Swap(
         record.scope,
@@ -231,8 +250,11 @@ def swap(
         recovery_point,
         reconcile_in,
         # The code that runs now says where its effects live, not the code that ran before the last deploy.
-        reservation.effects if reservation else None,
+        reservation.effects if reservation else effects,
+        tries,
         reservation if event is Event.RESERVE else None,
+        step,
+        audit,
         record,
     )
 

@@ -83,6 +83,7 @@ class Event(StrEnum):
     CONFIRM = "confirm"
     GIVE_UP = "give_up"
     REFUTE = "refute"
+    POSTPONE = "postpone"
     EXPIRE = "expire"
     FORGET = "forget"
 
@@ -156,6 +157,7 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.UNKNOWN,          _E.CONFIRM,   _S.COMPLETED,        _SETTLERS),
     _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),
     _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER),
+    _move(_S.UNKNOWN,          _E.POSTPONE,  _S.UNKNOWN,          _SETTLERS),
     # The end of the retention window.
     _move(_S.COMPLETED,        _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),
     _move(_S.FAILED,           _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),

@@ -1,0 +1,48 @@
+"""The steps of a phased request: what is remembered of each, so that a later attempt does not do it again.
+
+A **phase** is local work: its row is written in the very transaction that did the work, so it is ``done`` or it never
+was. An **effect** is one call outside of the database: its row is ``intended`` before the call and ``done`` after it.
+What lies between the two may have happened; for how that decides a crash, see ``engine/steps.py``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from oncekey.core.values import value
+
+STARTED = "started"
+"""The recovery point of a record that has intended its first step and finished none."""
+
+
+class StepKind(StrEnum):
+    PHASE = "phase"
+    EFFECT = "effect"
+
+
+class StepState(StrEnum):
+    INTENDED = "intended"
+    DONE = "done"
+
+
+@value
+class Step:
+    """One row of ``idempotency_steps``, without the key that it belongs to."""
+
+    name: str
+    kind: StepKind
+    state: StepState
+    repeatable: bool
+    result: bytes | None = None
+    """JSON; None while it is only intended."""
+    downstream_key: str | None = None
+    provider_id: str | None = None
+    """What the provider calls it, so that a webhook finds its key."""
+
+
+@value
+class StepsOf:
+    """Ask a store for the steps of one key."""
+
+    scope: str
+    key: str
