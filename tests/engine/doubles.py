@@ -125,10 +125,11 @@ class _Fault:
         self.error, self.times, self.applied, self.about = error, times, applied, about
 
 
-class FakeStore:
+class FakeStore(MemoryStore):
     """The store in memory; it writes down every batch, stops at gates, and fails as it is told."""
 
     def __init__(self, *, writers: int = 1, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(clock)
         self.inner = MemoryStore(clock)
         self.capabilities = Capabilities(durable=False, shared=False, server_clock=False, writers=writers)
         self.batches: list[tuple[str, list[Any]]] = []

@@ -13,7 +13,8 @@ import pytest
 from oncekey.core.record import Found, Record, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.engine import lanes as lanes_module
-from oncekey.engine.lanes import MAX_BATCH, MAX_BATCH_BYTES, Lanes
+from oncekey.engine.batches import MAX_BATCH, MAX_BATCH_BYTES
+from oncekey.engine.lanes import Lanes
 from oncekey.engine.tickets import AsyncTicket, QuietTicket, SyncTicket, Work
 from oncekey.errors import SchemaError, StoreError, StoreOverloaded, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
@@ -436,7 +437,6 @@ def test_a_full_queue_refuses_coroutines_too(open_lanes: Open) -> None:
             try:
                 lanes.submit(ticket)
             except StoreOverloaded:
-                ticket.forget()
                 ends.append("refused")
             else:
                 ends.append("taken")

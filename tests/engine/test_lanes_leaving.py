@@ -77,7 +77,7 @@ def test_a_coroutine_that_gave_up_leaves_no_reservation(open_lanes: Open) -> Non
         ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
         lanes.submit(ticket)
         await asyncio.to_thread(gate.wait)
-        ticket._give_up()  # as its timer does, at the moment that matters
+        ticket.give_up()  # as its timer does, at the moment that matters
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             await ticket.wait()
         gate.open()

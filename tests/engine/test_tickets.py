@@ -88,6 +88,8 @@ def test_a_coroutine_gets_its_result_or_its_error() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         good, bad = AsyncTicket(WORK, loop, PATIENCE), AsyncTicket(WORK, loop, PATIENCE)
+        good.arm()
+        bad.arm()
         good.result = "answer"
         bad.error = StoreError("refused")
         assert not good.left()
@@ -96,8 +98,8 @@ def test_a_coroutine_gets_its_result_or_its_error() -> None:
         assert await good.wait() == "answer"
         with pytest.raises(StoreError, match="refused"):
             await bad.wait()
-        assert good._timer.cancelled()
-        assert bad._timer.cancelled()
+        assert good._timer and good._timer.cancelled()
+        assert bad._timer and bad._timer.cancelled()
 
     asyncio.run(main())
 
@@ -108,6 +110,7 @@ def test_a_coroutine_that_gave_up_or_was_cancelled_takes_nothing_more() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         late = AsyncTicket(WORK, loop, 0.001)
+        late.arm()
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             await late.wait()
         gone = AsyncTicket(WORK, loop, PATIENCE)
@@ -129,22 +132,12 @@ def test_a_timer_that_fires_after_the_delivery_changes_nothing() -> None:
 
     async def main() -> None:
         ticket = AsyncTicket(WORK, asyncio.get_running_loop(), 0.0)
+        ticket.arm()
         ticket.result = "answer"
         assert ticket.deliver()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert await ticket.wait() == "answer"
-
-    asyncio.run(main())
-
-
-def test_a_ticket_that_was_never_queued_is_forgotten() -> None:
-    """``forget`` stops the timer, so that nothing is raised later for which nobody waits."""
-
-    async def main() -> None:
-        ticket = AsyncTicket(WORK, asyncio.get_running_loop(), PATIENCE)
-        ticket.forget()
-        assert ticket._timer.cancelled()
 
     asyncio.run(main())
 

@@ -25,23 +25,22 @@ import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum
 from typing import Any
 
 from oncekey.core.record import Found, Reservation, Swap, undo
-from oncekey.engine import forks
+from oncekey.core.steps import StepsOf
+from oncekey.engine import express, forks
+from oncekey.engine.batches import MAX_BATCH, pieces, rounds
+from oncekey.engine.express import Express
 from oncekey.engine.tickets import AsyncTicket, Ticket
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.base import Store
 
 _log = logging.getLogger("oncekey")
 
-MAX_BATCH = 256
-"""Rows in one statement: past this, more rows no longer make a commit cheaper per row."""
-MAX_BATCH_BYTES = 8 * 1024 * 1024
-"""Stored bodies in one statement, so that 256 large ones do not become one enormous message."""
 _CLOSED = "this OnceKey is closed"
 _RETRY_SECONDS = 1.0
 """How often an idle lane looks whether it can give back what it owes."""
@@ -59,6 +58,7 @@ class Lanes:
         on_error: Callable[[str, Exception], None] | None = None,
     ) -> None:
         self._store = store
+        self._in_loop = store.capabilities.in_loop
         self._max_queued = max_queued
         self._prepare = prepare
         self._on_error = on_error or (lambda verb, error: None)
@@ -66,11 +66,14 @@ class Lanes:
         self._preparing = threading.Lock()  # apart from the other: a migration that hangs must not hold up the close
         self._closed = False
         self._lanes: tuple[_Lane, ...] | None = None
+        self._expresses: dict[AbstractEventLoop, tuple[Express, Express]] = {}
         _alive.add(self)
         forks.enroll(self)
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket; StoreOverloaded or StoreUnavailable at once when it cannot be."""
+        if self._in_loop and isinstance(ticket, AsyncTicket) and self._by_express(ticket):
+            return
         lane = self._lane_for(ticket)
         # Only who wants to begin is turned away: what has begun must always be able to end.
         if lane.queued >= self._max_queued and isinstance(ticket.work, Reservation):
@@ -79,6 +82,32 @@ class Lanes:
             lane.gather(ticket)
         else:
             lane.enqueue([ticket])
+
+    def _by_express(self, ticket: AsyncTicket) -> bool:
+        """Whether the ticket could go by the loop's own express, without a thread."""
+        if not express.fits(ticket):
+            return False
+        pair = self._expresses.get(ticket.loop) or self._open_expresses(ticket.loop)
+        if pair is None:
+            return False
+        chosen = pair[1] if isinstance(ticket.work, Swap) else pair[0]
+        return chosen.queued < self._max_queued and chosen.put(ticket)
+
+    def _open_expresses(self, loop: AbstractEventLoop) -> tuple[Express, Express] | None:
+        lanes = self._lanes
+        if lanes is None or not all(lane.ready for lane in lanes):
+            return None  # the first of each verb go by the lanes, which prepare and check the tables
+        with self._lock:
+            if self._closed:
+                return None
+            for gone in [other for other in self._expresses if other.is_closed()]:
+                for each in self._expresses.pop(gone):
+                    each.stop()
+            pair = self._expresses[loop] = (
+                Express(loop, self._store.in_loop(), "reserve", lanes[0].rescue, lanes[0].orphaned),
+                Express(loop, self._store.in_loop(), "swap", lanes[-1].rescue, lanes[-1].orphaned),
+            )
+            return pair
 
     def give_up(self, ticket: Ticket) -> None:
         """The caller was cancelled at the moment of its answer: undo what that answer took."""
@@ -111,6 +140,13 @@ class Lanes:
         with self._lock:
             self._closed = True
             lanes, self._lanes = self._lanes or (), None
+            expresses = [each for pair in self._expresses.values() for each in pair]
+            self._expresses.clear()
+        for each in expresses:
+            each.stop()
+        for each in expresses:
+            if not each.here():  # its loop cannot end anything while we stand in its thread
+                each.idle.wait(max(0.0, deadline - time.monotonic()))
         for lane in lanes:
             lane.stop()
         for lane in lanes:
@@ -120,10 +156,13 @@ class Lanes:
     def after_fork(self) -> None:
         """In a child: the threads are gone and the queued tickets are the parent's."""
         self._lanes = None
+        _inherited.append(self._expresses)  # neither used nor closed here: their sockets are the parent's
+        self._expresses = {}
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
 
 
+_inherited: list[object] = []
 _alive: weakref.WeakSet[Lanes] = weakref.WeakSet()
 
 
@@ -153,14 +192,26 @@ class _Lane:
         self._on_error = on_error
         self._prepare = prepare
         self._ready = False
+        self._verbs: tuple[tuple[type, str, Callable[[list[Any]], list[Any]]], ...] = (
+            (Reservation, "reserve", store.reserve),
+            (Swap, "swap", store.swap),
+            (tuple, "read", store.read),
+            (StepsOf, "steps", lambda keys: store.steps(keys)),
+        )
         self._owed: dict[str, Swap] = {}  # by owner token: what to give back once the store answers again
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
         self.thread.start()
 
     # -- queueing ------------------------------------------------------------------------------------------------
 
+    @property
+    def ready(self) -> bool:
+        """The store has answered this lane: its tables are there, and prepared."""
+        return self._ready
+
     def gather(self, ticket: AsyncTicket) -> None:
         """Queue together what one turn of an event loop submits: one wake-up of this thread, not one for each."""
+        ticket.arm()
         gathered = self._gathered.get(ticket.loop)
         if gathered is None:
             self._gathered[ticket.loop] = gathered = []
@@ -179,7 +230,7 @@ class _Lane:
                 self.queued += len(tickets)
                 self._queue.put(tickets)
                 return
-        self._fail("any", tickets, StoreUnavailable(_CLOSED))
+        self._fail("any", [tickets], StoreUnavailable(_CLOSED))
         self._deliver(tickets)
 
     def stop(self) -> None:
@@ -202,7 +253,7 @@ class _Lane:
                     self._process(tickets)
                 except Exception as error:  # a bug of ours; the lane must live, and its callers must hear of it
                     _log.exception("a lane stumbled; it goes on")
-                    self._fail("any", tickets, error)
+                    self._fail("any", [tickets], error)
                     self._deliver(tickets)
             while self._owed and self._give_back() and not more:
                 pass  # at the end, pay whatever can be paid
@@ -225,45 +276,15 @@ class _Lane:
         return item is not _Signal.STOP
 
     def _process(self, tickets: list[Ticket]) -> None:
-        """Run the tickets in rounds in which every key stands once, then hand out the outcomes."""
-        reservations = [ticket for ticket in tickets if isinstance(ticket.work, Reservation)]
-        reads = [ticket for ticket in tickets if isinstance(ticket.work, tuple)]
-        swaps = [ticket for ticket in tickets if isinstance(ticket.work, Swap)]
-        if reservations:
-            self._reserve(reservations)
-        while swaps:
-            batch: dict[tuple[str, str], Ticket] = {}
-            later = []
-            for ticket in swaps:
-                at = (ticket.work.scope, ticket.work.key)  # type: ignore[union-attr]
-                if batch.setdefault(at, ticket) is not ticket:
-                    later.append(ticket)
-            self._answer("swap", self._store.swap, list(batch.values()))
-            swaps = later
-        if reads:
-            self._answer("read", self._store.read, reads)
+        """Run the tickets verb by verb, then hand out the outcomes."""
+        for kind, verb, call in self._verbs:
+            for places in rounds([ticket for ticket in tickets if isinstance(ticket.work, kind)]):
+                for piece in pieces(places):
+                    self._answer(verb, call, piece)
         self._deliver(tickets)
 
-    def _reserve(self, tickets: list[Ticket]) -> None:
-        """Callers that want the same key share one row of the batch: the first asks, all get what it found.
-
-        Whose reservation it is shows in the owner token of the record, so only the first can take it for its own.
-        """
-        first: dict[tuple[str, str], Ticket] = {}
-        for ticket in tickets:
-            first.setdefault((ticket.work.scope, ticket.work.key), ticket)  # type: ignore[union-attr]
-        self._answer("reserve", self._store.reserve, list(first.values()))
-        if len(first) < len(tickets):
-            for ticket in tickets:
-                leader = first[ticket.work.scope, ticket.work.key]  # type: ignore[union-attr]
-                ticket.result, ticket.error = leader.result, leader.error
-
-    def _answer(self, verb: str, call: Callable[[list[Any]], list[Any]], tickets: list[Ticket]) -> None:
-        for batch in _batches(tickets):
-            self._answer_batch(verb, call, batch)
-
-    def _answer_batch(self, verb: str, call: Callable[[list[Any]], list[Any]], tickets: list[Ticket]) -> None:
-        work = [ticket.work for ticket in tickets]
+    def _answer(self, verb: str, call: Callable[[list[Any]], list[Any]], places: list[list[Ticket]]) -> None:
+        work = [place[0].work for place in places]
         try:
             results = self._ask(call, work)
         except StoreUnavailable as error:
@@ -271,17 +292,18 @@ class _Lane:
             try:
                 results = self._ask(call, work)
             except Exception:
-                return self._fail(verb, tickets, error)
+                return self._fail(verb, places, error)
         except SchemaError as error:
-            return self._fail(verb, tickets, error)
+            return self._fail(verb, places, error)
         except Exception as error:
-            if len(tickets) == 1:
-                return self._fail(verb, tickets, error)
-            for ticket in tickets:
-                self._answer_batch(verb, call, [ticket])
+            if len(places) == 1:
+                return self._fail(verb, places, error)
+            for place in places:
+                self._answer(verb, call, [place])
             return None
-        for ticket, result in zip(tickets, results, strict=True):
-            ticket.result = result
+        for place, result in zip(places, results, strict=True):
+            for ticket in place:
+                ticket.result = result
         return None
 
     def _ask(self, call: Callable[[list[Any]], list[Any]], work: list[Any]) -> list[Any]:
@@ -290,15 +312,16 @@ class _Lane:
             self._ready = True
         return call(work)
 
-    def _fail(self, verb: str, tickets: list[Ticket], error: Exception) -> None:
+    def _fail(self, verb: str, places: list[list[Ticket]], error: Exception) -> None:
         if not isinstance(error, OnceKeyError):
             # Not quoted: a driver's message may contain the key or the body.
             error = StoreError(f"the store failed in '{verb}' with {type(error).__name__}")
         self._on_error(verb, error)
-        for ticket in tickets:
-            ticket.error = error
-            if not isinstance(ticket.work, tuple):
-                self._owe(undo(ticket.work))
+        for place in places:
+            for ticket in place:
+                ticket.error = error
+                if isinstance(ticket.work, Reservation | Swap):
+                    self._owe(undo(ticket.work))
 
     # -- giving back ---------------------------------------------------------------------------------------------
 
@@ -358,29 +381,21 @@ class _Lane:
     def orphaned(self, ticket: Ticket) -> None:
         """Nobody took the outcome: give back what it took (hazard: a reservation that arrives late)."""
         work = ticket.work
-        if isinstance(work, tuple) or not _took(work, ticket.result):
-            return
-        self._owe(undo(work))
-        self._queue.put(_Signal.WAKE)
+        if isinstance(work, Reservation | Swap) and _took(work, ticket.result):
+            self._owe(undo(work))
+            self._queue.put(_Signal.WAKE)
+
+    def rescue(self, tickets: list[AsyncTicket]) -> None:
+        """Take over what the express could not answer. It may have happened: who has left must be undone."""
+        for ticket in tickets:
+            if not ticket.left():
+                ticket.arm()
+            elif isinstance(ticket.work, Reservation):
+                self._owe(undo(ticket.work))
+        self.enqueue(list(tickets))
 
 
 def _took(work: Reservation | Swap, result: Any) -> bool:
     if isinstance(work, Reservation):
         return isinstance(result, Found) and result.record is not None and result.record.owner == work.owner
     return result is not None and work.new_owner is not None
-
-
-def _batches(tickets: list[Ticket]) -> Iterator[list[Ticket]]:
-    """The tickets in pieces that one statement can carry."""
-    batch: list[Ticket] = []
-    size = 0
-    for ticket in tickets:
-        work = ticket.work
-        if isinstance(work, Swap) and work.response is not None and work.response.body is not None:
-            size += len(work.response.body)
-        batch.append(ticket)
-        if len(batch) >= MAX_BATCH or size >= MAX_BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.core.record import Reservation, Swap
+from oncekey.core.steps import StepsOf
 from oncekey.errors import StoreUnavailable
 
-Work = Reservation | Swap | tuple[str, str]
-"""What one caller wants of a store: reserve, swap, or read (scope, key)."""
+Work = Reservation | Swap | tuple[str, str] | StepsOf
+"""What one caller wants of a store: reserve, swap, read (scope, key), or the steps of a key."""
 
 GAVE_UP = "the store did not answer in time"
 
@@ -42,15 +43,23 @@ class Ticket:
 class AsyncTicket(Ticket):
     """A coroutine waits. Its loop's thread delivers, so that waiting, giving up and delivery never race."""
 
-    __slots__ = ("_future", "_timer", "loop")
+    __slots__ = ("_future", "_timer", "deadline", "loop")
 
     def __init__(self, work: Work, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
-        super().__init__(work)
+        self.work = work
+        self.result = None
+        self.error = None
         self.loop = loop
+        self.deadline = loop.time() + timeout
         self._future: asyncio.Future[Any] = loop.create_future()
-        self._timer = loop.call_later(timeout, self._give_up)
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _give_up(self) -> None:
+    def arm(self) -> None:
+        """Give up at the deadline by a timer of its own. Whoever sees to the deadline otherwise need not."""
+        if self._timer is None:
+            self._timer = self.loop.call_at(self.deadline, self.give_up)
+
+    def give_up(self) -> None:
         if not self._future.done():
             self._future.set_exception(StoreUnavailable(GAVE_UP))
 
@@ -58,11 +67,8 @@ class AsyncTicket(Ticket):
         try:
             return await self._future
         finally:
-            self._timer.cancel()
-
-    def forget(self) -> None:
-        """It was never queued."""
-        self._timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
 
     def left(self) -> bool:
         return self._future.done()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from oncekey.engine.operation import Operation
+from oncekey.engine.operation import _current
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -47,25 +47,40 @@ class InnerScope(dict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == _STARLETTE_HANDLERS:
-            operation: Operation = self[SCOPE_KEY]
-            operation.tells_apart = True
-            value = tuple(_Watched(handlers, operation) for handlers in value)
-        super().__setitem__(name, value)
+            self[SCOPE_KEY].tells_apart = True
+            value = tuple([_watched(handlers) for handlers in value])
+        _set_item(self, name, value)
+
+
+_set_item = dict.__setitem__
 
 
 class _Watched(dict[Any, Any]):
     """Starlette's handlers by exception or status; looking one up means that something was raised."""
 
-    def __init__(self, handlers: Any, operation: Operation) -> None:
-        super().__init__(handlers)
-        self._operation = operation
+    original: Any
 
     def __getitem__(self, kind: Any) -> Any:
-        self._operation.raised = True
+        if (operation := _current.get()) is not None:
+            operation.raised = True
         return super().__getitem__(kind)
 
     def get(self, kind: Any, default: Any = None) -> Any:
         return self[kind] if kind in self else default  # noqa: SIM401 - dict.get would not pass by __getitem__
+
+
+_known: dict[int, _Watched] = {}
+
+
+def _watched(handlers: Any) -> _Watched:
+    """One app has one set of handlers: watched once, not once per request."""
+    known = _known.get(id(handlers))
+    if known is None or known.original is not handlers or len(known) != len(handlers):
+        if len(_known) > 100:  # apps that make their handlers anew each time
+            _known.clear()
+        known = _known[id(handlers)] = _Watched(handlers)
+        known.original = handlers  # keeps it alive, and so its id its own
+    return known
 
 
 def is_event_stream(start: Message) -> bool:

@@ -29,9 +29,13 @@ class Column:
         self.values = values
 
     def encode(self) -> bytes:
-        parts = [_HEADER.pack(1, 1, self.element_oid, len(self.values), 1)]
-        parts += [_NULL if value is None else self.element(value) for value in self.values]
-        return b"".join(parts)
+        values = self.values
+        length = len(values)
+        header = _HEADER.pack(1, 1, self.element_oid, length, 1)
+        first = values[0] if length else None
+        if values.count(first) == length:  # most columns of a batch say the same in every row
+            return header + (_NULL if first is None else self.element(first)) * length
+        return header + b"".join([_NULL if value is None else self.element(value) for value in values])
 
     @staticmethod
     def element(value: Any) -> bytes:

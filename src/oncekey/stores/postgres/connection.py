@@ -30,6 +30,8 @@ SET jit = off;
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
 
+NOTICE_LOST_CLIENTS = "SET client_connection_check_interval = '1s'"
+
 _GONE = ("08", "53", "57")  # connection exceptions, out of resources, operator intervention (SQLSTATE classes)
 
 
@@ -44,23 +46,30 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, interval, timeout)
 
 
+def options(timeout: float) -> dict[str, Any]:
+    """How a lane connects: autocommit (one statement, one commit), and prepared from the second time on."""
+    return {
+        "autocommit": True,
+        "client_encoding": "utf8",  # whatever the database or the URL says: it is what arrays.py sends
+        "prepare_threshold": 1,
+        "connect_timeout": max(2, int(timeout)),
+        "keepalives": 1,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+    }
+
+
+def settings(timeout: float, lock_timeout: float) -> str:
+    return _SETTINGS.format(statement_ms=int(timeout * 1000), lock_ms=int(lock_timeout * 1000))
+
+
 def connect(url: str, *, timeout: float, lock_timeout: float, deadline: float | None = None) -> DeadlineConnection:
-    """Open a lane's connection: autocommit (one statement, one commit), ready before ``deadline`` or not at all."""
-    connection = DeadlineConnection.connect(
-        url,
-        autocommit=True,
-        client_encoding="utf8",  # whatever the database or the URL says: it is what arrays.py sends
-        prepare_threshold=1,
-        connect_timeout=max(2, int(timeout)),
-        keepalives=1,
-        keepalives_idle=5,
-        keepalives_interval=2,
-        keepalives_count=3,
-    )
+    """Open a lane's connection, ready before ``deadline`` or not at all."""
+    connection = DeadlineConnection.connect(url, **options(timeout))
     try:
         connection.deadline = deadline or time.monotonic() + timeout
-        settings = _SETTINGS.format(statement_ms=int(timeout * 1000), lock_ms=int(lock_timeout * 1000))
-        connection.execute(settings)
+        connection.execute(settings(timeout, lock_timeout))
         arrays.register(connection.adapters)
         _notice_lost_clients(connection)
     except BaseException:
@@ -73,7 +82,7 @@ def _notice_lost_clients(connection: DeadlineConnection) -> None:
     """Let the server stop work whose client has gone: without it, an abandoned INSERT still commits later."""
     # Not before PostgreSQL 14, nor on every platform; late rows are discarded by the lane all the same.
     with suppress(errors.UndefinedObject, errors.InvalidParameterValue, errors.FeatureNotSupported):
-        connection.execute("SET client_connection_check_interval = '1s'")
+        connection.execute(NOTICE_LOST_CLIENTS)
 
 
 def explain(error: psycopg.Error, where: str) -> OnceKeyError:

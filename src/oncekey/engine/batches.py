@@ -1,0 +1,55 @@
+"""How a pile of tickets becomes batches that a store may be asked: every key once, and not too much at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from oncekey.core.record import Reservation, Swap
+from oncekey.engine.tickets import Ticket
+
+MAX_BATCH = 256
+"""Rows in one statement: past this, more rows no longer make a commit cheaper per row."""
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+"""Stored bodies in one statement, so that 256 large ones do not become one enormous message."""
+
+_T = TypeVar("_T", bound=Ticket)
+
+
+def rounds(tickets: Sequence[_T]) -> Iterator[list[list[_T]]]:
+    """The tickets in rounds in which every key stands once: lists of **places**, the tickets that one row answers.
+
+    Callers that want to *reserve* the same key share one place: the first asks, all get what it found. Whose reservation
+    it is shows in the owner token of the record, so only the first can take it for its own.
+    """
+    while tickets:
+        places: dict[tuple[str, str], list[_T]] = {}
+        later = []
+        for ticket in tickets:
+            work = ticket.work
+            at = work if isinstance(work, tuple) else (work.scope, work.key)
+            place = places.get(at)
+            if place is None:
+                places[at] = [ticket]
+            elif isinstance(work, Reservation):
+                place.append(ticket)
+            else:
+                later.append(ticket)
+        yield list(places.values())
+        tickets = later
+
+
+def pieces(places: list[list[_T]]) -> Iterator[list[list[_T]]]:
+    """The places of a round in pieces that one statement can carry."""
+    piece: list[list[_T]] = []
+    size = 0
+    for place in places:
+        work = place[0].work
+        if isinstance(work, Swap) and work.response is not None and work.response.body is not None:
+            size += len(work.response.body)
+        piece.append(place)
+        if len(piece) >= MAX_BATCH or size >= MAX_BATCH_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
