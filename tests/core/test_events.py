@@ -17,6 +17,7 @@ from oncekey.telemetry.events import (
     Completed,
     Emitter,
     Event,
+    JobEvent,
     KeyEvent,
     LeaseLost,
     LeaseRenewed,
@@ -51,13 +52,16 @@ SEED_METRICS = [
 ]
 
 LEVELS = {
-    logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed",
-    logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut",
-    logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost",
-    logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull",
+    logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed JobStarted JobDone "
+    "DutyDone",
+    logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
+    "JobRetried JobReleased",
+    logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
+    "TimedOut LeaseTooShort",
+    logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull JobDead ReconcileGaveUp DutyFailed",
 }
 
-BASES = (Event, KeyEvent, StoreEvent)
+BASES = (Event, KeyEvent, JobEvent, StoreEvent)
 KINDS: list[type[Event]] = [
     kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event) and kind not in BASES
 ]
@@ -135,7 +139,7 @@ def test_an_event_is_a_frozen_value_without_a_key(kind: type[Event]) -> None:
     for name in names:
         with pytest.raises(FrozenInstanceError):
             setattr(event, name, "other")
-    assert event.amount == (3 if kind in (Pruned, LeaseRenewed) else 1)
+    assert event.amount == (3 if kind in (Pruned, LeaseRenewed, events.TimedOut) else 1)
 
 
 def test_an_event_about_a_record_shows_a_hint_of_its_key() -> None:

@@ -42,6 +42,8 @@ STATUSES = {
     "refused": (422, 422, 422),
     "status-expired": (410, 410, 410),
     "status-not-found": (404, 404, 404),
+    "status-retryable": (409, 409, 409),
+    "timed-out": (408, 408, 408),
 }
 WITH_RETRY_AFTER = {
     "in-flight",
@@ -51,6 +53,7 @@ WITH_RETRY_AFTER = {
     "store-unavailable",
     "not-stored",
     "not-executed",
+    "status-retryable",
 }
 STRIPE_TYPES = {"idempotency_error", "invalid_request_error", "api_error"}
 EVERY = [(profile, situation) for profile in PROFILES for situation in Situation]

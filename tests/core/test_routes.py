@@ -58,3 +58,12 @@ def test_a_clients_path_becomes_a_name_that_any_store_can_keep(path: str) -> Non
 def test_two_long_paths_never_share_a_name() -> None:
     """With ``key_per="endpoint"`` the name is part of the scope: two endpoints must stay two."""
     assert operation("/" + "x" * 5000) != operation("/" + "x" * 5001)
+
+
+def test_who_decided() -> None:
+    """A listed route is told from the app's policy, also where both let a request pass."""
+    routes = Routes(Policy(), {"post /login": None, "PUT /files/{id}": OWN})
+    assert routes.listed == {"POST /login": None, "PUT /files/{id}": OWN}
+    asked = [("POST", "/login"), ("PUT", "/files/7"), ("POST", "/payments"), ("GET", "/login"), ("POST", "/files/7")]
+    assert [routes.listed_as(*each) for each in asked] == ["POST /login", "PUT /files/{id}", None, None, None]
+    assert routes.match("POST", "/login") is None

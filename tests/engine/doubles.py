@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, Swap
 from oncekey.core.states import Effects, State
+from oncekey.core.steps import Step, StepsOf
 from oncekey.engine.engine import Engine
 from oncekey.engine.operation import Operation
 from oncekey.stores.base import Capabilities, Duty
@@ -203,11 +204,14 @@ class FakeStore(MemoryStore):
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
         return self._do("read", keys, self.inner.read)
 
+    def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
+        return self._do("steps", keys, self.inner.steps)
+
     def due(self, duty: Duty, limit: int) -> list[Record]:
         return self.inner.due(duty, limit)
 
-    def purge(self, limit: int) -> int:
-        return self.inner.purge(limit)
+    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+        return self.inner.purge(limit, tombstones_only=tombstones_only)
 
     def migrate(self) -> list[str]:
         self.migrations += 1

@@ -31,6 +31,7 @@ from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.decision import Execute
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Duty, Store
@@ -46,11 +47,15 @@ from tests.stores import test_stores_agree
 
 _numbers = count(1)
 
+MIGRATIONS = [f"{one.number:04d}_{one.name}" for one in sqlfiles.migrations("oncekey.stores.postgres")]
+
 OLDER = """
 UPDATE idempotency_keys SET
     lease_until = lease_until - {seconds} * interval '1 second',
     expires_at = expires_at - {seconds} * interval '1 second',
-    reconcile_at = reconcile_at - {seconds} * interval '1 second'
+    reconcile_at = reconcile_at - {seconds} * interval '1 second',
+    created_at = created_at - {seconds} * interval '1 second',
+    finished_at = finished_at - {seconds} * interval '1 second'
 """
 
 
@@ -81,7 +86,10 @@ def url(_shared_url: str) -> str:
 
 def empty(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as own:
-        own.execute("DROP TABLE IF EXISTS idempotency_keys, oncekey_schema, holders")
+        own.execute(
+            "DROP TABLE IF EXISTS idempotency_keys, idempotency_steps, idempotency_outbox, idempotency_audit, "
+            "oncekey_schema, holders"
+        )
 
 
 class TestPostgresStore(StoreSuite):
@@ -186,12 +194,19 @@ def took(call: Callable[[], Any]) -> float:
 
 
 _KNOWN = record_of(reservation("there"))
+STEP = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=True)
 
 VERBS: dict[str, Callable[[PostgresStore], Any]] = {
     "reserve": lambda store: store.reserve([reservation("new")]),
     "swap": lambda store: store.swap([complete(_KNOWN)]),
     "discard": lambda store: store.swap([swap(_KNOWN, Event.DISCARD, Actor.OWNER)]),
+    "step": lambda store: store.swap([swap(_KNOWN, Event.ADVANCE, Actor.OWNER, step=STEP)]),
     "read": lambda store: store.read([("tenant-1", "there")]),
+    "steps": lambda store: store.steps([StepsOf("tenant-1", "there")]),
+    "audit": lambda store: store.audit("tenant-1", "there", 1),
+    "find": lambda store: store.find(provider_id="ch_1"),
+    "listing": lambda store: store.listing(State.UNKNOWN),
+    "counts": lambda store: store.counts(),
     "due": lambda store: store.due(Duty.LEASES, 1),
     "purge": lambda store: store.purge(1),
     "check": lambda store: store.check(),
@@ -626,7 +641,7 @@ def test_a_reservation_never_waits_for_a_transaction(patient: PostgresStore, url
 
 
 @pytest.mark.parametrize("hold", list(HOLDS))
-@pytest.mark.parametrize("event", [Event.COMPLETE, Event.DISCARD, Event.RESERVE])
+@pytest.mark.parametrize("event", [Event.COMPLETE, Event.ADVANCE, Event.DISCARD, Event.RESERVE])
 def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, url: str, hold: str, event: Event) -> None:
     """A held row is skipped, at once: None for it, and its neighbours in the batch move."""
     records = put(patient, "after", "held", "before")
@@ -640,6 +655,7 @@ def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, url: str, 
             Actor.REQUEST if event is Event.RESERVE else Actor.OWNER,
             response=RESPONSE if event is Event.COMPLETE else None,
             reservation=reservation(record.key) if event is Event.RESERVE else None,
+            step=STEP if event is Event.ADVANCE else None,
         )
         for record in records
     ]
@@ -849,7 +865,7 @@ def test_the_schema_is_what_the_migrations_add_up_to(postgres_server: PostgresSe
     [
         ("DROP TABLE oncekey_schema", "has no oncekey tables yet: run `oncekey migrate`"),
         ("DELETE FROM oncekey_schema", "has no oncekey tables yet"),
-        ("UPDATE oncekey_schema SET number = 0", "has oncekey schema 0000 and this version needs 000"),
+        ("DELETE FROM oncekey_schema WHERE number > 1", "has oncekey schema 0001 and this version needs 000"),
         ("UPDATE oncekey_schema SET number = 9999 WHERE number = 1", "has oncekey schema 9999, newer than the"),
     ],
 )
@@ -886,7 +902,7 @@ def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
                 store.migrate()
             assert own.execute("SELECT to_regclass('oncekey_schema')").fetchone() == (None,)
             own.execute("DROP TABLE idempotency_keys")
-            assert store.migrate() == ["0001_keys"]
+            assert store.migrate() == MIGRATIONS
 
 
 def test_a_migration_waits_for_another_one(url: str) -> None:
@@ -910,7 +926,7 @@ def test_a_migration_waits_for_another_one(url: str) -> None:
         eventually(lambda: watcher.execute(waiting).fetchone() == (1,) or migrating.done())
         wait([migrating], timeout=0.8)
         other.commit()
-        assert migrating.result(PATIENCE) == ["0001_keys"]
+        assert migrating.result(PATIENCE) == MIGRATIONS
 
 
 # ---------------------------------------------------------------- arrays

@@ -100,7 +100,7 @@ def test_reserve_uses_the_primary_key(
     """``EXPLAIN`` of reserve: an index scan by (scope, key) for the anti-join, the insert's check and the read."""
     if rows_there:
         fill(postgres_url, rows_there)
-    assert_by_primary_key(explain(lane, store._reserve, rows.reservation_columns([wanted(1)])))
+    assert_by_primary_key(explain(lane, store.reserve_statement, rows.reservation_columns([wanted(1)])))
     lane.execute("DEALLOCATE looked_at")
     found = explain(lane, store._reserve_politely, rows.reservation_columns([wanted(1)]))
     assert_by_primary_key(found)
@@ -119,7 +119,7 @@ def test_swap_uses_the_primary_key(
     record = store.reserve([wanted(10_001)])[0].record
     assert record is not None
     change = swap(record, Event.COMPLETE, Actor.OWNER, response=StoredResponse(201, (), b"{}"))
-    found = explain(lane, store._swap, rows.swap_columns([change]))
+    found = explain(lane, store.swap_statement, rows.swap_columns([change]))
     assert_by_primary_key(found)
     assert any(node.get("Index Name") == PRIMARY for node in found)
     assert any(node["Node Type"] == "LockRows" for node in found)

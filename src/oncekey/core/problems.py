@@ -53,6 +53,8 @@ class Situation(StrEnum):
     REFUSED = "refused"
     STATUS_EXPIRED = "status-expired"
     STATUS_NOT_FOUND = "status-not-found"
+    STATUS_RETRYABLE = "status-retryable"
+    TIMED_OUT = "timed-out"  # stored by the reaper as the final answer of a deferred request
 
 
 @value
@@ -176,6 +178,19 @@ _ENTRIES: dict[Situation, _Entry] = {
         "Check the key, and as whom you are authenticated. What was never received can be sent "
         "with this key.",
         (_INVALID, "resource_missing"), "IDEMPOTENCY_KEY_NOT_FOUND"),
+    _S.STATUS_RETRYABLE: _Entry(
+        (409, 409, 409), "The request was not finished",
+        "The last request with this Idempotency-Key ended without a result, and nothing is working on it: asking "
+        "again will not change that, sending the request will. What it has done already is not done twice.",
+        f"{_SAME_KEY}.",
+        (_IDEMPOTENCY, "idempotency_key_retryable"), "IDEMPOTENCY_RETRYABLE", 1),
+    _S.TIMED_OUT: _Entry(
+        (408, 408, 408), "The request was not done in time",
+        "The request was accepted, but it was not done before its Idempotency-Key expired. It was cancelled, and "
+        "is not tried any more.",
+        "Look up where this API lists it whether an earlier try took effect; if not, and it is still wanted, send "
+        "it again with a new key.",
+        (_API, "idempotency_timed_out"), "IDEMPOTENCY_TIMED_OUT"),
 }
 # fmt: on
 

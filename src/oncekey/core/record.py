@@ -7,11 +7,12 @@ that nothing here ever compares a row with the clock of the app's host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
-from oncekey.core.steps import Step
 from oncekey.core.states import FINAL, MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
+from oncekey.core.steps import Step
 from oncekey.core.values import value
 from oncekey.errors import IllegalTransition
 
@@ -131,6 +132,40 @@ class Audit:
 
 
 @value
+class AuditLine:
+    """One row of ``idempotency_audit``. ``event``, ``before`` and ``after`` are words: of a key, or of a job."""
+
+    at: float
+    who: str
+    event: str
+    scope: str
+    key: str
+    job_id: str | None
+    before: str
+    after: str | None
+    """None: the row was deleted."""
+    why: str
+
+
+@value
+class StoreHealth:
+    """What a health check and ``oncekey doctor`` want to know of the keys."""
+
+    counts: Mapping[State, int]
+    """Rows in each state, where one index serves several states counted up to ``COUNTED`` for all of them together."""
+    dead: int
+    """Unknown outcomes that nobody asks about any more: a human must look. Counted up to ``COUNTED``."""
+    oldest_unknown_seconds: float
+    """The age of the oldest key, of those counted, whose outcome is unknown; 0 where there is none."""
+    lease_over_seconds: float
+    """For how long the oldest expired lease has waited for the sweeper; 0 where there is none."""
+
+
+COUNTED = 10_000
+"""How far a store counts for a health check: enough to say "too many", and never a scan of all keys."""
+
+
+@value
 class Swap:
     """Move one row if it still is (from_state, owner) and the conditions hold; otherwise change nothing.
 
@@ -163,6 +198,25 @@ class Swap:
     # not part of the move
     seen: Record | None = field(default=None, compare=False, repr=False)
     """The row as the mover saw it, so that a store need not send back what has not changed."""
+
+    @property
+    def forgets_steps(self) -> bool:
+        """Whether the key's steps go: with the row, and wherever what was done before no longer counts."""
+        return self.to_state is None or self.to_state is State.EXPIRED or self.restart is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it moves one row and nothing beside it, and all that it changes follows from ``seen``.
+
+        An unknown outcome is not: the reconciler counts its tries while (state, owner) stays the same.
+        """
+        return (
+            self.step is None
+            and self.audit is None
+            and self.reconcile_tries is None
+            and self.from_state is not State.UNKNOWN
+            and not self.forgets_steps
+        )
 
     def moved(self, row: Record, now: float) -> Record:
         """What ``row`` becomes by this move at ``now``; for moves that neither delete nor start over."""
@@ -221,6 +275,8 @@ def swap(
     starts = event in STARTS
     if starts != (reservation is not None):
         raise IllegalTransition(f"'{event}' {'needs' if starts else 'takes no'} new reservation")
+    if step is not None and (starts or move.target in (None, State.EXPIRED)):
+        raise IllegalTransition(f"'{event}' takes no step: it begins an attempt, or forgets the steps of the key")
     if starts:
         attempt = 1 if event is Event.RESERVE else record.attempt + 1
     lease_over_by = None

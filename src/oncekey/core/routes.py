@@ -15,7 +15,7 @@ MAX_NAME_LENGTH = 200
 """Of a path in the name of an operation; longer ones end in a hash."""
 
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
-_METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
+METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
 
 
 @value
@@ -24,6 +24,9 @@ class Route:
 
     operation: str
     policy: Policy
+
+
+_Listed = tuple[str, Route | None]
 
 
 class Routes:
@@ -36,31 +39,43 @@ class Routes:
 
     def __init__(self, policy: Policy, routes: Mapping[str, Policy | None] | None = None) -> None:
         self._policy = policy
-        self._exact: dict[tuple[str, str], Route | None] = {}
-        self._patterns: list[tuple[str, re.Pattern[str], Route | None]] = []
+        self.listed: dict[str, Policy | None] = {}
+        """The routes that differ, by operation."""
+        self._exact: dict[tuple[str, str], _Listed] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], _Listed]] = []
         for text, own in (routes or {}).items():
-            split = _METHOD_AND_PATH.fullmatch(text)
+            split = METHOD_AND_PATH.fullmatch(text)
             if split is None:
                 raise ConfigurationError(f"routes: {text!r} is not of the form 'POST /path'")
             method, path = split[1].upper(), split[2]
             operation = f"{method} {path}"
-            route = None if own is None else Route(operation, own)
+            self.listed[operation] = own
+            listed = (operation, None if own is None else Route(operation, own))
             if "{" in path:
-                self._patterns.append((method, _compile(path), route))
+                self._patterns.append((method, compiled(path), listed))
             else:
-                self._exact[method, path] = route
+                self._exact[method, path] = listed
 
     def match(self, method: str, path: str) -> Route | None:
         """The route of a request, or None where it passes untouched."""
-        at = (method, path)
-        if at in self._exact:
-            return self._exact[at]
-        for of_method, pattern, route in self._patterns:
-            if of_method == method and pattern.fullmatch(path):
-                return route
+        if (found := self._find(method, path)) is not None:
+            return found[1]
         if method in self._policy.methods:
             return Route(f"{method} {_named(path)}", self._policy)
         return None
+
+    def listed_as(self, method: str, path: str) -> str | None:
+        """The listed route that a request falls under, a name in ``listed``; None where only the policy speaks."""
+        found = self._find(method, path)
+        return None if found is None else found[0]
+
+    def _find(self, method: str, path: str) -> _Listed | None:
+        found = self._exact.get((method, path))
+        if found is None:
+            for of_method, pattern, listed in self._patterns:
+                if of_method == method and pattern.fullmatch(path):
+                    return listed
+        return found
 
 
 def _named(path: str) -> str:
@@ -74,7 +89,7 @@ def _named(path: str) -> str:
     return f"{quote(path[:MAX_NAME_LENGTH], errors='surrogatepass')[:MAX_NAME_LENGTH]}~{digest}"
 
 
-def _compile(path: str) -> re.Pattern[str]:
+def compiled(path: str) -> re.Pattern[str]:
     parts, end = [], 0
     for found in _PARAMETER.finditer(path):
         parts += [re.escape(path[end : found.start()]), ".+" if found[2] == "path" else "[^/]+"]

@@ -84,6 +84,7 @@ class Event(StrEnum):
     GIVE_UP = "give_up"
     REFUTE = "refute"
     POSTPONE = "postpone"
+    REOPEN = "reopen"
     EXPIRE = "expire"
     FORGET = "forget"
 
@@ -109,6 +110,7 @@ class Condition(StrEnum):
     HAS_STEPS = "has steps"
     MAY_RERUN = "effects allow a second run"
     JOB_FREE = "job not leased"
+    JOB_RETRIED = "its dead letter is tried again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),
     _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER),
     _move(_S.UNKNOWN,          _E.POSTPONE,  _S.UNKNOWN,          _SETTLERS),
+    _move(_S.UNKNOWN,          _E.REOPEN,    _S.PENDING,          {_A.OPERATOR}, _C.JOB_RETRIED),
     # The end of the retention window.
     _move(_S.COMPLETED,        _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),
     _move(_S.FAILED,           _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),

@@ -46,3 +46,20 @@ class StepsOf:
 
     scope: str
     key: str
+
+
+@value
+class Find:
+    """Ask a store which keys have a step or a job that carries one of these."""
+
+    downstream_key: str | None = None
+    provider_id: str | None = None
+
+    @property
+    def scope(self) -> str:
+        """With ``key``, its place in a batch."""
+        return self.downstream_key or ""
+
+    @property
+    def key(self) -> str:
+        return self.provider_id or ""

@@ -19,9 +19,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from oncekey.core.diagnosis import Diagnosis
 from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
-from oncekey.core.record import Audit, Found, Record, Reservation, Swap
+from oncekey.core.record import Audit, AuditLine, Found, Record, Reservation, StoredResponse, StoreHealth, Swap
+from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
+
+FOUND = 10
+"""How many keys ``find`` names at most: one is right, and a few are enough to see that something is wrong."""
 
 
 class Duty(StrEnum):
@@ -46,8 +51,31 @@ class Capabilities:
     """Leases are measured on a clock that all processes share, not on the host's."""
     writers: int
     """How many lanes may write at once; 1 means that reserve and swap share one."""
+    in_loop: Literal["all", "reads"] | None = None
+    """Whether the hot verbs can be had in the caller's event loop, without a thread (:meth:`Store.in_loop`): both,
+    or only reserve where the key is there already."""
     enlists: Literal["postgresql", "sqlite"] | None = None
     """Whose transactions a request may enlist, and so whether there is an outbox; None: none."""
+
+
+class LostRace(Exception):
+    """A rival reserved one of the batch's keys at the same moment: nothing is wrong, ask the Store."""
+
+
+class InLoop(Protocol):
+    """The two hot verbs for an event loop. What goes wrong is raised, and the lanes then ask the Store instead."""
+
+    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[Found | None]:
+        """None: not here; the lanes are asked about it."""
+        ...
+
+    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        """Only moves of rows that were seen: no removal, no restart, no step, no audit line."""
+        ...
+
+    def abandon(self) -> None:
+        """Let go of the connection, from any thread; the next verb opens another."""
+        ...
 
 
 class Store(Protocol):
@@ -63,7 +91,8 @@ class Store(Protocol):
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         """Move each row that still is as its swap says. None: it is not, or somebody holds it right now.
 
-        The record that a deleting swap returns is the row as it was.
+        The record that a deleting swap returns is the row as it was. Its step and its audit line are written with the
+        move, in one commit, or not at all; where a swap ``forgets_steps``, all steps of the key go with it.
         """
         ...
 
@@ -79,8 +108,46 @@ class Store(Protocol):
         """At most ``limit`` rows that a duty is about, oldest first; without their responses."""
         ...
 
-    def purge(self, limit: int) -> int:
-        """Delete at most ``limit`` rows of Duty.EXPIRED, and say how many. Never anything in flight."""
+    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+        """Delete at most ``limit`` rows of Duty.EXPIRED, and say how many. Never anything in flight.
+
+        Also those in state ``expired`` whose retention has passed a second time. A reaper that keeps tombstones asks
+        for these alone: it moves what is due to ``expired`` itself.
+        """
+        ...
+
+    # -- for operators and webhooks: never in the way of a request ---------------------------------------------------
+
+    def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
+        """At most ``limit`` changes of this key by hand or by the reconciler, newest first; they outlive the key."""
+        ...
+
+    def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[tuple[str, str]]:
+        """At most ``FOUND`` (scope, key) whose steps or jobs carry one of these, in the order of (scope, key)."""
+        ...
+
+    def listing(
+        self,
+        state: State | None = None,
+        scope: str | None = None,
+        operation: str | None = None,
+        older_than: float | None = None,
+        limit: int = 100,
+        after: tuple[str, str] | None = None,
+    ) -> list[Record]:
+        """At most ``limit`` rows that meet every filter given, in the order of (scope, key); without their responses.
+
+        ``older_than``: created at least so many seconds ago. ``after``: only what follows this (scope, key), for
+        reading on.
+        """
+        ...
+
+    def counts(self) -> StoreHealth:
+        """How many keys are in which state, and what has waited too long. Cheap, however many there are."""
+        ...
+
+    def diagnose(self) -> list[Diagnosis]:
+        """How the store itself is set up: tables, indexes, clock, durability, limits. For ``oncekey doctor``."""
         ...
 
     # -- the outbox: where ``capabilities.enlists`` is None, claim finds nothing -----------------------------------
@@ -113,6 +180,10 @@ class Store(Protocol):
         """At most ``limit`` jobs in this state, oldest first: for operators."""
         ...
 
+    def jobs_of(self, scope: str, key: str, limit: int) -> list[Job]:
+        """At most ``limit`` jobs that the requests of this key have enqueued, oldest first; they may outlive it."""
+        ...
+
     def job(self, job_id: str) -> Job | None: ...
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
@@ -123,6 +194,25 @@ class Store(Protocol):
         ...
 
     def outbox_health(self) -> OutboxHealth: ...
+
+    def purge_jobs(self, limit: int, keep_seconds: float) -> int:
+        """Delete at most ``limit`` jobs that are done or cancelled for longer than this, and say how many.
+
+        Never a dead letter: it stays until somebody has looked.
+        """
+        ...
+
+    def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
+        """Fail at most ``limit`` pending keys past their expiry with this response; which (scope, key) they were.
+
+        The job that would have settled the key is cancelled in the same transaction. A key whose job a worker is
+        running under a live lease is left alone (hazard 11): the worker settles it.
+        """
+        ...
+
+    def in_loop(self) -> InLoop:
+        """A connection for one event loop, where ``capabilities.in_loop`` says that there is one."""
+        ...
 
     def migrate(self) -> list[str]:
         """Bring the tables to this version; the names of the migrations that ran. Safe to run twice and at once."""

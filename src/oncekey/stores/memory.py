@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.diagnosis import Diagnosis, Level
+from oncekey.core.record import COUNTED, AuditLine, Found, Record, Reservation, StoreHealth, Swap
 from oncekey.core.states import FINAL, State
-from oncekey.stores.base import Capabilities, Duty
+from oncekey.core.steps import Step, StepsOf
+from oncekey.stores.base import FOUND, Capabilities, Duty, InLoop
+from oncekey.stores.memory_outbox import NoOutbox
+
+At = tuple[str, str]
 
 
-class MemoryStore:
+class MemoryStore(NoOutbox):
     capabilities = Capabilities(durable=False, shared=False, server_clock=False, writers=1)
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._rows: dict[tuple[str, str], Record] = {}
+        self._rows: dict[At, Record] = {}
+        self._steps: dict[At, dict[str, Step]] = {}
+        self._audit: list[AuditLine] = []
         self._lock = threading.Lock()
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
@@ -48,6 +56,7 @@ class MemoryStore:
             return None
         if change.past_expiry and row.expires_at > now:
             return None
+        self._write_beside(change, now)
         if change.to_state is None:
             del self._rows[at]
             return replace(row, now=now)
@@ -55,28 +64,110 @@ class MemoryStore:
         self._rows[at] = restarted or change.moved(row, now)
         return self._rows[at]
 
-    def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
+    def _write_beside(self, change: Swap, now: float) -> None:
+        """What is written with the move of a row, in the same commit."""
+        at = (change.scope, change.key)
+        if change.forgets_steps:
+            self._steps.pop(at, None)
+        if (step := change.step) is not None:
+            steps = self._steps.setdefault(at, {})
+            if (old := steps.get(step.name)) is not None:
+                known = old.provider_id if step.provider_id is None else step.provider_id
+                step = replace(step, kind=old.kind, provider_id=known)
+            steps[step.name] = step
+        if (audit := change.audit) is not None:
+            before, after = change.from_state, change.to_state
+            line = AuditLine(now, audit.who, change.event, change.scope, change.key, None, before, after, audit.why)
+            self._audit.append(line)
+
+    def read(self, keys: Sequence[At]) -> list[Record | None]:
         with self._lock:
             now = self._clock()
             rows = [self._rows.get(at) for at in keys]
             return [replace(row, now=now) if row else None for row in rows]
 
+    def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
+        with self._lock:
+            return [list(self._steps.get((asked.scope, asked.key), {}).values()) for asked in keys]
+
     def due(self, duty: Duty, limit: int) -> list[Record]:
         with self._lock:
-            return self._due(duty, limit)
+            return self._due(lambda row: _due_at(row, duty), limit)
 
-    def _due(self, duty: Duty, limit: int) -> list[Record]:
+    def _due(self, due_at: Callable[[Record], float | None], limit: int) -> list[Record]:
         now = self._clock()
-        found = [(when, row) for row in self._rows.values() if (when := _due_at(row, duty)) is not None]
+        found = [(when, row) for row in self._rows.values() if (when := due_at(row)) is not None]
         found.sort(key=lambda pair: (pair[0], pair[1].scope, pair[1].key))
-        return [replace(row, now=now) for when, row in found if when <= now][:limit]
+        return [replace(row, response=None, now=now) for when, row in found if when <= now][:limit]
 
-    def purge(self, limit: int) -> int:
+    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         with self._lock:
-            doomed = self._due(Duty.EXPIRED, limit)
+            doomed = [] if tombstones_only else self._due(lambda row: _due_at(row, Duty.EXPIRED), limit)
+            doomed += self._due(_over_at, limit - len(doomed))
             for row in doomed:
                 del self._rows[row.scope, row.key]
+                self._steps.pop((row.scope, row.key), None)
             return len(doomed)
+
+    # -- for operators and webhooks ------------------------------------------------------------------------------
+
+    def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
+        with self._lock:
+            return [line for line in reversed(self._audit) if (line.scope, line.key) == (scope, key)][:limit]
+
+    def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[At]:
+        with self._lock:
+            return sorted(
+                at
+                for at, steps in self._steps.items()
+                if any(
+                    (downstream_key is not None and step.downstream_key == downstream_key)
+                    or (provider_id is not None and step.provider_id == provider_id)
+                    for step in steps.values()
+                )
+            )[:FOUND]
+
+    def listing(
+        self,
+        state: State | None = None,
+        scope: str | None = None,
+        operation: str | None = None,
+        older_than: float | None = None,
+        limit: int = 100,
+        after: At | None = None,
+    ) -> list[Record]:
+        with self._lock:
+            now = self._clock()
+            return [
+                replace(row, response=None, now=now)
+                for at, row in sorted(self._rows.items())
+                if (state is None or row.state is state)
+                and (scope is None or row.scope == scope)
+                and (operation is None or row.operation == operation)
+                and (older_than is None or row.created_at + older_than <= now)
+                and (after is None or at > after)
+            ][:limit]
+
+    def counts(self) -> StoreHealth:
+        with self._lock:
+            now = self._clock()
+            rows = self._rows.values()
+            counted = Counter(row.state for row in rows)
+            unknown = [row for row in rows if row.state is State.UNKNOWN]
+            leases = [row.lease_until for row in rows if row.state is State.IN_PROGRESS]
+            return StoreHealth(
+                counts={state: min(counted[state], COUNTED) for state in State},
+                dead=min(sum(row.reconcile_at is None for row in unknown), COUNTED),
+                oldest_unknown_seconds=max((now - row.created_at for row in unknown), default=0.0),
+                lease_over_seconds=max(0.0, now - min(leases, default=now)),
+            )
+
+    def diagnose(self) -> list[Diagnosis]:
+        found = "keys are in this process alone, and are lost with it"
+        return [Diagnosis("durability", Level.WARN, found, "use sqlite:/// or postgresql:// but for tests")]
+
+    def in_loop(self) -> InLoop:
+        raise NotImplementedError("capabilities.in_loop says that there is none")
 
     def migrate(self) -> list[str]:
         return []
@@ -100,8 +191,15 @@ def _due_at(row: Record, duty: Duty) -> float | None:
             return row.expires_at
         case Duty.EXPIRED if row.state is State.FAILED_RETRYABLE and not row.has_steps:
             return row.expires_at
+        case Duty.LAPSED if row.state is State.FAILED_RETRYABLE and row.has_steps:
+            return row.expires_at
         case Duty.ABANDONED if row.state is State.PENDING:
             return row.expires_at
         case Duty.UNKNOWNS if row.state is State.UNKNOWN:
             return row.reconcile_at
     return None
+
+
+def _over_at(row: Record) -> float | None:
+    """When a tombstone goes: it is kept for as long again as the key was."""
+    return row.expires_at + row.retention_seconds if row.state is State.EXPIRED else None

@@ -16,7 +16,7 @@ Give it a way to make your store, in a file of your own, and run pytest::
 the same rows. A store that measures time on a server's clock, and so takes no ``clock``, says how a row ages::
 
         def age(self, store, scope, key, seconds):
-            ...  # UPDATE … SET lease_until = lease_until - seconds, the same for expires_at and reconcile_at
+            ...  # UPDATE … SET lease_until = lease_until - seconds, and so all other times of the row
 
 No test sleeps. What a store does not promise (``Capabilities``) is skipped; nothing else differs between stores.
 """
@@ -26,16 +26,19 @@ from __future__ import annotations
 import pytest
 
 # Before they are imported: a failing assert in them then shows its values.
-for _part in ("base", "moves", "rows", "faults"):
+for _part in ("base", "moves", "rows", "steps", "lookups", "faults", "outbox"):
     pytest.register_assert_rewrite(f"oncekey.testing.store_suite_{_part}")
 
 from oncekey.testing.store_suite_base import Clock  # noqa: E402
 from oncekey.testing.store_suite_faults import FaultSuite  # noqa: E402
+from oncekey.testing.store_suite_lookups import LookupSuite  # noqa: E402
 from oncekey.testing.store_suite_moves import MoveSuite  # noqa: E402
+from oncekey.testing.store_suite_outbox import OutboxSuite  # noqa: E402
 from oncekey.testing.store_suite_rows import RowSuite  # noqa: E402
+from oncekey.testing.store_suite_steps import StepSuite  # noqa: E402
 
-__all__ = ["Clock", "StoreSuite"]
+__all__ = ["Clock", "OutboxSuite", "StoreSuite"]
 
 
-class StoreSuite(MoveSuite, RowSuite, FaultSuite):
+class StoreSuite(MoveSuite, RowSuite, StepSuite, LookupSuite, FaultSuite):
     """Subclass it as ``Test…``; see the module's docstring."""

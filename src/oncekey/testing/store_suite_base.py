@@ -67,7 +67,7 @@ class SuiteBase:
     def age(self, store: Store, scope: str, key: str, seconds: float) -> None:
         """Let ``seconds`` pass for this row (negative: back). Whether they pass for others too does not matter.
 
-        A store with a clock of its own moves lease_until, expires_at and reconcile_at of the row back instead.
+        A store with a clock of its own moves all times of the row back instead.
         """
         del store, scope, key
         self.clock.advance(seconds)

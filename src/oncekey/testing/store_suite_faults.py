@@ -14,6 +14,7 @@ import pytest
 
 from oncekey.core.record import Reservation, swap
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.stores.base import Store
 from oncekey.testing.company import Child, Signal, in_threads
 from oncekey.testing.store_suite_base import RESPONSE, SuiteBase, one, stored
@@ -287,3 +288,19 @@ class FaultSuite(SuiteBase):
 
         assert Child(complete_and_die).killed()
         assert one(stored(store)).response == RESPONSE
+
+    def test_a_step_survives_kill_9_together_with_its_move(self, store: Store) -> None:
+        """A process is killed right after an intent was written: another one sees that it may have been carried out."""
+        _needs_processes(store)
+        if not store.capabilities.durable:
+            pytest.skip("this store keeps nothing")
+        record = self.drive(store, State.IN_PROGRESS)
+        step = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=False, downstream_key="dk_1")
+
+        def intend_and_die() -> None:
+            store.swap([swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="started", step=step)])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert Child(intend_and_die).killed()
+        assert one(stored(store)).recovery_point == "started"
+        assert store.steps([StepsOf(record.scope, record.key)]) == [[step]]

@@ -1,14 +1,32 @@
--- Delete final rows past their expiry, at most so many, skipping what somebody holds right now.
-WITH doomed AS (
-    SELECT k.scope, k.key FROM idempotency_keys AS k
+-- Delete final rows past their expiry, and tombstones that have been kept for as long again, at most so many together,
+-- with their steps; skipping what somebody holds right now.
+WITH keys_past AS (
+    SELECT k.ctid AS place FROM idempotency_keys AS k
     WHERE
         (k.state IN ('completed', 'failed') OR (k.state = 'failed_retryable' AND k.recovery_point IS NULL))
         AND k.expires_at <= now()
     ORDER BY k.expires_at
-    LIMIT %(limit)s
+    LIMIT CASE WHEN %(tombstones_only)s THEN 0 ELSE %(limit)s END
     FOR UPDATE SKIP LOCKED
-)
+),
 
-DELETE FROM idempotency_keys AS k
-USING doomed AS d
-WHERE k.scope = d.scope AND k.key = d.key
+tombstones AS (
+    SELECT k.ctid AS place FROM idempotency_keys AS k
+    WHERE
+        k.state = 'expired'
+        AND (k.expires_at AT TIME ZONE 'UTC') + k.retention_seconds * interval '1 second' <= now() AT TIME ZONE 'UTC'
+    ORDER BY (k.expires_at AT TIME ZONE 'UTC') + k.retention_seconds * interval '1 second'
+    LIMIT %(limit)s - (SELECT count(*) FROM keys_past)
+    FOR UPDATE SKIP LOCKED
+),
+
+moved AS (
+    DELETE FROM idempotency_keys AS k
+    USING (SELECT place FROM keys_past UNION ALL SELECT place FROM tombstones) AS d
+    WHERE k.ctid = d.place
+    RETURNING k.scope, k.key, true AS forgets
+),
+
+{forgotten}
+
+SELECT count(*) FROM moved

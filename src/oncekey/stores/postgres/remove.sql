@@ -1,13 +1,22 @@
--- Delete each row that still is (from_state, owner), and return it as it was.
+-- Delete each row that still is (from_state, owner), and return it as it was; its steps go with it.
 WITH wanted AS (
     SELECT * FROM unnest(
-        %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s
-    ) AS w (scope, key, from_state, owner, lease_over_by, past_expiry)
+        %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,
+        %(event)s, %(who)s, %(why)s
+    ) AS w (scope, key, from_state, owner, lease_over_by, past_expiry, event, who, why)
 ),
 
-{held}
+{held},
 
-DELETE FROM idempotency_keys AS k
-USING held AS w
-WHERE k.ctid = w.place
-RETURNING {columns}
+moved AS (
+    DELETE FROM idempotency_keys AS k
+    USING held AS w
+    WHERE k.ctid = w.place
+    RETURNING k.*, true AS forgets, w.event, w.from_state AS before, NULL::text AS after, w.who, w.why
+),
+
+{forgotten},
+
+{noted}
+
+SELECT {columns} FROM moved AS k

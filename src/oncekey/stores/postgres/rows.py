@@ -9,6 +9,8 @@ import orjson
 
 from oncekey.core.record import Record, Reservation, StoredResponse, Swap
 from oncekey.core.states import Effects, State
+from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.errors import StoreError
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
 
 _STATES = {state.value: state for state in State}
@@ -60,10 +62,41 @@ def swap_columns(batch: Sequence[Swap]) -> Parameters:
     }
 
 
+def beside_columns(batch: Sequence[Swap]) -> Parameters:
+    """For swaps that write something beside their row."""
+    steps = [change.step for change in batch]
+    return (
+        swap_columns(batch)
+        | audit_columns(batch)
+        | {
+            "reconcile_tries": Int4([change.reconcile_tries for change in batch]),
+            "step_name": Text([step and step.name for step in steps]),
+            "step_kind": Text([step and step.kind for step in steps]),
+            "step_state": Text([step and step.state for step in steps]),
+            "step_repeatable": Bool([step and step.repeatable for step in steps]),
+            "step_result": Text([step and json_text(step.result) for step in steps]),
+            "step_downstream_key": Text([step and step.downstream_key for step in steps]),
+            "step_provider_id": Text([step and step.provider_id for step in steps]),
+        }
+    )
+
+
+def audit_columns(batch: Sequence[Swap]) -> Parameters:
+    return {
+        "event": Text([change.event for change in batch]),
+        "who": Text([change.audit and change.audit.who for change in batch]),
+        "why": Text([change.audit and change.audit.why for change in batch]),
+    }
+
+
+def removal_columns(batch: Sequence[Swap]) -> Parameters:
+    return compare_columns(batch) | audit_columns(batch)
+
+
 def restart_columns(batch: Sequence[Swap]) -> Parameters:
     """For swaps that start over: what they compare, and the reservation that takes the row."""
     taken = reservation_columns([change.restart for change in batch if change.restart is not None])
-    return taken | {"new_owner": taken["owner"]} | compare_columns(batch)
+    return taken | {"new_owner": taken["owner"]} | compare_columns(batch) | audit_columns(batch)
 
 
 def headers_to_json(headers: tuple[tuple[str, str], ...]) -> str:
@@ -72,6 +105,21 @@ def headers_to_json(headers: tuple[tuple[str, str], ...]) -> str:
 
 def headers_from_json(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in orjson.loads(text))
+
+
+def json_text(data: bytes | None) -> str | None:
+    """What is kept as text, because people read it in the table."""
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise StoreError("the result of a step is not valid text, and cannot be stored") from error
+
+
+def step(row: Sequence[Any]) -> Step:
+    """A row of steps.sql, behind its place."""
+    name, kind, state, repeatable, result, downstream_key, provider_id = row[1:]
+    bytes_of_result = None if result is None else result.encode()
+    return Step(name, StepKind(kind), StepState(state), repeatable, bytes_of_result, downstream_key, provider_id)
 
 
 def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record:

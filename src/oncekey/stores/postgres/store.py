@@ -24,57 +24,48 @@ from oncekey.stores.base import Capabilities, Duty
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
 from oncekey.stores.postgres.connection import DeadlineConnection, connect, explain
+from oncekey.stores.postgres.in_loop import InLoop
+from oncekey.stores.postgres.lookups import Lookups
+from oncekey.stores.postgres.outbox import PostgresOutbox
+from oncekey.stores.postgres.probes import Probes
+from oncekey.stores.postgres.statements import COLUMNS, PACKAGE, SLIM, part, statement
 
-_PACKAGE = "oncekey.stores.postgres"
 _MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, whoever starts it
 MIGRATION_SECONDS = 600.0
 """A migration may rewrite a large table, and waits for the one that another deploy runs."""
 _TRIES = 5  # FINDINGS.md: a lost race needed at most five statements to see the winner's row
 
 
-def _statement(name: str, columns: str = "", lock: str = "NO KEY UPDATE") -> LiteralString:
-    text = sqlfiles.statement(_PACKAGE, name)
-    held = sqlfiles.statement(_PACKAGE, "held") if "{held}" in text else ""
-    times = sqlfiles.statement(_PACKAGE, "fresh_times")
-    for mark, part in (("{columns}", columns), ("{times}", times), ("{held}", held), ("{lock}", lock)):
-        text = text.replace(mark, part)
-    return text
-
-
-_COLUMNS = sqlfiles.statement(_PACKAGE, "columns")
-# What a swap returns: the caller has just written the response, so it does not travel back.
-_SLIM = _COLUMNS.replace(
-    "k.response_status, k.response_headers, k.response_body, k.response_schema_version", "NULL, NULL, NULL, NULL"
-)
-
-
 class _LostRace(Exception):
     """A rival inserted one of our keys at the same moment."""
 
 
-class PostgresStore:
-    capabilities = Capabilities(durable=True, shared=True, server_clock=True, writers=2)
+class PostgresStore(Lookups, PostgresOutbox, Probes):
+    capabilities = Capabilities(
+        durable=True, shared=True, server_clock=True, writers=2, in_loop="all", enlists="postgresql"
+    )
 
     def __init__(self, url: str, *, timeout: float = 5.0, lock_timeout: float = 0.5) -> None:
-        self._url = url
-        self._timeout = timeout
-        self._lock_timeout = lock_timeout
+        self.url = url
+        self.timeout = timeout
+        self.lock_timeout = lock_timeout
         self._where = _describe(url)
         self._local = threading.local()
         self._open: weakref.WeakSet[DeadlineConnection] = weakref.WeakSet()
         self._inherited: list[DeadlineConnection] = []
         self._pid = os.getpid()
-        reserve = _statement("reserve", _COLUMNS)
-        self._reserve = reserve.replace("{on_conflict}", "")
+        reserve = statement("reserve", COLUMNS)
+        self.reserve_statement = reserve.replace("{on_conflict}", "")
         self._reserve_politely = reserve.replace("{on_conflict}", "ON CONFLICT (scope, key) DO NOTHING")
-        self._swap = _statement("swap", sqlfiles.statement(_PACKAGE, "moved_times"))
-        self._swap_unseen = _statement("swap", _SLIM)
-        self._restart = _statement("restart", _SLIM)
+        self.swap_statement = statement("swap", part("moved_times"))
+        self._swap_unseen = statement("swap", SLIM)
+        self._swap_beside = statement("swap_beside", SLIM)
+        self._restart = statement("restart", SLIM)
         # UPDATE: a row that a business table refers to is busy for a delete, and must not be waited for.
-        self._remove = _statement("remove", _COLUMNS, lock="UPDATE")
-        self._read = _statement("read", _COLUMNS)
-        self._purge = _statement("purge")
-        self._due = {duty: _statement(f"due_{duty}", _COLUMNS) for duty in Duty}
+        self._remove = statement("remove", COLUMNS, lock="UPDATE")
+        self._read = statement("read", COLUMNS)
+        self._purge = statement("purge")
+        self._due = {duty: statement(f"due_{duty}", SLIM) for duty in Duty}
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 
@@ -82,7 +73,7 @@ class PostgresStore:
         self._start_clock()
         found: dict[tuple[str, str], Record] = {}
         missing = {(wanted.scope, wanted.key): wanted for wanted in batch}
-        statement = self._reserve
+        statement = self.reserve_statement
         for _ in range(_TRIES):
             try:
                 answer = self._execute(statement, rows.reservation_columns(list(missing.values()))).fetchall()
@@ -100,22 +91,31 @@ class PostgresStore:
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         self._start_clock()
         moved: dict[tuple[str, str], Record] = {}
-        moves = [change for change in batch if change.to_state is not None and change.restart is None]
+        moves = [change for change in batch if change.plain]
         if moves:
             asked = {(change.scope, change.key): change for change in moves}
             all_seen = all(change.seen is not None for change in moves)
             for row in self._execute(
-                self._swap if all_seen else self._swap_unseen, rows.swap_columns(moves)
+                self.swap_statement if all_seen else self._swap_unseen, rows.swap_columns(moves)
             ).fetchall():
                 at = (row[0], row[1])
                 moved[at] = rows.moved(asked[at], row) if all_seen else rows.record(row, asked[at].response)
+        if len(moves) < len(batch):
+            self._move_others([change for change in batch if not change.plain], moved)
+        return [moved.get((change.scope, change.key)) for change in batch]
+
+    def _move_others(self, batch: list[Swap], moved: dict[tuple[str, str], Record]) -> None:
+        """What is not on a request's hot path: each kind is one statement and one commit."""
+        if beside := [change for change in batch if change.to_state is not None and change.restart is None]:
+            responses = {(change.scope, change.key): change.response for change in beside}
+            for row in self._execute(self._swap_beside, rows.beside_columns(beside)):
+                moved[row[0], row[1]] = rows.record(row, responses[row[0], row[1]])
         if restarts := [change for change in batch if change.restart is not None]:
             for record in self._records(self._restart, rows.restart_columns(restarts)):
                 moved[record.scope, record.key] = record
         if removals := [change for change in batch if change.to_state is None]:
-            for record in self._records(self._remove, rows.compare_columns(removals)):
+            for record in self._records(self._remove, rows.removal_columns(removals)):
                 moved[record.scope, record.key] = record
-        return [moved.get((change.scope, change.key)) for change in batch]
 
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
         self._start_clock()
@@ -127,9 +127,13 @@ class PostgresStore:
         self._start_clock()
         return self._records(self._due[duty], {"limit": limit})
 
-    def purge(self, limit: int) -> int:
+    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         self._start_clock()
-        return self._execute(self._purge, {"limit": limit}).rowcount
+        ((deleted,),) = self._execute(self._purge, {"limit": limit, "tombstones_only": tombstones_only})
+        return int(deleted)
+
+    def in_loop(self) -> InLoop:
+        return InLoop(self)
 
     # -- schema --------------------------------------------------------------------------------------------------
 
@@ -148,7 +152,7 @@ class PostgresStore:
                     "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
                 )
                 applied = {row[0] for row in connection.execute("SELECT number FROM oncekey_schema")}
-                for migration in sqlfiles.migrations(_PACKAGE):
+                for migration in sqlfiles.migrations(PACKAGE):
                     if migration.number in applied:
                         continue
                     connection.execute(migration.sql)
@@ -176,7 +180,7 @@ class PostgresStore:
         except psycopg.Error as error:
             self.disconnect()
             raise explain(error, self._where) from error
-        if sentence := sqlfiles.outdated(_PACKAGE, applied, self._where):
+        if sentence := sqlfiles.outdated(PACKAGE, applied, self._where):
             raise SchemaError(sentence)
         self._local.checked = True
 
@@ -200,7 +204,7 @@ class PostgresStore:
 
     def _start_clock(self) -> None:
         """A verb begins: all its round trips, connecting included, end by one deadline."""
-        self._local.deadline = time.monotonic() + self._timeout
+        self._local.deadline = time.monotonic() + self.timeout
 
     def _connection(self, *, checked: bool = True) -> DeadlineConnection:
         """This thread's connection, under the deadline of the verb that asks for it."""
@@ -213,7 +217,7 @@ class PostgresStore:
         if connection is None or connection.closed:
             try:
                 connection = connect(
-                    self._url, timeout=self._timeout, lock_timeout=self._lock_timeout, deadline=local.deadline
+                    self.url, timeout=self.timeout, lock_timeout=self.lock_timeout, deadline=local.deadline
                 )
             except psycopg.Error as error:
                 raise explain(error, self._where) from error

@@ -1,4 +1,5 @@
--- Move each row that still is (from_state, owner); what is not returned was not moved.
+-- Move each row that still is (from_state, owner); what is not returned was not moved. What a request waits for: a move
+-- that writes something beside its row takes swap_beside.sql.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,
@@ -16,24 +17,7 @@ WITH wanted AS (
 {held}
 
 UPDATE idempotency_keys AS k SET
-    state = w.to_state,
-    owner = coalesce(w.new_owner, k.owner),
-    attempt = coalesce(w.attempt, k.attempt),
-    effects = coalesce(w.effects, k.effects),
-    lease_until = coalesce(now() + w.lease_seconds * interval '1 second', k.lease_until),
-    recovery_point = coalesce(w.recovery_point, k.recovery_point),
-    response_status = w.status,
-    response_headers = w.headers,
-    response_body = w.body,
-    response_schema_version = w.schema_version,
-    last_error = w.last_error,
-    reconcile_at = now() + w.reconcile_in * interval '1 second',
-    finished_at = CASE WHEN w.to_state IN ('completed', 'failed') THEN now() END,
-    expires_at = CASE
-        WHEN w.to_state IN ('completed', 'failed')
-            THEN greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
-        ELSE k.expires_at
-    END
+    {set}
 FROM held AS w
 WHERE k.ctid = w.place
 RETURNING {columns}

@@ -14,10 +14,19 @@ import os
 import threading
 from collections import deque
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 OVERTAKES = 8
 """How many lane turns may pass a user's transaction that waits."""
+
+
+class Turn(Protocol):
+    """A place in line."""
+
+    def release(self) -> None:
+        """Called once, when it is this one's turn."""
+        ...
 
 
 class Gate:
@@ -31,8 +40,8 @@ class Gate:
         """Forget holder and queue: they are threads of another process (after a fork)."""
         self._mutex = threading.Lock()
         self._held = False
-        self._lanes: deque[threading.Lock] = deque()
-        self._users: deque[threading.Lock] = deque()
+        self._lanes: deque[Turn] = deque()
+        self._users: deque[Turn] = deque()
         self._overtaken = 0
 
     def acquire(self, timeout: float, *, lane: bool) -> bool:
@@ -52,6 +61,23 @@ class Gate:
                 queue.remove(turn)
                 return False
         return True  # our turn came between the time-out and the mutex: it is ours, and must not be lost
+
+    def line_up(self, turn: Turn) -> bool:
+        """As a user's ``acquire``, for who cannot block. True: yours now. False: when ``turn.release`` is called."""
+        with self._mutex:
+            if self._held:
+                self._users.append(turn)
+                return False
+            self._held = True
+            return True
+
+    def leave(self, turn: Turn) -> bool:
+        """Wait no longer. False: it is yours already, and yours to release."""
+        with self._mutex:
+            if turn in self._users:
+                self._users.remove(turn)
+                return True
+            return False
 
     def release(self) -> None:
         with self._mutex:

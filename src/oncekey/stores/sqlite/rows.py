@@ -5,12 +5,15 @@ Pure: no connection, no clock. The order of columns here is the order in ``read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from oncekey.core.record import RESPONSE_SCHEMA_VERSION, Record, Reservation, StoredResponse, Swap
+from oncekey.core.record import RESPONSE_SCHEMA_VERSION, Audit, Record, Reservation, StoredResponse, Swap
 from oncekey.core.states import FINAL, Effects, State
+from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import StoreError
 
 Row = tuple[Any, ...]
@@ -94,7 +97,7 @@ def comparing(change: Swap, now: float) -> Row:
 
 
 def setting(change: Swap, to_state: State) -> Row:
-    """?8 to ?20 of swap.sql: what the row becomes."""
+    """?8 to ?21 of swap.sql: what the row becomes."""
     answer = change.response
     return (
         to_state.value,
@@ -110,7 +113,49 @@ def setting(change: Swap, to_state: State) -> Row:
         None if answer is None else answer.schema_version,
         None if answer is None else answer.body,
         None if change.effects is None else change.effects.value,
+        change.reconcile_tries,
     )
+
+
+def writing_step(change: Swap, written: Step, now: float) -> Row:
+    """The parameters of step.sql."""
+    return (
+        change.scope,
+        change.key,
+        written.name,
+        written.kind.value,
+        written.state.value,
+        written.repeatable,
+        json_text(written.result),
+        written.downstream_key,
+        written.provider_id,
+        now,
+    )
+
+
+def auditing(change: Swap, audit: Audit, now: float) -> Row:
+    """The parameters of note.sql, for a key that is moved."""
+    before, after = change.from_state.value, None if change.to_state is None else change.to_state.value
+    return (now, audit.who, change.event.value, change.scope, change.key, None, before, after, audit.why)
+
+
+def step(row: Row) -> Step:
+    """A row of steps.sql."""
+    name, kind, state, repeatable, result, downstream_key, provider_id = row
+    try:
+        of_kind, in_state = StepKind(kind), StepState(state)
+    except ValueError as error:
+        raise StoreError(f"a step says {error}, which this version of oncekey does not know") from error
+    bytes_of_result = None if result is None else result.encode()
+    return Step(name, of_kind, in_state, bool(repeatable), bytes_of_result, downstream_key, provider_id)
+
+
+def json_text(data: bytes | None) -> str | None:
+    """What is kept as text, because people read it in the table."""
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise StoreError("the result of a step is not valid text, and cannot be stored") from error
 
 
 def _headers(answer: StoredResponse) -> str:
@@ -118,6 +163,23 @@ def _headers(answer: StoredResponse) -> str:
         return orjson.dumps(answer.headers).decode()
     except TypeError as error:
         raise StoreError("a response header is not valid text, and cannot be stored") from error
+
+
+def keys_as_json(keys: Sequence[tuple[str, str]]) -> str:
+    """The parameter of read_many.sql and moved_many.sql."""
+    try:
+        return orjson.dumps(keys).decode()
+    except TypeError as error:
+        raise StoreError("a scope or key is not valid text, and cannot be stored") from error
+
+
+def moved(change: Swap, lease_until: float, recovery_point: str | None, now: float) -> Record:
+    """The record of a row that was just moved; lease and recovery point as they stand in it."""
+    assert change.seen is not None  # noqa: S101 - the caller chose by it
+    made = change.moved(change.seen, now)
+    if (made.lease_until, made.recovery_point) != (lease_until, recovery_point):
+        made = replace(made, lease_until=lease_until, recovery_point=recovery_point)
+    return made
 
 
 def restarting(wanted: Reservation, now: float) -> Row:

@@ -1,12 +1,12 @@
 """The store in one SQLite file: every write is one ``BEGIN IMMEDIATE`` … ``COMMIT`` with an fsync at its end.
 
-A batch is one transaction, so its fsync is shared; inside, row by row with prepared statements is as fast as
-one set-based statement. What the rows mean is said in ``stores/memory.py``; the SQL beside this file does the
-same. ``UPDATE`` then ``SELECT`` instead of ``RETURNING``: as fast, and it runs on the SQLite 3.34 of RHEL 9.
+A batch is one transaction, so its fsync is shared. What the rows mean is said in ``stores/memory.py``; the SQL beside
+this file does the same. ``UPDATE`` then ``SELECT`` instead of ``RETURNING``: as fast, and it runs on the SQLite 3.34 of
+RHEL 9. Statements are run for the whole batch at once (``executemany``, or keys as one JSON list), since each call into
+SQLite gives the GIL away and gets it back when the event loop lets go of it.
 
-Reads take neither the gate nor a lock (WAL); but replays come through the lane, which may just be waiting for the
-write lock with a new key, so they too can get a 503 while another process holds the file for long. Time
-is the clock of this host, read inside the transaction. Nothing bounds a disk that hangs in fsync.
+Reads take neither the gate nor a lock (WAL), and async apps do them without the lane (``in_loop.py``). Time is the clock
+of this host, read inside the transaction. Nothing bounds a disk that hangs in fsync.
 """
 
 from __future__ import annotations
@@ -16,29 +16,39 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from oncekey.core.record import Found, Record, Reservation, Swap
-from oncekey.errors import ConfigurationError, StoreUnavailable
+from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Capabilities, Duty
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.connections import Connections
 from oncekey.stores.sqlite.gate import gate_of
+from oncekey.stores.sqlite.in_loop import SqliteInLoop
+from oncekey.stores.sqlite.lookups import Lookups
+from oncekey.stores.sqlite.outbox import SqliteOutbox
+from oncekey.stores.sqlite.probes import Probes
 
 _READ, _MOVED, _INSERT, _SWAP, _RESTART, _DELETE, _PURGE = (
     sqlfiles.statement(schema.PACKAGE, name)
     for name in ("read", "moved", "insert", "swap", "restart", "delete", "purge")
 )
+_STEP, _FORGET_STEPS, _NOTE, _DOOMED_KEYS, _DOOMED_TOMBSTONES = (
+    sqlfiles.statement(schema.PACKAGE, name)
+    for name in ("step", "forget_steps", "note", "doomed_keys", "doomed_tombstones")
+)
+_READ_MANY, _MOVED_MANY = (sqlfiles.statement(schema.PACKAGE, name) for name in ("read_many", "moved_many"))
 _DUE = {duty: sqlfiles.statement(schema.PACKAGE, f"due_{duty.value}") for duty in Duty}
 
 _PATIENCE_STEP = 0.05
 """Seconds of waiting at the gate that are not worth a PRAGMA to take off the busy time-out."""
 
 
-class SqliteStore:
+class SqliteStore(Lookups, SqliteOutbox, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
-    capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=1)
+    capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=1, in_loop="reads", enlists="sqlite")
 
     def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
         name = str(path)
@@ -54,55 +64,65 @@ class SqliteStore:
         self._connections = Connections(self.path, timeout, self._prepare)
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        found: list[Found | None] = [None] * len(batch)
-        absent = []
-        with self._connections.use() as connection:
-            now = self._clock()
-            for index in _in_order(batch):
-                wanted = batch[index]
-                there = _read(connection, wanted.scope, wanted.key, now)
-                if there is None:
-                    absent.append(index)
-                else:
-                    found[index] = Found(there)
+        found = {at: Found(there) for at, there in self._read([(w.scope, w.key) for w in batch]).items()}
+        absent = [wanted for wanted in _in_order(batch) if (wanted.scope, wanted.key) not in found]
         if absent:
             with self._writing() as connection:
                 now = self._clock()
-                for index in absent:
-                    wanted = batch[index]
-                    if connection.execute(_INSERT, rows.inserting(wanted, now)).rowcount == 1:
-                        found[index] = Found(wanted.record(now))
-                    else:  # another writer was faster; under the write lock its row is there (hazard 6)
-                        found[index] = Found(_read(connection, wanted.scope, wanted.key, now))
-        return [answer or Found(None) for answer in found]
+                inserted = connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount
+                there = {}
+                if inserted < len(absent):  # another writer was faster; under the write lock its rows are there (hazard 6)
+                    there = _read_many(connection, [(wanted.scope, wanted.key) for wanted in absent], now)
+                for wanted in absent:
+                    at = (wanted.scope, wanted.key)
+                    rival = there.get(at)
+                    mine = rival is None or rival.owner == wanted.owner
+                    found[at] = Found(wanted.record(now) if mine else rival)
+        return [found[wanted.scope, wanted.key] for wanted in batch]
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        moved: list[Record | None] = [None] * len(batch)
         with self._writing() as connection:
             now = self._clock()
-            for index in _in_order(batch):
-                moved[index] = _swap(connection, batch[index], now)
-        return moved
+            moved = _swap_alike(connection, batch, now) if all(map(_is_plain, batch)) else None
+            if moved is None:
+                moved = {(change.scope, change.key): _swap(connection, change, now) for change in _in_order(batch)}
+        return [moved[change.scope, change.key] for change in batch]
 
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
+        found = self._read(keys)
+        return [found.get(at) for at in keys]
+
+    def _read(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Record]:
         with self._connections.use() as connection:
-            now = self._clock()
-            return [_read(connection, scope, key, now) for scope, key in keys]
+            return self.read_on(connection, keys)
+
+    def read_on(
+        self, connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], Record]:
+        return _read_many(connection, keys, self._clock())
+
+    def check_schema(self, connection: sqlite3.Connection) -> None:
+        """SchemaError unless the tables are there: for connections that must not create them."""
+        if (sentence := schema.problem(connection, str(self.path))) is not None:
+            raise SchemaError(sentence)
+
+    def in_loop(self) -> SqliteInLoop:
+        return SqliteInLoop(self)
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
-        with self._connections.use() as connection:
-            connection.execute("BEGIN")  # one snapshot for the list and its rows; it never writes
-            try:
-                now = self._clock()
-                keys = connection.execute(_DUE[duty], (now, limit)).fetchall()
-                found = [_read(connection, scope, key, now) for scope, key in keys]
-            finally:
-                connection.execute("ROLLBACK")
-            return [row for row in found if row is not None]
+        with self._reading() as connection:
+            now = self._clock()
+            keys = connection.execute(_DUE[duty], (now, limit)).fetchall()
+            return [rows.record(connection.execute(_MOVED, at).fetchone(), None, now) for at in keys]
 
-    def purge(self, limit: int) -> int:
+    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         with self._writing() as connection:
-            return connection.execute(_PURGE, (self._clock(), limit)).rowcount
+            now = self._clock()
+            doomed = [] if tombstones_only else connection.execute(_DOOMED_KEYS, (now, limit)).fetchall()
+            doomed += connection.execute(_DOOMED_TOMBSTONES, (now, limit - len(doomed))).fetchall()
+            connection.executemany(_FORGET_STEPS, [(scope, key) for _, scope, key in doomed])
+            connection.executemany(_PURGE, [(rowid,) for rowid, _, _ in doomed])
+            return len(doomed)
 
     def migrate(self) -> list[str]:
         with self._connections.use() as connection:
@@ -170,6 +190,18 @@ def _read(connection: sqlite3.Connection, scope: str, key: str, now: float) -> R
 
 
 def _swap(connection: sqlite3.Connection, change: Swap, now: float) -> Record | None:
+    moved = _move(connection, change, now)
+    if moved is not None:
+        if change.forgets_steps:
+            connection.execute(_FORGET_STEPS, (change.scope, change.key))
+        if change.step is not None:
+            connection.execute(_STEP, rows.writing_step(change, change.step, now))
+        if change.audit is not None:
+            connection.execute(_NOTE, rows.auditing(change, change.audit, now))
+    return moved
+
+
+def _move(connection: sqlite3.Connection, change: Swap, now: float) -> Record | None:
     compared = rows.comparing(change, now)
     if change.to_state is None:
         was = _read(connection, change.scope, change.key, now)
@@ -184,9 +216,47 @@ def _swap(connection: sqlite3.Connection, change: Swap, now: float) -> Record | 
     return rows.record(row, change.response, now)
 
 
-def _in_order(batch: Sequence[Reservation] | Sequence[Swap]) -> list[int]:
-    """The places of a batch in the order of (scope, key), which is the order of the tree."""
-    return sorted(range(len(batch)), key=lambda index: (batch[index].scope, batch[index].key))
+def _read_many(
+    connection: sqlite3.Connection, keys: Sequence[tuple[str, str]], now: float
+) -> dict[tuple[str, str], Record]:
+    answer = connection.execute(_READ_MANY, (rows.keys_as_json(keys),)).fetchall()
+    return {(row[0], row[1]): rows.record(row, rows.response(row), now) for row in answer}
+
+
+def _is_plain(change: Swap) -> bool:
+    """A move of a row that was seen, with nothing to be written or deleted beside it."""
+    return change.seen is not None and change.plain
+
+
+def _swap_alike(
+    connection: sqlite3.Connection, batch: Sequence[Swap], now: float
+) -> dict[tuple[str, str], Record | None] | None:
+    """All of them by one statement, and one more for the answers; None, and nothing done, unless all could be moved."""
+    if len(batch) == 1:
+        return None
+    changes = _in_order(batch)
+    connection.execute("SAVEPOINT alike")
+    parameters = [
+        rows.comparing(change, now) + rows.setting(change, change.to_state)
+        for change in changes
+        if change.to_state is not None
+    ]
+    if connection.executemany(_SWAP, parameters).rowcount < len(changes):
+        connection.execute("ROLLBACK TO alike")  # one at a time tells which
+        return None
+    answer = connection.execute(
+        _MOVED_MANY, (rows.keys_as_json([(change.scope, change.key) for change in changes]),)
+    ).fetchall()
+    times = {(scope, key): (lease_until, point) for scope, key, lease_until, point in answer}
+    return {(c.scope, c.key): rows.moved(c, *times[c.scope, c.key], now) for c in changes}
+
+
+_Work = TypeVar("_Work", Reservation, Swap)
+
+
+def _in_order(batch: Sequence[_Work]) -> list[_Work]:
+    """A batch in the order of (scope, key), which is the order of the tree."""
+    return sorted(batch, key=lambda work: (work.scope, work.key))
 
 
 def _be_patient(connection: sqlite3.Connection, seconds: float) -> None:

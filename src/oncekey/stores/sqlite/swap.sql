@@ -1,6 +1,6 @@
 -- Every move but deleting and starting over: compare (state, owner, lease, expiry) and set, in one statement.
 -- 0 rows: the row is not what the mover saw, and nothing was written (promise I3).
--- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?20 what it becomes
+-- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?21 what it becomes
 UPDATE idempotency_keys SET
     state = ?8,
     owner = coalesce(?9, owner),
@@ -10,6 +10,7 @@ UPDATE idempotency_keys SET
     recovery_point = coalesce(?12, recovery_point),
     last_error = ?13,
     reconcile_at = ?7 + ?14,
+    reconcile_tries = coalesce(?21, reconcile_tries),
     finished_at = CASE WHEN ?15 THEN ?7 END,
     expires_at = CASE WHEN ?15 THEN max(expires_at, ?7 + retention_seconds) ELSE expires_at END,
     response_status = ?16,

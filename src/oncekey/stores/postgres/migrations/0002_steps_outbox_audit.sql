@@ -14,6 +14,7 @@ CREATE TABLE idempotency_steps (
     downstream_key text COLLATE "C",
     provider_id text COLLATE "C",
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    number bigint GENERATED ALWAYS AS IDENTITY, -- the order of first writes: a clock may be set back
     PRIMARY KEY (scope, key, name)
 );
 CREATE INDEX idempotency_steps_downstream ON idempotency_steps (downstream_key) WHERE downstream_key IS NOT NULL;
@@ -22,6 +23,11 @@ CREATE INDEX idempotency_steps_provider ON idempotency_steps (provider_id) WHERE
 -- Retryable with steps, past expiry: half done, and nobody came back.
 CREATE INDEX idempotency_keys_lapsed ON idempotency_keys (expires_at)
 WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL;
+
+-- Expired, and kept for the audit for as long again as the key was. (UTC: only then is the sum the same for everybody.)
+CREATE INDEX idempotency_keys_tombstones ON idempotency_keys (
+    ((expires_at AT TIME ZONE 'UTC') + retention_seconds * interval '1 second')
+) WHERE state = 'expired';
 
 -- Work that was committed with a business write.
 CREATE TABLE idempotency_outbox (
@@ -66,4 +72,4 @@ CREATE TABLE idempotency_audit (
     after text,
     why text NOT NULL
 );
-CREATE INDEX idempotency_audit_key ON idempotency_audit (scope, key);
+CREATE INDEX idempotency_audit_key ON idempotency_audit (scope, key, id);

@@ -22,6 +22,10 @@ CREATE INDEX idempotency_steps_provider ON idempotency_steps (provider_id) WHERE
 CREATE INDEX idempotency_keys_lapsed ON idempotency_keys (expires_at)
     WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL;
 
+-- Expired, and kept for the audit for as long again as the key was.
+CREATE INDEX idempotency_keys_tombstones ON idempotency_keys (expires_at + retention_seconds)
+    WHERE state = 'expired';
+
 CREATE TABLE idempotency_outbox (
     id             TEXT    NOT NULL PRIMARY KEY,
     scope          TEXT    NOT NULL COLLATE BINARY,

@@ -1,0 +1,194 @@
+"""What somebody who can ask the outside world says about an unknown outcome, and what was made of it.
+
+Owns the values that resolvers and webhooks speak in. Pure: how a verdict is applied is ``engine/settling.py``, who is
+asked and when is ``upkeep/reconciler.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from oncekey.core.downstream import downstream_key
+from oncekey.core.record import Record, StoredResponse
+from oncekey.core.responses import NOTHING, written
+from oncekey.core.routes import METHOD_AND_PATH, compiled
+from oncekey.core.steps import Step
+from oncekey.core.values import value
+from oncekey.errors import ConfigurationError
+
+
+class Confirmed:
+    """It happened, and this is its response: the key is completed, and every retry gets it.
+
+    Also for what happened and failed: a payment that was made and then declined is ``Confirmed(402, {...})``.
+    """
+
+    __slots__ = ("reason", "response")
+
+    def __init__(
+        self,
+        status: int,
+        json: Any = NOTHING,
+        *,
+        body: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        self.response: StoredResponse = written("Confirmed", status, json, body, headers)
+        self.reason = reason or f"confirmed with status {status}"
+
+
+@value
+class Refuted:
+    """It is certain that it did not happen, **and never will**: the key may be retried.
+
+    Accepted only when the lease and the route's ``Policy(quarantine=…)`` are over: before that, what was sent may still
+    be on its way.
+    """
+
+    reason: str
+
+
+@value
+class StillUnknown:
+    """Whoever was asked does not know yet: ask again later."""
+
+    reason: str = "nobody knows yet"
+
+
+Verdict = Confirmed | Refuted | StillUnknown
+
+
+class Outcome(StrEnum):
+    """What became of a verdict."""
+
+    SETTLED = "settled"  # this very verdict moved the key
+    ALREADY = "already"  # the key is final: settled before, by whoever was first
+    OPEN = "open"  # the key is not unknown: its owner, its job or a retry is still to settle it
+    TOO_EARLY = "too_early"  # refuted before the quarantine was over: say it again after ``retry_in`` seconds
+    UNDECIDED = "undecided"  # the verdict was StillUnknown
+    NOT_FOUND = "not_found"  # no such key, or it has expired
+    AMBIGUOUS = "ambiguous"  # several keys carry this id: nothing was changed
+
+
+@value
+class Settlement:
+    """The answer to whoever brought a verdict. Safe to bring again whatever it says."""
+
+    outcome: Outcome
+    record: Record | None = None
+    retry_in: float | None = None
+    """Seconds after which bringing it again can do something; None: it cannot, or nobody knows when."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: a webhook may be acknowledged. Otherwise let it be delivered again."""
+        return self.outcome in (Outcome.SETTLED, Outcome.ALREADY)
+
+
+class Inquiry:
+    """What a resolver is asked about: one key whose outcome is unknown. To read, not to change."""
+
+    __slots__ = ("_record", "steps")
+
+    def __init__(self, record: Record, steps: tuple[Step, ...]) -> None:
+        self._record = record
+        self.steps = steps
+        """Of a phased request, in the order in which they were first written."""
+
+    @property
+    def scope(self) -> str:
+        return self._record.scope
+
+    @property
+    def key(self) -> str:
+        return self._record.key
+
+    @property
+    def operation(self) -> str:
+        return self._record.operation
+
+    @property
+    def attempt(self) -> int:
+        return self._record.attempt
+
+    @property
+    def recovery_point(self) -> str | None:
+        """The last step that is done."""
+        return self._record.recovery_point
+
+    @property
+    def last_error(self) -> str | None:
+        """Why the outcome is unknown, or what the last resolver said."""
+        return self._record.last_error
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch, on the store's clock."""
+        return self._record.created_at
+
+    @property
+    def age(self) -> float:
+        """For how many seconds the key has been there, on the store's clock."""
+        return max(0.0, self._record.now - self._record.created_at)
+
+    @property
+    def tries(self) -> int:
+        """How often a resolver was asked before."""
+        return self._record.reconcile_tries
+
+    @property
+    def provider_id(self) -> str | None:
+        """What the provider called the last step that has such an id."""
+        return next((step.provider_id for step in reversed(self.steps) if step.provider_id), None)
+
+    def downstream_key(self, name: str) -> str:
+        """As ``Operation.downstream_key``: what the handler gave to the provider under this name."""
+        return downstream_key(self._record, name)
+
+    def result(self, name: str) -> Any:
+        """What the step of this name returned; None: it is not done."""
+        found = next((step.result for step in self.steps if step.name == name), None)
+        return None if found is None else orjson.loads(found)
+
+
+Resolver = Callable[[Inquiry], Verdict | Awaitable[Verdict]]
+"""Asks somebody who knows. Sync or async; what it raises counts as still unknown."""
+
+
+class Resolvers:
+    """The resolver of each operation: ``POST /payments``, or with a pattern as routes have, ``POST /payments/{id}``."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, Resolver] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Resolver]] = []
+
+    def add(self, operation: str, resolver: Resolver) -> None:
+        split = METHOD_AND_PATH.fullmatch(operation)
+        if split is None:
+            raise ConfigurationError(f"resolver: {operation!r} is not of the form 'POST /path'")
+        method, path = split[1].upper(), split[2]
+        name = f"{method} {path}"
+        if name in self._exact:
+            raise ConfigurationError(f"{name} has a resolver already: one operation, one resolver")
+        self._exact[name] = resolver
+        if "{" in path:
+            self._patterns.append((method, compiled(path), resolver))
+
+    def of(self, operation: str) -> Resolver | None:
+        """A key's operation is the listed route that it fell under, or else the path itself."""
+        if (found := self._exact.get(operation)) is not None:
+            return found
+        method, _, path = operation.partition(" ")
+        return next((each for of, pattern, each in self._patterns if of == method and pattern.fullmatch(path)), None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._exact)
+
+    def __bool__(self) -> bool:
+        return bool(self._exact)

@@ -1,0 +1,69 @@
+"""Rows of the outbox to Jobs, and what both SQL stores write about attempts that failed: pure, and shared by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState
+from oncekey.core.record import StoredResponse
+from oncekey.errors import IllegalTransition
+
+HISTORY_KEPT = 20
+"""Attempts that a row remembers; the oldest go first."""
+ERROR_CHARS = 500
+LEASE_RAN_OUT = "the worker's lease ran out"
+TIMED_OUT = "its key expired before anybody ran it"
+
+_STATES = {state.value: state for state in JobState}
+_TRANSLATE = {0: "\ufffd"}
+
+AFTER = {
+    JobEnd.DONE: JobState.DONE,
+    JobEnd.DEAD: JobState.DEAD,
+    JobEnd.RETRY: JobState.READY,
+    JobEnd.RELEASE: JobState.READY,
+}
+
+
+def job(row: Sequence[Any]) -> Job:
+    """A row of outbox_columns.sql; by position, since this runs for every job."""
+    return Job(
+        row[0], row[1], row[2], row[3], row[4], row[5], row[6].encode(), row[7], bool(row[8]), _STATES[row[9]], row[10],
+        row[11], row[12], row[13], row[14], row[15], row[16].encode(), row[17], row[18], row[19],
+    )  # fmt: skip
+
+
+def told(conclusion: Conclusion) -> str | None:
+    """What the row says went wrong. A release is no failure, whatever its reason."""
+    if conclusion.error is None or conclusion.end is JobEnd.RELEASE:
+        return None
+    return shortened(conclusion.error)
+
+
+def shortened(error: str) -> str:
+    """Cut, and without what no database takes as text: a task's error can hold anything."""
+    return error[:ERROR_CHARS].translate(_TRANSLATE).encode("utf-8", "replace").decode()
+
+
+def remembering(history: str, attempt: int, at: float, error: str) -> str:
+    """The history with one more attempt that failed."""
+    entries = orjson.loads(history)[-(HISTORY_KEPT - 1) :]
+    entries.append({"attempt": attempt, "at": at, "error": error})
+    return orjson.dumps(entries).decode()
+
+
+def headers_of(response: StoredResponse | None) -> str | None:
+    return None if response is None else orjson.dumps(response.headers).decode()
+
+
+def redirection(to_state: JobState) -> str:
+    """The word for an operator's move of a dead letter, as the audit keeps it."""
+    match to_state:
+        case JobState.READY:
+            return "retry_job"
+        case JobState.CANCELLED:
+            return "discard_job"
+    raise IllegalTransition(f"a dead letter goes to ready or cancelled, not to {to_state}")

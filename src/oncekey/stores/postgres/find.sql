@@ -1,0 +1,10 @@
+-- Whose steps or jobs carry this downstream key, or this id of a provider: for webhooks.
+SELECT scope, key FROM idempotency_steps WHERE downstream_key = %(downstream_key)s
+UNION
+SELECT scope, key FROM idempotency_steps WHERE provider_id = %(provider_id)s
+UNION
+SELECT scope, key FROM idempotency_outbox WHERE downstream_key = %(downstream_key)s
+UNION
+SELECT scope, key FROM idempotency_outbox WHERE provider_id = %(provider_id)s
+ORDER BY scope, key
+LIMIT %(limit)s

@@ -1,0 +1,107 @@
+"""What operators, webhooks and resumed requests ask: steps, the audit, and keys by something else than their key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from oncekey.core.record import COUNTED, AuditLine, Record, StoreHealth
+from oncekey.core.states import State
+from oncekey.core.steps import Step, StepsOf
+from oncekey.stores.base import FOUND
+from oncekey.stores.postgres import rows
+from oncekey.stores.postgres.arrays import Text
+from oncekey.stores.postgres.statements import SLIM, statement
+
+if TYPE_CHECKING:
+    import psycopg
+
+_OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.EXPIRED})
+"""The states that have an index of their own; the others are found by reading in the order of the keys."""
+
+_STEPS, _AUDIT, _FIND, _COUNTS, _WAITING = (statement(name) for name in ("steps", "audit", "find", "counts", "waiting"))
+_FATE = statement("enlisted/fate")
+_LISTING = statement("listing", SLIM)
+
+
+class Lookups:
+    """A part of :class:`oncekey.stores.postgres.store.PostgresStore`, which brings the connection."""
+
+    if TYPE_CHECKING:
+
+        def _start_clock(self) -> None: ...
+        def _execute(self, statement: LiteralString, parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]: ...
+
+    def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
+        self._start_clock()
+        found: list[list[Step]] = [[] for _ in keys]
+        columns = {"scope": Text([asked.scope for asked in keys]), "key": Text([asked.key for asked in keys])}
+        for row in self._execute(_STEPS, columns):
+            found[row[0] - 1].append(rows.step(row))
+        return found
+
+    def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
+        self._start_clock()
+        return [AuditLine(*row) for row in self._execute(_AUDIT, {"scope": scope, "key": key, "limit": limit})]
+
+    def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[tuple[str, str]]:
+        self._start_clock()
+        asked = {"downstream_key": downstream_key, "provider_id": provider_id, "limit": FOUND}
+        return [(scope, key) for scope, key in self._execute(_FIND, asked)]
+
+    def fate(self, number: int) -> str | None:
+        """What became of a transaction: committed, aborted, or in progress; None: too long ago to know."""
+        self._start_clock()
+        row = self._execute(_FATE, {"number": number}).fetchone()
+        answer: str | None = row[0] if row else None
+        return answer
+
+    def listing(
+        self,
+        state: State | None = None,
+        scope: str | None = None,
+        operation: str | None = None,
+        older_than: float | None = None,
+        limit: int = 100,
+        after: tuple[str, str] | None = None,
+    ) -> list[Record]:
+        self._start_clock()
+        after_scope, after_key = after or ("", "")
+        asked = {
+            "scope": scope,
+            "operation": operation,
+            "older_than": older_than,
+            "limit": limit,
+            "after_scope": after_scope,
+            "after_key": after_key,
+        }
+        return [rows.record(row) for row in self._execute(listing_statement(state, scope), asked)]
+
+    def counts(self) -> StoreHealth:
+        self._start_clock()
+        counts = dict.fromkeys(State, 0)
+        for name, number in self._execute(_COUNTS, {"limit": COUNTED}):
+            counts[State(name)] += number
+        ((lease_over, unknown, dead),) = self._execute(_WAITING, {"limit": COUNTED})
+        return StoreHealth(
+            counts=counts,
+            dead=dead,
+            oldest_unknown_seconds=unknown or 0.0,
+            lease_over_seconds=max(0.0, lease_over or 0.0),
+        )
+
+
+def listing_statement(state: State | None, scope: str | None) -> LiteralString:
+    wanted_state: LiteralString = "true"
+    for known in State:
+        if known is state:
+            wanted_state = f"k.state = '{known.value}'"
+    parts: tuple[tuple[LiteralString, LiteralString], ...] = (
+        ("{materialized}", "MATERIALIZED" if state in _OWN_INDEX else "NOT MATERIALIZED"),
+        ("{state}", wanted_state),
+        ("{scope}", "true" if scope is None else "k.scope = %(scope)s"),
+    )
+    text = _LISTING
+    for mark, part in parts:
+        text = text.replace(mark, part)
+    return text

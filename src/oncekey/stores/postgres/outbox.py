@@ -1,0 +1,138 @@
+"""The outbox in PostgreSQL: every verb is one statement and one commit, on the database's clock.
+
+What the statements do is said in the ``outbox_*.sql`` files; :class:`PostgresStore` brings the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
+from oncekey.core.record import COUNTED, Audit, StoredResponse
+from oncekey.stores import outbox_rows, sqlfiles
+from oncekey.stores.outbox_rows import HISTORY_KEPT, LEASE_RAN_OUT, TIMED_OUT
+from oncekey.stores.postgres.arrays import Bytea, Float8, Int4, Text
+
+if TYPE_CHECKING:
+    import psycopg
+
+_PACKAGE = "oncekey.stores.postgres"
+_SINCE = {
+    JobState.READY: "run_at",
+    JobState.RUNNING: "lease_until",
+    JobState.DONE: "finished_at",
+    JobState.DEAD: "finished_at",
+    JobState.CANCELLED: "finished_at",
+}
+
+
+def _statement(name: str, *, error: str = "") -> LiteralString:
+    text = sqlfiles.statement(_PACKAGE, f"outbox_{name}")
+    for mark, part in (
+        ("{columns}", sqlfiles.statement(_PACKAGE, "outbox_columns")),
+        ("{history}", sqlfiles.statement(_PACKAGE, "outbox_history")),
+        ("{error}", error),
+        ("{kept}", str(HISTORY_KEPT)),
+        ("{counted}", str(COUNTED)),
+    ):
+        text = text.replace(mark, part)
+    return text
+
+
+def _quoted(text: str) -> str:
+    """A constant of ours as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+_CLAIM = _statement("claim", error=_quoted(LEASE_RAN_OUT))
+_RENEW = _statement("renew")
+_CONCLUDE = _statement("conclude", error="w.error")
+_PROVIDER = _statement("provider")
+_JOB = _statement("job")
+_JOBS_OF = _statement("jobs_of")
+_JOBS = {
+    state: _statement("jobs").replace("{state}", state.value).replace("{since}", since)
+    for state, since in _SINCE.items()
+}
+_REDIRECT = _statement("redirect")
+_HEALTH = _statement("health")
+_PURGE = _statement("purge")
+_TIME_OUT = _statement("time_out", error=_quoted(TIMED_OUT))
+
+
+class PostgresOutbox:
+    """The outbox verbs of :class:`oncekey.stores.postgres.store.PostgresStore`."""
+
+    if TYPE_CHECKING:
+
+        def _start_clock(self) -> None: ...
+        def _execute(self, statement: LiteralString, parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]: ...
+
+    def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
+        taken = self._jobs(_CLAIM, owner=owner, tasks=Text(tasks), limit=limit, lease_seconds=float(lease_seconds))
+        return sorted(taken, key=lambda job: job.run_at)
+
+    def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
+        rows = self._run(_RENEW, owner=owner, ids=Text(ids), lease_seconds=float(lease_seconds)).fetchall()
+        return [row[0] for row in rows]
+
+    def conclude(self, batch: Sequence[Conclusion]) -> list[bool]:
+        answers = [conclusion.response for conclusion in batch]
+        rows = self._run(
+            _CONCLUDE,
+            id=Text([conclusion.id for conclusion in batch]),
+            owner=Text([conclusion.owner for conclusion in batch]),
+            ending=Text([conclusion.end for conclusion in batch]),
+            retry_in=Float8([conclusion.retry_in for conclusion in batch]),
+            error=Text([outbox_rows.told(conclusion) for conclusion in batch]),
+            settle=Text([conclusion.settle for conclusion in batch]),
+            status=Int4([answer and answer.status for answer in answers]),
+            headers=Text([outbox_rows.headers_of(answer) for answer in answers]),
+            body=Bytea([answer and answer.body for answer in answers]),
+            schema_version=Int4([answer and answer.schema_version for answer in answers]),
+        ).fetchall()
+        ended = {(row[0], row[1]) for row in rows}
+        return [(conclusion.id, conclusion.owner) in ended for conclusion in batch]
+
+    def note_provider(self, job_id: str, owner: str, provider_id: str) -> bool:
+        return self._run(_PROVIDER, id=job_id, owner=owner, provider_id=provider_id).rowcount == 1
+
+    def jobs(self, state: JobState, limit: int) -> list[Job]:
+        return self._jobs(_JOBS[state], limit=limit)
+
+    def jobs_of(self, scope: str, key: str, limit: int) -> list[Job]:
+        return self._jobs(_JOBS_OF, scope=scope, key=key, limit=limit)
+
+    def job(self, job_id: str) -> Job | None:
+        return next(iter(self._jobs(_JOB, id=job_id)), None)
+
+    def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
+        event = outbox_rows.redirection(to_state)
+        moved = self._jobs(_REDIRECT, id=job_id, to_state=to_state.value, event=event, who=audit.who, why=audit.why)
+        return next(iter(moved), None)
+
+    def outbox_health(self) -> OutboxHealth:
+        ((ready, lag, dead),) = self._run(_HEALTH).fetchall()
+        return OutboxHealth(ready=ready, lag_seconds=float(lag), dead=dead)
+
+    def purge_jobs(self, limit: int, keep_seconds: float) -> int:
+        return self._run(_PURGE, limit=limit, keep_seconds=float(keep_seconds)).rowcount
+
+    def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
+        rows = self._run(
+            _TIME_OUT,
+            limit=limit,
+            status=response.status,
+            headers=outbox_rows.headers_of(response),
+            body=response.body,
+            schema_version=response.schema_version,
+        ).fetchall()
+        return [(row[0], row[1]) for row in rows]
+
+    def _jobs(self, statement: LiteralString, **parameters: Any) -> list[Job]:
+        return [outbox_rows.job(row) for row in self._run(statement, **parameters).fetchall()]
+
+    def _run(self, statement: LiteralString, **parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+        self._start_clock()
+        return self._execute(statement, parameters)

@@ -1,0 +1,9 @@
+-- One job, in the transaction of whoever adds it: one row more, and it is there if and only if their commit is.
+-- Runs on connections of any driver: placeholders are :name, types are said with CAST.
+INSERT INTO idempotency_outbox (
+    id, scope, key, key_owner, operation, task, payload, downstream_key, settles, run_at
+) VALUES (
+    CAST(:id AS text), CAST(:scope AS text), CAST(:key AS text), CAST(:key_owner AS text), CAST(:operation AS text),
+    CAST(:task AS text), CAST(:payload AS text), CAST(:downstream_key AS text), CAST(:settles AS boolean),
+    coalesce(to_timestamp(CAST(:run_at AS double precision)), clock_timestamp())
+)

@@ -1,0 +1,12 @@
+-- Delete jobs that are over for long enough, at most so many. Dead letters stay until somebody has looked.
+WITH doomed AS (
+    SELECT i.id FROM idempotency_outbox AS i
+    WHERE i.state IN ('done', 'cancelled') AND i.finished_at <= now() - %(keep_seconds)s * interval '1 second'
+    ORDER BY i.finished_at
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+)
+
+DELETE FROM idempotency_outbox AS j
+USING doomed AS d
+WHERE j.id = d.id

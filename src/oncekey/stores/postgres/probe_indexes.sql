@@ -1,0 +1,8 @@
+-- The indexes of our tables, and whether the server keeps and uses them (a CONCURRENTLY that failed leaves one that is not).
+SELECT i.relname, x.indisvalid AND x.indisready
+FROM pg_index AS x
+INNER JOIN pg_class AS i ON x.indexrelid = i.oid
+WHERE x.indrelid IN (
+    to_regclass('idempotency_keys'), to_regclass('idempotency_steps'), to_regclass('idempotency_outbox'),
+    to_regclass('idempotency_audit')
+)

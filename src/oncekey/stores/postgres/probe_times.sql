@@ -1,0 +1,16 @@
+-- How long the newest first attempts took, and for how long they were leased. Not those that a job or somebody else
+-- settled: their time is not a handler's.
+SELECT
+    k.operation,
+    date_part('epoch', k.finished_at - k.created_at),
+    date_part('epoch', k.lease_until - k.created_at)
+FROM (
+    SELECT n.* FROM idempotency_keys AS n
+    WHERE n.state IN ('completed', 'failed') OR (n.state = 'failed_retryable' AND n.recovery_point IS NULL)
+    ORDER BY n.expires_at DESC
+    LIMIT %(limit)s
+) AS k
+WHERE
+    k.attempt = 1 AND k.finished_at IS NOT NULL
+    AND NOT EXISTS (SELECT FROM idempotency_outbox AS j WHERE j.scope = k.scope AND j.key = k.key AND j.settles)
+    AND NOT EXISTS (SELECT FROM idempotency_audit AS a WHERE a.scope = k.scope AND a.key = k.key)

@@ -1,0 +1,144 @@
+"""What ``oncekey doctor`` asks of a PostgreSQL server. Reads only, and nothing that grows with the number of keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, LiteralString
+
+import psycopg
+
+from oncekey.core.diagnosis import Diagnosis, Level
+from oncekey.errors import SchemaError
+from oncekey.stores import judging
+from oncekey.stores.postgres.connection import explain
+from oncekey.stores.postgres.statements import PACKAGE, SLIM, statement
+
+if TYPE_CHECKING:
+    from oncekey.stores.postgres.connection import DeadlineConnection
+
+CONNECTIONS_OF_A_PROCESS = 4
+"""Two lanes, and two of the event loop's own; an app that is not async has the two lanes."""
+_SPARE_PROCESSES = 2
+
+_INDEXES, _SETTINGS, _CONNECTIONS, _TIMES = (
+    statement(f"probe_{name}") for name in ("indexes", "settings", "connections", "times")
+)
+_CLOCK = "SELECT date_part('epoch', clock_timestamp())"
+
+
+class Probes:
+    """A part of :class:`oncekey.stores.postgres.store.PostgresStore`, which brings the connection."""
+
+    if TYPE_CHECKING:
+        _where: str
+
+        def _start_clock(self) -> None: ...
+        def _connection(self, *, checked: bool = True) -> DeadlineConnection: ...
+        def check(self) -> None: ...
+        def disconnect(self) -> None: ...
+
+    def diagnose(self) -> list[Diagnosis]:
+        trouble = None
+        try:
+            self.check()
+        except SchemaError as error:
+            trouble = str(error)
+        found = [judging.schema(PACKAGE, trouble)]
+        if trouble is None:
+            found += self._of_the_tables()
+        return [*found, self._clock_difference(), *durability(dict(self._ask(_SETTINGS))), self._connections()]
+
+    def _of_the_tables(self) -> Iterator[Diagnosis]:
+        indexes = self._ask(_INDEXES)
+        yield judging.indexes(PACKAGE, {name for name, _ in indexes}, {name for name, valid in indexes if not valid})
+        yield judging.plans({name: self._indexes_used(name) for name in judging.USES})
+        yield judging.leases((str(name), took, leased) for name, took, leased in self._ask(_TIMES, judging.SAMPLE))
+
+    def _indexes_used(self, name: str) -> set[str]:
+        ((plan,),) = self._ask("EXPLAIN (FORMAT JSON) " + statement(name, SLIM), 1)
+        return set(_indexes_in(plan))
+
+    def _clock_difference(self) -> Diagnosis:
+        before = host_clock()
+        ((there,),) = self._ask(_CLOCK)
+        after = host_clock()
+        return judging.clock(there - (before + after) / 2, (after - before) / 2)
+
+    def _connections(self) -> Diagnosis:
+        ((most, all_of_them, of_database, in_database, of_role, by_role),) = self._ask(_CONNECTIONS)
+        limits = [(most, all_of_them, "max_connections of the server")]
+        limits += [(of_database, in_database, "CONNECTION LIMIT of the database")] if of_database >= 0 else []
+        limits += [(of_role, by_role, "CONNECTION LIMIT of the role")] if of_role >= 0 else []
+        return connections(min(limits, key=lambda limit: limit[0] - limit[1]))
+
+    def _ask(self, asked: LiteralString, limit: int | None = None) -> list[tuple[Any, ...]]:
+        """By whatever connection there is: a doctor comes also where the tables are not as they should be."""
+        self._start_clock()
+        try:
+            return self._connection(checked=False).execute(asked, {"limit": limit} if limit else None).fetchall()
+        except psycopg.Error as error:
+            self.disconnect()
+            raise explain(error, self._where) from error
+
+
+def host_clock() -> float:
+    return time.time()
+
+
+def durability(settings: dict[str, str]) -> Iterator[Diagnosis]:
+    """From the server's settings, as ``probe_settings.sql`` names them."""
+    if settings["standby"] == "true":
+        yield Diagnosis(
+            "primary", Level.FAIL, "this server is a standby and takes no writes", "point --store at the primary"
+        )
+    shown = ", ".join(f"{name} {settings[name]}" for name in ("synchronous_commit", "fsync", "full_page_writes"))
+    if settings["fsync"] == "off":
+        yield Diagnosis(
+            "durability",
+            Level.FAIL,
+            f"{shown}: a crash of the host can lose answers that clients have seen, or all of the database",
+            "set fsync = on in postgresql.conf, and reload",
+        )
+    elif settings["full_page_writes"] == "off":
+        yield Diagnosis(
+            "durability",
+            Level.WARN,
+            f"{shown}: a crash of the host can tear a page, unless the file system cannot",
+            "set full_page_writes = on in postgresql.conf, unless the disk is ZFS or the like",
+        )
+    elif settings["synchronous_commit"] == "off":
+        yield Diagnosis(
+            "durability",
+            Level.WARN,
+            f"{shown}: oncekey's own connections turn synchronous_commit on, those that your handlers enlist do not: "
+            "a crash of the host can lose such a commit after its client has seen the answer",
+            "set synchronous_commit = on for the server, the database or the app's role",
+        )
+    else:
+        yield Diagnosis("durability", Level.OK, shown)
+
+
+def connections(limit: tuple[int, int, str]) -> Diagnosis:
+    """The tightest limit: how many there may be, how many there are, and what says so."""
+    most, used, what = limit
+    found = f"{used} of {most} are in use ({what}); each process of the app takes up to {CONNECTIONS_OF_A_PROCESS}"
+    if most - used >= CONNECTIONS_OF_A_PROCESS * _SPARE_PROCESSES:
+        return Diagnosis("connections", Level.OK, found)
+    return Diagnosis(
+        "connections",
+        Level.WARN,
+        f"{found}: a deploy may find none left, and requests then get 503",
+        "raise the limit, or run fewer processes",
+    )
+
+
+def _indexes_in(plan: Any) -> Iterator[str]:
+    """Every index that a plan names, however deep."""
+    if isinstance(plan, dict):
+        if "Index Name" in plan:
+            yield plan["Index Name"]
+        plan = list(plan.values())
+    if isinstance(plan, list):
+        for part in plan:
+            yield from _indexes_in(part)

@@ -1,0 +1,6 @@
+-- What the purge deletes: final, or retryable without a step that is done, and past expiry; nothing else, since what is
+-- in flight, unknown or pending has no expiry (hazard 11). Oldest first.
+SELECT rowid, scope, key FROM idempotency_keys
+WHERE (state IN ('completed', 'failed') OR (state = 'failed_retryable' AND recovery_point IS NULL))
+  AND expires_at <= ?1
+ORDER BY expires_at, scope, key LIMIT ?2

@@ -1,0 +1,3 @@
+-- Whether the key is this attempt's, under the write lock that lock.sql took. No row: it is not, or this is another file.
+SELECT NULL FROM idempotency_keys
+WHERE scope = :scope AND key = :key AND owner = :owner AND state = 'in_progress'

@@ -1,0 +1,9 @@
+-- Whose steps or jobs carry this downstream key, or this id of a provider: for webhooks.
+SELECT scope, key FROM idempotency_steps WHERE downstream_key = ?1
+UNION
+SELECT scope, key FROM idempotency_steps WHERE provider_id = ?2
+UNION
+SELECT scope, key FROM idempotency_outbox WHERE downstream_key = ?1
+UNION
+SELECT scope, key FROM idempotency_outbox WHERE provider_id = ?2
+ORDER BY scope, key LIMIT ?3

@@ -1,0 +1,201 @@
+"""The outbox in one SQLite file: one writer, the same contract as PostgreSQL's.
+
+A batch is one ``BEGIN IMMEDIATE`` transaction, row by row; under the write lock what was read is what is there. A claim
+looks first without the lock, so that idle workers that poll do not stand in anybody's way.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, OutboxHealth
+from oncekey.core.record import COUNTED, Audit, StoredResponse
+from oncekey.core.states import State
+from oncekey.stores import outbox_rows, sqlfiles
+from oncekey.stores.outbox_rows import LEASE_RAN_OUT, TIMED_OUT
+from oncekey.stores.sqlite import schema
+
+if TYPE_CHECKING:
+    from oncekey.stores.sqlite.connections import Connections
+
+_OVER = "state IN ('done', 'cancelled') AND state = '{}'"  # the index's condition word for word, then ours
+_LISTED = {
+    JobState.READY: ("state = 'ready'", "run_at"),
+    JobState.RUNNING: ("state = 'running'", "lease_until"),
+    JobState.DEAD: ("state = 'dead'", "finished_at"),
+    JobState.DONE: (_OVER.format("done"), "finished_at"),
+    JobState.CANCELLED: (_OVER.format("cancelled"), "finished_at"),
+}
+
+
+def _statement(name: str) -> str:
+    text = sqlfiles.statement(schema.PACKAGE, f"outbox_{name}")
+    return text.replace("{columns}", sqlfiles.statement(schema.PACKAGE, "outbox_columns"))
+
+
+_TAKE, _RENEW, _HELD, _END, _SETTLE, _PROVIDER, _JOB, _REDIRECT, _REOPEN, _HEALTH, _PURGE, _LATE, _CANCEL = (
+    _statement(name)
+    for name in (
+        *("take", "renew", "held", "end", "settle", "provider", "job", "redirect", "reopen", "health"),
+        *("purge", "late", "cancel"),
+    )
+)
+_NOTE = sqlfiles.statement(schema.PACKAGE, "note")
+_JOBS_OF = _statement("jobs_of")
+_JOBS = {
+    state: _statement("jobs").replace("{state}", condition).replace("{since}", since)
+    for state, (condition, since) in _LISTED.items()
+}
+
+
+@lru_cache
+def _of_tasks(name: str, count: int) -> str:
+    return _statement(name).replace("{tasks}", ", ".join(f"?{number}" for number in range(3, 3 + count)))
+
+
+class SqliteOutbox:
+    """The outbox verbs of :class:`oncekey.stores.sqlite.store.SqliteStore`."""
+
+    if TYPE_CHECKING:
+        _connections: Connections
+        _clock: Callable[[], float]
+
+        def _writing(self) -> AbstractContextManager[sqlite3.Connection]: ...
+
+    def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
+        with self._connections.use() as connection:
+            if not _free(connection, tasks, 1, self._clock()):
+                return []
+        with self._writing() as connection:
+            now = self._clock()
+            taken = []
+            for job_id in _free(connection, tasks, limit, now):
+                job = _read(connection, job_id, now)
+                error, history = job.last_error, job.history.decode()
+                if job.state is JobState.RUNNING:
+                    error = LEASE_RAN_OUT
+                    history = outbox_rows.remembering(history, job.attempt, now, error)
+                connection.execute(_TAKE, (job_id, owner, now + lease_seconds, error, history))
+                taken.append(_read(connection, job_id, now))
+        return sorted(taken, key=lambda job: job.run_at)
+
+    def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
+        with self._writing() as connection:
+            until = self._clock() + lease_seconds
+            return [each for each in ids if connection.execute(_RENEW, (each, owner, until)).rowcount == 1]
+
+    def conclude(self, batch: Sequence[Conclusion]) -> list[bool]:
+        with self._writing() as connection:
+            now = self._clock()
+            return [_conclude(connection, conclusion, now) for conclusion in batch]
+
+    def note_provider(self, job_id: str, owner: str, provider_id: str) -> bool:
+        with self._writing() as connection:
+            return connection.execute(_PROVIDER, (job_id, owner, provider_id)).rowcount == 1
+
+    def jobs(self, state: JobState, limit: int) -> list[Job]:
+        with self._connections.use() as connection:
+            now = self._clock()
+            rows = connection.execute(_JOBS[state], (limit,)).fetchall()
+            return [outbox_rows.job((*row, now)) for row in rows]
+
+    def jobs_of(self, scope: str, key: str, limit: int) -> list[Job]:
+        with self._connections.use() as connection:
+            now = self._clock()
+            rows = connection.execute(_JOBS_OF, (scope, key, limit)).fetchall()
+            return [outbox_rows.job((*row, now)) for row in rows]
+
+    def job(self, job_id: str) -> Job | None:
+        with self._connections.use() as connection:
+            row = connection.execute(_JOB, (job_id,)).fetchone()
+            return None if row is None else outbox_rows.job((*row, self._clock()))
+
+    def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
+        event = outbox_rows.redirection(to_state)
+        with self._writing() as connection:
+            now = self._clock()
+            if connection.execute(_REDIRECT, (job_id, to_state.value, now)).rowcount != 1:
+                return None
+            job = _read(connection, job_id, now)
+            if job.settles and to_state is JobState.READY:
+                connection.execute(_REOPEN, (job.scope, job.key, job.key_owner, now))
+            before, after = JobState.DEAD.value, to_state.value
+            connection.execute(_NOTE, (now, audit.who, event, job.scope, job.key, job_id, before, after, audit.why))
+            return job
+
+    def outbox_health(self) -> OutboxHealth:
+        with self._connections.use() as connection:
+            ready, lag, dead = connection.execute(_HEALTH, (self._clock(), COUNTED)).fetchone()
+            return OutboxHealth(ready=ready, lag_seconds=lag or 0.0, dead=dead)
+
+    def purge_jobs(self, limit: int, keep_seconds: float) -> int:
+        with self._writing() as connection:
+            return connection.execute(_PURGE, (self._clock() - keep_seconds, limit)).rowcount
+
+    def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
+        with self._writing() as connection:
+            now = self._clock()
+            late = connection.execute(_LATE, (now, limit)).fetchall()
+            for scope, key, owner in late:
+                connection.execute(_CANCEL, (scope, key, owner, now, TIMED_OUT))
+                _settle(connection, (scope, key, owner), now, State.FAILED, None, response)
+            return [(scope, key) for scope, key, _ in late]
+
+
+def _free(connection: sqlite3.Connection, tasks: Sequence[str], limit: int, now: float) -> list[str]:
+    """Jobs that may be taken: first those whose worker's lease is over, then those that are due."""
+    found = [row[0] for row in connection.execute(_of_tasks("lapsed", len(tasks)), (now, limit, *tasks))]
+    if len(found) < limit:
+        due = connection.execute(_of_tasks("due", len(tasks)), (now, limit - len(found), *tasks))
+        found += [row[0] for row in due]
+    return found
+
+
+def _read(connection: sqlite3.Connection, job_id: str, now: float) -> Job:
+    return outbox_rows.job((*connection.execute(_JOB, (job_id,)).fetchone(), now))
+
+
+def _conclude(connection: sqlite3.Connection, conclusion: Conclusion, now: float) -> bool:
+    held = connection.execute(_HELD, (conclusion.id, conclusion.owner)).fetchone()
+    if held is None:
+        return False
+    attempt, history, last_error, run_at, scope, key, key_owner, settles = held
+    after = outbox_rows.AFTER[conclusion.end]
+    error = outbox_rows.told(conclusion)
+    if error is not None:
+        history = outbox_rows.remembering(history, attempt, now, error)
+    if conclusion.end is JobEnd.RETRY:
+        run_at = now + conclusion.retry_in
+    released = conclusion.end is JobEnd.RELEASE
+    finished_at = None if after is JobState.READY else now
+    connection.execute(
+        _END,
+        (
+            conclusion.id,
+            after.value,
+            attempt - released,
+            run_at,
+            last_error if released else error,
+            history,
+            finished_at,
+        ),
+    )
+    if settles and conclusion.settle is not None:
+        _settle(connection, (scope, key, key_owner), now, conclusion.settle, error, conclusion.response)
+    return True
+
+
+def _settle(
+    connection: sqlite3.Connection,
+    at: tuple[str, str, str],
+    now: float,
+    to_state: State,
+    error: str | None,
+    answer: StoredResponse | None,
+) -> None:
+    response = (answer and answer.status, outbox_rows.headers_of(answer), answer and answer.schema_version)
+    connection.execute(_SETTLE, (*at, now, to_state.value, error, *response, answer and answer.body))

@@ -1,0 +1,1 @@
+SELECT {columns} FROM idempotency_outbox WHERE id = ?1

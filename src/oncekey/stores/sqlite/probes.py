@@ -1,0 +1,65 @@
+"""What ``oncekey doctor`` asks of an SQLite file. Reads only, and nothing that grows with the number of keys."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from oncekey.core.diagnosis import Diagnosis, Level
+from oncekey.stores import judging, sqlfiles
+from oncekey.stores.sqlite import schema
+
+_INDEXES = "SELECT name FROM sqlite_master WHERE type = 'index'"
+_TIMES = sqlfiles.statement(schema.PACKAGE, "probe_times")
+_USED = re.compile(r"USING (?:COVERING )?INDEX (\w+)")
+_SYNCHRONOUS = ("off", "normal", "full", "extra")
+
+
+class Probes:
+    """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which brings the connection."""
+
+    if TYPE_CHECKING:
+        _clock: Callable[[], float]
+
+        def _reading(self) -> AbstractContextManager[sqlite3.Connection]: ...
+
+    def diagnose(self) -> list[Diagnosis]:
+        with self._reading() as connection:
+            return list(_diagnoses(connection, self._clock()))
+
+
+def _diagnoses(connection: sqlite3.Connection, now: float) -> Iterator[Diagnosis]:
+    yield judging.schema(schema.PACKAGE, None)  # opening the file has upgraded it, or has said why not
+    there = {name for (name,) in connection.execute(_INDEXES)}
+    missing = judging.indexes(schema.PACKAGE, there)
+    yield missing
+    yield judging.plans({name: _indexes_used(connection, name, now) for name in judging.USES})
+    if missing.level is Level.OK:
+        yield judging.leases(connection.execute(_TIMES, (judging.SAMPLE,)))
+    yield Diagnosis("clock", Level.OK, "this host's: an SQLite file has no other")
+    yield durability(
+        str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
+        _SYNCHRONOUS[connection.execute("PRAGMA synchronous").fetchone()[0]],
+    )
+    yield Diagnosis("connections", Level.OK, "no limit; one writer at a time, whoever it is, and readers beside it")
+
+
+def _indexes_used(connection: sqlite3.Connection, name: str, now: float) -> set[str]:
+    asked = sqlfiles.statement(schema.PACKAGE, name)
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {asked}", (now, 1)).fetchall()
+    return {index for *_, line in plan for index in _USED.findall(line)}
+
+
+def durability(journal_mode: str, synchronous: str) -> Diagnosis:
+    shown = f"journal_mode {journal_mode}, synchronous {synchronous}"
+    if journal_mode == "wal" and synchronous in ("full", "extra"):
+        return Diagnosis("durability", Level.OK, shown)
+    return Diagnosis(
+        "durability",
+        Level.FAIL,
+        f"{shown}: a loss of power can lose answers that clients have seen",
+        "somebody has changed oncekey's connection: it needs journal_mode=WAL and synchronous=FULL",
+    )

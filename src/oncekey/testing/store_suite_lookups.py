@@ -1,0 +1,131 @@
+"""The part of the store suite about finding keys by something else than their key: for webhooks and operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oncekey.core.record import Record, swap
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.stores.base import FOUND, Store
+from oncekey.testing.store_suite_base import AGES, LEASE, SuiteBase, one, stored
+
+_STEP = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=True)
+
+
+class LookupSuite(SuiteBase):
+    def _sent(self, store: Store, key: str, scope: str = "tenant-1", **known: str) -> Record:
+        """A row in progress, one step of which went to a provider."""
+        record = self.drive(store, State.IN_PROGRESS, key, scope=scope)
+        change = swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="started", step=replace(_STEP, **known))  # type: ignore[arg-type]
+        return one(store.swap([change])[0])
+
+    # find
+
+    def test_a_webhook_finds_its_key(self, store: Store) -> None:
+        """By what was sent to the provider, or by what the provider calls it; only the same bytes are the same."""
+        self._sent(store, "a", downstream_key="dk_1", provider_id="ch_1")
+        self._sent(store, "b", downstream_key="dk_2", provider_id="ch_1")
+        self._sent(store, "c", "tenant-2", downstream_key="DK_1", provider_id="dk_1")
+        assert store.find(downstream_key="dk_1") == [("tenant-1", "a")]
+        assert store.find(provider_id="ch_1") == [("tenant-1", "a"), ("tenant-1", "b")]
+        assert store.find(downstream_key="dk_2", provider_id="dk_1") == [("tenant-1", "b"), ("tenant-2", "c")]
+        for nobody in ("ch_2", "dk_1 ", "", "%"):
+            assert store.find(downstream_key=nobody, provider_id=nobody) == []
+        assert store.find() == []
+
+    def test_a_key_with_several_steps_is_found_once(self, store: Store) -> None:
+        """And at most so many keys are named, in the order of (scope, key)."""
+        keys = [f"key-{number:02}" for number in range(FOUND + 2)]
+        for key in reversed(keys):
+            record = self._sent(store, key, downstream_key="dk", provider_id="ch")
+            again = replace(_STEP, name="refund", downstream_key="dk")
+            assert store.swap([swap(record, Event.ADVANCE, Actor.OWNER, step=again)]) != [None]
+        found = [("tenant-1", key) for key in keys[:FOUND]]
+        assert store.find(downstream_key="dk") == store.find(downstream_key="dk", provider_id="ch") == found
+
+    # listing
+
+    def test_a_listing_shows_every_row_by_its_key_without_its_response(self, store: Store) -> None:
+        """One row of each state, in the order of (scope, key), as it is but for the stored answer."""
+        for number, state in enumerate(State):
+            self.drive(store, state, f"{state}-key", scope=f"tenant-{number % 3}")
+        listed = store.listing()
+        keys = sorted((f"tenant-{number % 3}", f"{state}-key") for number, state in enumerate(State))
+        assert [(row.scope, row.key) for row in listed] == keys
+        rows = [replace(one(stored(store, row.scope, row.key)), response=None) for row in listed]
+        assert [replace(row, now=0.0) for row in listed] == rows
+
+    @pytest.mark.parametrize("state", list(State))
+    def test_a_listing_of_one_state_shows_it_alone(self, store: Store, state: State) -> None:
+        """Whatever index serves it; also retryable rows with and without steps, and dead letters."""
+        for other in State:
+            for key in ("b", "a"):
+                self.drive(store, other, f"{other}-{key}")
+        dead = self.drive(store, State.UNKNOWN, "unknown-c")
+        assert store.swap([swap(dead, Event.POSTPONE, Actor.RECONCILER)]) != [None]
+        self.drive(store, State.FAILED_RETRYABLE, "failed_retryable-c", steps=True)
+        more = ["c"] if state in (State.UNKNOWN, State.FAILED_RETRYABLE) else []
+        assert [row.key for row in store.listing(state)] == [f"{state}-{key}" for key in ("a", "b", *more)]
+        assert [row.key for row in store.listing(state, limit=1)] == [f"{state}-a"]
+        read_on = store.listing(state, "tenant-1", after=("tenant-1", f"{state}-a"))
+        assert [row.key for row in read_on] == [f"{state}-{key}" for key in ("b", *more)]
+        assert store.listing(state, "tenant-2") == []
+
+    def test_a_listing_is_narrowed_by_scope_operation_and_age(self, store: Store) -> None:
+        """Filters add up; a scope or an operation is the same bytes or another one."""
+        refund = replace(self.reservation("old", scope="b"), operation="POST /refunds")
+        store.reserve([refund])
+        self.drive(store, State.IN_PROGRESS, "old", scope="a")
+        for scope in ("a", "b"):
+            self.age(store, scope, "old", 1000)
+        now = [self.reservation("new", scope=scope) for scope in ("a", "b", "B")]
+        store.reserve(now)
+        assert [row.scope for row in store.listing(scope="b")] == ["b", "b"]
+        assert [row.key for row in store.listing(operation="POST /refunds")] == ["old"]
+        assert store.listing(operation="post /refunds") == []
+        assert [(row.scope, row.key) for row in store.listing(older_than=900)] == [("a", "old"), ("b", "old")]
+        assert [row.scope for row in store.listing(operation="POST /payments", older_than=900)] == ["a"]
+        assert store.listing(State.COMPLETED, "b", "POST /refunds", 900) == []
+        both = store.listing(State.IN_PROGRESS, "b", "POST /refunds", 900, 10)
+        assert [(row.scope, row.key) for row in both] == [("b", "old")]
+
+    def test_a_long_listing_is_read_on_from_where_it_ended(self, store: Store) -> None:
+        """``after`` is the last row of the page before: nothing is missed, nothing is shown twice."""
+        wanted = [self.reservation(f"key-{number:02}", scope=scope) for scope in ("a", "b", "B") for number in range(5)]
+        store.reserve(wanted)
+        pages: list[tuple[str, str]] = []
+        after = None
+        while page := store.listing(limit=4, after=after):
+            pages += [(row.scope, row.key) for row in page]
+            after = pages[-1]
+            assert len(page) <= 4
+        assert pages == sorted((w.scope, w.key) for w in wanted)
+        assert [row.key for row in store.listing(scope="b", after=("b", "key-02"))] == ["key-03", "key-04"]
+        assert store.listing(scope="a", after=("b", "")) == []
+
+    # health
+
+    def test_the_counts_say_what_is_there(self, store: Store) -> None:
+        """Rows by state; nothing waits where nothing is there."""
+        empty = store.counts()
+        assert empty.counts == dict.fromkeys(State, 0)
+        assert (empty.dead, empty.oldest_unknown_seconds, empty.lease_over_seconds) == (0, 0.0, 0.0)
+        for number, state in enumerate(State, start=1):
+            for row in range(number):
+                self.drive(store, state, f"{state}-{row}", steps=state is State.FAILED_RETRYABLE and row == 0)
+        assert store.counts().counts == {state: number for number, state in enumerate(State, start=1)}
+
+    def test_the_counts_say_what_has_waited_too_long(self, store: Store) -> None:
+        """The oldest lease that is over, and the oldest unknown outcome; a running lease has not waited."""
+        self.drive(store, State.IN_PROGRESS, "running")
+        assert store.counts().lease_over_seconds == 0.0
+        self.age(store, "tenant-1", "running", LEASE + 50)
+        self.drive(store, State.IN_PROGRESS, "fresh")
+        assert store.counts().lease_over_seconds == pytest.approx(50, abs=5)
+        self.drive(store, State.UNKNOWN, "unknown")
+        before = store.counts().oldest_unknown_seconds
+        self.age(store, "tenant-1", "unknown", AGES)
+        assert store.counts().oldest_unknown_seconds == pytest.approx(before + AGES, abs=5)
