@@ -5,13 +5,21 @@
     OnceKeyError
     ├── ApplicationError        the developer of the app acts
     │   ├── ConfigurationError      a policy, route or store URL that makes no sense
+    │   ├── EnlistError             a session that cannot be enlisted, or that the handler ended itself
+    │   ├── Dead                    raised BY a task: trying again is no use, a human must look
     │   ├── IllegalTransition       code asked for a move that core/states.py does not have
+    │   ├── JobLost                 another worker has the job: nothing that this attempt does is stored
     │   ├── NoOperation             current() was called outside a protected request
     │   ├── NotAuthenticated        raised BY the app's scope function: the caller is nobody (401)
     │   ├── NotExecuted             raised BY a handler: nothing happened, a retry may run (503)
+    │   │   └── LeaseLost               raised by enlist(): the key went to another attempt
     │   ├── OutcomeUnknown          raised BY a handler: it may have happened (409)
-    │   └── Refused                 raised BY a handler: refused before the operation began (4xx)
+    │   ├── Refused                 raised BY a handler: refused before the operation began (4xx)
+    │   └── StepError               a phase or effect that cannot be run or remembered as it stands
     └── OperatorError           whoever runs the service acts
+        ├── KeyNotFound             an operator asked for a key or a job that is not there
+        ├── LedgerError             a ledger that cannot be read or compared: the message says where
+        ├── MoveRefused             an operator's change that the state of things does not allow: it says why
         ├── SchemaError             tables missing, too old or too new: the message says what to run
         └── StoreError
             ├── StoreUnavailable    no answer, or none in time: the request gets a 503
@@ -36,8 +44,20 @@ class ConfigurationError(ApplicationError, ValueError):
     """A setting makes no sense; the message names it and says what would."""
 
 
+class Dead(ApplicationError):
+    """Raise it in a task when trying again is no use: the job is a dead letter at once, with this as its reason."""
+
+
+class EnlistError(ApplicationError):
+    """A session or connection cannot be enlisted as it is, or the handler ended it; the message says what to change."""
+
+
 class IllegalTransition(ApplicationError):
     """A move that the state table does not have. Always a bug, never a race."""
+
+
+class JobLost(ApplicationError):
+    """The lease of a task's job went to another worker: what this attempt still does will not be stored. Stop."""
 
 
 class NoOperation(ApplicationError, LookupError):
@@ -50,6 +70,17 @@ class NotAuthenticated(ApplicationError):
 
 class NotExecuted(ApplicationError):
     """Raise it in a handler when it is certain that nothing happened: the key can be retried."""
+
+
+class LeaseLost(NotExecuted):
+    """The key went to another attempt before this one wrote anything: everything is rolled back.
+
+    Let it pass: the client gets what the key's record says by now.
+    """
+
+
+class StepError(ApplicationError):
+    """A step that cannot be run or remembered as it stands: the message says what to change in the handler."""
 
 
 class OutcomeUnknown(ApplicationError):
@@ -73,6 +104,18 @@ class Refused(ApplicationError):
 
 class OperatorError(OnceKeyError):
     """Whoever runs the service must act."""
+
+
+class LedgerError(OperatorError):
+    """A ledger cannot be read or compared; the message names the file and line, or the entry."""
+
+
+class KeyNotFound(OperatorError, LookupError):
+    """Nothing is known of the key or job that an operator asked for."""
+
+
+class MoveRefused(OperatorError):
+    """What an operator asked for cannot be done to the key or job as it is; nothing was changed."""
 
 
 class SchemaError(OperatorError):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import ClassVar
 
+from oncekey.core.jobs import Job
 from oncekey.core.record import Record
 
 LOGGER = logging.getLogger("oncekey")
@@ -51,6 +52,14 @@ class StoreEvent(Event):
 
     verb: str
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent(KeyEvent):
+    """About one job of the outbox, and the key it belongs to: ``JobDone(*about_job(job), seconds=0.2)``."""
+
+    task: str
+    job_id: str
 
 
 # The twelve of seed 003.
@@ -293,6 +302,137 @@ class QueueFull(StoreEvent):
 
     metric = "api.idempotency.store.queue_full.count"
     level = ERROR
+
+
+# Our own: the outbox.
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(JobEvent):
+    """A worker took a job and began."""
+
+    metric = "api.idempotency.outbox.started.count"
+    level = DEBUG
+    lag_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone(JobEvent):
+    """A task succeeded, and its job is done."""
+
+    metric = "api.idempotency.outbox.done.count"
+    level = DEBUG
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRetried(JobEvent):
+    """A task failed, and will be tried again."""
+
+    metric = "api.idempotency.outbox.retried.count"
+    level = INFO
+    in_seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobDead(JobEvent):
+    """A job is a dead letter: a human must look."""
+
+    metric = "api.idempotency.outbox.dead.count"
+    level = ERROR
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobReleased(JobEvent):
+    """A worker that stops gave a job back."""
+
+    metric = "api.idempotency.outbox.released.count"
+    level = INFO
+
+
+@dataclass(frozen=True, slots=True)
+class JobLeaseLost(JobEvent):
+    """A worker came too late: its job was another's by then, and nothing was written."""
+
+    metric = "api.idempotency.outbox.lease_lost.count"
+    level = WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class JobOverran(JobEvent):
+    """A task in a thread took longer than it may: its lease is not renewed any more."""
+
+    metric = "api.idempotency.outbox.overran.count"
+    level = WARNING
+    seconds: float
+
+
+# Our own: upkeep.
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileGaveUp(KeyEvent):
+    """An unknown outcome is a dead letter: nobody is asked about it any more, and a human must look."""
+
+    metric = "api.idempotency.reconcile.dead.count"
+    level = ERROR
+    tries: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut(Event):
+    """The reaper failed deferred requests that nobody settled before they expired."""
+
+    metric = "api.idempotency.pending.timed_out.count"
+    level = WARNING
+    rows: int
+
+    @property
+    def amount(self) -> int:
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTooShort(Event):
+    """Of the handlers of an operation, more than one in a hundred needs longer than its lease lasts.
+
+    They live, since leases are renewed. But the next one that is paused, or cut off from its store, loses its key.
+    """
+
+    metric = "api.idempotency.lease.too_short.count"
+    level = WARNING
+    operation: str
+    lease_seconds: float
+    p99_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DutyDone(Event):
+    """Upkeep went once through a duty."""
+
+    metric = "api.idempotency.upkeep.done.count"
+    level = DEBUG
+    duty: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DutyFailed(Event):
+    """A duty of upkeep could not be done, and will be tried again."""
+
+    metric = "api.idempotency.upkeep.failed.count"
+    level = ERROR
+    duty: str
+    error: str
+    in_seconds: float
+
+
+def about_job(job: Job) -> tuple[str, str, str, int, str, str]:
+    """The fields of a :class:`JobEvent`, in order."""
+    return job.scope, redact(job.key), job.operation, job.attempt, job.task, job.id
 
 
 def about(record: Record) -> tuple[str, str, str, int]:

@@ -1,0 +1,318 @@
+"""The pump: the one thread of a worker that talks to the store. It claims, renews and concludes, in batches.
+
+Tasks run elsewhere; they leave their conclusions here, and while one batch of them is being committed the next one
+gathers: the busier a worker is, the more jobs share a commit. A thread and not a task of the event loop, so that a task
+that blocks its loop does not lose everybody's leases by it.
+
+Every claim has an owner token of its own. A worker that was paused past its leases may claim its own jobs again, and
+then two attempts of one process must not pass for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Literal
+
+from oncekey.core.jobs import Conclusion, JobEnd, JobState
+from oncekey.engine.owners import Owners
+from oncekey.errors import OperatorError, StoreError, StoreUnavailable
+from oncekey.outbox.attempts import Attempt, Counts
+from oncekey.outbox.tasks import Task, buried
+from oncekey.stores.base import Store
+from oncekey.stores.outbox_rows import AFTER
+from oncekey.telemetry import events
+from oncekey.telemetry.events import Emitter, about_job, describe
+
+_log = logging.getLogger("oncekey")
+
+Until = Literal["stopped", "drained", "once"]
+
+LOOKS_PER_LEASE = 12
+LONGEST_PAUSE_SECONDS = 10.0
+"""Between two tries while the store is down."""
+_RECOVERED = 1_000
+
+
+class Pump:
+    """``begin``, ``lose`` and ``over`` are called in the pump's thread; they pass the word on to the loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        tasks: Mapping[str, Task],
+        *,
+        concurrency: int,
+        lease: float,
+        poll: float,
+        until: Until,
+        emitter: Emitter,
+        begin: Callable[[Sequence[Attempt]], None],
+        lose: Callable[[Attempt], None],
+        over: Callable[[], None],
+    ) -> None:
+        self.counts = Counts()
+        self._store = store
+        self._tasks = tasks
+        self._names = list(tasks)
+        self._concurrency = concurrency
+        self._lease = lease
+        self._poll = poll
+        self._until = until
+        self._emitter = emitter
+        self._begin, self._lose, self._tell_over = begin, lose, over
+        self._owners = Owners()
+        self._live: dict[str, Attempt] = {}  # by owner and id; only the pump's thread touches it
+        self._ended: deque[Attempt] = deque()
+        self._left: deque[Attempt] = deque()
+        self._notes: deque[tuple[Attempt, str, Future[bool]]] = deque()
+        self._unsaved: list[Attempt] = []
+        self._unheard: set[str] = set()
+        self._doubtful = False
+        self._claim_at = 0.0
+        self._look_at = 0.0
+        self._failures = 0
+        self._claims = True
+        self._ending = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="oncekey-outbox", daemon=True)
+
+    # -- what the loop asks, from any thread -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._wake.set()
+        self._thread.start()
+
+    def conclude(self, attempt: Attempt, conclusion: Conclusion | None) -> None:
+        """An attempt ended. None: it was lost, and there is nothing to write."""
+        attempt.conclusion = conclusion
+        self._ended.append(attempt)
+        self._wake.set()
+
+    def note(self, attempt: Attempt, provider_id: str) -> Future[bool]:
+        future: Future[bool] = Future()
+        self._notes.append((attempt, provider_id, future))
+        self._wake.set()
+        return future
+
+    def stop(self) -> None:
+        """Claim nothing more; the end comes when the last attempt is concluded."""
+        self._claims = False
+        self._wake.set()
+
+    def abandon(self, attempts: Sequence[Attempt]) -> None:
+        """Wait for these no longer: they cannot be stopped, and keep their leases until those run out."""
+        self._left.extend(attempts)
+        self._wake.set()
+
+    def end(self) -> None:
+        """End now, whatever is not stored."""
+        self._ending = True
+        self._wake.set()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._finished():
+            self._wake.wait(max(0.0, self._next_turn() - time.monotonic()))
+            self._wake.clear()
+            try:
+                self._turn()
+            except OperatorError as error:
+                self._trouble(describe(error))
+            except Exception:
+                _log.exception("the outbox worker stumbled; it goes on")
+                self._trouble("")
+            else:
+                self._failures = 0
+        self._store.disconnect()
+        self._tell_over()
+
+    def _turn(self) -> None:
+        self._save_notes()
+        self._save_ended()
+        if self._unheard:
+            self._give_back_unheard()
+        if time.monotonic() >= self._look_at:
+            self._look()
+        if self._claims and time.monotonic() >= self._claim_at:
+            self._claim()
+
+    def _finished(self) -> bool:
+        return self._ending or not (self._claims or self._live)
+
+    def _next_turn(self) -> float:
+        at = self._look_at if self._live else float("inf")
+        if self._claims and len(self._live) < self._concurrency:
+            at = min(at, self._claim_at)
+        return min(at, time.monotonic() + self._lease)
+
+    def _trouble(self, words: str) -> None:
+        """Wait, longer each time, and not for less because tasks end meanwhile. Leases are watched all along."""
+        self._failures += 1
+        if self._failures == 1 and words:
+            self._emitter.emit(events.StoreFailed("outbox", words))
+        pause = min(LONGEST_PAUSE_SECONDS, 0.1 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
+        end = time.monotonic() + pause
+        while not self._finished() and (left := end - time.monotonic()) > 0:
+            self._expire()
+            time.sleep(min(left, 0.05))
+
+    # -- claims ----------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        wanted = self._concurrency - len(self._live)
+        if wanted <= 0:
+            return
+        owner = self._owners.new()
+        asked_at = time.monotonic()
+        self._unheard.add(owner)  # until we hear: a claim whose answer is lost may have happened
+        jobs = self._store.claim(owner, self._names, wanted, self._lease)
+        self._unheard.discard(owner)
+        fresh = []
+        for job in jobs:
+            attempt = Attempt(job, self._tasks[job.task], owner, asked_at, self._lease)
+            self._live[owner + job.id] = attempt
+            if job.attempt > attempt.task.max_attempts:
+                attempt.told = f"all {attempt.task.max_attempts} attempts are used up, and the last one never ended"
+                self.conclude(attempt, buried(job, owner, attempt.told))
+            else:
+                fresh.append(attempt)
+        if jobs:
+            self.counts.lag_seconds = jobs[-1].lag
+        if fresh:
+            self._begin(fresh)
+        if len(jobs) < wanted:  # nothing more is due at the moment
+            self._claim_at = time.monotonic() + self._poll * random.uniform(0.75, 1.25)
+        if self._until == "once" or (self._until == "drained" and not jobs and not self._live):
+            self._claims = False
+
+    def _give_back_unheard(self) -> None:
+        """Release what a claim took whose answer never came, and do not wait for those leases to run out."""
+        running = self._store.jobs(JobState.RUNNING, _RECOVERED)
+        mine = [job for job in running if job.owner in self._unheard]
+        if mine:
+            self._store.conclude([Conclusion(job.id, job.owner or "", JobEnd.RELEASE) for job in mine])
+        self._unheard.clear()
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Renew what is due, one statement per claim; what the store no longer calls ours is lost."""
+        now = time.monotonic()
+        due: dict[str, list[Attempt]] = {}
+        for attempt in self._live.values():
+            if attempt.renews and not attempt.lost and attempt.renew_at <= now:
+                due.setdefault(attempt.owner, []).append(attempt)
+        for owner, attempts in due.items():
+            asked_at = time.monotonic()
+            kept = set(self._store.renew_jobs(owner, [attempt.job.id for attempt in attempts], self._lease))
+            for attempt in attempts:
+                if attempt.job.id in kept:
+                    attempt.leased(asked_at, self._lease)
+                else:
+                    attempt.lost = True
+                    self._lose(attempt)
+        self._expire()
+        self._look_at = now + self._lease / LOOKS_PER_LEASE
+
+    def _expire(self) -> None:
+        """Stop what we can no longer call ours, because the store did not answer for a whole lease."""
+        now = time.monotonic()
+        for attempt in self._live.values():
+            if attempt.renews and not attempt.expired and not attempt.lost and attempt.leased_until <= now:
+                attempt.expired = True
+                self._lose(attempt)
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _save_notes(self) -> None:
+        while self._notes:
+            attempt, provider_id, future = self._notes.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                kept = not attempt.lost and self._store.note_provider(attempt.job.id, attempt.owner, provider_id)
+            except Exception as error:
+                future.set_exception(error)  # the task decides: it knows whether it can go on without
+            else:
+                future.set_result(kept)
+
+    def _save_ended(self) -> None:
+        while self._left:
+            self._forget(self._left.popleft())
+        while self._ended:
+            attempt = self._ended.popleft()
+            if attempt.conclusion is None or attempt.lost:
+                self._saved(attempt, None)
+            else:
+                self._unsaved.append(attempt)
+        if not self._unsaved:
+            return
+        doubtful, self._doubtful = self._doubtful, True
+        try:
+            answers = self._store.conclude([each.conclusion for each in self._unsaved if each.conclusion])
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            answers = [self._conclude_alone(attempt) for attempt in self._unsaved]
+        self._doubtful = False
+        saved, self._unsaved = self._unsaved, []
+        for attempt, answer in zip(saved, answers, strict=True):
+            mine = answer or (doubtful and self._was_mine(attempt))
+            self._saved(attempt, attempt.conclusion if mine else None)
+
+    def _conclude_alone(self, attempt: Attempt) -> bool:
+        """One bad row must not hold up the others (hazard 25). What the store will not take becomes a dead letter."""
+        conclusion = attempt.conclusion
+        assert conclusion is not None  # noqa: S101 - only such are unsaved
+        try:
+            return self._store.conclude([conclusion])[0]
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            attempt.told = f"the store refused what the task left: {describe(error)}"
+            attempt.conclusion = buried(attempt.job, attempt.owner, attempt.told)
+        return self._store.conclude([attempt.conclusion])[0]
+
+    def _was_mine(self, attempt: Attempt) -> bool:
+        """After an answer that was lost: whether the row is as this very attempt wanted it (hazard 9)."""
+        row, wanted = self._store.job(attempt.job.id), attempt.conclusion
+        return bool(row and wanted and row.owner == attempt.owner and row.state is AFTER[wanted.end])
+
+    def _saved(self, attempt: Attempt, conclusion: Conclusion | None) -> None:
+        self._forget(attempt)
+        emit, counts = self._emitter, self.counts
+        fields = about_job(attempt.job)
+        if conclusion is None:
+            counts.lost += 1
+            emit.emit(events.JobLeaseLost(*fields))
+            return
+        match conclusion.end:
+            case JobEnd.DONE:
+                counts.done += 1
+                if emit.wants(events.JobDone):
+                    emit.emit(events.JobDone(*fields, seconds=time.monotonic() - attempt.began))
+            case JobEnd.RETRY:
+                counts.failed += 1
+                emit.emit(events.JobRetried(*fields, in_seconds=conclusion.retry_in, error=attempt.told))
+            case JobEnd.DEAD:
+                counts.dead += 1
+                emit.emit(events.JobDead(*fields, error=attempt.told))
+            case JobEnd.RELEASE:
+                counts.released += 1
+                emit.emit(events.JobReleased(*fields))
+
+    def _forget(self, attempt: Attempt) -> None:
+        self._live.pop(self._key(attempt), None)
+        if self._until == "drained" and not self._live:
+            self._claim_at = 0.0  # the next claim says whether that was all
+
+    @staticmethod
+    def _key(attempt: Attempt) -> str:
+        return attempt.owner + attempt.job.id

@@ -1,0 +1,171 @@
+"""What a task is, what it is given, and what its end means for its job and for the key that it settles.
+
+Pure but for :meth:`Context.record`, which asks the worker to store something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from oncekey.core.jobs import Conclusion, Job, JobEnd
+from oncekey.core.responses import NOTHING, written
+from oncekey.core.states import State
+from oncekey.core.values import value
+from oncekey.errors import ConfigurationError, Dead, JobLost, OutcomeUnknown
+
+STORE_WAIT_SECONDS = 30.0
+"""How long ``record`` waits in a thread. The store's own limit is shorter; this is for a worker that is gone."""
+
+
+@value
+class Task:
+    """A function of the app under the name that jobs know it by, and its limits."""
+
+    name: str
+    function: Callable[[Context, Any], Any]
+    is_async: bool
+    max_attempts: int
+    timeout: float
+    backoff: float
+    max_backoff: float
+
+    def retry_in(self, attempt: int, chance: float) -> float:
+        """Seconds before the next attempt: exponential with full jitter, so that a crowd does not come back at once.
+
+        ``chance`` lies between 0 and 1. The exponent is bounded: 2.0**1100 is an error, not a long time.
+        """
+        return chance * min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 64))
+
+
+def make_task(
+    name: str,
+    function: Callable[[Context, Any], Any],
+    *,
+    max_attempts: int,
+    timeout: float,
+    backoff: float,
+    max_backoff: float,
+) -> Task:
+    if max_attempts < 1:
+        raise ConfigurationError(f"task '{name}': max_attempts={max_attempts} must be at least 1")
+    if timeout <= 0 or backoff < 0 or max_backoff < 0:
+        raise ConfigurationError(f"task '{name}': timeout must be more than 0 seconds, backoffs 0 or more")
+    target = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(target)
+    return Task(name, function, is_async, max_attempts, timeout, backoff, max_backoff)
+
+
+class Response:
+    """What a task that settles its key returns: the final response, which every later retry of the request gets.
+
+    A status under 400 completes the key, any other fails it for good.
+    """
+
+    __slots__ = ("stored",)
+
+    def __init__(
+        self,
+        status: int,
+        json: Any = NOTHING,
+        *,
+        body: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.stored = written("Response", status, json, body, headers)
+
+
+def returned(job: Job, owner: str, result: object) -> Conclusion:
+    """The end of a task that returned."""
+    if not job.settles:
+        return Conclusion(job.id, owner, JobEnd.DONE)
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], int):
+        result = Response(*result)
+    if not isinstance(result, Response):
+        raise ConfigurationError(
+            f"a job of this task settles its key, so the task must return Response(status, json) or (status, json), "
+            f"not {type(result).__name__}: correct the task and take the dead letter up again"
+        )
+    response = result.stored
+    state = State.COMPLETED if response.status < 400 else State.FAILED
+    return Conclusion(job.id, owner, JobEnd.DONE, settle=state, response=response)
+
+
+def raised(job: Job, owner: str, task: Task, error: BaseException, chance: float) -> Conclusion:
+    """The end of a task that raised: another attempt, or a dead letter. Who can act is told why, in full."""
+    message = str(error)
+    words = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if isinstance(error, Dead | OutcomeUnknown | ConfigurationError) or job.attempt >= task.max_attempts:
+        return buried(job, owner, words)
+    return Conclusion(job.id, owner, JobEnd.RETRY, retry_in=task.retry_in(job.attempt, chance), error=words)
+
+
+def buried(job: Job, owner: str, words: str) -> Conclusion:
+    """A dead letter. Whether it happened, nobody knows: a key that it should have settled is unknown."""
+    return Conclusion(job.id, owner, JobEnd.DEAD, error=words, settle=State.UNKNOWN if job.settles else None)
+
+
+class Context:
+    """What a task is given beside its payload."""
+
+    __slots__ = (
+        *("_in_thread", "_note", "attempt", "downstream_key", "job_id", "key", "last_attempt", "operation"),
+        *("provider_id", "scope", "task"),
+    )
+
+    def __init__(self, job: Job, task: Task, note: Callable[[str], Future[bool]]) -> None:
+        self.task = task.name
+        self.job_id = job.id
+        self.scope = job.scope
+        self.key = job.key
+        self.operation = job.operation
+        self.downstream_key = job.downstream_key
+        """For the call to somebody else: the same in every attempt, so that one who honours it acts once."""
+        self.attempt = job.attempt
+        self.last_attempt = job.attempt >= task.max_attempts
+        self.provider_id = job.provider_id
+        """What an earlier attempt recorded."""
+        self._note = note
+        self._in_thread = not task.is_async
+
+    def record(self, provider_id: str) -> Awaitable[None]:
+        """Store what the provider calls it, before the job is done. An async task awaits it, a sync one just calls it.
+
+        A webhook then finds the key by it, and a later attempt has it as ``ctx.provider_id``. JobLost: another worker
+        has this job.
+        """
+        if not _names_something(provider_id):
+            raise ConfigurationError("ctx.record(provider_id): it takes printable text, and at least one character")
+        stored = self._note(provider_id)
+        if self._in_thread:
+            _recorded(stored.result(STORE_WAIT_SECONDS))
+            return _Done()
+        return _awaited(asyncio.wrap_future(stored))
+
+
+def _names_something(provider_id: object) -> bool:
+    """Whether the task kept to the annotation: what a provider sent may be a number, or nothing."""
+    return isinstance(provider_id, str) and provider_id != "" and provider_id.isprintable()
+
+
+class _Done:
+    """Something that may be awaited, and is over."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+def _recorded(kept: bool) -> None:
+    if not kept:
+        raise JobLost("the lease of this job went to another worker: the provider's id was not stored, stop here")
+
+
+def _awaited(stored: asyncio.Future[bool]) -> Awaitable[None]:
+    async def wait() -> None:
+        _recorded(await stored)
+
+    return asyncio.ensure_future(wait())

@@ -1,0 +1,51 @@
+"""Threads for sync tasks, as many as there are slots. Daemons: a task that hangs must not keep the process alive.
+
+(``ThreadPoolExecutor`` joins its threads at exit, whatever they do.) They are kept, because apps keep connections in
+thread-locals.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+_Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+
+
+class Threads:
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._count = 0
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run it at once, in a thread that is idle or a new one. The caller bounds how many run."""
+        future: Future[Any] = Future()
+        self._calls.put((future, function, arguments))
+        if not self._idle.acquire(blocking=False):
+            self._count += 1
+            threading.Thread(target=self._run, name=f"oncekey-task-{self._count}", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Let the idle ones go; those that work end after their task."""
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function, arguments = call
+            del call
+            future.set_running_or_notify_cancel()  # from here on nobody can cancel it, and so its result has a place
+            try:
+                result = function(*arguments)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            del future, function, arguments
+            self._idle.release()

@@ -1,0 +1,114 @@
+"""An outbox to test with: a real store of either kind, a way to add jobs as a request does, and to let time pass."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import count
+from typing import Any
+
+import orjson
+import psycopg
+
+from oncekey.core.jobs import Job, JobState, NewJob
+from oncekey.core.record import Record, Reservation, swap
+from oncekey.core.states import Actor, Effects, Event
+from oncekey.outbox.staging import enqueue_statement, job_parameters
+from oncekey.stores.base import Store
+from oncekey.stores.urls import open_store
+
+POSTGRES_ENQUEUE = re.sub(r":(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
+
+
+class Box:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.store: Store = open_store(url)
+        self.store.migrate()
+        self._numbers = count(1)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    def close(self) -> None:
+        self.store.disconnect()
+        self.store.close()
+
+    def job(self, task: str, payload: Any = None, *, of: Record | None = None, run_at: float | None = None) -> NewJob:
+        number = next(self._numbers)
+        return NewJob(
+            f"job-{number:06d}",
+            of.scope if of else "acme",
+            of.key if of else f"key-{number:06d}-of-the-client",
+            of.owner if of else "an-owner",
+            "POST /payments",
+            task,
+            orjson.dumps({} if payload is None else payload),
+            f"oncekey-down-{number:06d}",
+            run_at,
+            of is not None,
+        )
+
+    def insert(self, jobs: Sequence[NewJob]) -> None:
+        """All in one transaction."""
+        rows = [job_parameters(job) for job in jobs]
+        if self.is_sqlite:
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own, own:
+                own.executemany(enqueue_statement("sqlite"), rows)
+        else:
+            with psycopg.connect(self.url) as connection:
+                connection.cursor().executemany(POSTGRES_ENQUEUE, rows)
+
+    def add(self, task: str, payload: Any = None, *, of: Record | None = None, run_at: float | None = None) -> str:
+        job = self.job(task, payload, of=of, run_at=run_at)
+        self.insert([job])
+        return job.id
+
+    def pending(self, count: int = 1) -> list[Record]:
+        """Keys whose requests were deferred."""
+        wanted = [
+            Reservation(
+                *("acme", f"pending-{next(self._numbers):06d}", "POST /payments", b"f" * 32, 1),
+                *(Effects.TRANSACTIONAL, f"owner-{number}", 60.0, 3600.0),
+            )
+            for number in range(count)
+        ]
+        records = [found.record for found in self.store.reserve(wanted)]
+        moved = self.store.swap([swap(record, Event.DEFER, Actor.OWNER) for record in records if record])
+        return [record for record in moved if record]
+
+    def key(self, record: Record) -> Record:
+        (found,) = self.store.read([(record.scope, record.key)])
+        assert found is not None
+        return found
+
+    def get(self, job_id: str) -> Job:
+        job = self.store.job(job_id)
+        assert job is not None
+        return job
+
+    def count(self, state: JobState) -> int:
+        return len(self.store.jobs(state, 100_000))
+
+    def execute(self, statement: str) -> None:
+        """SQL that both dialects understand, in a transaction of its own."""
+        if self.is_sqlite:
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own, own:
+                own.execute(statement)
+        else:
+            with psycopg.connect(self.url) as connection:
+                connection.execute(statement.encode())
+
+    def steal(self, job_id: str) -> Job:
+        """Another worker has taken this job, as if our lease had been over; in one step, whoever else may look."""
+        later = "9e9" if self.is_sqlite else "'infinity'"
+        taken = f"owner = 'a-thief', attempt = attempt + 1, lease_until = {later}"
+        self.execute(f"UPDATE idempotency_outbox SET {taken} WHERE id = '{job_id}' AND state = 'running'")
+        return self.get(job_id)
+
+
+def errors(job: Job) -> list[str]:
+    return [line["error"] for line in orjson.loads(job.history)]
