@@ -1,0 +1,493 @@
+"""``oncekey routes``: what it says of an app is what requests to that app meet."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from flask import Blueprint, Flask
+from litestar import Litestar, WebSocket, asgi, get, post, put, websocket
+from litestar import Router as LitestarRouter
+from litestar.middleware import DefineMiddleware
+from litestar.types import Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Host, Match, Mount, Route, Router, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from oncekey import SINGLE_TENANT, OnceKey, Policy
+from oncekey.cli import main
+from oncekey.errors import ConfigurationError
+from oncekey.web import wsgi
+from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.coverage import Coverage, audit
+from oncekey.web.fastapi import protect as protect_fastapi
+from oncekey.web.flask import protect as protect_flask
+from oncekey.web.litestar import OnceKeyPlugin
+
+Run = Callable[..., tuple[int, str, str]]
+
+OWN = Policy(effects="repeatable")
+
+
+def once(routes: dict[str, Policy | None] | None = None, **options: Any) -> OnceKey:
+    return OnceKey("memory://", scope=SINGLE_TENANT, routes=routes, **options)
+
+
+def ours(routes: dict[str, Policy | None] | None = None) -> Middleware:
+    return Middleware(IdempotencyMiddleware, once=once(routes))
+
+
+async def handle(request: Any) -> Response:
+    return PlainTextResponse("handled")
+
+
+async def raw(scope: Any, receive: Any, send: Any) -> None:
+    await PlainTextResponse("handled")(scope, receive, send)
+
+
+class Anything:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await raw(scope, receive, send)
+
+
+class Things(HTTPEndpoint):
+    async def get(self, request: Any) -> Response:
+        return await handle(request)
+
+    post = delete = get
+
+
+class OwnRoute(BaseRoute):
+    """Somebody's kind of route."""
+
+    path = "/own/kind"
+
+    def matches(self, scope: Any) -> tuple[Match, Any]:
+        return (Match.FULL if scope.get("path") == self.path else Match.NONE), {}
+
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        await raw(scope, receive, send)
+
+
+def wsgi_in_asgi(app: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated in favour of a package that works alike
+        from starlette.middleware.wsgi import WSGIMiddleware
+    return WSGIMiddleware(app)
+
+
+# ---------------------------------------------------------------- the apps
+
+
+def starlette() -> Any:
+    protected_inside = Starlette(
+        routes=[Route("/pay", handle, methods=["POST"]), Route("/pay", handle, methods=["PUT"])],
+        middleware=[ours({"POST /pay": OWN, "PUT /pay": OWN})],
+    )
+    routes = [
+        Route("/payments/{id:int}", handle, methods=["POST", "GET"]),
+        Route("/login", handle, methods=["POST"]),
+        Route("/things", Things),
+        Route("/anything", Anything()),
+        Route("/one", handle, methods=["DELETE"], middleware=[ours({"DELETE /one": OWN})]),
+        Route("/files/{name:path}", handle, methods=["PUT"]),
+        Route("/purge", handle, methods=["PURGE"]),
+        Mount("/sub", routes=[Route("/x", handle, methods=["PUT"]), Mount("/{deep}", routes=[Route("/y", Things)])]),
+        Mount("/inside", app=protected_inside),
+        Mount("/around", routes=[Route("/pay", handle, methods=["PUT"])], middleware=[ours({"PUT /pay": OWN})]),
+        Mount("/router", app=Router([Route("/x", Things)], middleware=[ours({"DELETE /x": OWN})])),
+        Mount("/raw", app=raw),
+        Mount("/static", app=StaticFiles(directory=Path(__file__).parent)),
+        WebSocketRoute("/socket", handle),
+        OwnRoute(),
+        Host("api.test", Router([Route("/hosted", handle, methods=["POST", "PUT"])])),
+    ]
+    app = Starlette(routes=routes, middleware=[Middleware(CORSMiddleware)])
+    listed = {"POST /login": None, "PUT /files/{name}": OWN, "PUT /sub/x": OWN, "DELETE /sub/{deep}/y": None}
+    app.add_middleware(IdempotencyMiddleware, once=once(listed))
+    return app
+
+
+def starlette_from_outside() -> Any:
+    """Middleware around the app, ours and others', and an app of last resort."""
+    router = Router([Route("/x", Things)], default=raw)
+    return CORSMiddleware(IdempotencyMiddleware(router, once({"DELETE /x": OWN})))
+
+
+def fastapi() -> Any:
+    inner = APIRouter(prefix="/inner")
+    inner.add_api_route("/x/{id}", lambda id: "handled", methods=["POST", "PUT"])
+    outer = APIRouter(prefix="/outer")
+    outer.add_api_route("/x", lambda: "handled", methods=["PATCH", "DELETE", "GET"])
+    outer.include_router(inner)
+    mounted = FastAPI()
+    mounted.add_api_route("/x", lambda: "handled", methods=["POST", "PUT"])
+    app = FastAPI()
+    app.include_router(outer, prefix="/api")
+    app.mount("/mounted", mounted)
+    protect_fastapi(app, once({"PUT /api/outer/inner/x/{id}": OWN, "PUT /mounted/x": None}))
+    return app
+
+
+def fastapi_in_part() -> Any:
+    """Only a mounted app is protected."""
+    mounted = FastAPI()
+    mounted.add_api_route("/x", lambda: "handled", methods=["POST", "PUT"])
+    protect_fastapi(mounted, once({"PUT /x": OWN, "POST /mounted/x": None}))
+    app = FastAPI()
+    app.add_api_route("/x", lambda: "handled", methods=["POST"])
+    app.mount("/mounted", mounted)
+    return app
+
+
+def litestar() -> Any:
+    @post("/pay/{id:int}")
+    async def pay() -> str:
+        return "handled"
+
+    @put("/pay")
+    async def put_pay() -> str:
+        return "handled"
+
+    @get("/")
+    async def home() -> str:
+        return "handled"
+
+    @websocket("/socket")
+    async def socket(socket: WebSocket[Any, Any, Any]) -> None: ...
+
+    @asgi("/mounted", is_mount=True, copy_scope=True)
+    async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
+        await raw(scope, receive, send)
+
+    @asgi("/exact", copy_scope=True)
+    async def exact(scope: Scope, receive: Receive, send: Send) -> None:
+        await raw(scope, receive, send)
+
+    listed = {"PUT /v1/pay": None, "PUT /exact": OWN, "PUT /mounted/{path:path}": OWN, "DELETE /{path:path}": OWN}
+    return Litestar(
+        [LitestarRouter("/v1", route_handlers=[pay, put_pay]), home, socket, mounted, exact],
+        middleware=[DefineMiddleware(cast("Any", IdempotencyMiddleware), once=once({"DELETE /exact": None}))],
+        plugins=[OnceKeyPlugin(once(listed))],
+    )
+
+
+def flask(name: str = "shop") -> Flask:
+    app = Flask(name)
+    blueprint = Blueprint("billing", name, url_prefix="/billing")
+    blueprint.add_url_rule("/<int:id>/charge", "charge", lambda id: "handled", methods=["POST", "PUT"])
+    blueprint.add_url_rule("/<id>/refund", "refund", lambda id: "handled", methods=["POST"])
+    app.register_blueprint(blueprint)
+    app.add_url_rule("/files/<path:name>", "files", lambda name: "handled", methods=["PUT", "DELETE", "PURGE"])
+    return app
+
+
+def protected_flask() -> Any:
+    app = flask()
+    listed = {"POST /billing/{id}/refund": None, "PUT /files/{name}": OWN, "DELETE /files/{name:path}": OWN}
+    app.wsgi_app = ProxyFix(app.wsgi_app)  # type: ignore[method-assign]
+    protect_flask(app, once(listed))
+    app.wsgi_app = ProxyFix(app.wsgi_app)  # type: ignore[method-assign]
+    return app
+
+
+def dispatched() -> Any:
+    """Two Flask apps under one roof; one of them protects itself, and our middleware there sees the whole path."""
+    mounted = flask("mounted")
+    protect_flask(mounted, once({"PUT /v2/billing/{id}/charge": OWN, "PUT /billing/{id}/charge": OWN}))
+    return DispatcherMiddleware(flask(), {"/v2": mounted})
+
+
+def around_wsgi() -> Any:
+    return wsgi.IdempotencyMiddleware(flask(), once())
+
+
+def flask_in_starlette() -> Any:
+    mounted = flask()
+    protect_flask(mounted, once({"PUT /old/billing/{id}/charge": OWN, "POST /billing/{id}/refund": None}))
+    return Starlette(routes=[Mount("/old", app=wsgi_in_asgi(mounted))])
+
+
+APPS = [
+    starlette,
+    starlette_from_outside,
+    fastapi,
+    fastapi_in_part,
+    litestar,
+    protected_flask,
+    dispatched,
+    around_wsgi,
+    flask_in_starlette,
+]
+WSGI_APPS = [protected_flask, dispatched, around_wsgi]
+
+
+@pytest.mark.parametrize("make", APPS)
+async def test_what_it_says_is_what_requests_meet(make: Callable[[], Any]) -> None:
+    """One request to every endpoint: our headers are on the answer exactly where it says protected."""
+    app = make()
+    found = audit(app).endpoints
+    assert {endpoint.coverage for endpoint in found} >= {Coverage.PROTECTED, Coverage.UNPROTECTED}
+    met = {}
+    for number, endpoint in enumerate(found):
+        # The longer kind of path under a parameter that spans slashes: where one of them is unprotected, so are both.
+        path = re.sub(r"\{\w+\}|\{\w+:int\}", "7", re.sub(r"\{\w+:path\}", "7/8", endpoint.path))
+        url = f"http://{endpoint.host or 'shop.test'}{path}"
+        answer = await ask(app, endpoint.method, url, f"key-{number}", make in WSGI_APPS)
+        assert answer.status_code < 300, (endpoint, answer.status_code)
+        met[endpoint.method, endpoint.path] = "idempotency-key" in answer.headers
+    said = {(e.method, e.path): e.coverage is Coverage.PROTECTED for e in found}
+    assert met == said
+
+
+async def ask(app: Any, method: str, url: str, key: str, is_wsgi: bool) -> httpx.Response:
+    headers = {"Idempotency-Key": key}
+    if is_wsgi:
+        with httpx.Client(transport=httpx.WSGITransport(app)) as blocking:
+            return blocking.request(method, url, headers=headers)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+        return await client.request(method, url, headers=headers)
+
+
+def said_of(app: Any) -> dict[str, str]:
+    return {f"{e.method} {e.host}{e.path}": str(e.coverage) for e in audit(app).endpoints}
+
+
+def test_all_of_starlette() -> None:
+    """Every route that changes something is there, once, under its whole path; nothing else is."""
+    assert said_of(starlette()) == {
+        "POST /payments/{id:int}": "protected",
+        "POST /login": "exempt",
+        "POST /things": "protected",
+        "DELETE /things": "unprotected",
+        "POST /anything": "protected",
+        "PUT /anything": "unprotected",
+        "PATCH /anything": "protected",
+        "DELETE /anything": "unprotected",
+        "DELETE /one": "protected",
+        "PUT /files/{name:path}": "unprotected",  # the listed pattern covers one segment only
+        "PURGE /purge": "unprotected",
+        "PUT /sub/x": "protected",
+        "POST /sub/{deep}/y": "protected",
+        "DELETE /sub/{deep}/y": "exempt",
+        "POST /inside/pay": "protected",
+        "PUT /inside/pay": "protected",
+        "PUT /around/pay": "protected",
+        "POST /router/x": "protected",
+        "DELETE /router/x": "protected",
+        "POST /raw/{path:path}": "protected",
+        "PUT /raw/{path:path}": "unprotected",
+        "PATCH /raw/{path:path}": "protected",
+        "DELETE /raw/{path:path}": "unprotected",
+        "POST /own/kind": "protected",
+        "PUT /own/kind": "unprotected",
+        "PATCH /own/kind": "protected",
+        "DELETE /own/kind": "unprotected",
+        "POST api.test/hosted": "protected",
+        "PUT api.test/hosted": "unprotected",
+    }
+
+
+def test_the_policy_is_the_one_that_applies() -> None:
+    """Of two OnceKeys on the way, the outer one's if it wants the request, else the inner one's."""
+    by_route = {(e.method, e.path): e for e in audit(starlette()).endpoints}
+    assert by_route["POST", "/inside/pay"].policy == Policy()
+    assert by_route["PUT", "/inside/pay"].policy == OWN
+    assert (by_route["PUT", "/sub/x"].policy, by_route["PUT", "/sub/x"].listed) == (OWN, "PUT /sub/x")
+    assert by_route["POST", "/login"].listed == "POST /login"
+    assert "PATCH, POST" in by_route["DELETE", "/things"].why
+
+
+def test_all_of_flask() -> None:
+    """Flask's way to write a parameter becomes ours; one that spans slashes stays one that does."""
+    assert said_of(protected_flask()) == {
+        "POST /billing/{id}/charge": "protected",
+        "PUT /billing/{id}/charge": "unprotected",
+        "POST /billing/{id}/refund": "exempt",
+        "PUT /files/{name:path}": "unprotected",  # the listed pattern covers one segment only
+        "DELETE /files/{name:path}": "protected",
+        "PURGE /files/{name:path}": "unprotected",
+    }
+
+
+async def test_of_two_in_litestar_the_outer_one_has_it() -> None:
+    """As at run time: the key is in the store of the one whose policy is shown."""
+
+    @post("/pay")
+    async def pay() -> str:
+        return "handled"
+
+    outer, inner = once(), once(policy=OWN)
+    around = DefineMiddleware(cast("Any", IdempotencyMiddleware), once=outer)
+    app = Litestar([pay], middleware=[around], plugins=[OnceKeyPlugin(inner)])
+    assert [endpoint.policy for endpoint in audit(app).endpoints] == [Policy()]
+    await ask(app, "POST", "http://shop.test/pay", "k", is_wsgi=False)
+    assert [store.read([("single-tenant", "k")])[0] is not None for store in (outer.store, inner.store)] == [
+        True,
+        False,
+    ]
+
+
+def test_nothing_protects_it() -> None:
+    endpoint = audit(flask()).endpoints[0]
+    assert (endpoint.coverage, endpoint.why) == (
+        Coverage.UNPROTECTED,
+        "no IdempotencyMiddleware stands in front of it",
+    )
+
+
+def test_listed_and_not_there() -> None:
+    """A listed route with a typing error protects or exempts nothing. One path under a parameter is not an error."""
+    listed = {
+        "POST /paymnts/{id}": OWN,
+        "POST /payments/test": None,
+        "GET /payments/{id}": OWN,
+        "PUT /payments/{id}": OWN,
+    }
+    app = Starlette(routes=[Route("/payments/{id}", handle, methods=["POST", "GET"])], middleware=[ours(listed)])
+    assert audit(app).unused == ("POST /paymnts/{id}", "PUT /payments/{id}")
+    assert audit(flask_in_starlette()).unused == ("POST /billing/{id}/refund",)
+
+
+@pytest.mark.parametrize("app", [raw, Anything(), IdempotencyMiddleware(raw, once()), CORSMiddleware(raw)])
+def test_an_app_without_routes(app: Any) -> None:
+    """It is said, and not taken for an app that has none."""
+    with pytest.raises(ConfigurationError, match="no list of routes"):
+        audit(app)
+
+
+def test_an_app_inside_of_itself() -> None:
+    """It ends."""
+    middleware = CORSMiddleware(raw)
+    middleware.app = middleware
+    with pytest.raises(ConfigurationError, match="no list of routes"):
+        audit(middleware)
+
+
+def test_an_app_with_no_routes_yet() -> None:
+    assert audit(Starlette()).endpoints == ()
+
+
+# ---------------------------------------------------------------- the command
+
+SHOP = """
+from oncekey import OnceKey, Policy, SINGLE_TENANT
+from oncekey.web.asgi import IdempotencyMiddleware
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+async def handle(request): ...
+
+once = OnceKey("memory://", scope=SINGLE_TENANT, routes={
+    "POST /login": None, "POST /tips": Policy(required=False, in_flight="wait"), "POST /old": None,
+})
+paths = {"/payments": "POST", "/login": "POST", "/tips": "POST"}
+app = Starlette(routes=[Route(path, handle, methods=[method]) for path, method in paths.items()])
+app.add_middleware(IdempotencyMiddleware, once=once)
+
+def make():
+    app.add_route("/payments/{id}", handle, methods=["PUT"])
+    return app
+
+nothing = 7
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``oncekey routes`` in a folder with ``shop.py``: exit code, standard output, standard error."""
+    (tmp_path / "shop_to_audit.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["oncekey", "routes", *arguments])
+        sys.modules.pop("shop_to_audit", None)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        sys.modules.pop("shop_to_audit", None)
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_listing(run: Run) -> None:
+    """A line per route: what it is, and why. Without an unprotected one, --strict is content."""
+    code, out, error = run("shop_to_audit:app", "--strict")
+    assert (code, error) == (0, "")
+    assert out.splitlines() == [
+        "POST  /payments  protected  external, kept 24 hours, key required",
+        'POST  /login     exempt     routes={"POST /login": None}',
+        (
+            "POST  /tips      protected  external, kept 24 hours, key optional: without one, it runs every time, "
+            "duplicates in flight: wait"
+        ),
+        "",
+        "3 that change something: 2 protected, 1 exempt, 0 unprotected",
+        "listed, and no route of the app: POST /old",
+    ]
+
+
+def test_strict(run: Run) -> None:
+    """An unprotected route fails --strict, and only that."""
+    code, out, error = run("shop_to_audit:make", "--factory")
+    assert (code, error) == (0, "")
+    assert "PUT   /payments/{id}  UNPROTECTED  the policy protects PATCH, POST, and this route is not listed\n" in out
+    code, again, error = run("shop_to_audit:make", "--factory", "--strict")
+    assert (code, again) == (1, out)
+    assert error.startswith("oncekey: 1 route is unprotected: ")
+
+
+def test_as_json(run: Run) -> None:
+    code, out, _ = run("shop_to_audit:make", "--factory", "--json", "--strict")
+    said = json.loads(out)
+    assert (code, said["protected"], said["exempt"], said["unprotected"], said["unused"]) == (1, 2, 1, 1, ["POST /old"])
+    assert said["routes"][1] == {
+        "method": "POST",
+        "path": "/login",
+        "host": None,
+        "coverage": "exempt",
+        "policy": None,
+        "listed": "POST /login",
+        "why": None,
+    }
+    assert said["routes"][0]["policy"]["effects"] == "external"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop_to_audit", "not of the form module:name"),
+        ("shop_to_audit:app2", "has no 'app2'"),
+        ("shop_not_there:app", "no module 'shop_not_there'"),
+        ("shop_to_audit:nothing", "no app: it cannot be called"),
+        ("shop_to_audit:make", "--factory"),
+    ],
+)
+def test_what_is_no_app(run: Run, target: str, words: str) -> None:
+    """One sentence that says what to give, and exit code 1."""
+    code, out, error = run(target)
+    assert (code, out, error.count("\n")) == (1, "", 1)
+    assert words in error
+
+
+def test_the_docs_show_it_as_it_is(run: Run, tmp_path: Path) -> None:
+    """The example of docs/coverage.md: its app, and what is printed."""
+    text = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text()
+    source, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)[:2]
+    (tmp_path / "shop_to_audit.py").write_text(source)
+    assert run("shop_to_audit:app") == (0, shown.partition("\n")[2], "")
