@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import secrets
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from benchmarks.pgbench import BODY, FINGERPRINT, HEADERS
 from benchmarks.serving import ROOT, child_environment
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, Swap, swap
 from oncekey.core.states import Actor, Effects, Event
+from oncekey.engine.owners import Owners
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
 
@@ -34,6 +34,9 @@ RESPONSE = StoredResponse(201, tuple((name, value) for name, value in json.loads
 
 Reserve = Callable[[Reservation], Awaitable[Found]]
 Complete = Callable[[Swap], Awaitable[Record | None]]
+
+
+_owners = Owners()  # as the engine makes them
 
 
 class PairFailed(Exception):
@@ -48,7 +51,7 @@ def reservation() -> Reservation:
         fingerprint=FINGERPRINT,
         fingerprint_version=1,
         effects=Effects.EXTERNAL,
-        owner=secrets.token_hex(16),
+        owner=_owners.new(),
         lease_seconds=60.0,
         retention_seconds=86400.0,
     )
@@ -104,10 +107,12 @@ async def through_lanes(url: str, seconds: float) -> float:
     """The one place that knows the engine: how a caller hands a reservation or a swap to a lane."""
     from oncekey.engine.lanes import Lanes
     from oncekey.engine.tickets import AsyncTicket
+    from oncekey.web import garbage
 
     store = open_store(url)
     store.migrate()
     lanes = Lanes(store)
+    garbage.settle()  # as the middleware does when a server has started
     loop = asyncio.get_running_loop()
 
     async def submit(work: Reservation | Swap) -> Any:

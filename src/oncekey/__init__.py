@@ -1,6 +1,7 @@
 """oncekey: a retried request runs once. The public names, and nothing else."""
 
 from oncekey.core.policy import Policy
+from oncekey.core.verdicts import Confirmed, Refuted, StillUnknown
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
 from oncekey.engine.request import SINGLE_TENANT, Request
@@ -10,6 +11,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SINGLE_TENANT",
+    "Confirmed",
     "NotAuthenticated",
     "NotExecuted",
     "OnceKey",
@@ -18,6 +20,8 @@ __all__ = [
     "OutcomeUnknown",
     "Policy",
     "Refused",
+    "Refuted",
     "Request",
+    "StillUnknown",
     "current",
 ]

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
 START_SECONDS = 40.0
+PATIENCE_SECONDS = 45.0
+
+_T = TypeVar("_T")
 
 
 class Demo:
-    """``with Demo(store) as demo: demo.pay("key-1", 1200)``."""
+    """``with Demo(store, folder, "--background") as demo: demo.pay("key-1", 1200)``."""
 
-    def __init__(self, store: str, folder: Path) -> None:
+    def __init__(self, store: str, folder: Path, *options: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.store = store
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"demo-{self.port}.log"
+        self.options = ["--provider-ledger", str(folder / f"charges-{self.port}.jsonl"), *options]
         self.http = httpx.Client(base_url=self.url, timeout=30)
         self.process: subprocess.Popen[bytes]
 
@@ -36,8 +42,9 @@ class Demo:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "oncekey", "demo", "--port", str(self.port), "--store", self.store]
+        command += self.options
         with self.log.open("ab") as log:
-            # A group of its own, so that the parent and the child that serves can be killed as one.
+            # A group of its own, so that the parent and its children can be killed as one.
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self.wait_until_up()
 
@@ -54,8 +61,27 @@ class Demo:
                 return
         raise AssertionError(f"the demo did not start: {self.log.read_text()}")
 
+    def process_of(self, name: str) -> int:
+        """The app, the provider or the worker, as it was last started."""
+        started: list[str] = re.findall(rf"^the {name} is process (\d+)$", self.log.read_text(), re.MULTILINE)
+        return int(started[-1])
+
+    def kill_one(self, name: str) -> None:
+        """kill -9 of one child, and wait for the parent to have started another."""
+        before = self.process_of(name)
+        os.kill(before, signal.SIGKILL)
+        self.until(lambda: self.process_of(name) != before, f"the {name} was not started again")
+
+    def until(self, holds: Callable[[], _T], what: str, seconds: float = PATIENCE_SECONDS) -> _T:
+        """Poll until it holds, and return what it said."""
+        deadline = time.monotonic() + seconds
+        while not (said := holds()):
+            assert time.monotonic() < deadline, f"{what}: {self.log.read_text()[-2000:]}"
+            time.sleep(0.05)
+        return said
+
     def kill(self) -> None:
-        """As a power cut would: parent and child at once, no farewell."""
+        """As a power cut would: parent and children at once, no farewell."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
@@ -87,9 +113,20 @@ class Demo:
         listed: list[dict[str, Any]] = answer.json()
         return listed
 
-    def retry_until(self, status: int, problem: str, key: str, cents: int, simulate: str) -> httpx.Response:
-        """Retry by the rules: the same key, on lost connections and on 409 with Retry-After."""
-        deadline = time.monotonic() + 30
+    def charges(self, cents: int | None = None) -> list[dict[str, Any]]:
+        """The provider's ledger; of one amount, which a test has for itself."""
+        answer = self.http.get("/provider/charges")
+        assert answer.status_code == 200
+        return [charge for charge in answer.json() if cents is None or charge["amountCents"] == cents]
+
+    def status(self, key: str, tenant: str = "tenant-a") -> httpx.Response:
+        return self.http.get(f"/idempotency/{key}", headers={"Authorization": f"Bearer {tenant}"})
+
+    def retry_until(
+        self, status: int, problem: str, key: str, cents: int, simulate: str | None = None
+    ) -> httpx.Response:
+        """Retry by the rules: the same key, on lost connections and on 202 and 409 with Retry-After."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
         answer = None
         while time.monotonic() < deadline:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from typing import Any
@@ -13,18 +12,13 @@ import httpx
 import psycopg
 import pytest
 
+from tests.demo.conftest import MakeDemo
 from tests.demo.process import Demo
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    folder = tmp_path_factory.mktemp("demo")
-    if request.param == "sqlite":
-        store = f"sqlite:///{folder / 'demo.db'}"
-    else:
-        store = request.getfixturevalue("postgres_server").database(f"demo_{folder.name.replace('-', '_')}")
-    with Demo(store, folder) as running:
-        yield running
+@pytest.fixture(scope="module")
+def demo(make_demo: MakeDemo) -> Demo:
+    return make_demo()
 
 
 def test_identical_twice_is_one_payment_and_one_answer(demo: Demo) -> None:
@@ -187,6 +181,8 @@ def test_a_key_is_new_again_after_its_retention(demo: Demo) -> None:
     again = demo.pay("expires-0001", 61)
     assert (first.status_code, again.status_code) == (201, 201)
     assert first.json()["id"] != again.json()["id"]
+    keys = {charge["downstreamKey"] for cents in (60, 61) for charge in demo.charges(cents)}
+    assert len(keys) == 2, "the provider honours keys: under the old one it would have replayed the old charge"
 
 
 def test_a_hung_store_is_503_and_nothing_is_charged(demo: Demo, request: pytest.FixtureRequest) -> None:
@@ -209,14 +205,43 @@ def test_a_hung_store_is_503_and_nothing_is_charged(demo: Demo, request: pytest.
 
 
 def test_killed_after_the_charge(demo: Demo) -> None:
-    """The demo kills itself after charging: its parent starts it again, and no retry ever charges a second time."""
+    """The app is killed after charging and before it knows: the retry resumes, and the charge is the first one."""
     with pytest.raises(httpx.TransportError):
         demo.pay("crash-0001", 777, simulate="crash")
-    answer = demo.retry_until(409, "outcome-unknown", "crash-0001", 777, "crash")
-    assert "retry-after" in answer.headers
+    answer = demo.retry_until(201, "succeeded", "crash-0001", 777, "crash")
     for _ in range(5):
-        assert demo.pay("crash-0001", 777, simulate="crash").status_code == 409
-    assert [payment["amountCents"] for payment in demo.payments()].count(777) == 1
+        again = demo.pay("crash-0001", 777, simulate="crash")
+        assert (again.status_code, again.content) == (201, answer.content)
+        assert again.headers["idempotency-replayed"] == "true"
+    assert len(demo.charges(777)) == 1
+    assert [payment for payment in demo.payments() if payment["amountCents"] == 777] == [answer.json()]
+
+
+def test_the_providers_ledger(demo: Demo) -> None:
+    """It shows what was charged and under which key; the client's key is not in it."""
+    demo.pay("ledger-0001", 4242)
+    (charge,) = demo.charges(4242)
+    assert (charge["customerId"], charge["currency"]) == ("cus-1", "EUR")
+    assert charge["downstreamKey"].startswith("oncekey-")
+    assert "ledger-0001" not in str(charge)
+    assert demo.http.post("/provider/charges", headers={"Idempotency-Key": "x"}).status_code == 405
+
+
+def test_the_status_of_a_key(demo: Demo) -> None:
+    """The answer again, without sending the request; for others there is no such key."""
+    first = demo.pay("status-0001", 31)
+    assert demo.status("status-0001").content == first.content
+    assert demo.status("status-0001", "tenant-b").status_code == 404
+    assert demo.status("status-0001", "tenant-c").status_code == 401
+
+
+def test_the_provider_is_killed_too(demo: Demo) -> None:
+    """Its ledger is on disk: the retry of an earlier payment, and a new one, find it as it was."""
+    before = demo.pay("provider-0001", 51)
+    demo.kill_one("provider")
+    assert demo.pay("provider-0001", 51).content == before.content
+    assert demo.retry_until(201, "succeeded", "provider-0002", 52).status_code == 201
+    assert (len(demo.charges(51)), len(demo.charges(52))) == (1, 1)
 
 
 def test_ten_restarts_lose_nothing(demo: Demo) -> None:

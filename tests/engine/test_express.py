@@ -54,7 +54,7 @@ class Quick:
 class FastStore(FakeStore):
     def __init__(self) -> None:
         super().__init__(writers=2)
-        self.capabilities = replace(self.capabilities, in_loop=True)
+        self.capabilities = replace(self.capabilities, in_loop="all")
         self.asked_here: list[tuple[str, list[Any]]] = []
         self.arrived = asyncio.Event()
         self.held: asyncio.Event | None = None

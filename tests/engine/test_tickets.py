@@ -98,8 +98,10 @@ def test_a_coroutine_gets_its_result_or_its_error() -> None:
         assert await good.wait() == "answer"
         with pytest.raises(StoreError, match="refused"):
             await bad.wait()
-        assert good._timer and good._timer.cancelled()
-        assert bad._timer and bad._timer.cancelled()
+        assert good._timer
+        assert good._timer.cancelled()
+        assert bad._timer
+        assert bad._timer.cancelled()
 
     asyncio.run(main())
 

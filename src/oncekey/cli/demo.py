@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,10 +21,22 @@ def demo(
     store: Annotated[
         str, typer.Option("--store", envvar="ONCEKEY_STORE", metavar="URL", help="Where keys and payments are kept.")
     ] = DEFAULT_STORE,
+    background: Annotated[
+        bool, typer.Option("--background", help="Payments answer 202, and a worker process makes them.")
+    ] = False,
+    honours: Annotated[
+        bool,
+        typer.Option("--provider-honours/--no-provider-honours", help="Whether the provider honours idempotency keys."),
+    ] = True,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--provider-ledger", metavar="FILE", help="Where the provider keeps what it has charged."),
+    ] = None,
 ) -> None:
     """Run a payments API, to retry it, kill it, and see one charge.
 
-    It prints what to try. Its tables are created by itself, on SQLite and on PostgreSQL.
+    It prints what to try. Its tables are created by itself, on SQLite and on PostgreSQL. The provider that it asks for
+    charges is a process of its own, with a ledger of its own: GET /provider/charges shows it.
     """
     try:
         from oncekey.demo.server import run
@@ -33,4 +46,4 @@ def demo(
         ) from error
     if not store.startswith(("sqlite:///", "postgresql:", "postgres:")):
         raise ConfigurationError("the demo keeps payments beside the keys: give it a sqlite:/// or postgresql:// store")
-    raise typer.Exit(run(store, port))
+    raise typer.Exit(run(store, port, background=background, honours=honours, ledger=ledger))

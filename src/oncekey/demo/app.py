@@ -1,4 +1,8 @@
-"""The demo's payments API. What oncekey adds to it stands in ``make_app``: the rest is an ordinary FastAPI app.
+"""The demo's payments API. What oncekey adds to it stands in ``make_app`` and in the handlers of POST /payments.
+
+A payment touches two worlds: a row of our own, and a charge at a provider that is somebody else's process. In
+``charge_now`` both are **steps** of one request, which a later attempt takes up where an earlier one was killed. In
+``charge_later`` the request only commits the row together with a job, answers 202, and a worker does the rest.
 
 ``?simulate=`` makes trouble on request: ``slow``, ``error``, ``decline``, ``timeout``, ``crash``, ``large``.
 """
@@ -8,6 +12,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
@@ -17,14 +23,17 @@ from pydantic import BaseModel, Field
 
 from oncekey import NotAuthenticated, OnceKey, OutcomeUnknown, Policy
 from oncekey import Request as KeyRequest
-from oncekey.demo.book import Book
+from oncekey.demo.book import Book, Connection
+from oncekey.demo.provider import Charge, Provider
+from oncekey.demo.settle import LARGE_BYTES, SLOW_SECONDS, TASK
 from oncekey.web.fastapi import CurrentOperation, protect
+from oncekey.web.status import status_app, status_path
 
 TENANTS = {"Bearer tenant-a": "tenant-a", "Bearer tenant-b": "tenant-b"}
-SLOW_SECONDS = 3.0
-LARGE_BYTES = 2 * 1024 * 1024
+LEASE = timedelta(seconds=3)
+"""Short, so that you see quickly what a crash leads to; 60 s is the default."""
 
-Simulate = Literal["slow", "error", "decline", "timeout", "crash", "large"]
+Simulate = Annotated[Literal["slow", "error", "decline", "timeout", "crash", "large"] | None, Query()]
 
 
 class PaymentRequest(BaseModel):
@@ -55,34 +64,78 @@ def signed_in(request: Request) -> str:
 Tenant = Annotated[str, Depends(signed_in)]
 
 
-def make_app(store: str) -> FastAPI:
+def make_app(store: str, provider: Provider, *, background: bool = False) -> FastAPI:
     app = FastAPI(title="oncekey demo: payments", version="1")
-    # The lease is short, so that you see quickly what a crash leads to; 60 s is the default.
-    once = OnceKey(store, scope=tenant_of, policy=Policy(lease=timedelta(seconds=3)), migrate=True)
-    protect(app, once)
     book = Book(store)
+    once = OnceKey(
+        store,
+        scope=tenant_of,
+        routes={
+            "POST /payments": Policy(effects="transactional" if background else "phased", lease=LEASE),
+            "POST /refunds": Policy(effects="transactional", lease=LEASE),
+        },
+        migrate=True,
+    )
+    protect(app, once)
+    app.mount("/idempotency", status_app(once))
 
-    @app.post("/payments", status_code=201)
-    def create_payment(
+    def connection() -> Iterator[Connection]:
+        with closing(book.connect()) as db:
+            yield db
+
+    database = Depends(connection)
+
+    def charge_now(
         body: PaymentRequest,
         tenant: Tenant,
         response: Response,
         operation: CurrentOperation,
-        simulate: Annotated[Simulate | None, Query()] = None,
+        db: Any = database,
+        simulate: Simulate = None,
     ) -> Any:
         if simulate == "error":
-            return JSONResponse({"error": "out of order, nothing happened", "attempt": operation.attempt}, 500)
+            return _out_of_order(operation.attempt)
         if simulate == "decline":
             return JSONResponse({"error": "the card was declined"}, 402)
         if simulate == "timeout":
             raise OutcomeUnknown("the provider did not answer in time")
         if simulate == "slow":
             time.sleep(SLOW_SECONDS)
-        payment = book.charge(tenant, body.customerId, body.amountCents, body.currency)
-        if simulate == "crash":
-            os.kill(os.getpid(), signal.SIGKILL)  # charged, and nobody was told
+        asked = (body.customerId, body.amountCents, body.currency)
+
+        def charge() -> Charge:
+            made = provider.charge(operation.downstream_key("charged"), *asked)
+            if simulate == "crash" and operation.attempt == 1:
+                os.kill(os.getpid(), signal.SIGKILL)  # charged, and nobody was told
+            return made
+
+        steps = operation.blocking
+        payment = steps.phase("payment_opened", book.open_payment, db, tenant, *asked, on=db)
+        try:
+            steps.effect("charged", charge, repeatable=provider.honours, provider_id=lambda made: str(made["id"]))
+        except OSError as error:
+            raise HTTPException(502, "the provider does not answer: send it again, with the same key") from error
+        payment = steps.phase("payment_succeeded", book.settle, db, payment, "succeeded", on=db)
         response.headers["Location"] = f"/payments/{payment['id']}"
         return payment | {"padding": "x" * LARGE_BYTES} if simulate == "large" else payment
+
+    def charge_later(
+        body: PaymentRequest,
+        tenant: Tenant,
+        response: Response,
+        operation: CurrentOperation,
+        db: Any = database,
+        simulate: Simulate = None,
+    ) -> Any:
+        if simulate == "error":
+            return _out_of_order(operation.attempt)
+        operation.blocking.enlist(db)
+        payment = book.open_payment(db, tenant, body.customerId, body.amountCents, body.currency)
+        operation.blocking.defer(TASK, payment | {"simulate": simulate})
+        response.headers["Location"] = status_path("/idempotency", operation)
+        return payment
+
+    app.post("/payments", status_code=202 if background else 201)(charge_later if background else charge_now)
 
     @app.get("/payments")
     def list_payments(tenant: Tenant) -> list[dict[str, Any]]:
@@ -96,12 +149,27 @@ def make_app(store: str) -> FastAPI:
         return payment
 
     @app.post("/refunds", status_code=201)
-    def create_refund(body: RefundRequest, tenant: Tenant, response: Response) -> dict[str, Any]:
+    def create_refund(
+        body: RefundRequest, tenant: Tenant, response: Response, operation: CurrentOperation, db: Any = database
+    ) -> dict[str, Any]:
         payment = book.payment(tenant, body.paymentId)
         if payment is None:
             raise HTTPException(404, "no such payment")
-        refund = book.refund(tenant, payment)
+        operation.blocking.enlist(db)
+        refund = book.refund(db, tenant, payment)
         response.headers["Location"] = f"/refunds/{refund['id']}"
         return refund
 
+    @app.get("/provider/charges")
+    def list_charges() -> list[Charge]:
+        """What the provider's ledger says: the truth about what was charged, whatever happened here."""
+        try:
+            return provider.charges()
+        except OSError as error:
+            raise HTTPException(502, "the provider does not answer") from error
+
     return app
+
+
+def _out_of_order(attempt: int) -> JSONResponse:
+    return JSONResponse({"error": "out of order, nothing happened", "attempt": attempt}, 500)

@@ -1,21 +1,24 @@
-"""Runs the demo: a parent that holds the port, and a child that serves it and may be killed.
+"""Runs the demo: a parent that holds the ports, and children that serve them and may be killed.
 
-The parent opens the listening socket once, so a client that retries while the child starts again waits for it instead
-of being refused.
+The parent opens the listening sockets once, so a client that retries while the app starts again waits for it instead of
+being refused; and so does the app, when it is the provider that was killed.
 """
 
 from __future__ import annotations
 
-import signal
+import hashlib
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
 
+from oncekey.demo.book import Book
+from oncekey.demo.family import Family, Member, follow_parent
+from oncekey.demo.provider import Provider
 from oncekey.errors import ConfigurationError
+from oncekey.stores.urls import open_store
 
 _CURL = """\
   curl -i http://127.0.0.1:{port}/payments -H 'Authorization: Bearer tenant-a' -H 'Idempotency-Key: first-1' \\
@@ -23,37 +26,47 @@ _CURL = """\
   curl -i 'http://127.0.0.1:{port}/payments?simulate=crash' -H 'Authorization: Bearer tenant-a' \\
        -H 'Idempotency-Key: crash-1' -H 'Content-Type: application/json' \\
        -d '{{"customerId":"cus-1","amountCents":900,"currency":"EUR"}}'
-  curl http://127.0.0.1:{port}/payments -H 'Authorization: Bearer tenant-a'"""
+"""
+_NOW = "  curl http://127.0.0.1:{port}/provider/charges"
+_LATER = "  curl -i http://127.0.0.1:{port}/idempotency/crash-1 -H 'Authorization: Bearer tenant-a'"
+_WORDS = {
+    (False, True): "send the first one twice, and the second one again after the crash: it resumes",
+    (False, False): "send the first one twice, and the second one again after the crash: it becomes unknown",
+    (True, True): "the first two answer 202; send them again, or ask the third, until the worker is done",
+    (True, False): "the first two answer 202; ask the third until the worker was killed: it becomes unknown",
+}
 
 
-def run(store: str, port: int, host: str = "127.0.0.1") -> int:
-    """Serve until interrupted; start again whenever the child is killed."""
-    listener = _listen(host, port)
+def run(
+    store: str,
+    port: int,
+    *,
+    background: bool = False,
+    honours: bool = True,
+    ledger: Path | None = None,
+    host: str = "127.0.0.1",
+) -> int:
+    """Serve until interrupted; start again whatever is killed."""
+    listener, desk = _listen(host, port), _listen(host, 0)
     port = listener.getsockname()[1]
+    ledger = ledger or ledger_of(store)
+    _prepare(store)
     print(f"oncekey demo: a payments API on http://{host}:{port}, docs on http://{host}:{port}/docs")
     print(f"keys and payments are kept in {_where(store)}")
-    print("try these; send the first one twice, and the second one again after the crash:")
-    print(_CURL.format(port=port), flush=True)
-    stopping = False
-    child: subprocess.Popen[bytes] | None = None
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-        if child is not None:
-            child.terminate()
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
-    while not stopping:
-        command = [sys.executable, "-m", "oncekey.demo.server", str(listener.fileno()), store]
-        child = subprocess.Popen(command, pass_fds=[listener.fileno()])
-        code = child.wait()
-        if code >= 0 and not stopping:
-            return code  # it ended by itself: a wrong store, say, and it has said so
-        if not stopping:
-            print(f"the app was killed (signal {-code}); starting it again", flush=True)
-    return 0
+    print(f"the provider keeps its ledger in {ledger.resolve()}, and {_habit(honours)} idempotency keys")
+    print(f"try these; {_WORDS[background, honours]}, and nothing is ever charged twice:")
+    print((_CURL + (_LATER if background else _NOW)).format(port=port), flush=True)
+    provider = [f"http://{host}:{desk.getsockname()[1]}", "yes" if honours else "no"]
+    app = [str(listener.fileno()), store, *provider, "background" if background else "now"]
+    members = [
+        Member(
+            "provider", "oncekey.demo.provider", [str(desk.fileno()), str(ledger), provider[1]], fds=[desk.fileno()]
+        ),
+        Member("app", "oncekey.demo.server", app, fds=[listener.fileno()]),
+    ]
+    if background:
+        members.append(Member("worker", "oncekey.demo.settle", [store, *provider]))
+    return Family(members).run()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -63,6 +76,30 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"port {port} cannot be opened ({error.strerror}): try another with --port") from error
 
 
+def _prepare(store: str) -> None:
+    """Make the tables before anybody needs them: of app and worker, either may be the first."""
+    opened = open_store(store)
+    try:
+        opened.migrate()
+        opened.disconnect()
+        Book(store).create_tables()
+    finally:
+        opened.close()
+
+
+def ledger_of(store: str) -> Path:
+    """Where the provider keeps its ledger: beside a SQLite file; for a server, a name of its own in this folder."""
+    if store.startswith("sqlite:///"):
+        return Path(store.removeprefix("sqlite:///")).with_suffix(".provider.jsonl")
+    parts = urlsplit(store)
+    place = hashlib.sha256(f"{parts.hostname}:{parts.port}{parts.path}".encode()).hexdigest()[:8]
+    return Path(f"oncekey-demo-{place}.provider.jsonl")
+
+
+def _habit(honours: bool) -> str:
+    return "honours" if honours else "does not honour"
+
+
 def _where(store: str) -> str:
     if store.startswith("sqlite:///"):
         return f"the file {Path(store.removeprefix('sqlite:///')).resolve()}"
@@ -70,14 +107,15 @@ def _where(store: str) -> str:
     return f"the database {parts.path.lstrip('/')} at {parts.hostname or 'localhost'}"
 
 
-def serve(fd: int, store: str) -> None:
+def serve(fd: str, store: str, provider: str, honours: str, mode: str) -> None:
     """The child: serve the inherited socket."""
     from oncekey.demo.app import make_app
 
-    with socket.socket(fileno=fd) as listener:
-        config = uvicorn.Config(make_app(store), log_level="warning")
-        uvicorn.Server(config).run(sockets=[listener])
+    follow_parent()
+    app = make_app(store, Provider(provider, honours=honours == "yes"), background=mode == "background")
+    with socket.socket(fileno=int(fd)) as listener:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2])
+    serve(*sys.argv[1:])

@@ -8,28 +8,33 @@ decisions are pure and live in ``core/decision.py``; batching lives in ``lanes.p
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from oncekey.core.decision import Busy, Claim, Decision, Deferred, Execute, Mismatch, Replay, Unknown, decide
 from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, swap
-from oncekey.core.states import STARTS, Actor, Event, State
-from oncekey.core.values import value
+from oncekey.core.states import STARTS, Actor, Effects, Event, State
+from oncekey.engine import enlisted
 from oncekey.engine.breaker import Breaker
+from oncekey.engine.flows import Aside, Call, Finished, Flow, Pause
 from oncekey.engine.keeper import Keeper
 from oncekey.engine.lanes import Lanes
 from oncekey.engine.operation import Operation
 from oncekey.engine.owners import Owners
 from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
-from oncekey.errors import OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
+from oncekey.errors import ApplicationError, OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.base import Store
 from oncekey.telemetry import events
 from oncekey.telemetry.events import Emitter, about, describe
+
+_log = logging.getLogger("oncekey")
 
 _T = TypeVar("_T")
 
@@ -40,25 +45,6 @@ FINISH_TRIES = 5
 FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 1.0
 """Waiters look again in growing steps: soon enough for a quick handler, rarely enough for a slow one."""
-
-
-@value
-class Pause:
-    """Wait this long, or until something happens to this (scope, key) in this process."""
-
-    at: tuple[str, str]
-    seconds: float
-
-
-Flow = Generator[Work | Pause, Any, _T]
-
-
-@value
-class Finished:
-    """How finish ended. ``stored``: as wanted. Otherwise the record is somebody else's by now, and says so."""
-
-    stored: bool
-    record: Record | None
 
 
 class Engine:
@@ -73,6 +59,7 @@ class Engine:
         self.keeper = Keeper(self)
         self.owners = Owners()
         self.tasks: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()
         self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
     # -- begin ---------------------------------------------------------------------------------------------------
@@ -158,6 +145,16 @@ class Engine:
         self, operation: Operation, event: Event, response: StoredResponse | None = None, reason: str | None = None
     ) -> Flow[Finished]:
         """Move the owner's record on. Ends with ``stored`` exactly when the store holds what was asked for."""
+        if operation.enlisted is not None:
+            return enlisted.finish(self, operation, event, response, reason)
+        if operation.record.effects is Effects.TRANSACTIONAL and event is Event.COMPLETE:
+            self._not_enlisted(operation)
+        return self.move(operation, event, response, reason)
+
+    def move(
+        self, operation: Operation, event: Event, response: StoredResponse | None, reason: str | None
+    ) -> Flow[Finished]:
+        """Finish by the lane, for an operation that has no transaction open."""
         record = operation.record
         at = (record.scope, record.key)
         for tries in range(FINISH_TRIES):
@@ -205,6 +202,16 @@ class Engine:
             case Event.DISCARD if wants(events.Discarded):
                 emit(events.Discarded(*about(record)))
 
+    def _not_enlisted(self, operation: Operation) -> None:
+        """A declaration that may be false is told once per route."""
+        if self.store.capabilities.enlists and operation.name not in self._told:
+            self._told.add(operation.name)
+            _log.warning(
+                "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after "
+                "its own commit, a retry runs it again. Use op.enlist(session), or another declaration",
+                operation.name,
+            )
+
     def _lost(self, operation: Operation, event: Event, seen: Record | None) -> Finished:
         operation.lost = True
         self.emitter.emit(events.LeaseLost(*about(operation.record), move=event))
@@ -218,9 +225,13 @@ class Engine:
         try:
             step = next(flow)
             while True:
-                if isinstance(step, Pause):
-                    await self._pause(step, loop)
-                    step = flow.send(None)
+                if isinstance(step, Aside):
+                    try:
+                        answer = await self._aside(step, loop)
+                    except (Exception, asyncio.CancelledError) as error:  # cancelled: it may still tidy up
+                        step = flow.throw(error)
+                    else:
+                        step = flow.send(answer)
                     continue
                 ticket = AsyncTicket(step, loop, timeout)
                 try:
@@ -229,9 +240,9 @@ class Engine:
                 except asyncio.CancelledError:
                     if ticket.result is not None:  # cancelled at the very moment of its answer
                         self.lanes.give_up(ticket)
+                    flow.close()  # now, and not when somebody has forgotten the traceback
                     raise
                 except OperatorError as error:
-                    ticket.forget()
                     step = flow.throw(error)
                 else:
                     step = flow.send(answer)
@@ -243,11 +254,13 @@ class Engine:
         try:
             step = next(flow)
             while True:
-                if isinstance(step, Pause):
-                    woken = threading.Event()
-                    with self._waiting(step.at, woken.set):
-                        woken.wait(step.seconds)
-                    step = flow.send(None)
+                if isinstance(step, Aside):
+                    try:
+                        answer = self._aside_blocking(step)
+                    except Exception as error:
+                        step = flow.throw(error)
+                    else:
+                        step = flow.send(answer)
                     continue
                 ticket = SyncTicket(step)
                 try:
@@ -259,6 +272,27 @@ class Engine:
                     step = flow.send(answer)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+    async def _aside(self, aside: Aside, loop: asyncio.AbstractEventLoop) -> Any:
+        if isinstance(aside, Call):
+            answer = aside.do()
+            return await answer if inspect.isawaitable(answer) else answer
+        assert isinstance(aside, Pause)  # noqa: S101 - there are these two
+        return await self._pause(aside, loop)
+
+    def _aside_blocking(self, aside: Aside) -> Any:
+        if isinstance(aside, Call):
+            answer = aside.do()
+            if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                raise ApplicationError("op.blocking takes plain functions: this one is async. Await op.… in async code")
+            return answer
+        assert isinstance(aside, Pause)  # noqa: S101 - there are these two
+        woken = threading.Event()
+        with self._waiting(aside.at, woken.set):
+            woken.wait(aside.seconds)
+        return None
 
     async def _pause(self, pause: Pause, loop: asyncio.AbstractEventLoop) -> None:
         woken = asyncio.Event()

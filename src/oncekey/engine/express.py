@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from oncekey.core.record import Reservation, Swap
@@ -31,14 +31,7 @@ def fits(ticket: Ticket) -> bool:
     work = ticket.work
     if isinstance(work, Reservation):
         return True
-    return (
-        isinstance(work, Swap)
-        and work.to_state is not None
-        and work.seen is not None
-        and work.restart is None
-        and work.step is None
-        and work.audit is None
-    )
+    return isinstance(work, Swap) and work.seen is not None and work.plain
 
 
 class Express:
@@ -54,7 +47,8 @@ class Express:
     ) -> None:
         self.loop = loop
         self._store = store
-        self._call: Callable[[list[Any]], Awaitable[list[Any]]] = store.reserve if verb == "reserve" else store.swap
+        self._reserves = verb == "reserve"
+        self._call: Callable[[list[Any]], Awaitable[Sequence[Any]]] = store.reserve if self._reserves else store.swap
         self._fall_back = fall_back
         self._orphaned = orphaned
         self._waiting: list[AsyncTicket] = []
@@ -120,11 +114,17 @@ class Express:
             if not isinstance(error, Exception):
                 raise  # cancelled: the loop is ending
             return
+        absent: list[AsyncTicket] = []
         for place, result in zip(places, results, strict=True):
+            if result is None and self._reserves:
+                absent += place
+                continue
             for ticket in place:
                 ticket.result = result
                 if not ticket.deliver():
                     self._orphaned(ticket)
+        if absent:
+            self._fall_back(absent)
 
     def stop(self) -> None:
         """No more after this. Called from any thread; what is under way ends in its loop, the rest takes the lanes."""

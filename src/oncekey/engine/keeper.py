@@ -112,9 +112,20 @@ class Keeper:
     def _renew_due(self) -> None:
         now = time.monotonic()
         due = [operation for operation in list(self._live.values()) if operation.renew_at <= now]
+        if any(operation.enlisted is not None for operation in due):
+            due = [operation for operation in due if not self._holds_its_row(operation, now)]
         tally = _Tally(len(due))
         for operation in due:
             self._renew(operation, now, tally)
+
+    def _holds_its_row(self, operation: Operation, now: float) -> bool:
+        """Enlisted: the lock on its row is its lease, and no renewal would pass it."""
+        enlisted = operation.enlisted
+        if enlisted is None or not enlisted.is_open:
+            return False
+        operation.renew_at = now + operation.policy.lease_seconds * RENEW_AT
+        enlisted.overdue()
+        return True
 
     def _renew(self, operation: Operation, now: float, tally: _Tally) -> None:
         lease = operation.policy.lease_seconds

@@ -31,7 +31,7 @@ from enum import Enum
 from typing import Any
 
 from oncekey.core.record import Found, Reservation, Swap, undo
-from oncekey.core.steps import StepsOf
+from oncekey.core.steps import Find, StepsOf
 from oncekey.engine import express, forks
 from oncekey.engine.batches import MAX_BATCH, pieces, rounds
 from oncekey.engine.express import Express
@@ -85,7 +85,7 @@ class Lanes:
 
     def _by_express(self, ticket: AsyncTicket) -> bool:
         """Whether the ticket could go by the loop's own express, without a thread."""
-        if not express.fits(ticket):
+        if not express.fits(ticket) or (self._in_loop == "reads" and isinstance(ticket.work, Swap)):
             return False
         pair = self._expresses.get(ticket.loop) or self._open_expresses(ticket.loop)
         if pair is None:
@@ -197,6 +197,7 @@ class _Lane:
             (Swap, "swap", store.swap),
             (tuple, "read", store.read),
             (StepsOf, "steps", lambda keys: store.steps(keys)),
+            (Find, "find", lambda asked: [_find(store, each) for each in asked]),
         )
         self._owed: dict[str, Swap] = {}  # by owner token: what to give back once the store answers again
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
@@ -399,3 +400,7 @@ def _took(work: Reservation | Swap, result: Any) -> bool:
     if isinstance(work, Reservation):
         return isinstance(result, Found) and result.record is not None and result.record.owner == work.owner
     return result is not None and work.new_owner is not None
+
+
+def _find(store: Store, asked: Find) -> list[tuple[str, str]]:
+    return store.find(downstream_key=asked.downstream_key, provider_id=asked.provider_id)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from oncekey.core.fingerprint import FINGERPRINT_VERSION, fingerprint
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
 from oncekey.core.record import Reservation
 from oncekey.core.routes import Route, Routes
+from oncekey.core.steps import Find
+from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
+from oncekey.engine import settling
 from oncekey.engine.engine import Engine
+from oncekey.engine.flows import Flow
 from oncekey.engine.request import ScopeFunction, SingleTenant
 from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Store
@@ -20,8 +24,9 @@ from oncekey.stores.urls import open_store
 from oncekey.telemetry.events import Emitter, Hook
 
 MAX_SCOPE_LENGTH = 255
-_SINGLE_SCOPE = "single-tenant"
-_ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
+SINGLE_SCOPE = "single-tenant"
+_Resolver = TypeVar("_Resolver", bound=Resolver)
+ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
 
 
 class OnceKey:
@@ -64,6 +69,7 @@ class OnceKey:
         store = open_store(url) if isinstance(url, str) else url
         self.engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         self._migrate = migrate
+        self.resolvers = Resolvers()
 
     @property
     def store(self) -> Store:
@@ -84,10 +90,7 @@ class OnceKey:
     ) -> Reservation:
         """What a request asks of the store."""
         policy = route.policy
-        if not _names_a_tenant(tenant):
-            raise ConfigurationError(
-                f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
-            )
+        scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
         digest = fingerprint(
             method=method,
             path=path,
@@ -96,7 +99,6 @@ class OnceKey:
             body=body,
             fields=policy.fingerprint_fields,
         )
-        scope = tenant if policy.key_per == "tenant" else f"{tenant}{_ENDPOINT_MARK}{route.operation}"
         return Reservation(
             scope,
             key,
@@ -109,10 +111,92 @@ class OnceKey:
             policy.retention_seconds,
         )
 
+    # -- unknown outcomes ----------------------------------------------------------------------------------------
+
+    def resolver(self, *operations: str) -> Callable[[_Resolver], _Resolver]:
+        """Register a function, sync or async, that finds out what became of keys of these operations.
+
+        It gets an Inquiry and returns Confirmed, Refuted or StillUnknown; what it raises counts as StillUnknown. It is
+        asked by the reconciler (:class:`oncekey.upkeep.Upkeep`), again and again until it knows.
+        """
+        if not operations or not all(isinstance(operation, str) for operation in operations):
+            raise ConfigurationError("@once.resolver(…): name the operations, as in @once.resolver('POST /payments')")
+
+        def register(function: _Resolver) -> _Resolver:
+            for operation in operations:
+                self.resolve_with(operation, function)
+            return function
+
+        return register
+
+    def resolve_with(self, operation: str, function: Resolver) -> None:
+        """As :meth:`resolver`, for a function that is there already."""
+        self.resolvers.add(operation, function)
+
+    async def ingest(
+        self,
+        verdict: Verdict,
+        *,
+        key: str | None = None,
+        scope: str | None = None,
+        operation: str | None = None,
+        downstream_key: str | None = None,
+        provider_id: str | None = None,
+        who: str = "webhook",
+    ) -> Settlement:
+        """Settle a key by what somebody has sent us: a provider's webhook, say. Safe to call twice and in any order.
+
+        Name it by ``key`` (with its ``scope``, and where keys are per endpoint its ``operation``), or by the
+        ``downstream_key`` or ``provider_id`` of one of its steps or jobs. ``who`` stands in the audit.
+        """
+        flow = self._ingest(verdict, self._asked(key, scope, operation, downstream_key, provider_id), who)
+        return await self.engine.run(flow, settling.SETTLE_SECONDS)
+
+    def ingest_blocking(
+        self,
+        verdict: Verdict,
+        *,
+        key: str | None = None,
+        scope: str | None = None,
+        operation: str | None = None,
+        downstream_key: str | None = None,
+        provider_id: str | None = None,
+        who: str = "webhook",
+    ) -> Settlement:
+        """As :meth:`ingest`, for code that is not async."""
+        flow = self._ingest(verdict, self._asked(key, scope, operation, downstream_key, provider_id), who)
+        return self.engine.run_blocking(flow, settling.SETTLE_SECONDS)
+
+    def _ingest(self, verdict: Verdict, asked: tuple[str, str] | Find, who: str) -> Flow[Settlement]:
+        return settling.ingest(self.engine, asked, verdict, who=who, quarantine_of=self.quarantine_of)
+
+    def _asked(
+        self, key: str | None, scope: str | None, operation: str | None, *others: str | None
+    ) -> tuple[str, str] | Find:
+        scope = scope or self.single_tenant
+        if scope is not None and operation is not None and self._policy_of(operation).key_per == "endpoint":
+            scope = f"{scope}{ENDPOINT_MARK}{operation}"
+        return settling.asked_for(key, scope, *others)
+
+    def quarantine_of(self, operation: str) -> float:
+        """For how many seconds after the end of its lease a key of this operation cannot be refuted."""
+        return self._policy_of(operation).quarantine.total_seconds()
+
+    def _policy_of(self, operation: str) -> Policy:
+        return self.routes.listed.get(operation) or self.policy
+
+    def key_scope(self, tenant: str, operation: str | None = None) -> str:
+        """The scope under which a tenant's keys are kept: of all its endpoints, or of one (``key_per="endpoint"``)."""
+        if not _names_a_tenant(tenant):
+            raise ConfigurationError(
+                f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
+            )
+        return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
+
     @property
     def single_tenant(self) -> str | None:
         """The scope of all requests, where the app said that there is one."""
-        return _SINGLE_SCOPE if isinstance(self.scope, SingleTenant) else None
+        return SINGLE_SCOPE if isinstance(self.scope, SingleTenant) else None
 
     def start(self) -> None:
         """Check the tables, or bring them up to date when told to; SchemaError says what to run. Blocks."""
@@ -130,6 +214,10 @@ class OnceKey:
         if running := [task for task in self.engine.tasks if task is not asyncio.current_task()]:
             await asyncio.wait(running, timeout=grace)
         return await asyncio.to_thread(self.close, grace)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Frameworks copy the arguments of their middleware (Litestar, for each controller): this stays the one."""
+        return self
 
     def __enter__(self) -> Self:
         return self

@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from oncekey.core.downstream import downstream_key
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
+from oncekey.core.states import Effects
+from oncekey.engine import enlisting, staging, steps
+from oncekey.engine.enlisting import Commit, Enlisted, Enlisting
+from oncekey.engine.flows import Flow
+from oncekey.engine.staging import RunAt
+from oncekey.engine.steps import Steps
 from oncekey.errors import ApplicationError, NoOperation
+
+if TYPE_CHECKING:
+    from oncekey.engine.engine import Engine
+
+_T = TypeVar("_T")
+NOTHING: Final[dict[tuple[str, str], int]] = {}
 
 
 class Operation:
     """One attempt at one key. Get it with :func:`current`, or in FastAPI with ``Depends``."""
 
-    __slots__ = ("_verbs_used", "lost", "policy", "raised", "record", "refused", "renew_at", "scope", "tells_apart")
+    __slots__ = (
+        "_verbs_used", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "policy", "raised", "record",
+        "refused", "renew_at", "scope", "steps", "tells_apart",
+    )  # fmt: skip
 
-    def __init__(self, record: Record, policy: Policy, scope: str) -> None:
+    def __init__(
+        self,
+        record: Record,
+        policy: Policy,
+        scope: str,
+        engine: Engine | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.record = record
         self.policy = policy
         self.scope = scope
+        self.engine = engine
+        self.loop = loop
+        """The event loop in which the request is ended; None: the thread that called the app ends it (WSGI)."""
+        self.enlisted: Enlisted | None = None
+        """The transaction that this request ends with; None: it has not enlisted one, or that is over."""
+        self.steps: Steps | None = None
+        self.enqueued: dict[tuple[str, str], int] = NOTHING
+        """How many jobs of each task, apart by phase, this attempt has added to the outbox."""
+        self.deferred = False
+        """A job in the outbox will settle the key: the request ends as pending."""
         self.lost = False
         """The lease went to somebody else: nothing that this attempt still does will be stored."""
         self.refused = False
@@ -55,11 +90,75 @@ class Operation:
         that is reused for another request after its expiry is another request downstream as well.
         """
         self._verbs_used = True
-        digest = hashlib.sha256(b"oncekey-downstream-1")
-        for part in (self.record.scope.encode(), self.key.encode(), self.record.fingerprint, name.encode()):
-            digest.update(len(part).to_bytes(8, "big"))
-            digest.update(part)
-        return f"oncekey-{digest.hexdigest()[:40]}"
+        return downstream_key(self.record, name)
+
+    def enlist(self, target: Any, *, commit: Commit = "engine") -> Enlisting:
+        """Make the transaction of this session or connection the request's own: its writes, the stored response and the
+        key's completion are one commit, before the response is sent.
+
+        Await it in async code. Enlist before the first statement; do not commit, roll back or close: a response under
+        500 that is returned commits, whatever is raised rolls back. ``commit="caller"``: oncekey only writes into the
+        transaction, and the app commits it after the handler has returned (a dependency with ``yield``, say).
+        """
+        self._verbs_used = True
+        return enlisting.start(self, target, commit)
+
+    async def phase(self, name: str, fn: Callable[..., Any], *args: Any, on: Any, **kwargs: Any) -> Any:
+        """Local work, once: run ``fn(*args, **kwargs)`` in the transaction of ``on``, and commit it with its result.
+
+        ``fn`` may be async or plain, does its writes through ``on``, and returns what JSON can hold. A later attempt
+        gets that result and does not run it again.
+        """
+        work = partial(fn, *args, **kwargs)
+        return await self._run(steps.phase(self, name, work, on, blocking=False))
+
+    async def effect(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        repeatable: bool,
+        provider_id: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """One call outside of the database. ``repeatable``: calling it again under ``downstream_key(name)`` is
+        harmless, because the other side honours that key; otherwise a crash during the call makes the request's key
+        unknown.
+
+        A plain function runs in a thread. ``provider_id`` takes the other side's id from the result, so that its
+        webhook finds the key.
+        """
+        work = steps.called(fn, args, kwargs)
+        return await self._run(steps.effect(self, name, work, repeatable, provider_id))
+
+    async def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
+        """Add a job to the outbox, in the enlisted transaction or the phase that is open; returns its id."""
+        return await self._run(staging.enqueue(self, task, payload, run_at, settles=False))
+
+    async def defer(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
+        """Leave the rest to a job, which settles this key with the final response; answer 202 now."""
+        return await self._run(staging.enqueue(self, task, payload, run_at, settles=True))
+
+    async def _run(self, flow: Flow[_T]) -> _T:
+        return await self._begun().run(flow, self.policy.begin_seconds)
+
+    def _begun(self) -> Engine:
+        if self.engine is None:
+            raise NoOperation("this operation belongs to no request")
+        self._verbs_used = True
+        if self.enqueued is NOTHING:
+            self.enqueued = {}
+        return self.engine
+
+    @property
+    def in_doubt(self) -> bool:
+        """An effect that may not be repeated was called, and did not say how it ended."""
+        return self.record.effects is Effects.EXTERNAL and self.policy.effects_kind is not Effects.EXTERNAL
+
+    @property
+    def blocking(self) -> Blocking:
+        """The verbs for sync handlers."""
+        return Blocking(self)
 
     def refuse(self) -> None:
         """Say that this request is turned away before anything happened: the key stays unused.
@@ -73,6 +172,45 @@ class Operation:
     @property
     def discardable(self) -> bool:
         return self.refused and not self._verbs_used
+
+
+class Blocking:
+    """The verbs of an operation that otherwise are awaited, for handlers that are plain functions."""
+
+    __slots__ = ("_operation",)
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+
+    def enlist(self, target: Any, *, commit: Commit = "engine") -> None:
+        """As :meth:`Operation.enlist`: done when it returns."""
+        self._operation._verbs_used = True
+        enlisting.start(self._operation, target, commit, blocking=True)
+
+    def phase(self, name: str, fn: Callable[..., Any], *args: Any, on: Any, **kwargs: Any) -> Any:
+        work = steps.plain(fn, args, kwargs)
+        return self._run(steps.phase(self._operation, name, work, on, blocking=True))
+
+    def effect(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        repeatable: bool,
+        provider_id: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        work = steps.plain(fn, args, kwargs)
+        return self._run(steps.effect(self._operation, name, work, repeatable, provider_id))
+
+    def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
+        return self._run(staging.enqueue(self._operation, task, payload, run_at, settles=False))
+
+    def defer(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
+        return self._run(staging.enqueue(self._operation, task, payload, run_at, settles=True))
+
+    def _run(self, flow: Flow[_T]) -> _T:
+        return self._operation._begun().run_blocking(flow, self._operation.policy.begin_seconds)
 
 
 _current: Final[ContextVar[Operation | None]] = ContextVar("oncekey_operation", default=None)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.core.record import Reservation, Swap
-from oncekey.core.steps import StepsOf
+from oncekey.core.steps import Find, StepsOf
 from oncekey.errors import StoreUnavailable
 
-Work = Reservation | Swap | tuple[str, str] | StepsOf
-"""What one caller wants of a store: reserve, swap, read (scope, key), or the steps of a key."""
+Work = Reservation | Swap | tuple[str, str] | StepsOf | Find
+"""What one caller wants of a store: reserve, swap, read (scope, key), the steps of a key, or keys by something else."""
 
 GAVE_UP = "the store did not answer in time"
 

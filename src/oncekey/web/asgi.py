@@ -21,11 +21,14 @@ from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
 from oncekey.core.states import Event
+from oncekey.engine import enlisted
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError, SchemaError
+from oncekey.upkeep.service import Upkeep
+from oncekey.web import garbage
 from oncekey.web.scopes import (
     SCOPE_KEY,
     InnerScope,
@@ -43,8 +46,8 @@ from oncekey.web.wire import (
     Headers,
     Move,
     answer_headers,
+    answer_instead,
     answer_to,
-    answer_to_loser,
     first_headers,
     raised,
     read_key,
@@ -63,11 +66,18 @@ _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.respo
 
 
 class IdempotencyMiddleware:
-    """``app.add_middleware(IdempotencyMiddleware, once=once)``."""
+    """``app.add_middleware(IdempotencyMiddleware, once=once)``.
 
-    def __init__(self, app: App, once: OnceKey) -> None:
+    ``tune_gc``: when the server has started, set Python's garbage collector for a server (``web/garbage.py``).
+    ``upkeep``: True, or an Upkeep of your own: sweeper, reaper and reconciler run in this process, from its start
+    to its end. Needs a server that speaks the lifespan protocol, as uvicorn does.
+    """
+
+    def __init__(self, app: App, once: OnceKey, *, tune_gc: bool = True, upkeep: bool | Upkeep = False) -> None:
         self.app = app
         self.once = once
+        self.tune_gc = tune_gc
+        self.upkeep = Upkeep(once) if upkeep is True else upkeep or None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -94,10 +104,18 @@ class IdempotencyMiddleware:
         waiting = [first]
 
         async def receive_all() -> Message:
-            return waiting.pop() if waiting else await receive()
+            message = waiting.pop() if waiting else await receive()
+            if message["type"] == "lifespan.shutdown" and self.upkeep is not None:
+                await self.upkeep.astop()  # before the app closes what its resolvers use
+            return message
 
         async def send_all(message: Message) -> None:
-            if message["type"] == "lifespan.shutdown.complete":
+            if message["type"] == "lifespan.startup.complete":
+                if self.upkeep is not None:
+                    self.upkeep.start()
+                if self.tune_gc:
+                    garbage.settle()
+            elif message["type"] == "lifespan.shutdown.complete":
                 await self.once.aclose()
             await send(message)
 
@@ -109,6 +127,7 @@ class _Exchange:
 
     wanted: Reservation
     operation: Operation
+    task: asyncio.Task[None]
     body: bytes
     key_header: bytes | None = None
     inner: Scope
@@ -121,6 +140,9 @@ class _Exchange:
     concluded = False
     settled = False
     stored: asyncio.Event | None = None
+    move: Move
+    held: list[Message] | None = None
+    """The response, while it waits for the app's own commit (``enlist(commit="caller")``)."""
 
     def __init__(self, app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.app = app
@@ -225,18 +247,18 @@ class _Exchange:
 
     async def _execute(self, record: Record, tenant: str, body: bytes) -> None:
         engine = self.once.engine
-        self.operation = Operation(record, self.policy, tenant)
+        loop = asyncio.get_running_loop()
+        self.operation = Operation(record, self.policy, tenant, engine, loop)
         self.body = body
         engine.keeper.watch(self.operation)
-        loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         token = _current.set(self.operation)
         try:
             task = loop.create_task(self._handle(done))
         finally:
             _current.reset(token)
-        engine.tasks.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(engine.tasks.discard)
+        engine.tasks.add(task)  # until _handle is done: the loop itself keeps only a weak reference
+        self.task = task
         # Not the task itself: whoever cancels this coroutine (a disconnect) cancels the future, and the task goes on.
         await done
 
@@ -254,6 +276,8 @@ class _Exchange:
         else:
             if not done.done():
                 done.set_result(None)
+        finally:
+            self.once.engine.tasks.discard(self.task)
 
     async def _call_app(self) -> None:
         try:
@@ -261,6 +285,8 @@ class _Exchange:
             await self.app(self.inner, self._inner_receive, self._inner_send)
         except BaseException as error:
             if self.concluded:
+                if self.held is not None:
+                    await self._settle(self.held)
                 raise  # a background task failed after the response was stored: that stands
             move, answer = raised(self.operation, error, self.once)
             record = await self._finish(move)
@@ -270,6 +296,8 @@ class _Exchange:
                 await self._answer(answer, record)
         else:
             if self.concluded:
+                if self.held is not None:
+                    await self._settle(self.held)
                 return
             # The app came back without the end of its response: whatever it did, it did not say.
             await self._finish(raised(self.operation, EOFError(), self.once)[0])
@@ -324,7 +352,9 @@ class _Exchange:
             # message still waits for the store, so a client that has seen the end can rely on it.
             self.streaming = True
             record = self.operation.record
-            headers = first_headers(start["status"], start.get("headers", ()), None, self.key_header, record)
+            headers = first_headers(
+                self.operation, start["status"], start.get("headers", ()), None, self.key_header, record
+            )
             await self._pass_on({"type": "http.response.start", "status": start["status"], "headers": headers})
             await self._pass_on({"type": "http.response.body", "body": b"".join(self.chunks), "more_body": True})
             self.chunks = []
@@ -344,32 +374,50 @@ class _Exchange:
             return
         if self.streaming or body is None:
             return
-        await self._respond(status, first_headers(status, raw_headers, len(body), self.key_header, record), body)
+        headers = first_headers(self.operation, status, raw_headers, len(body), self.key_header, record)
+        await self._respond(status, headers, body)
 
     async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
         self.concluded = True
         engine, operation = self.once.engine, self.operation
-        flow = engine.finish(operation, move.event, move.response, move.reason)
+        plain = operation.enlisted is None
         try:
-            finished = await engine.run(flow, self.policy.begin_seconds)
+            if plain:
+                flow = engine.finish(operation, move.event, move.response, move.reason)
+                finished = await engine.run(flow, self.policy.begin_seconds)
+            else:
+                item = Unfinished(operation, move.event, move.response, move.reason)
+                finished = await enlisted.run(engine, item, self.policy.begin_seconds)
         except OperatorError:
             # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
             engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
             return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
         except asyncio.CancelledError:
             # From inside: a timeout of the app around its own sending. The outcome must not be lost for it.
-            engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
+            if plain:
+                engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
             raise
         finally:
             self.settled = True
             if self.stored is not None:
                 self.stored.set()
+        if operation.enlisted is not None:  # written, and the app has still to commit it
+            self.move, self.held = move, []
+            return finished.record
         engine.keeper.unwatch(operation)
         if finished.stored:
             return finished.record if move.event is not Event.DISCARD else None  # an unused key expires never
-        answer = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
+        answer = answer_instead(finished, self.wanted, self.policy, self.once)
         return await self._instead(answer, finished.record)
+
+    async def _settle(self, held: list[Message]) -> None:
+        """The app has returned, so it has committed or never will: send what was held back, or what the key says."""
+        self.held = None
+        answer = await self._finish(self.move)
+        if not isinstance(answer, Answer):
+            for message in held:
+                await self._pass_on(message)
 
     async def _instead(self, answer: Answer, record: Record | None) -> Answer:
         if not self.streaming:
@@ -391,6 +439,9 @@ class _Exchange:
         await self._pass_on({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _pass_on(self, message: Message) -> None:
+        if self.held is not None:
+            self.held.append(message)
+            return
         try:
             await self.send(message)
         except OSError:

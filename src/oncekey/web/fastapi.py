@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, routing
+from fastapi import __version__ as fastapi_version
 from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -39,6 +40,8 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oncekey.engine import enlisting
+from oncekey.engine.enlisting import Commit
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
@@ -46,7 +49,15 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
 
-__all__ = ["CurrentOperation", "OptionalOperation", "declare_openapi", "never_began", "protect", "spare_refused"]
+__all__ = [
+    "CurrentOperation",
+    "OptionalOperation",
+    "declare_openapi",
+    "enlisted_session",
+    "never_began",
+    "protect",
+    "spare_refused",
+]
 
 _FRAMEWORK = frozenset({"fastapi", "starlette", "anyio", "contextlib", "oncekey"})
 _BEFORE_THE_ENDPOINT = ("fastapi.routing", "fastapi.security.", "starlette.routing", "starlette.requests")
@@ -83,6 +94,42 @@ async def _operation(connection: HTTPConnection) -> Operation:
 
 CurrentOperation = Annotated[Operation, Depends(_operation)]
 """``op: CurrentOperation``, in an endpoint or a dependency."""
+
+def enlisted_session(make: Callable[[], Any], *, commit: Commit = "engine") -> Callable[..., AsyncIterator[Any]]:
+    """A dependency that gives a SQLAlchemy session that is enlisted already, and closes it after the response.
+
+    ``make``: a ``sessionmaker``, an ``async_sessionmaker``, or any function that returns a session. ::
+
+        PaySession = Annotated[Session, Depends(enlisted_session(SessionLocal))]
+
+        @app.post("/payments", status_code=201)
+        def pay(payment: Payment, session: PaySession) -> Receipt: ...
+
+    Needs FastAPI 0.118 or newer: before, dependencies ended before the response, and took the transaction with them.
+    """
+    if _version() < (0, 118):
+        raise ConfigurationError(f"enlisted_session needs fastapi>=0.118, and this is {fastapi_version}: upgrade it")
+
+    async def dependency(operation: CurrentOperation) -> AsyncIterator[Any]:
+        # Not by operation.enlist: it runs before the body is validated, and a refused body must not use up the key.
+        session = make()
+        if hasattr(session, "sync_session"):
+            async with session:
+                await enlisting.start(operation, session, commit)
+                yield session
+            return
+        try:
+            await run_in_threadpool(enlisting.start, operation, session, commit, blocking=True)
+            yield session
+        finally:
+            await run_in_threadpool(session.close)
+
+    return dependency
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in fastapi_version.split(".")[:2] if part.isdecimal())
+
 
 OptionalOperation = Annotated[Operation | None, Depends(_optional_operation)]
 """As CurrentOperation, and None where the route is not protected or its optional key was not sent."""

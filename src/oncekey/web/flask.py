@@ -18,7 +18,7 @@ from flask import Flask, Response, request
 from oncekey.core.problems import Answer
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
-from oncekey.errors import NotExecuted, OutcomeUnknown, Refused
+from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
 from oncekey.web.wsgi import ENVIRON_KEY, Exchange, IdempotencyMiddleware
 
 __all__ = ["current_operation", "protect"]
@@ -43,7 +43,7 @@ def protect(app: Flask, once: OnceKey) -> Flask:
             exchange.operation.raised = True
             if request.routing_exception is error:
                 exchange.operation.refused = True
-            if isinstance(error, NotExecuted | OutcomeUnknown | Refused):
+            if isinstance(error, NotExecuted | OutcomeUnknown | Refused | StoreError):
                 return _own_answer(exchange, error)
         return by_handlers(error)
 
@@ -53,7 +53,7 @@ def protect(app: Flask, once: OnceKey) -> Flask:
         if exchange is None:
             return by_nobody(error)
         exchange.operation.raised = True
-        if isinstance(error, NotExecuted | OutcomeUnknown | Refused) and not exchange.concluded:
+        if isinstance(error, NotExecuted | OutcomeUnknown | Refused | StoreError) and not exchange.concluded:
             # An error handler of the app translated what was raised into one of ours.
             return app.finalize_request(_own_answer(exchange, error), from_error_handler=True)
         try:

@@ -7,21 +7,24 @@ Owns which headers are stored and replayed, and the headers that oncekey adds. W
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
+from typing import Protocol
 
 from oncekey.core.decision import Decision, Deferred, Ending, Mismatch, Replay, Unknown, decide, judge
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
-from oncekey.core.problems import Answer, Situation, problem, replay_marker, tombstone_note
+from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Event
 from oncekey.core.values import value
+from oncekey.engine.flows import Finished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.errors import NotExecuted, OutcomeUnknown, Refused
+from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
 
 _log = logging.getLogger("oncekey")
 
@@ -36,6 +39,15 @@ _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-rep
 _BREAKS = re.compile(r"[\r\n\0]").search
 _LENGTH = frozenset({b"content-length", b"transfer-encoding"})
 _OF_THE_LOST_BODY = frozenset({"content-type", "content-encoding", "etag", "content-disposition", "last-modified"})
+
+
+class Voice(Protocol):
+    """How answers are worded: an OnceKey, or whoever wants to know what one would say."""
+
+    @property
+    def profile(self) -> ProfileName: ...
+    @property
+    def docs_url(self) -> str | None: ...
 
 
 def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | Answer:
@@ -72,20 +84,33 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
     elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and not operation.tells_apart)):
         # What a *returned* 5xx means may be declared; what was raised is judged by where the effects live.
         ending = "raised"
-    event = judge(ending, status, policy, first_attempt=operation.attempt == 1)
+    event = _judge(operation, ending, status)
     if event not in (Event.COMPLETE, Event.FAIL):
         return Move(event, None, f"the handler {'raised' if ending == 'raised' else 'answered'} {status}")
     response = storable(status, headers, body, policy)
     reason = None
     if response.body is None:
         reason = "streamed" if body is None else "too large"
+    if operation.deferred:
+        if event is Event.COMPLETE and not operation.raised:
+            event = Event.DEFER
+        else:
+            operation.raised = True  # an error is no promise to settle it later: what it had written is rolled back
     return Move(event, response, reason)
+
+
+def _judge(operation: Operation, ending: Ending, status: int | None) -> Event:
+    event = judge(ending, status, operation.policy, first_attempt=operation.attempt == 1)
+    if event is Event.RELEASE and ending != "not_executed" and operation.in_doubt:
+        return Event.DOUBT
+    return event
 
 
 def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[Move, Answer | None]:
     """The move for a handler that raised, and our answer, where the framework further out has none for it."""
     ending: Ending = "raised"
     answer = None
+    operation.raised = True
     match error:
         case Refused():
             operation.refused = True
@@ -102,15 +127,16 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
             answer = refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
         case _ if operation.discardable:
             ending = "refused"
-    event = judge(ending, None, operation.policy, first_attempt=operation.attempt == 1)
+    event = _judge(operation, ending, None)
+    if isinstance(error, StoreError):  # of enlist(): the store could not be reached for it
+        answer = refusal(once, Situation.NOT_EXECUTED if event is Event.RELEASE else Situation.UNKNOWN)
     return Move(event, None, type(error).__name__), answer
 
 
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
     """The response as it is kept: the headers of the allow-list, and the body unless it is too large (tombstone)."""
     allowed = policy.stored_headers
-    named = [(name.decode("latin-1").lower(), value) for name, value in headers]
-    kept = [(name, value.decode("latin-1")) for name, value in named if name in allowed]
+    kept = [(_lower(name), value.decode("latin-1")) for name, value in headers if _lower(name) in allowed]
     if body is not None and len(body) > policy.max_response_bytes:
         body = None
     return StoredResponse(status, tuple(_clean(kept)), body)
@@ -127,7 +153,7 @@ def _clean(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return good
 
 
-def replay(record: Record, once: OnceKey) -> Answer:
+def replay(record: Record, once: Voice) -> Answer:
     """The stored response again; for a tombstone, its status and a note in place of the body."""
     response = record.response
     if response is None:
@@ -148,7 +174,7 @@ def replay(record: Record, once: OnceKey) -> Answer:
     return Answer(response.status, tuple(headers), body)
 
 
-def answer_to(decision: Decision, policy: Policy, once: OnceKey) -> Answer:
+def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
     """What a request gets that does not run."""
     match decision:
         case Replay(record):
@@ -157,8 +183,11 @@ def answer_to(decision: Decision, policy: Policy, once: OnceKey) -> Answer:
             return refusal(once, Situation.MISMATCH)
         case Unknown():
             return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
-        case Deferred():
-            return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds())
+        case Deferred(record):
+            location = dict(record.response.headers).get("location") if record.response else None
+            return refusal(
+                once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location
+            )
         case _:
             return refusal(once, Situation.IN_FLIGHT, retry_after=policy.retry_after.total_seconds())
 
@@ -168,16 +197,30 @@ def answer_to_loser(seen: Record | None, wanted: Reservation, policy: Policy, on
     return answer_to(decide(seen, wanted), policy, once)
 
 
+def answer_instead(finished: Finished, wanted: Reservation, policy: Policy, once: OnceKey) -> Answer:
+    """What a request gets whose response was not stored."""
+    if finished.undone:
+        return refusal(once, Situation.NOT_EXECUTED, retry_after=UNAVAILABLE_RETRY_SECONDS)
+    return answer_to_loser(finished.record, wanted, policy, once)
+
+
 def refusal(
-    once: OnceKey,
+    once: Voice,
     situation: Situation,
     *,
     detail: str | None = None,
     retry_after: float | None = None,
     status: int | None = None,
+    location: str | None = None,
 ) -> Answer:
     return problem(
-        once.profile, situation, detail=detail, retry_after=retry_after, status=status, docs_url=once.docs_url
+        once.profile,
+        situation,
+        detail=detail,
+        retry_after=retry_after,
+        status=status,
+        location=location,
+        docs_url=once.docs_url,
     )
 
 
@@ -192,7 +235,12 @@ def marks(key: bytes | None, record: Record | None) -> Headers:
 
 
 def first_headers(
-    status: int, headers: Iterable[tuple[bytes, bytes]], size: int | None, key: bytes | None, record: Record | None
+    operation: Operation,
+    status: int,
+    headers: Iterable[tuple[bytes, bytes]],
+    size: int | None,
+    key: bytes | None,
+    record: Record | None,
 ) -> Headers:
     """The handler's own headers with our marks, and the length of what was stored (None: it is streamed)."""
     ours = _OURS
@@ -201,12 +249,20 @@ def first_headers(
     kept = [item for item in headers if item[0].lower() not in ours]
     if size is not None and status >= 200 and status not in BODILESS:
         kept.append((b"content-length", b"%d" % size))
+    if operation.deferred and status < 400 and not any(name.lower() == b"retry-after" for name, _ in kept):
+        # The first 202 says when to ask again, as those for the retries do.
+        kept.append((b"retry-after", b"%d" % math.ceil(operation.policy.retry_after.total_seconds())))
     return kept + marks(key, record)
 
 
 def answer_headers(answer: Answer, key: bytes | None, record: Record | None) -> Headers:
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
     return encoded + marks(key, record)
+
+
+@lru_cache(maxsize=1024)
+def _lower(name: bytes) -> str:
+    return name.decode("latin-1").lower()
 
 
 @lru_cache(maxsize=4096)

@@ -29,8 +29,8 @@ from oncekey.web.wire import (
     Headers,
     Move,
     answer_headers,
+    answer_instead,
     answer_to,
-    answer_to_loser,
     first_headers,
     raised,
     read_key,
@@ -85,6 +85,8 @@ class Exchange:
         """Once it has ended: the record as the store has it now, as far as we know."""
         self.instead: Answer | None = None
         """Once it has ended: what the client is told in place of the handler's response, if that was not stored."""
+        self.uncommitted: Move | None = None
+        """Written into a transaction that the app has still to commit (``enlist(commit="caller")``)."""
         self.started = False
         self.whole_body: Callable[[str], bytes | None] | None = None
         """Set by a framework's integration: the whole body for this status line, known before the app returns it."""
@@ -160,7 +162,7 @@ class Exchange:
     # -- the handler ---------------------------------------------------------------------------------------------
 
     def _execute(self, record: Record, tenant: str, body: bytes) -> Iterable[bytes]:
-        self.operation = Operation(record, self.policy, tenant)
+        self.operation = Operation(record, self.policy, tenant, self.once.engine)
         self.once.engine.keeper.watch(self.operation)
         environ = dict(self.environ)
         environ.pop("HTTP_ACCEPT_ENCODING", None)  # we store identity bytes; compress in front of us
@@ -213,14 +215,16 @@ class Exchange:
             if not self.status_line:
                 return self._raised(EOFError("the app did not start a response"))
             self.conclude(self.status, self.headers, body)
+        self.settle()
         if self.instead is not None:
             return self._answer(self.instead, self.record)
-        self._send_start(first_headers(self.status, self.headers, len(body), self.key_header, self.record))
+        headers = first_headers(self.operation, self.status, self.headers, len(body), self.key_header, self.record)
+        self._send_start(headers)
         return [body]
 
     def _stream(self, chunks: list[bytes], rest: _Body) -> Iterable[bytes]:
         record = self.record or self.operation.record
-        self._send_start(first_headers(self.status, self.headers, None, self.key_header, record))
+        self._send_start(first_headers(self.operation, self.status, self.headers, None, self.key_header, record))
         return _Streamed(self, chunks, rest)
 
     def _is_event_stream(self) -> bool:
@@ -264,11 +268,20 @@ class Exchange:
             self.record = operation.record
             self.instead = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
             return
+        if operation.enlisted is not None:
+            self.uncommitted, self.record = move, finished.record
+            return
         engine.keeper.unwatch(operation)
         if move.event is not Event.DISCARD:  # an unused key does not expire
             self.record = finished.record
         if not finished.stored:
-            self.instead = answer_to_loser(finished.record, self.wanted, self.policy, self.once)
+            self.instead = answer_instead(finished, self.wanted, self.policy, self.once)
+
+    def settle(self) -> None:
+        """The app has returned, so it has committed or never will: ``instead`` says what the key says."""
+        move, self.uncommitted = self.uncommitted, None
+        if move is not None:
+            self._finish(move)
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -340,6 +353,9 @@ class _Streamed:
             held = chunk
         if not exchange.concluded:
             exchange.conclude(exchange.status, exchange.headers, None)
+        if exchange.uncommitted is not None:
+            self._rest.close()
+            exchange.settle()
         if exchange.instead is not None:
             raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
         yield held

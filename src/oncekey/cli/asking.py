@@ -1,0 +1,90 @@
+"""What operators are asked before they change something: whether, who they are, and why.
+
+Questions go to standard error: standard output is the result's.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncekey.cli.common import opened
+from oncekey.core.record import Audit
+from oncekey.engine.once import ENDPOINT_MARK, SINGLE_SCOPE
+from oncekey.errors import ConfigurationError, OperatorError
+from oncekey.stores.base import Store
+
+Scope = Annotated[
+    str, typer.Option("--scope", metavar="SCOPE", help="Whose key it is. Without it: that of SINGLE_TENANT apps.")
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(metavar="OPERATION", help="Of a key that is per endpoint: which, such as 'POST /payments'."),
+]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show keys and bodies, which are masked otherwise.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you mean it; --why is needed then.")]
+Who = Annotated[str | None, typer.Option(metavar="NAME", help="Who does it, for the audit; your login name otherwise.")]
+Why = Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for the audit; asked for otherwise.")]
+Limit = Annotated[int, typer.Option(min=1, max=100_000, help="How many to list.")]
+
+SINGLE = SINGLE_SCOPE
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, None: 1}
+
+
+def full_scope(scope: str, endpoint: str | None) -> str:
+    return scope if endpoint is None else f"{scope}{ENDPOINT_MARK}{endpoint}"
+
+
+def seconds(text: str) -> float:
+    """``45s``, ``10m``, ``1h``, ``7d``, or a number of seconds; for a typer option's ``parser``."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"'{text}' is no length of time: write 45s, 10m, 1h or 7d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@contextmanager
+def in_use(url: str) -> Iterator[Store]:
+    """A store that an app uses. Elsewhere an operator would find nothing, and believe it."""
+    if url.startswith("memory:"):
+        raise ConfigurationError("memory:// is the app's own memory, and cannot be looked into: there is nothing here")
+    with opened(url) as store:
+        path = getattr(store, "path", None)
+        if isinstance(path, Path) and not path.exists():
+            raise ConfigurationError(f"there is no file {path}: give the --store URL that the app uses")
+        yield store
+
+
+def sure(what: list[str], *, yes: bool, who: str | None, why: str | None) -> Audit:
+    """Show what will happen, and ask; the line for the audit if it may. OperatorError otherwise."""
+    if yes and not (why or "").strip():
+        raise typer.BadParameter("with --yes nothing is asked: say why with --why TEXT")
+    name = (who or _login()).strip()
+    if not yes:
+        for line in what:
+            print(line, file=sys.stderr)
+    try:
+        reason = why if why is not None else str(typer.prompt("Why", err=True))
+        if not reason.strip():
+            raise typer.BadParameter("--why is empty: the audit wants a reason")
+        if not yes and not typer.confirm("Do it?", err=True):
+            raise OperatorError("nothing was changed")
+    except typer.Abort:
+        raise OperatorError("nothing was changed: there was no answer; --yes and --why TEXT ask nothing") from None
+    return Audit(name, reason.strip())
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        raise ConfigurationError("your login name cannot be found: say who you are with --who NAME") from None

@@ -1,0 +1,71 @@
+"""How things are shown: tables, times, and what is masked.
+
+Clients choose keys, and errors quote anything: nothing is printed before it is made harmless to a terminal, and nothing
+is read as markup. Away from a terminal a line is as long as it must be: programs read it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oncekey.engine.once import ENDPOINT_MARK
+from oncekey.telemetry.events import redact
+
+_WIDE = 100_000
+
+
+def console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str | Text]], *, indent: int = 0) -> None:
+    """Columns; on a narrow terminal cells are folded, and nothing is cut."""
+    grid = Table(box=None, pad_edge=False, show_header=bool(head), padding=(0, 2, 0, 0), header_style="bold")
+    for at in range(len(head) or 2):
+        grid.add_column(head[at] if head else None, overflow="fold")
+    for row in rows:
+        grid.add_row(*(harmless(cell) if isinstance(cell, str) else cell for cell in row))
+    out = console()
+    with out.capture() as caught:
+        out.print(grid)
+    for line in caught.get().splitlines():
+        print(f"{' ' * indent}{line}".rstrip())
+
+
+def harmless(text: str) -> Text:
+    """What a terminal shows, and never obeys."""
+    return Text(plain(text))
+
+
+def plain(text: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def key_shown(key: str, reveal: bool) -> str:
+    return key if reveal else redact(key)
+
+
+def scope_and_endpoint(scope: str) -> tuple[str, str | None]:
+    """The tenant, and for a key that is per endpoint, its operation."""
+    tenant, mark, endpoint = scope.partition(ENDPOINT_MARK)
+    return tenant, endpoint if mark else None
+
+
+def masked(data: bytes | None, reveal: bool) -> str | None:
+    """A body: its text where it is revealed, and else only its size."""
+    if data is None:
+        return None
+    return data.decode("utf-8", "backslashreplace") if reveal else f"{len(data):,} bytes, shown with --reveal"
+
+
+def moment(seconds: float | None) -> str | None:
+    """A time of the store's clock, in UTC."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,127 @@
+"""``oncekey upkeep``: sweeper, reaper and reconciler, for as long as the process lives or once.
+
+Exit codes: 0 for a clean end, 1 where with ``--once`` a duty failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, cast
+
+import typer
+
+from oncekey.cli.common import AsJson, StoreUrl, opened, print_json
+from oncekey.cli.loading import load
+from oncekey.core.states import State
+from oncekey.engine.once import OnceKey
+from oncekey.errors import OperatorError
+from oncekey.stores.base import Store
+from oncekey.upkeep.health import Health
+from oncekey.upkeep.service import REAP_SECONDS, RECONCILE_SECONDS, SWEEP_SECONDS, Turn, Upkeep
+
+SHOW_SECONDS = 60.0
+"""Between two lines about how it goes."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("upkeep")(upkeep)
+
+
+def _every(what: str) -> typer.models.OptionInfo:
+    said = f"Between two turns of the {what}."
+    return cast("typer.models.OptionInfo", typer.Option(min=0.01, metavar="SECONDS", help=said))
+
+
+def upkeep(
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODULE:ONCE]", help="Where your OnceKey is, for its store and its resolvers."),
+    ] = None,
+    store: StoreUrl = "",
+    once: Annotated[bool, typer.Option("--once", help="One turn of each duty, and end: for cron.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what is due, change nothing, and end.")] = False,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Keep expired keys as tombstones for as long again; do not delete them.")
+    ] = False,
+    sweep_every: Annotated[float, _every("sweeper (expired leases)")] = SWEEP_SECONDS,
+    reap_every: Annotated[float, _every("reaper (expired keys)")] = REAP_SECONDS,
+    reconcile_every: Annotated[float, _every("reconciler (unknown outcomes)")] = RECONCILE_SECONDS,
+    as_json: AsJson = False,
+) -> None:
+    """Keep keys from getting stuck: sweeper, reaper and reconciler, until SIGTERM or SIGINT.
+
+    Any number may run at once. Without MODULE:ONCE it runs on --store, and nobody is asked about unknown outcomes.
+    --json prints what was done and the health at the end, as one document.
+
+    Exit codes: 0 a clean end, 1 an error; with --once also where a duty failed.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    with _target(path, store) as target:
+        service = Upkeep(
+            target, sweep_every=sweep_every, reap_every=reap_every, reconcile_every=reconcile_every, soft=soft
+        )
+        turns = service.run_once(dry_run=dry_run) if once or dry_run else _serve(service)
+        health = service.health()
+        if as_json:
+            done = {turn.duty: turn.result.as_json() if turn.result else {"error": turn.error} for turn in turns}
+            print_json({"dry_run": dry_run, "done": done, "health": health.as_json()})
+        else:
+            _print(turns, health, "would be" if dry_run else "were")
+    if any(turn.error for turn in turns):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _target(path: str | None, store: str) -> Iterator[OnceKey | Store]:
+    """The app's OnceKey, or a store; its tables are as this version wants them."""
+    if path is not None:
+        once = load(path, OnceKey, "the module and name of your OnceKey, such as app.main:once")
+        once.start()
+        try:
+            yield once
+        finally:
+            once.close()
+    else:
+        with opened(store) as target:
+            target.check()
+            yield target
+
+
+def _serve(service: Upkeep) -> list[Turn]:
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with service:
+        print("oncekey upkeep: running", file=sys.stderr, flush=True)
+        while not ended.wait(SHOW_SECONDS):
+            try:
+                print(f"oncekey upkeep: {_line(service.health())}", file=sys.stderr, flush=True)
+            except OperatorError as error:
+                print(f"oncekey upkeep: {error}", file=sys.stderr, flush=True)
+    return []
+
+
+def _print(turns: list[Turn], health: Health, verb: str) -> None:
+    for turn in turns:
+        if turn.result is None:
+            print(f"{turn.duty}: failed: {turn.error}")
+        else:
+            done = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in turn.result.as_json().items())
+            print(f"{turn.duty}: {verb} {done}")
+    print(_line(health))
+    for problem in health.problems:
+        print(f"! {problem}")
+
+
+def _line(health: Health) -> str:
+    keys, outbox = health.keys, health.outbox
+    return (
+        f"{keys.counts[State.IN_PROGRESS]:,} in progress, oldest expired lease {keys.lease_over_seconds:.0f} s; "
+        f"{keys.counts[State.UNKNOWN]:,} unknown, oldest {keys.oldest_unknown_seconds:.0f} s; "
+        f"dead letters: {keys.dead:,} keys, {outbox.dead:,} jobs; outbox lag {outbox.lag_seconds:.1f} s"
+    )

@@ -1,0 +1,66 @@
+"""The other half of ``oncekey demo --background``: a worker that makes the payments which requests have left to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import closing
+
+from oncekey.demo.book import Book, Payment
+from oncekey.demo.family import follow_parent
+from oncekey.demo.provider import Provider
+from oncekey.errors import OutcomeUnknown
+from oncekey.outbox import Context, Response, Worker
+
+TASK = "settle_payment"
+SLOW_SECONDS = 3.0
+LARGE_BYTES = 2 * 1024 * 1024
+GRACE_SECONDS = 5.0
+
+
+def make_worker(store: str, provider: Provider) -> Worker:
+    # The lease is short, so that you see quickly what a crash leads to; 30 s is the default.
+    worker = Worker(store, lease=3.0, poll=0.2)
+    book = Book(store)
+    # Who does not honour our key must not be asked twice: after one attempt that never ended, a human has to look.
+    attempts = 8 if provider.honours else 1
+
+    @worker.task(TASK, max_attempts=attempts, timeout=60.0, max_backoff=5.0)
+    def settle_payment(ctx: Context, job: dict[str, str]) -> Response:
+        """Charge, and say how it ended: what this returns is what every retry of the request gets from now on."""
+        payment: Payment = dict(job)
+        simulate = payment.pop("simulate")
+        if simulate == "slow":
+            time.sleep(SLOW_SECONDS)
+        if simulate == "timeout":
+            raise OutcomeUnknown("the provider did not answer in time")
+        if simulate == "decline":
+            _settle(book, payment, "declined")
+            return Response(402, {"error": "the card was declined"})
+        charge = provider.charge(ctx.downstream_key, payment["customerId"], payment["amountCents"], payment["currency"])
+        if simulate == "crash" and ctx.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)  # charged, and nobody was told
+        ctx.record(charge["id"])
+        payment = _settle(book, payment, "succeeded")
+        padding = {"padding": "x" * LARGE_BYTES} if simulate == "large" else {}
+        return Response(201, payment | padding, headers={"Location": f"/payments/{payment['id']}"})
+
+    return worker
+
+
+def _settle(book: Book, payment: Payment, status: str) -> Payment:
+    with closing(book.connect()) as db:
+        settled = book.settle(db, payment, status)
+        db.commit()
+    return settled
+
+
+def main(store: str, provider: str, honours: str) -> None:
+    follow_parent()
+    make_worker(store, Provider(provider, honours=honours == "yes")).run(grace=GRACE_SECONDS)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

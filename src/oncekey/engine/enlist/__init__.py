@@ -1,0 +1,55 @@
+"""From whatever a handler enlists to a link: by the name of its class, so that only drivers in use are imported."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from oncekey.engine.enlist.base import Dialect, Link
+from oncekey.errors import EnlistError
+
+__all__ = ["Dialect", "Link", "link_to"]
+
+KNOWN = (
+    "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection (also scoped), a psycopg Connection or "
+    "AsyncConnection, an asyncpg connection, a sqlite3 or aiosqlite connection"
+)
+
+
+def link_to(target: Any) -> Link:
+    """The link for this session or connection; EnlistError says what can be enlisted."""
+    if isinstance(target, sqlite3.Connection):
+        from oncekey.engine.enlist.sqlite import SqliteLink
+
+        return SqliteLink(target)
+    for name in (f"{kind.__module__}.{kind.__qualname__}" for kind in type(target).__mro__):
+        package, _, kind = name.partition(".")
+        kind = kind.rpartition(".")[2]
+        match package, kind:
+            case "sqlalchemy", "scoped_session" | "async_scoped_session":
+                return link_to(target.registry())  # the session itself: at the end another task may ask
+            case "sqlalchemy", "AsyncSession" | "AsyncConnection":
+                from oncekey.engine.enlist.sqlalchemy import async_link
+
+                return async_link(target)
+            case "sqlalchemy", "Session" | "Connection":
+                from oncekey.engine.enlist.sqlalchemy import SqlAlchemyLink
+
+                return SqlAlchemyLink(target)
+            case "psycopg", "Connection":
+                from oncekey.engine.enlist.psycopg import PsycopgLink
+
+                return PsycopgLink(target)
+            case "psycopg", "AsyncConnection":
+                from oncekey.engine.enlist.psycopg import AsyncPsycopgLink
+
+                return AsyncPsycopgLink(target)
+            case "asyncpg", "Connection" | "PoolConnectionProxy":
+                from oncekey.engine.enlist.asyncpg import AsyncpgLink
+
+                return AsyncpgLink(target)
+            case "aiosqlite", "Connection":
+                from oncekey.engine.enlist.sqlite import aiosqlite_link
+
+                return aiosqlite_link(target)
+    raise EnlistError(f"a {type(target).__name__} cannot be enlisted: give {KNOWN}")

@@ -1,0 +1,330 @@
+"""The end of a request that enlisted a transaction: one commit for business writes, stored response and key.
+
+A response that was *returned* with a status under 500 commits: the last statement completes the key in that very
+transaction, then it is committed, then the response is sent. Everything else (raised, 5xx, released) is rolled back
+first and then stored as without enlisting.
+
+What cannot be known is asked, never guessed. A commit whose answer was lost: the key's row says whether it happened,
+and as long as it is undecided the row is locked. A transaction that the handler ended itself: PostgreSQL knows what
+became of it by its number; SQLite did not let it commit. Only what is proven not to have happened runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from oncekey.core.decision import judge
+from oncekey.core.record import Record, StoredResponse, Swap, swap
+from oncekey.core.states import FINAL, Actor, Event, State
+from oncekey.engine import forks
+from oncekey.engine.enlist.base import LEAVE_IT, Rows
+from oncekey.engine.enlisting import Enlisted, Stage, statements_of
+from oncekey.engine.flows import Call, Finished, Flow, Pause
+from oncekey.errors import EnlistError, OperatorError, StoreUnavailable
+from oncekey.telemetry.events import describe
+
+if TYPE_CHECKING:
+    from oncekey.engine.engine import Engine
+    from oncekey.engine.keeper import Unfinished
+    from oncekey.engine.operation import Operation
+
+_log = logging.getLogger("oncekey")
+
+SETTLE_TRIES = 5
+COMMITTING = frozenset({Event.COMPLETE, Event.FAIL, Event.DEFER})
+FINISHERS = 32
+"""Threads that end the transactions of sync handlers under ASGI."""
+
+
+def finish(
+    engine: Engine, operation: Operation, event: Event, response: StoredResponse | None, reason: str | None
+) -> Flow[Finished]:
+    """As Engine.finish, for an operation that has enlisted."""
+    enlisted = operation.enlisted
+    assert enlisted is not None  # noqa: S101 - who calls has looked
+    if enlisted.stage in (Stage.UNSETTLED, Stage.WRITTEN):
+        return (yield from settle(engine, operation, event, response, reason))
+    if enlisted.stage is Stage.NEW and event in COMMITTING:
+        why = "op.enlist(…) was not awaited, so nothing was enlisted: write `await op.enlist(…)`"
+        _log.error("%s. What the handler committed itself is there: the key is unknown", why)
+        return (yield from _instead(engine, operation, Event.DOUBT, why))
+    if enlisted.is_open and _commits(operation, event, response):
+        return (yield from _commit(engine, operation, enlisted, event, response, reason))
+    if enlisted.stage is not Stage.ENDED:
+        yield from roll_back(enlisted)
+    return (yield from _ended(engine, operation, enlisted, event, response, reason))
+
+
+def _commits(operation: Operation, event: Event, response: StoredResponse | None) -> bool:
+    """Returned, and under 500. Where returned and raised cannot be told apart, a 4xx counts as raised."""
+    if event not in COMMITTING or operation.raised:
+        return False
+    if response is None:
+        return event is Event.DEFER
+    return response.status < (500 if operation.tells_apart else 400)
+
+
+def _commit(
+    engine: Engine,
+    operation: Operation,
+    enlisted: Enlisted,
+    event: Event,
+    response: StoredResponse | None,
+    reason: str | None,
+) -> Flow[Finished]:
+    link = enlisted.link
+    change = swap(operation.record, event, Actor.OWNER, response=response, last_error=reason)
+    rows: Any = []
+    try:
+        rows = yield Call(partial(link.complete, statements_of(link.dialect).complete, _parameters(change)))
+    except Exception as error:
+        _log.error(
+            "the enlisted transaction failed at its end, in %s: nothing of it is stored. If the handler has closed its "
+            "session or connection: %s",
+            describe(error),
+            LEAVE_IT,
+        )
+    else:
+        if not rows and not enlisted.interrupted:
+            _log.error("the handler ended its enlisted transaction before its response was stored: %s", LEAVE_IT)
+    if not rows:
+        yield from roll_back(enlisted)
+        return (yield from _ended(engine, operation, enlisted, event, response, reason))
+    moved = _moved(change, operation.record, rows[0])
+    if link.caller:
+        enlisted.stage = Stage.WRITTEN
+        yield Call(link.let_go)
+        return Finished(True, moved)
+    enlisted.stage = Stage.UNSETTLED
+    try:
+        yield Call(link.commit)
+    except Exception as error:
+        # Refused at the last moment (a deferred constraint, a serialization failure), or its answer was lost.
+        _log.warning("the commit of an enlisted transaction failed with %s: its key tells", describe(error))
+        yield Call(link.roll_back)
+        enlisted.release()
+        return (yield from settle(engine, operation, event, response, reason))
+    enlisted.release()
+    operation.enlisted = None
+    engine._finished(event, moved, response, reason)
+    return Finished(True, moved)
+
+
+def settle(
+    engine: Engine, operation: Operation, event: Event, response: StoredResponse | None, reason: str | None
+) -> Flow[Finished]:
+    """Find out by the key's row whether the commit happened; the last statement of the transaction was the key's.
+
+    Where it did not, the key is released. That cannot come too early: the row is locked for as long as the commit may
+    still happen.
+    """
+    enlisted = operation.enlisted
+    assert enlisted is not None  # noqa: S101 - who calls has looked
+    enlisted.release()
+    at = (operation.record.scope, operation.record.key)
+    for tries in range(SETTLE_TRIES):
+        seen: Record | None = yield at
+        if seen is None or seen.owner != operation.record.owner:
+            operation.enlisted = None
+            return engine._lost(operation, event, seen)
+        if seen.state is State.IN_PROGRESS:
+            why, undone = "the enlisted transaction was not committed", _undone(operation)
+            moved: Record | None = yield swap(seen, undone, Actor.OWNER, last_error=why)
+            if moved is None:  # still locked, so still undecided
+                yield Pause(at, 0.01 * 4**tries)
+                continue
+            if enlisted.link.caller:
+                _log.error("enlist(commit='caller'): the app has returned and did not commit")
+            operation.enlisted = None
+            engine._finished(undone, moved, None, why)
+            return Finished(False, moved, undone=undone is Event.RELEASE)
+        operation.enlisted = None
+        if seen.state in (State.FAILED_RETRYABLE, State.UNKNOWN):  # its lease was over, and a sweeper came by
+            return Finished(False, seen, undone=seen.state is State.FAILED_RETRYABLE)
+        engine._finished(event, seen, response, reason)
+        return Finished(True, seen)
+    raise StoreUnavailable("the enlisted transaction is still undecided")
+
+
+def roll_back(enlisted: Enlisted) -> Flow[None]:
+    yield Call(enlisted.link.roll_back)
+    enlisted.release()
+    enlisted.stage = Stage.ENDED
+
+
+def undone(engine: Engine, enlisted: Enlisted) -> Flow[bool]:
+    """Whether it is proven that nothing of a transaction that is over was committed.
+
+    By what its guards have let through, or by the server's own word. A server needs a moment to notice that a client
+    has gone; StoreUnavailable where it still has not after that.
+    """
+    if enlisted.link.rolled_back or not enlisted.locked:
+        return True
+    if enlisted.number is None:
+        return False
+    for tries in range(SETTLE_TRIES):
+        fate: str = yield Call(partial(_ask_fate, engine, enlisted.number))
+        if fate != "in progress":
+            return fate == "aborted"
+        yield Pause(enlisted.at, 0.01 * 4**tries)
+    raise StoreUnavailable("the enlisted transaction is still open somewhere")
+
+
+def _ended(
+    engine: Engine,
+    operation: Operation,
+    enlisted: Enlisted,
+    event: Event,
+    response: StoredResponse | None,
+    reason: str | None,
+) -> Flow[Finished]:
+    """The transaction is over and did not complete the key. Make sure that it was rolled back, and store ``event``."""
+    if not (yield from undone(engine, enlisted)):
+        why = "the handler ended its enlisted transaction itself, and what it had written may be there"
+        _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
+        return (yield from _instead(engine, operation, Event.DOUBT, why))
+    if _commits(operation, event, response):
+        return (yield from _instead(engine, operation, _undone(operation), "the enlisted transaction was rolled back"))
+    finished = yield from engine.move(operation, event, response, reason)
+    operation.enlisted = None
+    return finished
+
+
+def _undone(operation: Operation) -> Event:
+    """What an attempt becomes that returned, and whose transaction is proven not to have happened: as if it had raised.
+    With effects that may be anywhere, only those in the transaction are undone."""
+    return Event.DOUBT if operation.in_doubt else judge("raised", None, operation.policy)
+
+
+def _instead(engine: Engine, operation: Operation, event: Event, why: str) -> Flow[Finished]:
+    """The handler's response does not stand. Only then is the operation let go: until it is stored, nobody may complete
+    the key by other means."""
+    finished = yield from engine.move(operation, event, None, why)
+    operation.enlisted = None
+    return Finished(False, finished.record, undone=finished.stored and event is Event.RELEASE)
+
+
+def _ask_fate(engine: Engine, number: int) -> Any:
+    """Ask the server. Blocks, so not in an event loop's thread."""
+
+    def ask() -> str:
+        try:
+            return str(engine.store.fate(number))  # type: ignore[attr-defined]
+        finally:
+            engine.store.disconnect()
+
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return ask()
+    return loop.run_in_executor(_finishers.pool(), ask)
+
+
+def _parameters(change: Swap) -> dict[str, Any]:
+    response = change.response
+    to_state = change.to_state
+    assert to_state is not None  # noqa: S101 - no enlisted move deletes
+    return {
+        "scope": change.scope,
+        "key": change.key,
+        "owner": change.owner,
+        "to_state": to_state.value,
+        "final": to_state in FINAL,
+        "status": response and response.status,
+        "headers": response and _headers(response),
+        "body": response and response.body,
+        "schema_version": response and response.schema_version,
+        "last_error": change.last_error,
+        "now": time(),
+    }
+
+
+def _headers(response: StoredResponse) -> str:
+    return orjson.dumps(response.headers).decode()
+
+
+def _moved(change: Swap, record: Record, row: tuple[Any, ...]) -> Record:
+    lease_until, recovery_point, finished_at, expires_at, now = row
+    return replace(
+        change.moved(record, now),
+        lease_until=lease_until,
+        recovery_point=recovery_point,
+        finished_at=finished_at,
+        expires_at=expires_at,
+    )
+
+
+def execute(operation: Operation, statement: str, parameters: Mapping[str, Any]) -> Flow[Rows]:
+    """Run one more statement (``:name`` placeholders) in the enlisted transaction, in the handler's own thread."""
+    enlisted = operation.enlisted
+    if enlisted is None or not enlisted.is_open:
+        raise EnlistError("this operation has no transaction open: op.enlist(session) comes first")
+    rows: Rows = yield Call(partial(enlisted.link.execute, (statement,), parameters))
+    return rows
+
+
+# -- running it under ASGI ---------------------------------------------------------------------------------------------
+
+
+class _Finishers:
+    """Threads of our own: in the loop's default ones others may just be waiting for what we are about to release."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        forks.enroll(self)
+
+    def pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            self._pool = self._pool or ThreadPoolExecutor(FINISHERS, "oncekey-finish")
+            return self._pool
+
+    def after_fork(self) -> None:
+        self._pool = None
+        self._lock = threading.Lock()
+
+
+_finishers = _Finishers()
+
+
+async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
+    """Finish in a task of its own: whoever cancels the sending of a response does not cut a commit in two."""
+    enlisted = item.operation.enlisted
+    assert enlisted is not None  # noqa: S101 - who calls has looked
+    flow = engine.finish(item.operation, item.event, item.response, item.reason)
+    loop = asyncio.get_running_loop()
+
+    async def work() -> Finished:
+        if enlisted.link.is_async or enlisted.thread == threading.get_ident():
+            return await engine.run(flow, timeout)
+        return await loop.run_in_executor(_finishers.pool(), engine.run_blocking, flow, timeout)
+
+    task = loop.create_task(work())
+    engine.tasks.add(task)  # type: ignore[arg-type]
+    task.add_done_callback(engine.tasks.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(partial(_left_alone, engine, item))
+        await asyncio.wait([task])  # the app closes its session next, and two must not use it at once
+        raise
+
+
+def _left_alone(engine: Engine, item: Unfinished, task: asyncio.Task[Finished]) -> None:
+    """Nobody waits any more for how it went."""
+    if task.cancelled() or isinstance(task.exception(), OperatorError):
+        engine.keeper.adopt(item)
+    elif (error := task.exception()) is not None:
+        _log.error("an enlisted transaction could not be ended", exc_info=error)
+    else:
+        engine.keeper.unwatch(item.operation)

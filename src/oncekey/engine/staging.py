@@ -1,0 +1,86 @@
+"""Adding a job to the outbox: one row in the transaction that the handler has enlisted; both commit, or neither."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from oncekey.core.jobs import NewJob
+from oncekey.engine.flows import Call, Flow
+from oncekey.errors import ApplicationError, EnlistError
+from oncekey.stores.enqueue import enqueue_statement, job_parameters
+
+if TYPE_CHECKING:
+    from oncekey.engine.operation import Operation
+
+RunAt = datetime | timedelta | None
+MAX_PAYLOAD_BYTES = 256 * 1024
+"""A job carries what its task needs to find the rest."""
+MAX_TASK_LENGTH = 100
+
+
+def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, settles: bool) -> Flow[str]:
+    """Add a job, and give its id. ``settles``: its task settles the key, and the request is answered 202."""
+    enlisted = operation.enlisted
+    if enlisted is None or not enlisted.is_open:
+        raise EnlistError(
+            f"enqueue('{task}') adds a row to the request's own transaction, and there is none open: enlist a session "
+            "first, or call it inside a phase"
+        )
+    phase = (operation.steps.phase if operation.steps is not None else None) or ""
+    if settles and phase:
+        raise ApplicationError(
+            "a phase commits before the request is over, and its job could be done before the key is pending: enlist a "
+            "transaction and defer in that"
+        )
+    if settles and operation.deferred:
+        raise ApplicationError("this request is deferred already: one job settles its key")
+    if not task or len(task) > MAX_TASK_LENGTH or not task.isprintable():
+        raise ApplicationError(f"enqueue(task): a task's name has 1 to {MAX_TASK_LENGTH} printable characters")
+    # Counted by phase: a later attempt does not run a phase that is done, and so does not count its jobs.
+    number = operation.enqueued.get((phase, task), 0) + 1
+    job = NewJob(
+        id=uuid.uuid4().hex,
+        scope=operation.record.scope,
+        key=operation.key,
+        key_owner=operation.owner,
+        operation=operation.name,
+        task=task,
+        payload=_payload(task, payload),
+        # The same for every attempt at this request: what was rolled back and done again is the same job downstream.
+        downstream_key=operation.downstream_key(orjson.dumps(["outbox", phase, task, number]).decode()),
+        run_at=_seconds(run_at),
+        settles=settles,
+    )
+    link = enlisted.link
+    yield Call(partial(link.execute, (enqueue_statement(link.dialect),), job_parameters(job)))
+    operation.enqueued[phase, task] = number
+    operation.deferred = operation.deferred or settles
+    return job.id
+
+
+def _payload(task: str, payload: Any) -> bytes:
+    try:
+        kept = orjson.dumps(payload)
+    except TypeError as error:
+        raise ApplicationError(f"the payload of '{task}' is not JSON: {error}") from error
+    if len(kept) > MAX_PAYLOAD_BYTES:
+        raise ApplicationError(
+            f"the payload of '{task}' has {len(kept)} bytes, more than {MAX_PAYLOAD_BYTES}: put an id into it, and the "
+            "rest into a table of your own"
+        )
+    return kept
+
+
+def _seconds(run_at: RunAt) -> float | None:
+    if run_at is None:
+        return None
+    if isinstance(run_at, timedelta):
+        return (datetime.now(UTC) + run_at).timestamp()
+    if run_at.tzinfo is None:
+        raise ApplicationError("run_at is a datetime without a time zone, and means another moment on every machine")
+    return run_at.timestamp()

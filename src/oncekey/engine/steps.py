@@ -1,0 +1,339 @@
+"""Phases and effects: the steps of a request that must survive ``kill -9``.
+
+``op.phase`` runs local work and commits it together with its result and the recovery point: done, or never was.
+``op.effect`` makes one call outside of the database. It writes its intent, calls, and writes the result. On a later
+attempt a step that is done returns its remembered result and is not run again.
+
+What a crash between intent and result means is not a special case of its own. While an effect that may not be repeated
+is under way, the *record itself* says ``effects='external'``: whoever finds its lease over (a request, the sweeper)
+treats it as it treats every external key, and makes it ``unknown``. When the result is written, the record is
+``phased`` again. An effect that may be repeated never says so, and the next attempt calls it again under the same
+downstream key. So a step that is only intended may always be called again by whoever has come to own the key: the
+record was not in doubt, or somebody has proven that the call did not happen.
+
+Steps are taken one after another: what is remembered is a place on a way, and two steps at once have no order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from oncekey.core.record import Record, Swap, swap
+from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.steps import STARTED, Step, StepKind, StepsOf, StepState
+from oncekey.engine import enlisted, enlisting
+from oncekey.engine.enlist.base import LEAVE_IT
+from oncekey.engine.enlisting import Enlisted, Stage, statements_of
+from oncekey.engine.flows import Call, Flow, Pause
+from oncekey.errors import ApplicationError, LeaseLost, NotExecuted, StepError, StoreOverloaded, StoreUnavailable
+
+if TYPE_CHECKING:
+    from oncekey.engine.engine import Engine
+    from oncekey.engine.operation import Operation
+
+MAX_RESULT_BYTES = 64 * 1024
+"""A remembered result is what later steps need (an id, an amount), not a document."""
+MAX_NAME_LENGTH = 100
+ADVANCE_TRIES = 5
+AGAIN_SECONDS = 0.25
+"""Between two tries to write the result of an effect that has happened, while the store is down."""
+
+
+class Steps:
+    """What one attempt knows of the steps of its request."""
+
+    __slots__ = ("known", "loaded", "phase", "under_way", "used", "waiting")
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self.under_way: str | None = None
+        """The step that has begun and is not over."""
+        self.phase: str | None = None
+        """The phase whose transaction is open."""
+        self.known: dict[str, Step] = {}
+        """Of earlier attempts, in their order."""
+        self.waiting: set[str] = set()
+        """Done by earlier attempts, and not yet come by in this one."""
+        self.used: set[str] = set()
+
+
+# -- phase -------------------------------------------------------------------------------------------------------------
+
+
+def phase(operation: Operation, name: str, work: Callable[[], Any], on: Any, *, blocking: bool) -> Flow[Any]:
+    """Run ``work`` in the transaction of ``on``, and commit it with its result; or return what is remembered."""
+    engine, steps = _enter(operation, name)
+    try:
+        if (remembered := (yield from _remembered(operation, steps, name, StepKind.PHASE))) is not None:
+            return orjson.loads(remembered.result or b"null")
+        opened = operation.enlisted = enlisting.prepare(engine, operation, on, "engine", blocking=blocking)
+        yield from enlisting.enlist(operation, opened, waits=not blocking, ends_here=True)
+        steps.phase = name
+        step = yield from _work(engine, operation, opened, name, work)
+        yield from _commit(operation, opened, name)
+        operation.record = replace(operation.record, recovery_point=name)
+        return orjson.loads(step.result or b"null")
+    finally:
+        steps.under_way = steps.phase = None
+
+
+def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, work: Callable[[], Any]) -> Flow[Step]:
+    """What the phase is for, and its place in the same transaction; all of it is undone where anything fails."""
+    link = opened.link
+    try:
+        result = yield Call(work)
+        step = Step(name, StepKind.PHASE, StepState.DONE, True, _remember(name, result))
+        rows = yield Call(partial(link.complete, statements_of(link.dialect).advance, _parameters(operation, step)))
+        if not rows:
+            raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
+    except (Exception, asyncio.CancelledError):
+        yield from enlisted.roll_back(opened)
+        if (yield from enlisted.undone(engine, opened)):
+            operation.enlisted = None  # otherwise the end of the request finds out what became of it
+        raise
+    return step
+
+
+def _commit(operation: Operation, opened: Enlisted, name: str) -> Flow[None]:
+    opened.stage = Stage.UNSETTLED
+    try:
+        yield Call(opened.link.commit)
+    except Exception as error:
+        yield Call(opened.link.roll_back)
+        opened.release()
+        operation.enlisted = None
+        # Refused at the last moment, or its answer was lost: what is remembered tells.
+        if not (yield from _is_done(operation, name)):
+            raise StoreUnavailable(f"phase '{name}' could not be committed") from error
+    else:
+        opened.release()
+        operation.enlisted = None
+
+
+def _is_done(operation: Operation, name: str) -> Flow[bool]:
+    """Whether a commit whose answer was lost has happened; it is decided once the key's row is free again."""
+    record = operation.record
+    for tries in range(ADVANCE_TRIES):
+        renewed = yield swap(record, Event.RENEW, Actor.OWNER, lease_seconds=operation.policy.lease_seconds)
+        if renewed is not None:
+            break
+        yield Pause((record.scope, record.key), 0.01 * 4**tries)
+    found: list[Step] = yield StepsOf(record.scope, record.key)
+    return any(step.name == name and step.state is StepState.DONE for step in found)
+
+
+# -- effect ------------------------------------------------------------------------------------------------------------
+
+
+def effect(
+    operation: Operation,
+    name: str,
+    work: Callable[[], Any],
+    repeatable: bool,
+    provider_id: Callable[[Any], str] | None,
+) -> Flow[Any]:
+    """Call ``work`` once, with its intent on disk before and its result on disk after; or return what is remembered."""
+    _, steps = _enter(operation, name)
+    try:
+        if (remembered := (yield from _remembered(operation, steps, name, StepKind.EFFECT))) is not None:
+            return orjson.loads(remembered.result or b"null")
+        step = Step(name, StepKind.EFFECT, StepState.INTENDED, repeatable, None, operation.downstream_key(name))
+        # An earlier effect of this request that left it in doubt keeps it so, whatever becomes of this one.
+        without = Effects.EXTERNAL if operation.in_doubt else Effects.PHASED
+        yield from _intend(operation, step, without if repeatable else Effects.EXTERNAL)
+        result = yield from _call(operation, step, without, work)
+        kept = _remember(name, result)
+        done = replace(step, state=StepState.DONE, result=kept, provider_id=_provider_id(name, provider_id, result))
+        yield from _conclude(operation, done, without)
+        return orjson.loads(kept)
+    finally:
+        steps.under_way = None
+
+
+def _intend(operation: Operation, step: Step, effects: Effects) -> Flow[None]:
+    """Write what is about to be called, and be sure that the key is ours for the time of a call."""
+    began = time.monotonic()
+    yield from _advance(operation, step, _point(operation), effects)
+    if time.monotonic() - began > operation.policy.lease_seconds / 2:
+        # It took so long (a pause, a slow store) that the lease may be over before the call returns: once more.
+        yield from _advance(operation, step, _point(operation), effects)
+    if operation.lost:
+        raise LeaseLost(f"the key went to another attempt before effect '{step.name}' was called")
+
+
+def _call(operation: Operation, step: Step, without: Effects, work: Callable[[], Any]) -> Flow[Any]:
+    try:
+        return (yield Call(work))
+    except NotExecuted:
+        if not step.repeatable:  # proven: take the doubt back, so that the next attempt may call it
+            yield from _advance(operation, step, _point(operation), without)
+        raise
+
+
+def _conclude(operation: Operation, step: Step, effects: Effects) -> Flow[None]:
+    """Write how it ended. Only we know, so we try for as long as the lease may be ours."""
+    until = time.monotonic() + operation.policy.lease_seconds
+    while True:
+        try:
+            return (yield from _advance(operation, step, step.name, effects))
+        except (StoreUnavailable, StoreOverloaded):
+            if time.monotonic() > until:
+                raise
+        yield Pause((operation.record.scope, operation.record.key), AGAIN_SECONDS)
+
+
+def _point(operation: Operation) -> str:
+    return operation.record.recovery_point or STARTED
+
+
+def _advance(operation: Operation, step: Step, recovery_point: str, effects: Effects) -> Flow[None]:
+    """Write a step and renew the lease, as the owner or not at all. Writing it twice is writing it once."""
+    record = operation.record
+    at = (record.scope, record.key)
+    change: Swap = swap(
+        record,
+        Event.ADVANCE,
+        Actor.OWNER,
+        lease_seconds=operation.policy.lease_seconds,
+        recovery_point=recovery_point,
+        effects=effects,
+        step=step,
+    )
+    for tries in range(ADVANCE_TRIES):
+        moved: Record | None = yield change
+        if moved is not None:
+            operation.record = moved
+            return
+        seen: Record | None = yield at
+        if seen is None or seen.owner != record.owner or seen.state is not State.IN_PROGRESS:
+            operation.lost = True
+            raise LeaseLost(f"the key went to another attempt at step '{step.name}'")
+        yield Pause(at, 0.01 * 4**tries)
+    raise StoreUnavailable("the key's row is held by another transaction")
+
+
+def _provider_id(name: str, take: Callable[[Any], str] | None, result: Any) -> str | None:
+    taken: object = take(result) if take is not None else None
+    if taken is not None and not (isinstance(taken, str) and taken and taken.isprintable()):
+        raise StepError(
+            f"provider_id of step '{name}' must take printable text from the result, and at least one letter"
+        )
+    return taken
+
+
+# -- what both share ---------------------------------------------------------------------------------------------------
+
+
+def _enter(operation: Operation, name: str) -> tuple[Engine, Steps]:
+    """Check that a step may begin here. It is under way from now on."""
+    engine = operation.engine
+    if engine is None:
+        raise StepError("this operation belongs to no request, so it has no steps")
+    if operation.policy.effects_kind is not Effects.PHASED:
+        raise StepError(
+            f"{operation.name} is declared effects='{operation.policy.effects}': steps are remembered for "
+            "Policy(effects='phased') only"
+        )
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or name == STARTED:
+        raise StepError(f"a step's name has 1 to {MAX_NAME_LENGTH} printable characters, and is not '{STARTED}'")
+    steps = operation.steps = operation.steps or Steps()
+    if operation.enlisted is not None:
+        raise StepError(
+            f"step '{name}' cannot begin while a transaction is open: a phase commits its own, and an effect must not "
+            "be called while one is held open. End the phase first; use enqueue() for work that belongs to it"
+        )
+    if steps.under_way is not None:
+        raise StepError(
+            f"step '{name}' cannot begin while '{steps.under_way}' is under way: take steps one after another, or make "
+            "one step of the two"
+        )
+    if name in steps.used:
+        raise StepError(f"step '{name}' was used already in this request: each step has a name of its own")
+    steps.under_way = name
+    return engine, steps
+
+
+def _remembered(operation: Operation, steps: Steps, name: str, kind: StepKind) -> Flow[Step | None]:
+    """What an earlier attempt left of this step, if it was done; None: it is this attempt's turn."""
+    if operation.attempt > 1 and not steps.loaded:
+        found: list[Step] = yield StepsOf(operation.record.scope, operation.record.key)
+        steps.known = {step.name: step for step in found}
+        steps.waiting = {step.name for step in found if step.state is StepState.DONE}
+        steps.loaded = True
+    steps.used.add(name)
+    steps.waiting.discard(name)
+    step = steps.known.get(name)
+    if step is None:
+        if steps.waiting:
+            first = next(known for known in steps.known if known in steps.waiting)
+            raise StepError(
+                f"step '{name}' is new, and comes before '{first}', which an earlier attempt has done already: the "
+                "order of steps has changed between the two. Add new steps at the end, or let old requests finish "
+                "before you deploy"
+            )
+        return None
+    if step.kind is not kind:
+        raise StepError(
+            f"step '{name}' was a {step.kind} when an earlier attempt came by, and is a {kind} now: rename it"
+        )
+    return step if step.state is StepState.DONE else None
+
+
+def _remember(name: str, result: Any) -> bytes:
+    try:
+        kept = orjson.dumps(result)
+    except TypeError as error:
+        raise StepError(f"the result of step '{name}' is not JSON: return what JSON can hold ({error})") from error
+    if len(kept) > MAX_RESULT_BYTES:
+        raise StepError(
+            f"the result of step '{name}' has {len(kept)} bytes, more than the {MAX_RESULT_BYTES} that are remembered: "
+            "return an id, and keep the rest in a table of your own"
+        )
+    return kept
+
+
+def _parameters(operation: Operation, step: Step) -> dict[str, Any]:
+    record = operation.record
+    return {
+        "scope": record.scope,
+        "key": record.key,
+        "owner": record.owner,
+        "name": step.name,
+        "kind": step.kind.value,
+        "result": (step.result or b"null").decode(),
+        "lease_seconds": operation.policy.lease_seconds,
+        "now": time.time(),
+    }
+
+
+def called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """The call of an effect's function from async code: a plain one may block, so it runs in a thread."""
+    work = partial(fn, *args, **kwargs)
+    if _is_async(fn):
+        return work
+
+    async def in_thread() -> Any:
+        result = await asyncio.to_thread(work)
+        return await result if inspect.isawaitable(result) else result  # lambda: client.post(…)
+
+    return in_thread
+
+
+def plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """The call of a step's function from sync code."""
+    if _is_async(fn):  # found out now: after its intent is written, the key would be in doubt for nothing
+        raise ApplicationError("op.blocking takes plain functions: this one is async. Await op.… in async code")
+    return partial(fn, *args, **kwargs)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    target = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(target)

@@ -1,0 +1,144 @@
+"""What an operator changes, each with a line in the audit: by the state table, and only as it was seen.
+
+Every change takes the record that the operator has looked at, and is refused where the row has moved on meanwhile: what
+was decided about one attempt says nothing about the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from oncekey.core.jobs import Job, JobState
+from oncekey.core.record import Audit, Record, StoredResponse, Swap, swap
+from oncekey.core.states import Actor, Event, State
+from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
+from oncekey.operators.sight import look_at
+from oncekey.stores.base import Store
+from oncekey.telemetry.events import redact
+
+WHY_CHARS = 500
+
+_ASKED = {
+    Event.CONFIRM: "only an unknown outcome can be confirmed",
+    Event.GIVE_UP: "only an unknown outcome can be failed",
+    Event.REFUTE: "only an unknown outcome can be refuted",
+    Event.POSTPONE: "only an unknown outcome can be asked about again",
+    Event.FORGET: "only a final key can be forgotten, anything else may be in the middle of its work",
+}
+_NEXT = {
+    State.IN_PROGRESS: "its owner ends it, or upkeep when the lease is over",
+    State.PENDING: "its job in the outbox settles it; `oncekey keys show` names the job",
+    State.COMPLETED: "it is final, and replayed until it expires; `oncekey keys forget` makes room",
+    State.FAILED: "it is final, and replayed until it expires; `oncekey keys forget` makes room",
+    State.FAILED_RETRYABLE: "the next retry runs it",
+    State.UNKNOWN: "settle it with `oncekey keys resolve`",
+    State.EXPIRED: "the next request runs as a new one",
+}
+
+
+def confirm(store: Store, seen: Record, response: StoredResponse, audit: Audit) -> Record:
+    """It happened, and this is its response."""
+    return _move(store, seen, Event.CONFIRM, audit, response=response)
+
+
+def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit) -> Record:
+    """It has failed for good, and this is what clients are told."""
+    return _move(store, seen, Event.GIVE_UP, audit, response=response)
+
+
+def refute(store: Store, seen: Record, quarantine_seconds: float, audit: Audit) -> Record:
+    """It did not happen and never will: a retry may run it. Only after the lease and the quarantine."""
+    return _move(
+        store, seen, Event.REFUTE, audit, last_error=audit.why[:WHY_CHARS], quarantine_seconds=quarantine_seconds
+    )
+
+
+def forget(store: Store, seen: Record, audit: Audit) -> Record:
+    """Delete a final key, so that the next request with it runs as new."""
+    return _move(store, seen, Event.FORGET, audit)
+
+
+def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
+    """Put an unknown outcome that is asked about no more back on the reconciler's list; its tries start over."""
+    if seen.state is State.UNKNOWN and seen.reconcile_at is not None:
+        raise MoveRefused(
+            f"key {redact(seen.key)} is no dead letter: the reconciler has it on its list and asks about it; "
+            "to settle it now, use `oncekey keys resolve`"
+        )
+    return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
+
+
+def refused(record: Record, event: Event) -> MoveRefused | None:
+    """Why the operator cannot do this to such a record; None: the table has the move."""
+    try:
+        swap(record, event, Actor.OPERATOR, quarantine_seconds=0.0)
+    except IllegalTransition:
+        return MoveRefused(f"key {redact(record.key)} is {record.state}: {_ASKED[event]}; {_NEXT[record.state]}")
+    return None
+
+
+def _move(store: Store, seen: Record, event: Event, audit: Audit, **what: Any) -> Record:
+    if (refusal := refused(seen, event)) is not None:
+        raise refusal
+    change = swap(seen, event, Actor.OPERATOR, audit=Audit(audit.who, audit.why[:WHY_CHARS]), **what)
+    if event is Event.POSTPONE:
+        change = replace(change, reconcile_tries=0)
+    (moved,) = store.swap([change])
+    if moved is None:
+        raise _why_not(store, seen, change)
+    return moved
+
+
+def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
+    """The row was not as the move wants it: say what it is."""
+    name = redact(seen.key)
+    try:
+        there = look_at(store, seen.scope, seen.key)
+    except KeyNotFound:
+        return MoveRefused(f"nothing was changed: key {name} has gone meanwhile")
+    if (there.state, there.owner) != (seen.state, seen.owner):
+        return MoveRefused(
+            f"nothing was changed: key {name} has moved on meanwhile, and is {there.state} (attempt {there.attempt}); "
+            "look at it again with `oncekey keys show`"
+        )
+    early = there.lease_until + (change.lease_over_by or 0.0) - there.now
+    if change.lease_over_by is not None and early > 0:
+        return MoveRefused(
+            f"nothing was changed: key {name} cannot be refuted for another {early:.0f} s: until its lease and the "
+            "quarantine are over, what was sent may still be on its way; wait, or confirm it if it has happened"
+        )
+    return MoveRefused(f"nothing was changed: key {name} is held by a transaction right now; try again")
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def retry_job(store: Store, job_id: str, audit: Audit) -> Job:
+    """Let workers run a dead letter again, from its first attempt."""
+    return _redirect(store, job_id, JobState.READY, audit)
+
+
+def discard_job(store: Store, job_id: str, audit: Audit) -> Job:
+    """Put a dead letter away: nobody will run it."""
+    return _redirect(store, job_id, JobState.CANCELLED, audit)
+
+
+def dead_job(store: Store, job_id: str) -> Job:
+    """The job, which must be a dead letter."""
+    job = store.job(job_id)
+    if job is None:
+        raise KeyNotFound(
+            f"there is no job {job_id}; see `oncekey dead-letters list`, and give --scope if this is a key"
+        )
+    if job.state is not JobState.DEAD:
+        raise MoveRefused(f"job {job_id} is {job.state}, and no dead letter: nothing was changed")
+    return job
+
+
+def _redirect(store: Store, job_id: str, to_state: JobState, audit: Audit) -> Job:
+    moved = store.redirect(job_id, to_state, Audit(audit.who, audit.why[:WHY_CHARS]))
+    if moved is None:
+        dead_job(store, job_id)  # says why
+        raise MoveRefused(f"nothing was changed: job {job_id} is held by a transaction right now; try again")
+    return moved

@@ -1,0 +1,40 @@
+"""What a human must look at: jobs that were given up, and unknown outcomes that nobody asks about any more."""
+
+from __future__ import annotations
+
+from oncekey.core.jobs import Job, JobState
+from oncekey.core.record import Record
+from oncekey.core.states import State
+from oncekey.core.values import value
+from oncekey.stores.base import Store
+
+_PAGE = 500
+
+
+@value
+class DeadLetters:
+    jobs: list[Job]
+    """Oldest first."""
+    keys: list[Record]
+    """In the order of (scope, key)."""
+    more: bool
+    """There are more than were asked for."""
+
+
+def dead_letters(store: Store, limit: int) -> DeadLetters:
+    """At most ``limit`` of each kind."""
+    jobs = store.jobs(JobState.DEAD, limit + 1)
+    keys = _dead_keys(store, limit + 1)
+    return DeadLetters(jobs[:limit], keys[:limit], max(len(jobs), len(keys)) > limit)
+
+
+def _dead_keys(store: Store, limit: int) -> list[Record]:
+    found: list[Record] = []
+    after = None
+    while len(found) < limit:
+        page = store.listing(State.UNKNOWN, limit=_PAGE, after=after)
+        found += [record for record in page if record.reconcile_at is None]
+        if len(page) < _PAGE:
+            break
+        after = (page[-1].scope, page[-1].key)
+    return found[:limit]

@@ -1,0 +1,65 @@
+"""What a client would get now, found as a request finds it, and without touching anything."""
+
+from __future__ import annotations
+
+import json
+
+from oncekey.core.decision import Claim, Replay, Unknown, decide
+from oncekey.core.policy import Policy
+from oncekey.core.problems import ProfileName
+from oncekey.core.record import Record, Reservation
+from oncekey.core.states import Event
+from oncekey.core.values import value
+from oncekey.web.wire import answer_to
+
+
+@value
+class Outlook:
+    """What the next request gets that is the same as the first."""
+
+    runs: bool
+    """The handler is called."""
+    status: int | None
+    """None: whatever the handler then says."""
+    problem: str | None
+    """The type of the problem document, where the answer is one."""
+    words: str
+
+
+class _Voice:
+    """The default words. An app may have chosen others; what they say is the same."""
+
+    profile: ProfileName = "ietf"
+    docs_url = None
+
+
+def outlook(record: Record | None) -> Outlook:
+    if record is None:
+        return Outlook(True, None, None, "it runs, as a new request: there is no such key")
+    decision = decide(record, _same_request(record))
+    if isinstance(decision, Claim):
+        match decision.event:
+            case Event.RESERVE:
+                return Outlook(True, None, None, "it runs, as a new request: the key has expired")
+            case Event.DOUBT:
+                decision = Unknown(record)  # the request itself moves the key on, and then answers so
+            case _:
+                return Outlook(True, None, None, f"it runs, as attempt {record.attempt + 1}{_resuming(record)}")
+    answer = answer_to(decision, Policy(), _Voice())
+    if isinstance(decision, Replay):
+        kept = record.response is not None and record.response.replayable
+        words = f"the stored response, {len(answer.body):,} bytes" if kept else "a note: the body was not kept"
+        return Outlook(False, answer.status, None, words)
+    said = json.loads(answer.body)
+    return Outlook(False, answer.status, said.get("type"), str(said["title"]))
+
+
+def _same_request(record: Record) -> Reservation:
+    return Reservation(
+        *(record.scope, record.key, record.operation, record.fingerprint, record.fingerprint_version),
+        *(record.effects, "", 1.0, record.retention_seconds),
+    )
+
+
+def _resuming(record: Record) -> str:
+    return f", and goes on after '{record.recovery_point}'" if record.recovery_point else ""

@@ -1,0 +1,241 @@
+"""Named points of a request's way, at which a test kills, stops or disturbs the process.
+
+A point is a function of oncekey, known here by a name that says what it does; ``before`` it begins or ``after`` it has
+done its work. Nothing in the product knows of this: a fault is installed from outside, by putting a wrapper in the
+function's place, so points cost nothing where none is installed. ``after`` means that the work is done: of a coroutine
+when it has been awaited, of a flow (the generators of ``engine/``) when it has ended. What raises is never "after".
+
+In a test::
+
+    with faults.install("effect.result", "before", faults.raising(ConnectionError("cut"))) as fault:
+        ...
+    assert fault.fired
+
+In a process that is to die, before it makes its OnceKey (which takes hold of its store's verbs once)::
+
+    faults.install_from_environment()       # ONCEKEY_FAULT=effect.call:after:kill, or …:kill:2 for the second time
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Mapping
+from functools import wraps
+from typing import Any, Final, Literal, Self, get_args
+
+When = Literal["before", "after"]
+Action = Callable[[], None]
+
+VARIABLE = "ONCEKEY_FAULT"
+
+_STORES = ("stores.sqlite.store:SqliteStore", "stores.postgres.store:PostgresStore")
+_LINKS = (
+    "engine.enlist.sqlite:SqliteLink",
+    "engine.enlist.psycopg:PsycopgLink",
+    "engine.enlist.psycopg:AsyncPsycopgLink",
+    "engine.enlist.asyncpg:AsyncpgLink",
+    "engine.enlist.sqlalchemy:SqlAlchemyLink",
+)
+
+
+def _each(kinds: tuple[str, ...], verb: str) -> tuple[str, ...]:
+    return tuple(f"{kind}.{verb}" for kind in kinds)
+
+
+POINTS: Final[Mapping[str, tuple[str, ...]]] = {
+    # The way of every request.
+    "request.begin": ("engine.engine:Engine.begin",),
+    "request.finish": ("engine.engine:Engine.finish",),
+    "store.reserve": (*_each(_STORES, "reserve"), "stores.postgres.in_loop:InLoop.reserve"),
+    "store.swap": (*_each(_STORES, "swap"), "stores.postgres.in_loop:InLoop.swap"),
+    # The transaction that the handler enlists, or that a phase opens. On the app's own connection.
+    "enlist": ("engine.enlisting:enlist",),
+    "enlist.open": _each(_LINKS, "open"),
+    "enlist.lock": _each(_LINKS, "execute"),
+    "enlist.guard": _each(_LINKS, "guard"),
+    "enlist.complete": _each(_LINKS, "complete"),
+    "enlist.commit": _each(_LINKS, "commit"),
+    "enlist.roll_back": _each(_LINKS, "roll_back"),
+    "enlist.release": ("engine.enlisting:Enlisted.release",),
+    "enlist.settle": ("engine.enlisted:settle",),
+    # Steps.
+    "steps.read": _each(_STORES, "steps"),
+    "phase": ("engine.steps:phase",),
+    "phase.work": ("engine.steps:_work",),
+    "phase.commit": ("engine.steps:_commit",),
+    "effect.intent": ("engine.steps:_intend",),
+    "effect.call": ("engine.steps:_call",),
+    "effect.result": ("engine.steps:_conclude",),
+    # The outbox.
+    "outbox.enqueue": ("engine.staging:enqueue",),
+    "outbox.claim": _each(_STORES, "claim"),
+    "outbox.renew": _each(_STORES, "renew_jobs"),
+    "outbox.task": ("outbox.worker:Shift._result",),
+    "outbox.note": _each(_STORES, "note_provider"),
+    "outbox.conclude": ("outbox.pump:Pump.conclude",),
+    "outbox.settle": _each(_STORES, "conclude"),
+}
+"""Name -> the functions that are this point, one for each store or driver. ``enlist.lock`` is every statement of ours
+on the app's connection, of which the first locks the key's row; ``outbox.settle`` writes how a job ended, and settles
+its key."""
+
+
+# -- actions -----------------------------------------------------------------------------------------------------------
+
+
+def kill() -> None:
+    """As the kernel's OOM killer: nothing is flushed, closed or told."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    """As a long pause of the machine: every thread stands still until SIGCONT."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raising(error: BaseException) -> Action:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+class Fault:
+    """One point that is armed. It fires once, when the point is passed for the ``nth`` time; see :func:`install`."""
+
+    def __init__(self, point: str, when: When, action: Action, nth: int) -> None:
+        self.point = point
+        self.when = when
+        self.passed = 0
+        """How often the point was passed so far."""
+        self._action = action
+        self._nth = nth
+        self._lock = threading.Lock()  # stores are asked in lanes, by several threads
+        self._places: list[tuple[Any, str, Any]] = []
+
+    @property
+    def fired(self) -> bool:
+        return self.passed >= self._nth
+
+    def at(self, when: When) -> None:
+        if when != self.when:
+            return
+        with self._lock:
+            self.passed += 1
+            now = self.passed == self._nth
+        if now:
+            self._action()
+
+    def put(self, owner: Any, name: str) -> None:
+        """Take the place of one function of a class or module."""
+        self._places.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, _watched(vars(owner)[name], self))
+
+    def remove(self) -> None:
+        while self._places:
+            owner, name, original = self._places.pop()
+            setattr(owner, name, original)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def install(point: str, when: When, action: Action, nth: int = 1) -> Fault:
+    """Do ``action`` when ``point`` is passed for the ``nth`` time. In force until ``remove()``, or as a ``with`` block.
+
+    An action is :func:`kill`, :func:`stop`, :func:`raising` an error, or any function without arguments. It runs in the
+    thread that passes the point, which may be a lane's or the driver's.
+    """
+    if point not in POINTS:
+        raise LookupError(f"there is no point '{point}': there are {', '.join(POINTS)}")
+    if when not in get_args(When):
+        raise ValueError(f"a fault comes before or after its point, not '{when}'")
+    fault = Fault(point, when, action, nth)
+    for owner, name in places_of(point):
+        fault.put(owner, name)
+    if not fault._places:
+        raise LookupError(f"point '{point}' is in modules whose drivers are not installed")
+    return fault
+
+
+def install_from_environment(environ: Mapping[str, str] = os.environ) -> Fault | None:
+    """Install what ``ONCEKEY_FAULT`` says: ``point:when:action`` or ``point:when:action:nth``; nothing where it is not
+    set. Its actions are kill, stop and raise."""
+    text = environ.get(VARIABLE)
+    if not text:
+        return None
+    point, when, action, nth = (*text.split(":"), "1")[:4]
+    actions = {"kill": kill, "stop": stop, "raise": raising(RuntimeError(f"fault {text}"))}
+    return install(point, when, actions[action], int(nth))  # type: ignore[arg-type]  # install() checks it
+
+
+def places_of(point: str) -> list[tuple[Any, str]]:
+    """Where a point is: (class or module, name of the function), for those whose drivers are installed."""
+    places = []
+    for target in POINTS[point]:
+        module, _, path = target.partition(":")
+        try:
+            owner: Any = importlib.import_module(f"oncekey.{module}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("oncekey"):
+                raise
+            continue
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        places.append((next((kind for kind in _family(owner) if name in vars(kind)), owner), name))
+    return places
+
+
+def _family(owner: Any) -> tuple[Any, ...]:
+    return owner.__mro__ if isinstance(owner, type) else (owner,)
+
+
+def _watched(original: Callable[..., Any], fault: Fault) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(original):
+
+        @wraps(original)
+        def flow(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            fault.at("before")
+            result = yield from original(*args, **kwargs)
+            fault.at("after")
+            return result
+
+        return flow
+    if inspect.iscoroutinefunction(original):
+
+        @wraps(original)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            fault.at("before")
+            result = await original(*args, **kwargs)
+            fault.at("after")
+            return result
+
+        return coroutine
+
+    @wraps(original)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        fault.at("before")
+        result = original(*args, **kwargs)
+        if inspect.isgenerator(result):  # a plain function that hands on a flow: its work is the flow's
+            return _to_its_end(result, fault)
+        fault.at("after")
+        return result
+
+    return plain
+
+
+def _to_its_end(flow: Generator[Any, Any, Any], fault: Fault) -> Generator[Any, Any, Any]:
+    result = yield from flow
+    fault.at("after")
+    return result

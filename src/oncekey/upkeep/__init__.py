@@ -1,0 +1,22 @@
+"""What runs beside the app, so that no key stays stuck and both sides' books agree."""
+
+from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Settlement, StillUnknown
+from oncekey.upkeep.health import Health
+from oncekey.upkeep.reaper import Reaper
+from oncekey.upkeep.reconciler import Reconciler
+from oncekey.upkeep.service import Upkeep
+from oncekey.upkeep.sweeper import Sweeper
+
+__all__ = [
+    "Confirmed",
+    "Health",
+    "Inquiry",
+    "Outcome",
+    "Reaper",
+    "Reconciler",
+    "Refuted",
+    "Settlement",
+    "StillUnknown",
+    "Sweeper",
+    "Upkeep",
+]

@@ -1,0 +1,141 @@
+"""Whether upkeep keeps up: when each duty last succeeded, and what has waited too long.
+
+When a duty last succeeded is known to the process that does it, and nowhere else: other processes, ``oncekey doctor``
+among them, tell by what they find undone. A lease that has been over for minutes has no sweeper, whatever anybody
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oncekey.core.jobs import OutboxHealth
+from oncekey.core.record import Record, StoreHealth
+from oncekey.core.values import value
+from oncekey.stores.base import Duty, Store
+
+UNDONE_SECONDS = 300.0
+"""For how long a lease may be over, a question be due, before somebody should look why."""
+REAPED_SECONDS = 86_400.0
+"""For how long a key may be past its expiry: nothing breaks by it, only the table grows."""
+UNKNOWN_SECONDS = 3_600.0
+LAG_SECONDS = 60.0
+LATE_TURNS = 3
+"""How many turns of a duty may be missed."""
+
+
+@value
+class DutyHealth:
+    """What this process knows of one duty."""
+
+    name: str
+    every: float
+    """Seconds between two turns."""
+    succeeded_seconds_ago: float | None
+    """None: not yet, since it was started."""
+    failures: int
+    """Since it last succeeded."""
+    last_error: str | None
+
+
+@value
+class Health:
+    """What is there to be seen at the moment; ``problems`` says it in words, and what to do."""
+
+    duties: tuple[DutyHealth, ...]
+    keys: StoreHealth
+    outbox: OutboxHealth
+    reconcile_over_seconds: float
+    """For how long the oldest unknown outcome that is due has waited for the reconciler."""
+    expired_over_seconds: float
+    """For how long the oldest key past its expiry has waited for the reaper."""
+
+    @property
+    def problems(self) -> list[str]:
+        return [*_of_duties(self.duties), *_of_the_store(self)]
+
+    def as_json(self) -> dict[str, Any]:
+        keys, outbox = self.keys, self.outbox
+        return {
+            "ok": not self.problems,
+            "problems": self.problems,
+            "duties": {
+                duty.name: {
+                    "every_seconds": duty.every,
+                    "succeeded_seconds_ago": _rounded(duty.succeeded_seconds_ago),
+                    "failures": duty.failures,
+                    "last_error": duty.last_error,
+                }
+                for duty in self.duties
+            },
+            "keys": {str(state): number for state, number in keys.counts.items()},
+            "oldest_unknown_seconds": _rounded(keys.oldest_unknown_seconds),
+            "oldest_expired_lease_seconds": _rounded(keys.lease_over_seconds),
+            "oldest_due_unknown_seconds": _rounded(self.reconcile_over_seconds),
+            "oldest_expired_key_seconds": _rounded(self.expired_over_seconds),
+            "outbox_ready": outbox.ready,
+            "outbox_lag_seconds": _rounded(outbox.lag_seconds),
+            "dead_letters": {"keys": keys.dead, "jobs": outbox.dead},
+        }
+
+
+def look(store: Store, duties: Sequence[DutyHealth] = ()) -> Health:
+    """Ask the store, five small questions. Blocks, and leaves no connection behind in the calling thread."""
+    try:
+        unknown, expired = store.due(Duty.UNKNOWNS, 1), store.due(Duty.EXPIRED, 1)
+        return Health(
+            tuple(duties),
+            store.counts(),
+            store.outbox_health(),
+            max((_waited(record, record.reconcile_at) for record in unknown), default=0.0),
+            max((_waited(record, record.expires_at) for record in expired), default=0.0),
+        )
+    finally:
+        store.disconnect()
+
+
+def _waited(record: Record, since: float | None) -> float:
+    return 0.0 if since is None else max(0.0, record.now - since)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _of_duties(duties: Sequence[DutyHealth]) -> list[str]:
+    said = []
+    for duty in duties:
+        ago = duty.succeeded_seconds_ago
+        if duty.failures and (ago is None or ago > LATE_TURNS * duty.every):
+            since = "never" if ago is None else f"{ago:.0f} s ago"
+            said.append(f"{duty.name} succeeded {since} and failed {duty.failures} times since: {duty.last_error}")
+    return said
+
+
+def _of_the_store(health: Health) -> list[str]:
+    keys, outbox = health.keys, health.outbox
+    said = []
+    if keys.lease_over_seconds > UNDONE_SECONDS:
+        said.append(
+            f"a lease has been over for {keys.lease_over_seconds:.0f} s and nobody swept it: run `oncekey upkeep`"
+        )
+    if health.reconcile_over_seconds > UNDONE_SECONDS:
+        said.append(
+            f"an unknown outcome has been due for {health.reconcile_over_seconds:.0f} s and nobody was asked: register "
+            "a resolver and run `oncekey upkeep MODULE:ONCE`, or settle it by hand"
+        )
+    elif keys.oldest_unknown_seconds > UNKNOWN_SECONDS:
+        said.append(f"an outcome has been unknown for {keys.oldest_unknown_seconds:.0f} s: ask the provider")
+    if health.expired_over_seconds > REAPED_SECONDS:
+        said.append(
+            f"a key expired {health.expired_over_seconds:.0f} s ago and is still there: run `oncekey upkeep`, or give "
+            "its reaper a larger share"
+        )
+    if keys.dead:
+        said.append(f"{keys.dead} unknown outcomes are asked about no more: settle them by hand")
+    if outbox.lag_seconds > LAG_SECONDS:
+        said.append(f"a job has been ready for {outbox.lag_seconds:.0f} s: run `oncekey worker`, or more of them")
+    if outbox.dead:
+        said.append(f"{outbox.dead} jobs are dead letters: correct what they ran into, and take them up again")
+    return said

@@ -1,0 +1,144 @@
+"""The reaper: what happens to keys whose time is over.
+
+In this order, so that nothing is removed that somebody still has to hear of:
+
+1. deferred requests that nobody settled are failed with 408, and their jobs cancelled (never one that a worker runs);
+2. half-done requests whose client never came back become unknown. They go on the reconciler's list first and not
+   straight to the dead letters: what a resolver can find out needs no human, and what none can ends there by itself;
+3. final keys past their expiry are deleted, or with ``soft`` kept as tombstones for as long again;
+4. jobs that are done are deleted after a week. Dead letters stay until somebody has looked.
+
+Nothing in flight is ever touched, and every condition is compared by the store in the statement that acts. Work is
+done in batches, with pauses that are four times as long as the batch took: a backlog of a million keys costs the
+requests of the day a bounded share of the store, and takes its time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.core.policy import STORED_HEADERS
+from oncekey.core.problems import ProfileName, Situation, problem
+from oncekey.core.record import StoredResponse, swap
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.values import value
+from oncekey.errors import ConfigurationError
+from oncekey.stores.base import Duty, Store
+from oncekey.telemetry import events
+from oncekey.telemetry.events import Emitter, about
+
+BATCH = 500
+SHARE = 0.2
+"""Of the time, in which a reaper with a backlog works; the rest it pauses."""
+KEEP_JOBS_SECONDS = 7 * 86_400.0
+COUNTED = 10_000
+"""How far a dry run counts."""
+_REASON = "half done, and nobody came back before it expired"
+
+
+@value
+class Reaped:
+    """What one run did. With ``dry_run``: what is due, counted up to 10,000 each, without jobs and tombstones."""
+
+    timed_out: int = 0
+    doubted: int = 0
+    expired: int = 0
+    """Kept as tombstones."""
+    deleted: int = 0
+    jobs: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("timed_out", "doubted", "expired", "deleted", "jobs")}
+
+
+class Reaper:
+    """Blocks. Any number may run at once, in any number of processes."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        soft: bool = False,
+        batch: int = BATCH,
+        share: float = SHARE,
+        keep_jobs: float = KEEP_JOBS_SECONDS,
+        profile: ProfileName = "ietf",
+        emitter: Emitter | None = None,
+    ) -> None:
+        if not 0 < share <= 1:
+            raise ConfigurationError(f"Reaper(share={share}): it must be more than 0 and at most 1")
+        self._store = store
+        self._soft = soft
+        self._batch = batch
+        self._share = share
+        self._keep_jobs = keep_jobs
+        self._late = timed_out_response(profile)
+        self._emitter = emitter or Emitter()
+
+    def run(self, stop: threading.Event | None = None, *, dry_run: bool = False) -> Reaped:
+        """Go once through all that is due. ``stop`` ends it after a batch, and cuts a pause short."""
+        if dry_run:
+            return self._count()
+        stop = stop or threading.Event()
+        timed_out = self._batches(stop, self._time_out)
+        doubted = self._batches(stop, self._doubt)
+        expired = self._batches(stop, self._expire) if self._soft else 0
+        deleted = self._batches(stop, self._purge)
+        jobs = self._batches(stop, lambda: self._store.purge_jobs(self._batch, self._keep_jobs))
+        return Reaped(timed_out, doubted, expired, deleted, jobs)
+
+    def _batches(self, stop: threading.Event, work: Callable[[], int]) -> int:
+        total = 0
+        while not stop.is_set():
+            began = time.monotonic()
+            done = work()
+            total += done
+            if done < self._batch:
+                break
+            stop.wait((time.monotonic() - began) * (1 / self._share - 1))
+        return total
+
+    def _time_out(self) -> int:
+        late = self._store.time_out(self._batch, self._late)
+        if late:
+            self._emitter.emit(events.TimedOut(len(late)))
+        return len(late)
+
+    def _doubt(self) -> int:
+        lapsed = self._store.due(Duty.LAPSED, self._batch)
+        moves = [swap(record, Event.DOUBT, Actor.REAPER, last_error=_REASON) for record in lapsed]
+        moved = [record for record in self._store.swap(moves) if record] if moves else []
+        for record in moved:
+            self._emitter.emit(events.Doubted(*about(record), reason=_REASON))
+            self._emitter.emit(events.ReconcileScheduled(*about(record), in_seconds=0.0))
+        return len(moved)
+
+    def _expire(self) -> int:
+        due = self._store.due(Duty.EXPIRED, self._batch)
+        moves = [swap(record, Event.EXPIRE, Actor.REAPER, to_state=State.EXPIRED) for record in due]
+        moved = sum(record is not None for record in self._store.swap(moves)) if moves else 0
+        return self._pruned(moved)
+
+    def _purge(self) -> int:
+        return self._pruned(self._store.purge(self._batch, tombstones_only=self._soft))
+
+    def _pruned(self, rows: int) -> int:
+        if rows:
+            self._emitter.emit(events.Pruned(rows))
+        return rows
+
+    def _count(self) -> Reaped:
+        late, lapsed, expired = (
+            len(self._store.due(duty, COUNTED)) for duty in (Duty.ABANDONED, Duty.LAPSED, Duty.EXPIRED)
+        )
+        return Reaped(late, lapsed, expired if self._soft else 0, 0 if self._soft else expired)
+
+
+def timed_out_response(profile: ProfileName) -> StoredResponse:
+    """The final answer of a deferred request that nobody settled."""
+    answer = problem(profile, Situation.TIMED_OUT)
+    kept = tuple((name, text) for name, text in answer.headers if name in STORED_HEADERS)
+    return StoredResponse(answer.status, kept, answer.body)

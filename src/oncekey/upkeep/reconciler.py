@@ -1,0 +1,256 @@
+"""The reconciler: asks the app's resolvers about keys whose outcome is unknown, until somebody knows.
+
+Each key is asked about when its ``reconcile_at`` has come; who does not know yet is asked again later, in growing
+steps with jitter, and after ``max_tries`` the key is a dead letter: it stays unknown, nobody is asked any more, and a
+human must look. A resolver that raises, takes too long, or returns something else counts as not knowing. So does a
+missing one: its keys must neither stand in front of the others for ever, nor be forgotten.
+
+Any number may run at once. Each looks again right before it asks, so two rarely ask the same; if they do, the first
+verdict counts and the second finds nothing to move (``engine/settling.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import random
+import threading
+from collections import Counter
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from oncekey.core.record import Audit, Record, swap
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.steps import StepsOf
+from oncekey.core.values import value
+from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Resolver, Settlement, StillUnknown, Verdict
+from oncekey.engine import settling
+from oncekey.engine.flows import Flow
+from oncekey.engine.once import OnceKey
+from oncekey.engine.tickets import Work
+from oncekey.errors import ConfigurationError
+from oncekey.outbox.threads import Threads
+from oncekey.stores.base import Duty
+from oncekey.telemetry import events
+from oncekey.telemetry.events import about, describe
+
+BATCH = 100
+COUNTED = 10_000
+"""How far a dry run counts."""
+
+
+@value
+class Reconciled:
+    """What one run did; with ``dry_run``, how many are due (counted up to 10,000) and nothing else."""
+
+    due: int = 0
+    confirmed: int = 0
+    refuted: int = 0
+    postponed: int = 0
+    dead: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("due", "confirmed", "refuted", "postponed", "dead")}
+
+
+class Reconciler:
+    """Async resolvers run in the event loop that :meth:`run` is given, or in one of its own; others in threads.
+
+    ``concurrency`` how many resolvers are asked at once
+    ``timeout``     seconds that an async resolver may take. A thread cannot be stopped: give the client that a sync
+                    one uses a time-out of its own
+    ``max_tries``   after so many the key is a dead letter. With the defaults that is after about twelve hours
+    ``backoff``     seconds before the second try; doubled for each further one up to ``max_backoff``
+    ``quarantine``  seconds after the end of the lease before which nothing is refuted, instead of the policy's
+    """
+
+    def __init__(
+        self,
+        once: OnceKey,
+        *,
+        concurrency: int = 8,
+        timeout: float = 30.0,
+        max_tries: int = 20,
+        backoff: float = 10.0,
+        max_backoff: float = 3600.0,
+        quarantine: float | None = None,
+        batch: int = BATCH,
+    ) -> None:
+        for name, number in (("concurrency", concurrency), ("timeout", timeout), ("max_tries", max_tries)):
+            if number <= 0:
+                raise ConfigurationError(f"Reconciler({name}={number}): it must be more than 0")
+        self._once = once
+        self._engine = once.engine
+        self._concurrency = concurrency
+        self._timeout = timeout
+        self._max_tries = max_tries
+        self._backoff = backoff
+        self._max_backoff = max_backoff
+        self._quarantine = quarantine
+        self._batch = batch
+        self._threads = Threads()
+        self._runner: asyncio.Runner | None = None
+        self._task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def run(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        dry_run: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Reconciled:
+        """Ask once about all that are due. Without resolvers it does nothing.
+
+        Blocks, so never call it from an event loop; and always from the same thread, where ``loop`` is not given.
+        """
+        store = self._once.store
+        if dry_run:
+            return Reconciled(len(store.due(Duty.UNKNOWNS, COUNTED)))
+        stop = stop or threading.Event()
+        counts: Counter[str] = Counter()
+        while self._once.resolvers and not stop.is_set():
+            due = store.due(Duty.UNKNOWNS, self._batch)
+            if due:
+                before = counts["moved"]
+                self._drive(self._ask_all(due, counts), loop)
+                counts["due"] += len(due)
+                if counts["moved"] == before:
+                    break
+            if len(due) < self._batch:
+                break
+        return Reconciled(*(counts[name] for name in ("due", "confirmed", "refuted", "postponed", "dead")))
+
+    def interrupt(self) -> None:
+        """Wait for no resolver any longer. From any thread; what was not settled is asked about again."""
+        if (running := self._task) is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                running[0].call_soon_threadsafe(running[1].cancel)
+
+    def close(self) -> None:
+        """Let go of loop and threads: in the thread that called :meth:`run`."""
+        self._threads.close()
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def _drive(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None) -> None:
+        with suppress(asyncio.CancelledError, concurrent.futures.CancelledError):
+            if loop is None:
+                # One loop for all runs: the clients of resolvers belong to a loop, and outlive a run.
+                self._runner = self._runner or asyncio.Runner()
+                self._runner.run(work)
+            else:
+                asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    async def _ask_all(self, due: list[Record], counts: Counter[str]) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we are a coroutine
+        self._task = (asyncio.get_running_loop(), task)
+        slots = asyncio.Semaphore(self._concurrency)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for record in due:
+                    group.create_task(self._one(record, slots, counts))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # one is enough to tell: they are all about the store
+        finally:
+            self._task = None
+
+    async def _one(self, seen: Record, slots: asyncio.Semaphore, counts: Counter[str]) -> None:
+        async with slots:
+            record: Record | None = await self._run(_ask_store((seen.scope, seen.key)))
+            if record is None or not _is_due(record):
+                counts["moved"] += 1  # by somebody else, meanwhile
+                return
+            verdict = await self._ask(record)
+            ended = await self._apply(record, verdict)
+            counts[ended] += 1
+            counts["moved"] += ended != "overtaken"
+
+    async def _run(self, flow: Flow[Any]) -> Any:
+        return await self._engine.run(flow, settling.SETTLE_SECONDS)
+
+    async def _ask(self, record: Record) -> Verdict:
+        resolver = self._once.resolvers.of(record.operation)
+        if resolver is None:
+            return StillUnknown("no resolver is registered for this operation")
+        inquiry = Inquiry(record, tuple(await self._run(_ask_store(StepsOf(record.scope, record.key)))))
+        limit = asyncio.timeout(self._timeout if _is_async(resolver) else None)
+        try:
+            async with limit:
+                verdict = await self._call(resolver, inquiry)
+        except Exception as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                return StillUnknown(f"the resolver took longer than {self._timeout:g} s")
+            return StillUnknown(f"the resolver raised {describe(error)}")
+        if not isinstance(verdict, Confirmed | Refuted | StillUnknown):
+            return StillUnknown(
+                f"the resolver returned {type(verdict).__name__}, not Confirmed, Refuted or StillUnknown"
+            )
+        return verdict
+
+    async def _call(self, resolver: Resolver, inquiry: Inquiry) -> object:
+        if _is_async(resolver):
+            answer: object = resolver(inquiry)
+        else:
+            answer = await asyncio.wrap_future(self._threads.submit(resolver, inquiry))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    # -- what follows from an answer ---------------------------------------------------------------------------------
+
+    async def _apply(self, record: Record, verdict: Verdict) -> str:
+        """Settle or postpone it; the name of what was done."""
+        if isinstance(verdict, StillUnknown):
+            return await self._postpone(record, verdict.reason, self._retry_in(record))
+        quarantine = self._quarantine
+        if quarantine is None:
+            quarantine = self._once.quarantine_of(record.operation)
+        settled: Settlement = await self._run(
+            settling.settle(self._engine, record, verdict, who=settling.RECONCILER, quarantine=quarantine)
+        )
+        if settled.outcome is Outcome.TOO_EARLY:
+            reason = f"refuted too early, to be asked again after the quarantine: {verdict.reason}"
+            return await self._postpone(record, reason, settled.retry_in)
+        if settled.outcome is not Outcome.SETTLED:
+            return "overtaken"
+        return "confirmed" if isinstance(verdict, Confirmed) else "refuted"
+
+    def _retry_in(self, record: Record) -> float | None:
+        """Seconds until it is asked again; None: never. The exponent is bounded: 2.0**1100 is an error."""
+        if record.reconcile_tries + 1 >= self._max_tries:
+            return None
+        pause = min(self._max_backoff, self._backoff * 2.0 ** min(record.reconcile_tries, 64))
+        return pause * random.uniform(0.75, 1.25)
+
+    async def _postpone(self, record: Record, reason: str, retry_in: float | None) -> str:
+        reason = settling.kept_words(reason)
+        tries = record.reconcile_tries + 1
+        audit = None
+        if retry_in is None:
+            audit = Audit(settling.RECONCILER, f"asked {tries} times, and no more: {reason}")
+        move = swap(record, Event.POSTPONE, Actor.RECONCILER, last_error=reason, reconcile_in=retry_in, audit=audit)
+        if await self._run(_ask_store(move)) is None:
+            return "overtaken"
+        emit = self._engine.emitter.emit
+        emit(events.ReconcileFailed(*about(record), tries=tries, error=reason))
+        if retry_in is None:
+            emit(events.ReconcileGaveUp(*about(record), tries=tries, error=reason))
+            return "dead"
+        emit(events.ReconcileScheduled(*about(record), in_seconds=round(retry_in, 1)))
+        return "postponed"
+
+
+def _ask_store(work: Work) -> Flow[Any]:
+    return (yield work)
+
+
+def _is_async(resolver: Resolver) -> bool:
+    return inspect.iscoroutinefunction(resolver) or inspect.iscoroutinefunction(getattr(resolver, "__call__", None))  # noqa: B004
+
+
+def _is_due(record: Record) -> bool:
+    return record.state is State.UNKNOWN and record.reconcile_at is not None and record.reconcile_at <= record.now

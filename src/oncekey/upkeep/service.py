@@ -1,0 +1,230 @@
+"""How the duties run: each in a thread of its own, on its own schedule, for as long as the process lives.
+
+One duty that fails, hangs or has a backlog holds up none of the others. Schedules have jitter, so that instances
+which were started together do not stay together. Any number of instances may run: none is the leader, and there is no
+lock to lose, because every move compares what it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from oncekey.core.values import value
+from oncekey.engine.once import OnceKey
+from oncekey.errors import ConfigurationError, OnceKeyError
+from oncekey.stores.base import Store
+from oncekey.telemetry import events
+from oncekey.telemetry.events import Emitter, describe
+from oncekey.upkeep.health import DutyHealth, Health, look
+from oncekey.upkeep.reaper import Reaper
+from oncekey.upkeep.reconciler import Reconciler
+from oncekey.upkeep.sweeper import Sweeper
+
+_log = logging.getLogger("oncekey")
+
+SWEEP_SECONDS = 10.0
+REAP_SECONDS = 60.0
+RECONCILE_SECONDS = 5.0
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+
+
+class Result(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@value
+class Turn:
+    """What one turn of a duty came to: its result, or the error that ended it."""
+
+    duty: str
+    result: Result | None
+    error: str | None = None
+
+
+class Upkeep:
+    """Sweeper, reaper and reconciler over one store.
+
+    ``once``            the app's OnceKey, with its resolvers; or only a Store, and then nobody is asked about unknown
+                        outcomes
+    ``sweep_every``     seconds between two turns, likewise ``reap_every`` and ``reconcile_every``. A key is stuck for
+                        at most its lease and ``sweep_every``
+    ``soft``            keep expired keys as tombstones for as long again, instead of deleting them
+    ``sweeper``, ``reaper``, ``reconciler``  your own, where a default does not fit
+
+    ``with Upkeep(once):``, or in an event loop ``async with Upkeep(once):``; async resolvers then run in that loop. In
+    an ASGI app: ``IdempotencyMiddleware(app, once=once, upkeep=True)``.
+    """
+
+    def __init__(
+        self,
+        once: OnceKey | Store,
+        *,
+        sweep_every: float = SWEEP_SECONDS,
+        reap_every: float = REAP_SECONDS,
+        reconcile_every: float = RECONCILE_SECONDS,
+        soft: bool = False,
+        sweeper: Sweeper | None = None,
+        reaper: Reaper | None = None,
+        reconciler: Reconciler | None = None,
+    ) -> None:
+        for name, seconds in (("sweep", sweep_every), ("reap", reap_every), ("reconcile", reconcile_every)):
+            if seconds <= 0:
+                raise ConfigurationError(f"Upkeep({name}_every={seconds}): it must be more than 0 seconds")
+        if soft and reaper is not None:
+            raise ConfigurationError("Upkeep(soft=True, reaper=…): say it to the reaper, Reaper(store, soft=True)")
+        app = once if isinstance(once, OnceKey) else None
+        self.store: Store = once.store if isinstance(once, OnceKey) else once
+        self._emitter = app.engine.emitter if app else Emitter()
+        self._sweeper = sweeper or Sweeper(self.store, emitter=self._emitter)
+        self._reaper = reaper or Reaper(
+            self.store, soft=soft, profile=app.profile if app else "ietf", emitter=self._emitter
+        )
+        self._reconciler = reconciler or (Reconciler(app) if app else None)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._duties = [
+            _Duty("sweep", sweep_every, self._sweeper.run),
+            _Duty("reap", reap_every, self._reaper.run),
+        ]
+        if self._reconciler is not None:
+            self._duties.append(_Duty("reconcile", reconcile_every, self._reconcile))
+
+    def _reconcile(self, stop: threading.Event, *, dry_run: bool) -> Result:
+        assert self._reconciler is not None  # noqa: S101 - else it is no duty
+        return self._reconciler.run(stop, dry_run=dry_run, loop=self._loop)
+
+    # -- for as long as the process lives --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin, and return at once. In a running event loop, that loop runs the async resolvers."""
+        if self._threads:
+            raise ConfigurationError("this Upkeep is running already")
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(duty, self._stop), name=f"oncekey-{duty.name}", daemon=True)
+            for duty in self._duties
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float = 10.0) -> bool:
+        """End after the batch that is under way; resolvers are waited for no longer. False: a thread was left behind.
+
+        Blocks. From an event loop: ``await upkeep.astop()``.
+        """
+        self._stop.set()
+        if self._reconciler is not None:
+            self._reconciler.interrupt()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        left = any(thread.is_alive() for thread in self._threads)
+        self._threads = []
+        return not left
+
+    async def astop(self, timeout: float = 10.0) -> bool:
+        """As :meth:`stop`, while the loop goes on: an async resolver may be running in it."""
+        return await asyncio.to_thread(self.stop, timeout)
+
+    def _serve(self, duty: _Duty, stop: threading.Event) -> None:
+        # Not all at once, and not all instances at once; but soon: a deploy must not put off what is due.
+        stop.wait(random.uniform(0.0, min(1.0, duty.every / 10)))
+        while not stop.is_set():
+            self._take_turn(duty, stop)
+            stop.wait(duty.pause())
+        if duty.name == "reconcile" and self._reconciler is not None:
+            self._reconciler.close()
+        self.store.disconnect()
+
+    def _take_turn(self, duty: _Duty, stop: threading.Event, *, dry_run: bool = False) -> Turn:
+        began = time.monotonic()
+        try:
+            result = duty.run(stop, dry_run=dry_run)
+        except Exception as error:
+            duty.failed(describe(error))
+            if not isinstance(error, OnceKeyError):
+                _log.exception("%s stumbled; it goes on", duty.name)
+            self._emitter.emit(events.DutyFailed(duty.name, describe(error), in_seconds=round(duty.retry_in, 1)))
+            self.store.disconnect()
+            return Turn(duty.name, None, describe(error))
+        duty.succeeded()
+        if self._emitter.wants(events.DutyDone):
+            self._emitter.emit(events.DutyDone(duty.name, seconds=round(time.monotonic() - began, 3)))
+        return Turn(duty.name, result)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.astop()
+
+    # -- once, and how it goes -------------------------------------------------------------------------------------
+
+    def run_once(self, *, dry_run: bool = False) -> list[Turn]:
+        """One turn of each duty, here and now: for cron and tests. A duty that fails does not keep the others."""
+        try:
+            return [self._take_turn(duty, threading.Event(), dry_run=dry_run) for duty in self._duties]
+        finally:
+            if self._reconciler is not None:
+                self._reconciler.close()
+            self.store.disconnect()
+
+    def health(self) -> Health:
+        """When each duty last succeeded here, and what has waited too long. Blocks: it asks the store."""
+        return look(self.store, [duty.health() for duty in self._duties])
+
+
+class _Duty:
+    """One duty's schedule, and how it went. Written by its own thread alone."""
+
+    def __init__(self, name: str, every: float, run: Callable[..., Result]) -> None:
+        self.name = name
+        self.every = every
+        self.run = run
+        self.retry_in = 0.0
+        self._succeeded_at: float | None = None
+        self._failures = 0
+        self._last_error: str | None = None
+
+    def succeeded(self) -> None:
+        self._succeeded_at = time.monotonic()
+        self._failures, self._last_error, self.retry_in = 0, None, 0.0
+
+    def failed(self, error: str) -> None:
+        self._last_error = error
+        pause = FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 16)
+        self._failures += 1
+        self.retry_in = min(LONGEST_RETRY_SECONDS, pause) * random.uniform(0.5, 1.0)
+
+    def pause(self) -> float:
+        """Seconds until the next turn."""
+        return self.retry_in or self.every * random.uniform(0.8, 1.2)
+
+    def health(self) -> DutyHealth:
+        ago = None if self._succeeded_at is None else time.monotonic() - self._succeeded_at
+        return DutyHealth(self.name, self.every, ago, self._failures, self._last_error)

@@ -1,0 +1,84 @@
+"""The sweeper: keys whose lease is over, moved to where a retry or the reconciler finds them.
+
+It decides nothing that is not in the row: where a second run is harmless the key can be retried, elsewhere it is
+unknown. It never touches a live owner, however many sweepers there are and whatever their clocks say: which leases
+are over is the store's question to its own clock, once when it is asked for them and again in the statement that
+moves each. An owner that holds its row in an open transaction is alive, and skipped.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from oncekey.core.record import Record, Swap, swap
+from oncekey.core.states import MAY_RERUN, Actor, Event
+from oncekey.core.values import value
+from oncekey.stores.base import Duty, Store
+from oncekey.telemetry import events
+from oncekey.telemetry.events import Emitter, about
+from oncekey.upkeep.leases import LeaseWatch
+
+BATCH = 500
+COUNTED = 10_000
+"""How far a dry run counts."""
+_REASON = "the lease ran out"
+
+
+@value
+class Swept:
+    """What one run did, or with ``dry_run`` would do (counted up to 10,000)."""
+
+    released: int = 0
+    """Can be retried now."""
+    doubted: int = 0
+    """Unknown now, and on the reconciler's list."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"released": self.released, "doubted": self.doubted}
+
+
+class Sweeper:
+    """Blocks. Any number may run at once, in any number of processes."""
+
+    def __init__(self, store: Store, *, batch: int = BATCH, emitter: Emitter | None = None) -> None:
+        self._store = store
+        self._batch = batch
+        self._emitter = emitter or Emitter()
+        self._leases = LeaseWatch(store, self._emitter)
+
+    def run(self, stop: threading.Event | None = None, *, dry_run: bool = False) -> Swept:
+        """Move all that are due now. ``stop`` ends it after a batch."""
+        if dry_run:
+            return _counted(self._store.due(Duty.LEASES, COUNTED))
+        stop = stop or threading.Event()
+        released = doubted = 0
+        while not stop.is_set():
+            due = self._store.due(Duty.LEASES, self._batch)
+            moved = [record for record in self._store.swap([_move(each) for each in due]) if record] if due else []
+            for record in moved:
+                self._tell(record)
+            swept = _counted(moved)
+            released, doubted = released + swept.released, doubted + swept.doubted
+            if len(due) < self._batch or not moved:  # none: others hold them all at the moment
+                break
+        self._leases.look()
+        return Swept(released, doubted)
+
+    def _tell(self, record: Record) -> None:
+        self._emitter.emit(events.ZombieFound(*about(record)))
+        if record.effects in MAY_RERUN:
+            self._emitter.emit(events.Released(*about(record), reason=_REASON))
+        else:
+            self._emitter.emit(events.Doubted(*about(record), reason=_REASON))
+            self._emitter.emit(events.ReconcileScheduled(*about(record), in_seconds=0.0))
+
+
+def _move(record: Record) -> Swap:
+    event = Event.RELEASE if record.effects in MAY_RERUN else Event.DOUBT
+    return swap(record, event, Actor.SWEEPER, last_error=_REASON)
+
+
+def _counted(records: list[Record]) -> Swept:
+    released = sum(record.effects in MAY_RERUN for record in records)
+    return Swept(released, len(records) - released)

@@ -1,0 +1,258 @@
+"""What became of a key, over HTTP: a small app to mount beside the protected one.
+
+::
+
+    app.mount("/idempotency", status_app(once))                    # ASGI: Starlette, FastAPI
+    DispatcherMiddleware(app.wsgi_app, {"/idempotency": status_wsgi(once)})     # WSGI: Flask and others
+
+``GET /idempotency/{key}``, percent-encoded, answers for the caller's own keys. A key that is better kept out of access
+logs is sent as the ``Idempotency-Key`` header of ``GET /idempotency/`` instead.
+
+The answer is what a retry of that very request would get, without sending it; nothing is changed by asking:
+
+* 202 + Retry-After while it is worked on, or left to the outbox;
+* the stored response when it is done, marked as a replay;
+* 409 when its outcome is unknown, and another 409 when it ended without a result: nothing will happen until the client
+  sends the request again, and that is harmless;
+* 410 when the result is no longer kept and the row still there; 404 for a key that was never seen, is forgotten, or is
+  another tenant's. Those last three are one and the same look-up, so neither words nor time tell them apart (I6).
+
+Endpoints that keep keys of their own (``key_per="endpoint"``) are named: ``?operation=POST%20/payments``, or
+``status_app(once, operation="POST /payments")``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from oncekey.core.decision import Claim, Replay, Unknown, decide
+from oncekey.core.header import BadKey, parse_key
+from oncekey.core.problems import Answer, Situation
+from oncekey.core.record import Record, Reservation
+from oncekey.core.states import FINAL, Event, State
+from oncekey.engine.flows import Flow
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation
+from oncekey.engine.request import Request
+from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError
+from oncekey.web.scopes import Receive, Scope, Send, header_map, route_path
+from oncekey.web.wire import UNKNOWN_RETRY_SECONDS, answer_headers, refusal, replay
+from oncekey.web.wsgi import _PHRASES, _header_map
+
+__all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"]
+
+MAX_KEY_LENGTH = 255
+MAX_OPERATION_LENGTH = 400
+_NOT_ALLOWED = Answer(405, (("allow", "GET, HEAD"), ("content-length", "0")), b"")
+_CACHING = frozenset({"cache-control", "expires", "etag", "last-modified"})
+
+StartResponse = Callable[[str, list[tuple[str, str]]], Any]
+
+
+def status_app(once: OnceKey, *, operation: str | None = None) -> StatusApp:
+    """An ASGI app to mount under a prefix. ``operation``: whose keys, for a route with ``key_per="endpoint"``."""
+    return StatusApp(once, operation)
+
+
+def status_wsgi(once: OnceKey, *, operation: str | None = None) -> StatusWsgi:
+    """As :func:`status_app`, for WSGI."""
+    return StatusWsgi(once, operation)
+
+
+def status_path(prefix: str, operation: Operation) -> str:
+    """Where the client of this request can ask: for the ``Location`` of a 202. ``prefix`` is where it is mounted."""
+    path = f"{prefix.rstrip('/')}/{quote(operation.key, safe='')}"
+    if operation.policy.key_per == "endpoint":
+        path += f"?operation={quote(operation.name, safe='')}"
+    return path
+
+
+class _Asked:
+    """One question. Reading it is the web server's affair, answering it is not."""
+
+    def __init__(self, once: OnceKey, method: str, headers: dict[str, str], here: str, operation: str | None) -> None:
+        self.once = once
+        self.method = method
+        self.headers = headers
+        self.here = here
+        self.operation = operation
+        self.key: str | None = None
+        self.record: Record | None = None
+
+    def read_key(self, path: str) -> Answer | None:
+        """Find the key in the path, or in the header where the path has none; an Answer where there is none."""
+        raw = self.headers.get("idempotency-key")
+        self.key = path.removeprefix("/")
+        if not self.key:
+            try:
+                self.key = parse_key([] if raw is None else [raw.encode("latin-1")])
+            except BadKey as error:
+                missing = error.rule == "missing"
+                situation = Situation.KEY_MISSING if missing else Situation.KEY_MALFORMED
+                return refusal(self.once, situation, detail=None if missing else str(error))
+        named = self.operation or ""
+        known = self.key.isascii() and self.key.isprintable() and len(self.key) <= MAX_KEY_LENGTH
+        if not known or not (named.isprintable() and len(named) <= MAX_OPERATION_LENGTH):
+            self.key = None  # no request can have had it, so there is nothing to look for
+            return refusal(self.once, Situation.STATUS_NOT_FOUND)
+        return None
+
+    def look(self, tenant: str) -> Flow[Answer]:
+        """Read the row, and say what it means."""
+        record: Record | None = yield (self.once.key_scope(tenant, self.operation), self.key or "")
+        answer = self._meaning(record)
+        if answer.status not in (404, 410):
+            self.record = record
+        return answer
+
+    def _meaning(self, record: Record | None) -> Answer:
+        if record is None:
+            return refusal(self.once, Situation.STATUS_NOT_FOUND)
+        match decide(record, _the_same_again(record)):
+            case Replay():
+                return _uncached(replay(record, self.once))
+            case Unknown() | Claim(_, Event.DOUBT):
+                return refusal(self.once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
+            case Claim(_, Event.RESERVE):
+                finished = record.state is State.EXPIRED or record.state in FINAL
+                return refusal(self.once, Situation.STATUS_EXPIRED if finished else Situation.STATUS_NOT_FOUND)
+            case Claim():
+                return refusal(self.once, Situation.STATUS_RETRYABLE)
+        policy = self.once.routes.listed.get(record.operation) or self.once.policy
+        wait = policy.retry_after.total_seconds()
+        return refusal(self.once, Situation.DEFERRED, retry_after=wait, location=self.here)
+
+    def wire(self, answer: Answer) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """What is sent."""
+        # A key is echoed only where it is known to be the caller's.
+        key = _as_header(self.key) if self.record is not None and self.key is not None else None
+        headers = answer_headers(answer, key, self.record)
+        return answer.status, headers, b"" if self.method == "HEAD" else answer.body
+
+
+def _the_same_again(record: Record) -> Reservation:
+    """The request that this row is about, sent once more."""
+    return Reservation(
+        record.scope,
+        record.key,
+        record.operation,
+        record.fingerprint,
+        record.fingerprint_version,
+        record.effects,
+        "",
+        0.0,
+        record.retention_seconds,
+    )
+
+
+def _uncached(answer: Answer) -> Answer:
+    """The response was to a POST, and may have allowed what is wrong for this GET, whose answer changes."""
+    headers = [item for item in answer.headers if item[0] not in _CACHING]
+    return Answer(answer.status, (*headers, ("cache-control", "no-store")), answer.body)
+
+
+def _as_header(key: str) -> bytes:
+    """The key as a client may send it: bare where that is possible, else quoted."""
+    try:
+        if parse_key([key.encode("ascii")]) == key:
+            return key.encode("ascii")
+    except BadKey:
+        pass
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'.encode("ascii")
+
+
+def _unauthenticated(once: OnceKey, error: NotAuthenticated) -> Answer:
+    return refusal(once, Situation.NOT_AUTHENTICATED, detail=str(error) or None)
+
+
+class StatusApp:
+    """The ASGI app."""
+
+    def __init__(self, once: OnceKey, operation: str | None = None) -> None:
+        self.once = once
+        self.operation = operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del receive  # a question has no body
+        if scope["type"] != "http":
+            raise ConfigurationError("the status app answers HTTP requests only")
+        query: bytes = scope.get("query_string", b"")
+        raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
+        here = raw_path.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
+        operation = self.operation or _operation(query)
+        asked = _Asked(self.once, scope["method"], header_map(scope["headers"]), here, operation)
+        status, headers, body = asked.wire(await self._answer(asked, scope))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _answer(self, asked: _Asked, scope: Scope) -> Answer:
+        if asked.method not in ("GET", "HEAD"):
+            return _NOT_ALLOWED
+        once = self.once
+        try:
+            tenant = once.single_tenant or await self._tenant(asked, scope)
+        except NotAuthenticated as error:
+            return _unauthenticated(once, error)
+        if (refused := asked.read_key(route_path(scope))) is not None:
+            return refused
+        try:
+            return await once.engine.run(asked.look(tenant), once.policy.begin_seconds)
+        except OperatorError:
+            return refusal(once, Situation.STORE_UNAVAILABLE)
+
+    async def _tenant(self, asked: _Asked, scope: Scope) -> str:
+        request = Request(asked.method, scope["path"], scope, lambda: asked.headers)
+        tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see _answer()
+        return await tenant if inspect.isawaitable(tenant) else tenant
+
+
+class StatusWsgi:
+    """The WSGI app."""
+
+    def __init__(self, once: OnceKey, operation: str | None = None) -> None:
+        self.once = once
+        self.operation = operation
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        query: str = environ.get("QUERY_STRING", "")
+        path: str = environ.get("PATH_INFO", "")  # decoded by the server: UTF-8 in the clothes of latin-1
+        here = quote((environ.get("SCRIPT_NAME", "") + path).encode("latin-1")) + (f"?{query}" if query else "")
+        operation = self.operation or _operation(query.encode("latin-1"))
+        asked = _Asked(self.once, environ["REQUEST_METHOD"], _header_map(environ), here, operation)
+        status, headers, body = asked.wire(self._answer(asked, environ, path))
+        decoded = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in headers]
+        start_response(f"{status} {_PHRASES.get(status, 'Status')}", decoded)
+        return [body]
+
+    def _answer(self, asked: _Asked, environ: dict[str, Any], path: str) -> Answer:
+        if asked.method not in ("GET", "HEAD"):
+            return _NOT_ALLOWED
+        once = self.once
+        try:
+            tenant = once.single_tenant or self._tenant(asked, environ)
+        except NotAuthenticated as error:
+            return _unauthenticated(once, error)
+        if (refused := asked.read_key(path)) is not None:
+            return refused
+        try:
+            return once.engine.run_blocking(asked.look(tenant), once.policy.begin_seconds)
+        except OperatorError:
+            return refusal(once, Situation.STORE_UNAVAILABLE)
+
+    def _tenant(self, asked: _Asked, environ: dict[str, Any]) -> str:
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        tenant = self.once.scope(Request(asked.method, path, environ, lambda: asked.headers))  # type: ignore[operator]
+        if inspect.isawaitable(tenant):
+            if inspect.iscoroutine(tenant):
+                tenant.close()
+            raise ConfigurationError("the scope function is async, and this is a WSGI app: make it a plain function")
+        return tenant
+
+
+def _operation(query: bytes) -> str | None:
+    asked = parse_qs(query.decode("latin-1"), errors="replace").get("operation")
+    return asked[0] if asked else None

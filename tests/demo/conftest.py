@@ -1,0 +1,29 @@
+"""The demo on each of its databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+
+import pytest
+
+from tests.demo.process import Demo
+
+MakeDemo = Callable[..., Demo]
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def make_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeDemo]:
+    """Starts demos with the options given, each on a database of its own; all of them end with the module."""
+    with ExitStack() as stack:
+
+        def make(*options: str) -> Demo:
+            folder = tmp_path_factory.mktemp("demo")
+            store = f"sqlite:///{folder / 'demo.db'}"
+            if request.param == "postgres":
+                store = request.getfixturevalue("postgres_server").database(f"demo_{next(_numbers)}")
+            return stack.enter_context(Demo(store, folder, *options))
+
+        yield make

@@ -1,0 +1,285 @@
+"""Every driver that can be enlisted: one commit, roll-back on whatever is raised, and the handler does not end it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from oncekey import Policy, Refused, current
+from oncekey.core.states import State
+from tests.enlist.shop import ALL, SYNC, Asyncpg, Psycopg, PsycopgAsync, Till, paid
+
+INSERT = "INSERT INTO payments (key, cents) VALUES ('k-1', 5)"
+
+every_driver = pytest.mark.parametrize("till", ALL, ids="-".join, indirect=True)
+every_sync_driver = pytest.mark.parametrize("till", SYNC, ids="-".join, indirect=True)
+
+
+def handler(till: Till, then: Any = None, **options: Any) -> Any:
+    """Enlists, pays, and ends as the test says."""
+
+    async def pay(request: Request) -> Response:
+        op = current()
+        thing = await till.open()
+        await op.enlist(thing, **options)
+        done = till.pay(thing, op.key)
+        if till.is_async:
+            await done
+        if then is not None:
+            answer = then(thing)
+            return (await answer) if asyncio.iscoroutine(answer) else answer
+        return paid(op.key)
+
+    return pay
+
+
+@every_driver
+async def test_one_commit(till: Till) -> None:
+    """Business write, response and key are there together, and a retry replays."""
+    api = till.shop.api(handler(till))
+    first = await api.post()
+    assert first.status_code == 201, first.text
+    assert till.shop.payments() == 1
+    assert till.shop.state() is State.COMPLETED
+    again = await api.post()
+    assert (again.status_code, again.content) == (201, first.content)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.headers["idempotency-expires"] == first.headers["idempotency-expires"]
+    assert till.shop.payments() == 1
+    assert len(till.opened) == 1
+
+
+@every_sync_driver
+async def test_a_sync_handler_in_a_thread(till: Till) -> None:
+    def pay(request: Request) -> Response:
+        op = current()
+        thing = till.open_now()
+        op.blocking.enlist(thing)
+        till.pay(thing, op.key)
+        return paid(op.key)
+
+    api = till.shop.api(pay)
+    answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(5)))
+    assert [answer.status_code for answer in answers] == [201] * 5
+    assert [till.shop.payments(f"k-{number}") for number in range(5)] == [1] * 5
+    assert till.shop.state("k-4") is State.COMPLETED
+
+
+@every_sync_driver
+async def test_the_loop_is_not_blocked_by_a_threads_connection(till: Till, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the thread pool is ended in a thread too."""
+    threads: list[int] = []
+
+    def pay(request: Request) -> Response:
+        thing = till.open_now()
+        current().blocking.enlist(thing)
+        link = current().enlisted.link  # type: ignore[union-attr]
+        commit = link.commit
+
+        def commit_and_tell() -> Any:
+            threads.append(threading.get_ident())
+            return commit()
+
+        vars(link)["commit"] = commit_and_tell
+        return paid("k-1")
+
+    api = till.shop.api(pay)
+    assert (await api.post()).status_code == 201
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@every_driver
+async def test_many_at_once(till: Till) -> None:
+    """In one event loop: who waits for another does not keep it from going on."""
+    api = till.shop.api(handler(till))
+    answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(8)))
+    assert [answer.status_code for answer in answers] == [201] * 8
+    assert [till.shop.payments(f"k-{number}") for number in range(8)] == [1] * 8
+
+
+@every_driver
+async def test_what_is_raised_rolls_back(till: Till) -> None:
+    def fail(thing: Any) -> Response:
+        raise RuntimeError("no")
+
+    api = till.shop.api(handler(till, fail))
+    assert (await api.post()).status_code == 500
+    assert till.shop.payments() == 0
+    assert till.shop.state() is State.FAILED_RETRYABLE
+
+
+@every_driver
+async def test_a_raised_4xx_rolls_back_and_is_stored(till: Till) -> None:
+    def refuse(thing: Any) -> Response:
+        raise HTTPException(402, "no money")
+
+    api = till.shop.api(handler(till, refuse))
+    assert (await api.post()).status_code == 402
+    assert till.shop.payments() == 0
+    assert till.shop.state() is State.FAILED
+    assert (await api.post()).status_code == 402
+    assert len(till.opened) == 1
+
+
+@every_driver
+async def test_refused_too_late_rolls_back_and_is_stored(till: Till) -> None:
+    """``Refused`` after the operation began is a 4xx like any other that is raised."""
+
+    def refuse(thing: Any) -> Response:
+        raise Refused("not this one")
+
+    api = till.shop.api(handler(till, refuse))
+    assert (await api.post()).status_code == 422
+    assert (till.shop.state(), till.shop.payments()) == (State.FAILED, 0)
+
+
+@every_driver
+async def test_a_returned_4xx_commits(till: Till) -> None:
+    """The app wrote something, and says that the request was no good: both stand."""
+    api = till.shop.api(handler(till, lambda thing: JSONResponse({"declined": True}, 402)))
+    assert (await api.post()).status_code == 402
+    assert till.shop.payments() == 1
+    assert till.shop.state() is State.FAILED
+
+
+@every_driver
+async def test_a_returned_5xx_rolls_back(till: Till) -> None:
+    policy = Policy(effects="transactional", on_server_error="replay")
+    api = till.shop.api(handler(till, lambda thing: JSONResponse({}, 502)), policy)
+    assert (await api.post()).status_code == 502
+    assert till.shop.payments() == 0
+    assert till.shop.state() is State.FAILED
+
+
+@every_driver
+async def test_a_commit_by_the_handler_is_refused_or_noticed(till: Till, caplog: pytest.LogCaptureFixture) -> None:
+    """Business row and key agree: rolled back and retryable, or there and unknown. Never there and retryable."""
+
+    async def commit(thing: Any) -> Response:
+        await till.commit(thing)
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, commit))
+    answer = await api.post()
+    if isinstance(till, Asyncpg):  # it sends COMMIT as any other statement
+        assert (answer.status_code, till.shop.state(), till.shop.payments()) == (409, State.UNKNOWN, 1)
+        assert "oncekey ends it" in caplog.text
+    else:
+        assert (answer.status_code, till.shop.state(), till.shop.payments()) == (500, State.FAILED_RETRYABLE, 0)
+
+
+@every_driver
+async def test_a_commit_in_sql(till: Till) -> None:
+    """Sent as a statement: refused where the driver tells us of statements, noticed everywhere."""
+
+    async def commit(thing: Any) -> Response:
+        is_sqlalchemy = hasattr(till, "engine")
+        done = thing.execute(sa.text("COMMIT") if is_sqlalchemy else "COMMIT")
+        if isinstance(done, Awaitable):
+            await done
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, commit))
+    assert (await api.post()).status_code in (409, 500)
+    if isinstance(till, Asyncpg | Psycopg | PsycopgAsync):
+        assert (till.shop.state(), till.shop.payments()) == (State.UNKNOWN, 1)
+    else:
+        assert (till.shop.state(), till.shop.payments()) == (State.FAILED_RETRYABLE, 0)
+
+
+@every_driver
+async def test_savepoints_are_the_handlers(till: Till) -> None:
+    async def nested(thing: Any) -> Response:
+        is_sqlalchemy = hasattr(till, "engine")
+        for sql in ("SAVEPOINT a", INSERT, "ROLLBACK TO SAVEPOINT a", "SAVEPOINT b", INSERT, "RELEASE SAVEPOINT b"):
+            done = thing.execute(sa.text(sql) if is_sqlalchemy else sql)
+            if isinstance(done, Awaitable):
+                await done
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, nested))
+    assert (await api.post()).status_code == 201
+    assert (till.shop.state(), till.shop.payments()) == (State.COMPLETED, 2)
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+@every_driver
+async def test_a_refusal_that_is_swallowed(till: Till, verb: str) -> None:
+    """The handler takes it for nothing, goes on writing, and returns 201: nothing of it is committed."""
+
+    async def end(thing: Any) -> Response:
+        with suppress(Exception):
+            done = getattr(thing, verb)() if hasattr(thing, verb) else thing.execute(verb)
+            if isinstance(done, Awaitable):
+                await done
+        with suppress(Exception):
+            again = till.pay(thing, "k-1")
+            if till.is_async:
+                await again
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, end))
+    status = (await api.post()).status_code
+    if isinstance(till, Asyncpg):
+        # Without a transaction it commits each statement by itself, and the one that was enlisted was not refused.
+        assert (status, till.shop.state()) == (
+            (409, State.UNKNOWN) if verb == "commit" else (503, State.FAILED_RETRYABLE)
+        )
+    else:
+        assert (status, till.shop.state(), till.shop.payments()) == (503, State.FAILED_RETRYABLE, 0)
+
+
+@every_driver
+async def test_closed_in_the_handler(till: Till) -> None:
+    """The session is closed, or its connection goes back to the pool: nothing completes in another transaction."""
+
+    async def close(thing: Any) -> Response:
+        await till.close()
+        till.opened.clear()
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, close))
+    answer = await api.post()
+    assert answer.status_code == 503, answer.text
+    assert till.shop.payments() == 0
+    assert till.shop.state() is State.FAILED_RETRYABLE
+
+
+@every_driver
+async def test_rolled_back_in_the_handler(till: Till) -> None:
+    async def undo(thing: Any) -> Response:
+        done = thing.rollback() if hasattr(thing, "rollback") else thing.execute("ROLLBACK")
+        if asyncio.iscoroutine(done):
+            await done
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, undo))
+    assert (await api.post()).status_code in (500, 503)
+    assert till.shop.payments() == 0
+    assert till.shop.state() is State.FAILED_RETRYABLE
+
+
+@every_driver
+async def test_enlisting_twice(till: Till) -> None:
+    seen: list[str] = []
+
+    async def twice(thing: Any) -> Response:
+        with pytest.raises(Exception, match="one request, one transaction") as caught:
+            await current().enlist(thing)
+        seen.append(str(caught.value))
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, twice))
+    assert (await api.post()).status_code == 201
+    assert seen
+    assert till.shop.payments() == 1

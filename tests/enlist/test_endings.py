@@ -1,0 +1,745 @@
+"""How an enlisted request ends when something is against it: lost leases, lost answers, late failures, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+import sqlalchemy as sa
+from fastapi import Depends, FastAPI
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from oncekey import SINGLE_TENANT, OnceKey, Policy, current
+from oncekey.core.states import State
+from oncekey.engine.enlist.sqlite import _Turn
+from oncekey.stores.sqlite.gate import gate_of
+from oncekey.testing.proxy import TcpProxy
+from oncekey.testing.servers import PostgresServer
+from oncekey.web import fastapi as web
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.enlist.shop import (
+    SQLITE,
+    TRANSACTIONAL,
+    Aiosqlite,
+    Api,
+    Asyncpg,
+    Psycopg,
+    PsycopgAsync,
+    Shop,
+    SqlAlchemy,
+    SqlAlchemyAsync,
+    SqlAlchemyAsyncpg,
+    Sqlite3,
+    Sqlite3Autocommit,
+    Till,
+    paid,
+)
+from tests.enlist.test_drivers import every_driver, handler
+from tests.web.apps import Gate, soon, until
+
+SHORT = Policy(effects="transactional", lease=timedelta(seconds=1.2))
+
+
+# ---------------------------------------------------------------- the lease
+
+
+@every_driver
+async def test_a_lost_lease_writes_nothing_and_answers_as_the_record_says(till: Till) -> None:
+    """I3: between reservation and enlist the key went to another attempt."""
+    gate = Gate()
+    went_on: list[Any] = []
+
+    async def pay(request: Request) -> Response:
+        await gate.wait()
+        return await handler(till, went_on.append)(request)
+
+    api = till.shop.api(pay)
+    first = asyncio.create_task(api.post())
+    await soon(gate.entered.wait())
+    till.shop.ask("UPDATE idempotency_keys SET owner = 'another', attempt = 2")
+    gate.go.set()
+    answer = await first
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:oncekey:problem:in-flight")
+    assert not went_on, "the handler is stopped by enlist()"
+    assert till.shop.payments() == 0
+    record = till.shop.record()
+    assert record is not None
+    assert (record.owner, record.state) == ("another", State.IN_PROGRESS)
+
+
+@every_driver
+async def test_nobody_takes_over_what_is_enlisted(till: Till) -> None:
+    """The row's lock is the lease: a retry after the end of the lease is told to wait, and the first completes."""
+    gate = Gate()
+
+    async def hold(thing: Any) -> Response:
+        await gate.wait()
+        return paid("k-1")
+
+    api = till.shop.api(handler(till, hold))
+    other = Api(till.shop.url, handler(till), Policy(effects="transactional", begin_timeout=timedelta(seconds=0.3)))
+    till.shop.apis.append(other)
+    first = asyncio.create_task(api.post())
+    await soon(gate.entered.wait())
+    if till.shop.kind == "postgresql":  # on SQLite nobody can even write that the lease is over
+        with psycopg.connect(till.shop.url, autocommit=True) as connection:
+            connection.execute("SET lock_timeout = 100")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                connection.execute("UPDATE idempotency_keys SET lease_until = now() - interval '1 hour'")
+    assert (await other.post()).status_code in (409, 503)
+    gate.go.set()
+    assert (await first).status_code == 201
+    assert till.shop.payments() == 1
+
+
+async def test_an_enlisted_handler_outlives_its_lease(postgres_shop: Shop) -> None:
+    """No renewal passes its lock, and none is needed."""
+    till = PsycopgAsync(postgres_shop)
+    gate = Gate()
+
+    async def hold(thing: Any) -> Response:
+        await gate.wait()
+        return paid("k-1")
+
+    api = postgres_shop.api(handler(till, hold), SHORT)
+    first = asyncio.create_task(api.post())
+    await soon(gate.entered.wait())
+
+    def lease_is_over() -> bool:
+        record = postgres_shop.record()
+        return record is not None and record.lease_over
+
+    await until(lease_is_over, "the end of the lease")
+    api.once.engine.keeper.look()
+    assert (await api.post()).status_code == 409
+    gate.go.set()
+    assert (await first).status_code == 201
+    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
+    await till.close()
+    await api.close()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "asyncpg", "session", "async-session"])
+async def test_isolation_levels(postgres_shop: Shop, level: Any, driver: str) -> None:
+    """The snapshot is taken at enlist; neither a renewal nor the completion gets in its way."""
+
+    class AtLevel(SqlAlchemy):
+        def make(self) -> Any:
+            return Session(self.engine.execution_options(isolation_level=level))
+
+    class AsyncAtLevel(SqlAlchemyAsync):
+        def make(self) -> Any:
+            return AsyncSession(self.engine.execution_options(isolation_level=level))
+
+    class PsycopgAtLevel(Psycopg):
+        def make(self) -> Any:
+            connection = super().make()
+            connection.isolation_level = getattr(psycopg.IsolationLevel, level.replace(" ", "_"))
+            return connection
+
+    class AsyncPsycopgAtLevel(PsycopgAsync):
+        async def make(self) -> Any:
+            connection = await super().make()
+            await connection.set_isolation_level(getattr(psycopg.IsolationLevel, level.replace(" ", "_")))
+            return connection
+
+    class AsyncpgAtLevel(Asyncpg):
+        async def make(self) -> Any:
+            connection = await super().make()
+            await connection.execute(f"SET default_transaction_isolation = '{level}'")
+            return connection
+
+    kinds = {
+        "psycopg": PsycopgAtLevel,
+        "psycopg-async": AsyncPsycopgAtLevel,
+        "asyncpg": AsyncpgAtLevel,
+        "session": AtLevel,
+        "async-session": AsyncAtLevel,
+    }
+    till = kinds[driver](postgres_shop)
+
+    def look(thing: Any) -> Response:
+        engine = current().engine
+        assert engine is not None
+        current().renew_at = 0.0
+        engine.keeper.look()
+        return paid("k-1")
+
+    api = postgres_shop.api(handler(till, look), SHORT)
+
+    assert (await api.post()).status_code == 201
+    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
+    await till.close()
+    await api.close()
+
+
+# ---------------------------------------------------------------- the wire
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
+    with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync, Asyncpg, SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncpg])
+async def test_commit_cut_on_the_wire(postgres_shop: Shop, proxy: TcpProxy, when: Any, kind: type[Till]) -> None:
+    """Hazard 9: the same error whether it happened or not; the key tells, and a retry finds the truth."""
+    far = Shop(proxy.rewrite(postgres_shop.url))
+    till = kind(far)
+    api = postgres_shop.api(handler(till))
+    cut = proxy.cut_on("to_server", b"COMMIT", when=when)
+    answer = await api.post()
+    assert cut.wait(5)
+    if when == "after":
+        assert answer.status_code == 201
+        assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
+    else:
+        assert answer.status_code == 503
+        assert postgres_shop.payments() == 0
+        assert postgres_shop.state() is State.FAILED_RETRYABLE
+    again = await api.post()
+    assert again.status_code == 201
+    assert postgres_shop.payments() == 1
+    await close_broken(till)
+    await api.close()
+
+
+@pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync, Asyncpg, SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncpg])
+async def test_the_connection_dies_in_the_handler(postgres_shop: Shop, proxy: TcpProxy, kind: type[Till]) -> None:
+    till = kind(Shop(proxy.rewrite(postgres_shop.url)))
+
+    def cut(thing: Any) -> Response:
+        proxy.cut()
+        return paid("k-1")
+
+    api = postgres_shop.api(handler(till, cut))
+    assert (await api.post()).status_code == 503
+    await until(lambda: postgres_shop.state() is State.FAILED_RETRYABLE, "released")
+    assert postgres_shop.payments() == 0
+    await close_broken(till)
+    await api.close()
+
+
+async def close_broken(till: Till) -> None:
+    for thing in till.opened:
+        try:
+            done = thing.close()
+            if asyncio.iscoroutine(done):
+                await done
+        except Exception:
+            continue
+    till.opened.clear()
+    await till.dispose()
+
+
+async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Shop, proxy: TcpProxy) -> None:
+    """COMMIT never arrives, nor do the lane's questions: nothing is claimed until somebody answers."""
+    far = Shop(proxy.rewrite(postgres_shop.url))
+    till = Psycopg(postgres_shop)
+
+    def fail() -> None:
+        proxy.refuse()
+        raise ConnectionError
+
+    def break_commit(thing: Any) -> Response:
+        vars(current().enlisted.link)["commit"] = fail  # type: ignore[union-attr]
+        return paid("k-1")
+
+    policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.5))
+    api = Api(far.url, handler(till, break_commit), policy)
+    answer = await api.post()
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-stored")
+    assert postgres_shop.state() is State.IN_PROGRESS
+    proxy.pass_through()
+    await until(lambda: postgres_shop.state() is State.FAILED_RETRYABLE, "released by the keeper")
+    assert postgres_shop.payments() == 0
+    await till.close()
+    await api.close()
+
+
+async def test_two_commits_in_all(postgres_server: PostgresServer, postgres_shop: Shop) -> None:
+    """The reservation in the lane, and the handler's own with the completion in it."""
+    till = PsycopgAsync(postgres_shop)
+    api = postgres_shop.api(handler(till))
+    assert (await api.post("warm")).status_code == 201
+
+    taken = []
+    for number in range(5):
+        before = xids(postgres_shop)
+        assert (await api.post(f"counted-{number}")).status_code == 201
+        taken.append(xids(postgres_shop) - before)
+    assert min(taken) == 2, "more only where autovacuum takes a number meanwhile"
+    await till.close()
+    await api.close()
+
+
+def xids(shop: Shop) -> int:
+    """The number of the next transaction that writes: each commit with a write in it takes one."""
+    return int(shop.ask("SELECT txid_snapshot_xmax(txid_current_snapshot())")[0][0])
+
+
+# ---------------------------------------------------------------- late failures
+
+
+async def test_a_deferred_constraint_fails_at_commit(postgres_shop: Shop) -> None:
+    postgres_shop.ask("CREATE TABLE IF NOT EXISTS customers (name text PRIMARY KEY)")
+    postgres_shop.ask(
+        "CREATE TABLE IF NOT EXISTS orders (name text REFERENCES customers (name) DEFERRABLE INITIALLY DEFERRED)"
+    )
+    till = SqlAlchemy(postgres_shop)
+
+    def order(thing: Any) -> Response:
+        thing.execute(sa.text("INSERT INTO orders VALUES ('nobody')"))
+        return paid("k-1")
+
+    api = postgres_shop.api(handler(till, order))
+    answer = await api.post()
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-executed")
+    assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.FAILED_RETRYABLE)
+    await till.close()
+    await api.close()
+
+
+async def test_a_flush_that_fails_at_the_end(shop: Shop) -> None:
+    """The session still had something to write, and the database does not take it."""
+    metadata = sa.MetaData()
+    table = sa.Table("things", metadata, sa.Column("id", sa.Integer, primary_key=True))
+    engine = sa.create_engine(SqlAlchemy(shop).url())
+    metadata.create_all(engine)
+
+    class Thing:
+        id: int
+
+    registry = sa.orm.registry()
+    registry.map_imperatively(Thing, table)
+
+    def handle(thing: Any) -> Response:
+        thing.execute(sa.text("INSERT INTO things VALUES (1)"))
+        late = Thing()
+        late.id = 1
+        thing.add(late)
+        return paid("k-1")
+
+    till = SqlAlchemy(shop)
+    api = shop.api(handler(till, handle))
+    assert (await api.post()).status_code == 503
+    assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
+    await till.close()
+    registry.dispose()
+    metadata.drop_all(engine)
+    engine.dispose()
+
+
+async def test_with_effects_elsewhere_a_lost_commit_is_unknown(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction did not happen, but what the handler did outside of it may have: no second run."""
+    till = SqlAlchemy(shop)
+
+    def close(thing: Any) -> Response:
+        thing.close()
+        return paid("k-1")
+
+    api = shop.api(handler(till, close), Policy(effects="external"))
+    assert (await api.post()).status_code == 409
+    assert (shop.payments(), shop.state()) == (0, State.UNKNOWN)
+    await till.close()
+
+
+async def test_with_effects_elsewhere_a_failed_commit_is_unknown(postgres_shop: Shop, proxy: TcpProxy) -> None:
+    till = Psycopg(Shop(proxy.rewrite(postgres_shop.url)))
+    api = postgres_shop.api(handler(till), Policy(effects="external"))
+    proxy.cut_on("to_server", b"COMMIT", when="before")
+    assert (await api.post()).status_code == 409
+    assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.UNKNOWN)
+    await close_broken(till)
+    await api.close()
+
+
+@pytest.mark.parametrize(("status", "payments", "state"), [(201, 1, State.COMPLETED), (404, 0, State.FAILED)])
+async def test_where_returned_and_raised_cannot_be_told_apart(
+    shop: Shop, status: int, payments: int, state: State
+) -> None:
+    """A bare ASGI app: a 4xx may have been an exception, and counts as one."""
+    till = SqlAlchemy(shop)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        session = await till.open()
+        await current().enlist(session)
+        till.pay(session, "k-1")
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    once = OnceKey(shop.url, scope=SINGLE_TENANT, policy=TRANSACTIONAL)
+    transport = httpx.ASGITransport(IdempotencyMiddleware(app, once))
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
+        assert (await http.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == status
+    assert (shop.payments(), shop.state()) == (payments, state)
+    await till.close()
+    await once.aclose()
+
+
+async def test_a_tombstone_commits_with_the_writes(shop: Shop) -> None:
+    """A response that is streamed: the key completes in the same commit, and only the body is not kept."""
+    till = SqlAlchemy(shop)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"x" * 2048
+        yield b"y" * 2048
+
+    policy = Policy(effects="transactional", max_response_bytes=1024)
+    api = shop.api(handler(till, lambda thing: StreamingResponse(chunks())), policy)
+    assert len((await api.post()).content) == 4096
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+    record = shop.record()
+    assert record is not None
+    assert record.response is not None
+    assert record.response.body is None
+    await till.close()
+
+
+# ---------------------------------------------------------------- commit="caller"
+
+
+def caller_app(shop: Shop, engine: Any, *, commits: bool) -> tuple[FastAPI, OnceKey]:
+    app = FastAPI()
+    once = OnceKey(shop.url, scope=SINGLE_TENANT, policy=TRANSACTIONAL)
+    web.protect(app, once)
+
+    async def session() -> AsyncIterator[AsyncSession]:
+        async with AsyncSession(engine) as session:
+            yield session
+            if commits:
+                await session.commit()
+
+    @app.post("/payments", status_code=201)
+    async def pay(session: AsyncSession = Depends(session)) -> Any:  # noqa: B008
+        await current().enlist(session, commit="caller")
+        await session.execute(sa.text("INSERT INTO payments (key, cents) VALUES ('k-1', 5)"))
+        return {"paid": True}
+
+    return app, once
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_the_app_commits(shop: Shop, commits: bool) -> None:
+    """The response waits until the app's own dependency has committed; if it does not, nothing was done."""
+    url = SqlAlchemy(shop).url().replace("sqlite:", "sqlite+aiosqlite:")
+    engine = create_async_engine(url, poolclass=NullPool)
+    app, once = caller_app(shop, engine, commits=commits)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
+        answer = await http.post("/payments", headers={"Idempotency-Key": "k-1"})
+        if commits:
+            assert answer.status_code == 201
+            assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+            again = await http.post("/payments", headers={"Idempotency-Key": "k-1"})
+            assert again.content == answer.content
+        else:
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-executed")
+            assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
+    await once.aclose()
+    await engine.dispose()
+
+
+async def test_the_app_commits_too_early(shop: Shop) -> None:
+    """With commit='caller' too, the key must be completed in that transaction."""
+    till = SqlAlchemy(shop)
+
+    async def commit(thing: Any) -> Response:
+        thing.commit()
+        return paid("k-1")
+
+    api = shop.api(handler(till, commit, commit="caller"))
+    assert (await api.post()).status_code == 500
+    assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
+    await till.close()
+
+
+@pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync])
+async def test_a_commit_that_cannot_be_refused_is_noticed(postgres_shop: Shop, kind: type[Till]) -> None:
+    """Blocks of psycopg must be able to end by themselves, so nothing guards them: the server knows what happened."""
+    till = kind(postgres_shop)
+
+    async def commit(thing: Any) -> Response:
+        await till.commit(thing)
+        return paid("k-1")
+
+    api = postgres_shop.api(handler(till, commit, commit="caller"))
+    answer = await api.post()
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:oncekey:problem:outcome-unknown")
+    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.UNKNOWN)
+    await till.close()
+    await api.close()
+
+
+async def test_committed_by_hand_and_then_raised(postgres_shop: Shop) -> None:
+    """Raising does not undo what the handler has committed: the key must not be free for another run."""
+    till = PsycopgAsync(postgres_shop)
+
+    async def commit(thing: Any) -> Response:
+        await thing.execute("COMMIT")
+        raise RuntimeError("no")
+
+    api = postgres_shop.api(handler(till, commit))
+    assert (await api.post()).status_code in (409, 500)
+    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.UNKNOWN)
+    await till.close()
+    await api.close()
+
+
+# ---------------------------------------------------------------- SQLite's one writer
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
+async def test_an_engine_that_begins_by_an_event(sqlite_shop: Shop, begin: str) -> None:
+    """The recipe of SQLAlchemy's documentation for SQLite: the transaction is open before we could begin it."""
+    till = SqlAlchemy(sqlite_shop)
+
+    @sa.event.listens_for(till.engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    @sa.event.listens_for(till.engine, "begin")
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql(begin)
+
+    api = sqlite_shop.api(handler(till))
+    answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(3)))
+    assert [answer.status_code for answer in answers] == [201] * 3
+    assert [sqlite_shop.payments(f"k-{number}") for number in range(3)] == [1] * 3
+    await till.close()
+    await api.close()
+
+
+@pytest.mark.parametrize("name", ["sqlite3", "aiosqlite", "sa-session", "sa-async-session"])
+async def test_a_commit_is_on_the_disk_in_full(sqlite_shop: Shop, name: str) -> None:
+    """Hazard 23: an app that runs with less than synchronous=FULL still keeps what its client has seen."""
+    till = SQLITE[name](sqlite_shop)
+    seen: list[Any] = []
+
+    async def look(thing: Any) -> Response:
+        asked = thing.execute(sa.text("PRAGMA synchronous") if hasattr(till, "engine") else "PRAGMA synchronous")
+        row = (await asked if till.is_async else asked).fetchone()
+        seen.append((await row if asyncio.iscoroutine(row) else row)[0])
+        return paid("k-1")
+
+    async def lax(thing: Any) -> Any:
+        done = thing.execute(
+            sa.text("PRAGMA synchronous = OFF") if hasattr(till, "engine") else "PRAGMA synchronous = OFF"
+        )
+        await done if till.is_async else None
+        return thing
+
+    make = till.open
+
+    async def open_lax() -> Any:
+        return await lax(await make())
+
+    vars(till)["open"] = open_lax
+    api = sqlite_shop.api(handler(till, look))
+    assert (await api.post()).status_code == 201
+    assert seen == [2]
+    await till.close()
+    await api.close()
+
+
+async def test_rolled_back_by_sqlite_itself(sqlite_shop: Shop) -> None:
+    """OR ROLLBACK ends the transaction. Where Python begins none before a write, what came after it stayed."""
+    sqlite_shop.ask("CREATE TABLE one (id integer PRIMARY KEY)")
+    for kind, state, payments in ((Sqlite3, State.FAILED_RETRYABLE, 0), (Sqlite3Autocommit, State.UNKNOWN, 1)):
+        till, key = kind(sqlite_shop), kind.__name__
+
+        def clash(thing: Any, till: Till = till, key: str = key) -> Response:
+            thing.execute("INSERT INTO one VALUES (1)")
+            with pytest.raises(sqlite3.IntegrityError):
+                thing.execute("INSERT OR ROLLBACK INTO one VALUES (1)")
+            with suppress(sqlite3.Error):
+                till.pay(thing, key)
+            return paid(key)
+
+        api = sqlite_shop.api(handler(till, clash))
+        assert (await api.post(key)).status_code == (503 if payments == 0 else 409)
+        assert (sqlite_shop.payments(key), sqlite_shop.state(key)) == (payments, state)
+        await till.close()
+        await api.close()
+
+
+async def test_an_overdue_sqlite_transaction_is_rolled_back(
+    sqlite_shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everybody waits for it: after a third of its lease it is ended, and others write."""
+    for name in ("sqlite3", "aiosqlite", "sa-session", "sa-async-session"):
+        await _overdue(sqlite_shop, name)
+    assert "blocked all other writers" in caplog.text
+
+
+async def _overdue(shop: Shop, name: str) -> None:
+    till = SQLITE[name](shop)
+    gate = Gate()
+
+    async def hold(thing: Any) -> Response:
+        await gate.wait()
+        return paid("k-1")
+
+    api = Api(shop.url, handler(till, hold), SHORT)
+    first = asyncio.create_task(api.post(name))
+    await soon(gate.entered.wait())
+
+    def free() -> bool:
+        connection = sqlite3.connect(shop.path, timeout=0, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            connection.close()
+        return True
+
+    assert not free()
+    await until(free, f"{name}: the file is free again")
+    gate.go.set()
+    assert (await first).status_code == 503
+    assert (shop.payments(name), shop.state(name)) == (0, State.FAILED_RETRYABLE)
+    await till.close()
+    await api.close()
+
+
+@pytest.mark.parametrize("driver", ["sqlite3", "aiosqlite"])
+async def test_cancelled_while_it_waits_for_the_file(sqlite_shop: Shop, driver: str) -> None:
+    """The turn that nobody takes any more goes to the next."""
+    till = SQLITE[driver](sqlite_shop)
+    file = gate_of(Path(sqlite_shop.path))
+
+    async def pay(request: Request) -> Response:
+        op = current()
+        thing = await till.open()
+        await asyncio.to_thread(file.acquire, 1.0, lane=False)
+        waiting = asyncio.ensure_future(_await(op.enlist(thing)))
+        await until(lambda: file.waiting, "it waits")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        file.release()
+        raise RuntimeError("enough")
+
+    api = sqlite_shop.api(pay)
+    assert (await api.post()).status_code == 500
+    assert file.acquire(0.0, lane=True)
+    file.release()
+    assert sqlite_shop.state() is State.FAILED_RETRYABLE
+    await till.close()
+    await api.close()
+
+
+async def test_cancelled_while_it_begins(sqlite_shop: Shop) -> None:
+    """BEGIN waits for another process in the driver's own thread, and succeeds after nobody wants it any more."""
+    till = Aiosqlite(sqlite_shop)
+    rival = sqlite3.connect(sqlite_shop.path, isolation_level=None)
+
+    async def pay(request: Request) -> Response:
+        op = current()
+        thing = await till.open()
+        rival.execute("BEGIN IMMEDIATE")
+        opening = asyncio.ensure_future(_await(op.enlist(thing)))
+        await until(lambda: op.enlisted is not None and op.enlisted.stage.name == "OPENING", "it opens")
+        await until(thing._tx.empty, "the thread has it")
+        opening.cancel()
+        await asyncio.wait([opening])
+        rival.execute("ROLLBACK")
+        raise RuntimeError("enough")
+
+    api = sqlite_shop.api(pay)
+    assert (await api.post()).status_code == 500
+    assert sqlite_shop.state() is State.FAILED_RETRYABLE
+    rival.execute("BEGIN IMMEDIATE")
+    rival.close()
+    await till.close()
+    await api.close()
+
+
+def test_a_turn_whose_loop_is_closed_goes_to_the_next(tmp_path: Path) -> None:
+    file = gate_of(tmp_path / "some.db")
+    assert file.acquire(0, lane=False)
+    loop = asyncio.new_event_loop()
+    assert not file.line_up(_Turn(file, loop))
+    loop.close()
+    file.release()
+    assert file.acquire(5, lane=True)
+
+
+async def _await(thing: Any) -> Any:
+    return await thing
+
+
+async def test_a_busy_file_is_503(sqlite_shop: Shop) -> None:
+    """Somebody else holds the file for longer than a request waits."""
+    till = SqlAlchemy(sqlite_shop)
+    file = gate_of(Path(sqlite_shop.path))
+    policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.2))
+    taken = threading.Event()
+
+    async def pay(request: Request) -> Response:
+        file.acquire(1.0, lane=False)
+        taken.set()
+        try:
+            return await handler(till)(request)
+        finally:
+            file.release()
+
+    api = sqlite_shop.api(pay, policy)
+    answer = await api.post()
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-executed")
+    assert sqlite_shop.state() is State.FAILED_RETRYABLE
+    await till.close()
+    await api.close()
+
+
+async def test_cancelled_while_it_finishes(shop: Shop) -> None:
+    """A time limit of the app around its own sending does not cut the commit in two, and waits for its end."""
+    till = SqlAlchemyAsync(shop)
+    over: list[bool] = []
+
+    class Hasty:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def send_in_no_time(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    return await send(message)
+                sending = asyncio.ensure_future(send(message))
+                await asyncio.sleep(0)  # it has begun
+                sending.cancel()
+                await asyncio.wait([sending])
+                over.append(operation.enlisted is None)
+                return None
+
+            operation = current()
+            await self.app(scope, receive, send_in_no_time)
+
+    api = shop.api(handler(till))
+    api.app.user_middleware.append(Middleware(Hasty))  # further in than ours
+    request = asyncio.ensure_future(api.post())
+    await until(lambda: over, "cancelled")
+    assert over == [True]
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+    request.cancel()
+    await asyncio.wait([request])
+    await till.close()

@@ -1,0 +1,95 @@
+"""kill -9 at every named point of an enlisted request, and owners that are paused: row and key always agree."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from oncekey.core.states import State
+from tests.enlist.shop import Shop
+from tests.enlist.toys import BAD, GOOD, POINTS, child, run
+from tests.web.apps import until
+
+
+def let_the_lease_end(shop: Shop) -> None:
+    past = "now() - interval '1 second'" if shop.kind == "postgresql" else "0"
+    shop.ask(f"UPDATE idempotency_keys SET lease_until = {past} WHERE state = 'in_progress'")
+
+
+def agree(shop: Shop) -> None:
+    """The business row is there exactly when the key says that it is."""
+    assert (shop.payments(), shop.state()) in (
+        (0, State.IN_PROGRESS),
+        (0, State.FAILED_RETRYABLE),
+        (1, State.COMPLETED),
+    )
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("toy", GOOD)
+async def test_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
+    assert run(toy, shop.url, f"kill:{point}") is None
+    agree(shop)
+    done = shop.state() is State.COMPLETED
+    assert done is (point in ("committed", "answered"))
+    let_the_lease_end(shop)
+    first = run(toy, shop.url)
+    assert first is not None
+    assert first[0] == 201
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+    assert run(toy, shop.url) == first
+
+
+@pytest.mark.parametrize(("toy", "point"), [*product(BAD, POINTS[:3]), ("with-session", "completing")])
+async def test_misuse_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
+    """The transaction is not what it was when the request ends: refused, nothing written, nothing completed."""
+    assert run(toy, shop.url, f"kill:{point}") is None
+    agree(shop)
+    let_the_lease_end(shop)
+    again = run(toy, shop.url)
+    assert again is not None
+    assert again[0] == (503 if toy == "with-session" else 500)
+    assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
+
+
+@pytest.mark.parametrize("toy", GOOD)
+async def test_paused_before_it_enlists(shop: Shop, toy: str) -> None:
+    """SIGSTOP past the lease, a second attempt that completes, SIGCONT: the first writes nothing, and replays."""
+    with child(toy, shop.url, "stop:begun") as paused:
+        await until(lambda: is_stopped(paused.process.pid), "stopped")
+        let_the_lease_end(shop)
+        second = run(toy, shop.url)
+        assert second is not None
+        assert second[0] == 201
+        assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+        resume(paused.process.pid)
+        assert paused.answer() == second
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+
+
+async def test_paused_inside_its_transaction(postgres_shop: Shop) -> None:
+    """PostgreSQL: the row's lock outlives the lease. Nobody takes over, and the first one ends as it would have."""
+    toy = "fastapi-yield"
+    with child(toy, postgres_shop.url, "stop:written") as paused:
+        await until(lambda: is_stopped(paused.process.pid), "stopped")
+        second = run(toy, postgres_shop.url)
+        assert second is not None
+        assert second[0] == 409
+        resume(paused.process.pid)
+        first = paused.answer()
+        assert first is not None
+        assert first[0] == 201
+    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
+
+
+def is_stopped(pid: int | None) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def resume(pid: int | None) -> None:
+    assert pid is not None
+    os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,30 @@
+"""Upkeep on each store, for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.upkeep.places import Place
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """An empty place for keys, of every kind in turn."""
+    urls = {"memory": lambda: "memory://", "sqlite": lambda: f"sqlite:///{tmp_path / 'keys.db'}"}
+    make = urls.get(request.param, lambda: request.getfixturevalue("postgres_url"))
+    made = Place(make())
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """As ``place``, where there is an outbox."""
+    made = Place(
+        f"sqlite:///{tmp_path / 'keys.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    )
+    yield made
+    made.close()

@@ -1,0 +1,179 @@
+"""The reaper: what is over goes, in the right order, and nothing that is in flight."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from oncekey.core.jobs import Conclusion, JobEnd, JobState
+from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.errors import ConfigurationError
+from oncekey.telemetry.events import Emitter
+from oncekey.upkeep import Reaper
+from oncekey.upkeep.reaper import KEEP_JOBS_SECONDS, timed_out_response
+from tests.upkeep.places import RESPONSE, RETENTION, Place
+
+NOTHING = {"timed_out": 0, "doubted": 0, "expired": 0, "deleted": 0, "jobs": 0}
+
+
+def _reaper(place: Place, **how: object) -> Reaper:
+    return Reaper(place.store, emitter=Emitter(place.told.append), share=1.0, **how)  # type: ignore[arg-type]
+
+
+def test_only_what_is_over(place: Place) -> None:
+    """Final and retryable keys past their expiry go; what is in flight or unknown never does."""
+    done = place.finished(3)
+    retryable = place.moved(place.reserved(2), Event.RELEASE)
+    live, unknown = place.reserved(2), place.unknown(2)
+    place.age(RETENTION + 1)
+    fresh = place.finished(1)
+    reaped = _reaper(place).run()
+    assert reaped.as_json() == NOTHING | {"deleted": 5}
+    assert place.states([*done, *retryable]) == [None] * 5
+    assert place.states([*live, *unknown, *fresh]) == [
+        *(State.IN_PROGRESS, State.IN_PROGRESS, State.UNKNOWN, State.UNKNOWN, State.COMPLETED)
+    ]
+    assert [(type(event).__name__, event.amount) for event in place.told] == [("Pruned", 5)]
+    assert _reaper(place).run().as_json() == NOTHING
+
+
+def test_kept_for_as_long_as_its_route_says_from_its_end(place: Place) -> None:
+    """Retention stands in the row, and counts from the end of the work: a slow request is kept no shorter."""
+    records = place.reserved(1, retention=3600.0) + place.reserved(1, retention=86400.0)
+    place.age(3000)
+    done = place.moved(records, Event.COMPLETE, response=RESPONSE)
+    place.age(3000)  # 6,000 s after it began, 3,000 after it ended
+    assert _reaper(place).run().deleted == 0
+    place.age(601)
+    assert _reaper(place).run().deleted == 1
+    assert place.states(done) == [None, State.COMPLETED]
+
+
+def test_half_done_and_nobody_came_back(place: Place) -> None:
+    """Unknown, and first on the reconciler's list: a resolver may still find out. Never deleted."""
+    (record,) = place.half_done()
+    place.age(RETENTION + 1)
+    assert _reaper(place).run().as_json() == NOTHING | {"doubted": 1}
+    found = place.get(record)
+    assert (found.state, found.reconcile_tries) == (State.UNKNOWN, 0)
+    assert found.reconcile_at is not None
+    assert found.reconcile_at <= found.now
+    assert place.names() == ["Doubted", "ReconcileScheduled"]
+
+
+def test_soft_expiry(place: Place) -> None:
+    """A tombstone, without a response, for as long again as the key was kept; then it goes."""
+    (record,) = place.finished()
+    place.age(RETENTION + 1)
+    assert _reaper(place, soft=True).run().as_json() == NOTHING | {"expired": 1}
+    found = place.get(record)
+    assert (found.state, found.response) == (State.EXPIRED, None)
+    place.age(RETENTION - 10)
+    assert _reaper(place, soft=True).run().as_json() == NOTHING
+    place.age(20)
+    assert _reaper(place, soft=True).run().as_json() == NOTHING | {"deleted": 1}
+    assert place.states([record]) == [None]
+
+
+def test_tombstones_go_when_soft_is_switched_off(place: Place) -> None:
+    place.finished()
+    place.age(RETENTION + 1)
+    _reaper(place, soft=True).run()
+    place.age(RETENTION + 1)
+    assert _reaper(place).run().deleted == 1
+
+
+def test_nobody_settled_it(shop: Place) -> None:
+    """A deferred request past its expiry is failed with 408, once, and its job cancelled; never while a worker runs it."""
+    idle, running, orphan = shop.pending(3)
+    job, busy = shop.job(idle), shop.job(running)
+    shop.age(RETENTION - 60)
+    (claimed,) = [each for each in shop.store.claim("worker", ["charge"], 2, 300.0) if each.id == busy]
+    shop.store.conclude([Conclusion(job, "worker", JobEnd.RELEASE)])
+    shop.age(61)
+    assert _reaper(shop).run().as_json() == NOTHING | {"timed_out": 2}
+    assert shop.states([idle, running, orphan]) == [State.FAILED, State.PENDING, State.FAILED]
+    found = shop.get(idle)
+    assert found.response == timed_out_response("ietf")
+    assert found.response is not None
+    assert found.response.status == 408
+    assert shop.store.job(job).state is JobState.CANCELLED  # type: ignore[union-attr]
+    assert place_names(shop) == {"TimedOut": 2}
+    # It is kept for its whole retention now, and the worker still settles the other one.
+    assert _reaper(shop).run().as_json() == NOTHING
+    settled = Conclusion(busy, "worker", JobEnd.DONE, settle=State.COMPLETED, response=RESPONSE)
+    assert (claimed.owner, shop.store.conclude([settled])) == ("worker", [True])
+    assert shop.get(running).state is State.COMPLETED
+
+
+def place_names(place: Place) -> dict[str, int]:
+    return {type(event).__name__: event.amount for event in place.told}
+
+
+def test_jobs_that_are_done(shop: Place) -> None:
+    """Deleted after a week. Dead letters stay."""
+    records = shop.finished(2)
+    done, dead = (shop.job(record, settles=False) for record in records)
+    shop.store.claim("worker", ["charge"], 2, 60.0)
+    shop.store.conclude([Conclusion(done, "worker", JobEnd.DONE), Conclusion(dead, "worker", JobEnd.DEAD, error="no")])
+    shop.age(KEEP_JOBS_SECONDS - 60)
+    assert _reaper(shop).run().jobs == 0
+    shop.age(61)
+    assert _reaper(shop).run().jobs == 1
+    assert (shop.store.job(done), shop.store.job(dead) is not None) == (None, True)
+
+
+def test_a_dry_run_counts(shop: Place) -> None:
+    """What would go, and nothing goes."""
+    keys = [*shop.finished(3), *shop.pending(2), *shop.half_done(1)]
+    shop.age(RETENTION + 1)
+    before = shop.states(keys)
+    assert _reaper(shop).run(dry_run=True).as_json() == NOTHING | {"timed_out": 2, "doubted": 1, "deleted": 3}
+    assert _reaper(shop, soft=True).run(dry_run=True).expired == 3
+    assert (shop.states(keys), shop.told) == (before, [])
+
+
+class _Stop(threading.Event):
+    """Counts the pauses that are taken, and takes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout or 0.0)
+        return self.is_set()
+
+
+def test_batches_with_pauses(place: Place) -> None:
+    """Between two full batches it pauses for as long as its share of the time says; never after the last one."""
+    place.finished(5)
+    place.age(RETENTION + 1)
+    stop = _Stop()
+    assert Reaper(place.store, batch=2, share=0.2).run(stop).deleted == 5
+    assert len(stop.pauses) == 2
+    assert all(pause > 0 for pause in stop.pauses)
+
+
+def test_told_to_stop(place: Place) -> None:
+    place.finished(5)
+    place.age(RETENTION + 1)
+    stop = threading.Event()
+    stop.set()
+    assert _reaper(place).run(stop).as_json() == NOTHING
+
+
+def test_a_share_that_makes_no_sense(place: Place) -> None:
+    for share in (0.0, 1.5, -1.0):
+        with pytest.raises(ConfigurationError, match="share"):
+            Reaper(place.store, share=share)
+
+
+def test_a_key_that_starts_over(place: Place) -> None:
+    """A request that took an expired key a moment before the reaper came is in flight, and stays."""
+    (record,) = place.finished(effects=Effects.REPEATABLE)
+    place.age(RETENTION + 1)
+    (wanted,) = place.reservations(1)
+    place.moved([record], Event.RESERVE, Actor.REQUEST, reservation=wanted)
+    assert _reaper(place).run().as_json() == NOTHING

@@ -1,0 +1,164 @@
+"""The sweeper: expired leases go where their row says, and live owners are left alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from oncekey.core.record import Record
+from oncekey.core.states import Effects, Event, State
+from oncekey.stores.base import Store
+from oncekey.telemetry.events import Emitter
+from oncekey.upkeep import Reaper, Sweeper
+from tests.upkeep.places import LEASE, Place
+
+
+@pytest.mark.parametrize("effects", Effects)
+def test_by_where_the_effects_live(place: Place, effects: Effects) -> None:
+    """External keys become unknown and due for the reconciler; all others can be retried."""
+    (record,) = place.reserved(effects=effects)
+    place.age(LEASE + 1)
+    swept = Sweeper(place.store, emitter=Emitter(place.told.append)).run()
+    found = place.get(record)
+    assert found.last_error == "the lease ran out"
+    if effects is Effects.EXTERNAL:
+        assert (found.state, swept.released, swept.doubted) == (State.UNKNOWN, 0, 1)
+        assert found.reconcile_at is not None
+        assert found.reconcile_at <= found.now
+        assert place.names() == ["ZombieFound", "Doubted", "ReconcileScheduled"]
+    else:
+        assert (found.state, swept.released, swept.doubted) == (State.FAILED_RETRYABLE, 1, 0)
+        assert place.names() == ["ZombieFound", "Released"]
+
+
+def test_the_row_decides_and_not_the_route(place: Place) -> None:
+    """A phased request inside an effect that may not be repeated says so in its row, and is unknown."""
+    (record,) = place.reserved(effects=Effects.PHASED)
+    (record,) = place.moved(
+        [record], Event.ADVANCE, recovery_point="started", effects=Effects.EXTERNAL, lease_seconds=LEASE
+    )
+    place.age(LEASE + 1)
+    Sweeper(place.store).run()
+    assert place.get(record).state is State.UNKNOWN
+
+
+def test_a_live_owner_is_left_alone(place: Place) -> None:
+    """Also one second before the end of its lease, and one that has renewed it."""
+    early = place.reserved(2)
+    place.age(LEASE - 1)
+    renewed = place.moved(early[:1], Event.RENEW, lease_seconds=LEASE)
+    assert Sweeper(place.store).run().as_json() == {"released": 0, "doubted": 0}
+    place.age(2)
+    Sweeper(place.store).run()
+    assert place.states([*renewed, early[1]]) == [State.IN_PROGRESS, State.UNKNOWN]
+
+
+def test_renewed_between_the_look_and_the_move(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list that a sweeper works on may be old: the move itself compares the lease."""
+    (record,) = place.reserved()
+    place.age(LEASE + 1)
+    due = place.store.due
+
+    def slowly(*asked: object) -> list[Record]:
+        found = due(*asked)  # type: ignore[arg-type]
+        place.moved([record], Event.RENEW, lease_seconds=LEASE)
+        return found
+
+    monkeypatch.setattr(place.store, "due", slowly)
+    assert Sweeper(place.store).run().doubted == 0
+    assert place.get(record).state is State.IN_PROGRESS
+
+
+def test_all_in_batches(place: Place) -> None:
+    """More than one batch, and a last one that is not full."""
+    place.reserved(5)
+    place.age(LEASE + 1)
+    assert Sweeper(place.store, batch=2).run().doubted == 5
+
+
+def test_a_dry_run_changes_nothing(place: Place) -> None:
+    records = [*place.reserved(2), *place.reserved(3, effects=Effects.REPEATABLE)]
+    place.age(LEASE + 1)
+    before = _rows(place, records)
+    assert Sweeper(place.store).run(dry_run=True).as_json() == {"released": 3, "doubted": 2}
+    assert _rows(place, records) == before
+
+
+def test_told_to_stop(place: Place) -> None:
+    """Nothing more is begun."""
+    place.reserved(2)
+    place.age(LEASE + 1)
+    stop = threading.Event()
+    stop.set()
+    assert Sweeper(place.store).run(stop).doubted == 0
+
+
+def test_an_owner_inside_its_transaction(postgres_url: str) -> None:
+    """It holds its row, so it lives: it is skipped, and nobody waits for it."""
+    place = Place(postgres_url)
+    held, dead = place.reserved(2)
+    place.age(LEASE + 1)
+    with psycopg.connect(postgres_url) as own:
+        own.execute("SELECT FROM idempotency_keys WHERE key = %s FOR NO KEY UPDATE", [held.key])
+        assert Sweeper(place.store, batch=1).run().doubted == 0  # the oldest is held, and a batch is one
+        assert Sweeper(place.store).run().doubted == 1
+    assert place.states([held, dead]) == [State.IN_PROGRESS, State.UNKNOWN]
+    place.close()
+
+
+def test_a_thousand_live_owners(shop: Place) -> None:
+    """1,000 keys in flight, past their expiry even, with three sweepers and two reapers at full speed: not one touched.
+
+    Each of the five has its own idea of the time, an hour apart. On PostgreSQL that is no matter: the server's clock
+    counts. (SQLite is one host with one clock, which the test holds still.) What is really due is moved once.
+    """
+    live = shop.reserved(1_000, retention=0.001)
+    dead = shop.reserved(200, lease=0.001)
+    shop.age(1.0)
+    before = _rows(shop, live)
+    told: list[object] = []
+    emitter = Emitter(told.append)
+    stores = [shop.another() for _ in range(5)]
+    duties: list[Sweeper | Reaper] = [Sweeper(store, batch=50, emitter=emitter) for store in stores[:3]]
+    duties += [Reaper(store, batch=50, share=1.0, emitter=emitter) for store in stores[3:]]
+
+    def work(store: Store, duty: Sweeper | Reaper, hours: float) -> None:
+        local.offset = hours * 3600
+        for _ in range(20):
+            duty.run()
+        store.disconnect()
+
+    local = threading.local()
+    with _clocks(local):
+        threads = [
+            threading.Thread(target=work, args=turn) for turn in zip(stores, duties, (-1, 0, 1, -1, 1), strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert _rows(shop, live) == before
+    assert shop.states(dead) == [State.UNKNOWN] * 200
+    assert Counter(type(event).__name__ for event in told)["Doubted"] == 200
+
+
+@contextmanager
+def _clocks(local: threading.local) -> Iterator[None]:
+    """Each thread reads another time."""
+    real = time.time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() + getattr(local, "offset", 0.0))
+        yield
+
+
+def _rows(place: Place, records: list[Record]) -> list[Record]:
+    records.sort(key=lambda record: record.key)
+    found = place.store.read([(record.scope, record.key) for record in records])
+    return [replace(record, now=0.0) for record in found if record]
