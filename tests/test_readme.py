@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,24 @@ async def test_the_fastapi_example(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (await client.post("/payments", headers={"Idempotency-Key": "x"}, json={})).status_code == 401
         document = (await client.get("/openapi.json")).json()
         assert "Idempotency-Key" in str(document["paths"]["/payments"]["post"])
+    await names["once"].aclose()
+
+
+async def test_the_transactional_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One order, one job and one stored answer, in one file; the retry adds nothing."""
+    monkeypatch.chdir(tmp_path)
+    names = run(next(block for block in blocks("python") if "operation.enlist" in block))
+    transport = httpx.ASGITransport(names["app"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://readme") as client:
+        headers = {"Idempotency-Key": "readme-0003"}
+        first, second = [await client.post("/orders", headers=headers, json={"item": "tea"}) for _ in range(2)]
+    assert (first.status_code, first.json()) == (201, {"id": 1})
+    assert second.content == first.content
+    with closing(sqlite3.connect("orders.db")) as look:
+        assert look.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+        assert look.execute("SELECT task, payload FROM idempotency_outbox").fetchall() == [
+            ("send_receipt", '{"order":1}')
+        ]
     await names["once"].aclose()
 
 
@@ -83,5 +103,5 @@ def test_the_curl_lines_of_the_first_minute(tmp_path: Path) -> None:
         assert second.headers["idempotency-replayed"] == "true"
         with pytest.raises(httpx.TransportError):
             send(crash)
-        demo.retry_until(409, "outcome-unknown", "crash-1", 900, "crash")
-        assert sorted(payment["amountCents"] for payment in send(look).json()) == [900, 1200]
+        demo.retry_until(201, "succeeded", "crash-1", 900, "crash")
+        assert sorted(charge["amountCents"] for charge in send(look).json()) == [900, 1200]

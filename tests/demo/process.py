@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,7 +33,8 @@ class Demo:
         self.store = store
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"demo-{self.port}.log"
-        self.options = ["--provider-ledger", str(folder / f"charges-{self.port}.jsonl"), *options]
+        self.ledger = folder / f"charges-{self.port}.jsonl"
+        self.options = ["--provider-ledger", str(self.ledger), *options]
         self.http = httpx.Client(base_url=self.url, timeout=30)
         self.process: subprocess.Popen[bytes]
 
@@ -91,10 +93,10 @@ class Demo:
         self.http.close()
         if self.process.poll() is None:
             self.process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        with suppress(ProcessLookupError):  # nothing is left behind, whatever the demo did wrong
+            self.kill()
 
     # -- as a client ---------------------------------------------------------------------------------------------
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,16 +22,12 @@ from starlette.responses import Response, StreamingResponse
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.states import State
-from oncekey.engine.enlist.sqlite import _Turn
-from oncekey.stores.sqlite.gate import gate_of
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
 from oncekey.web import fastapi as web
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.enlist.shop import (
-    SQLITE,
     TRANSACTIONAL,
-    Aiosqlite,
     Api,
     Asyncpg,
     Psycopg,
@@ -43,8 +36,6 @@ from tests.enlist.shop import (
     SqlAlchemy,
     SqlAlchemyAsync,
     SqlAlchemyAsyncpg,
-    Sqlite3,
-    Sqlite3Autocommit,
     Till,
     paid,
 )
@@ -258,8 +249,17 @@ async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Sh
         proxy.refuse()
         raise ConnectionError
 
+    completions: list[int] = []
+
     def break_commit(thing: Any) -> Response:
-        vars(current().enlisted.link)["commit"] = fail  # type: ignore[union-attr]
+        link = current().enlisted.link  # type: ignore[union-attr]
+        complete = link.complete
+
+        def count(*args: Any) -> Any:
+            completions.append(threading.get_ident())
+            return complete(*args)
+
+        vars(link).update(commit=fail, complete=count)
         return paid("k-1")
 
     policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.5))
@@ -270,6 +270,7 @@ async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Sh
     proxy.pass_through()
     await until(lambda: postgres_shop.state() is State.FAILED_RETRYABLE, "released by the keeper")
     assert postgres_shop.payments() == 0
+    assert len(completions) == 1, "the app's connection is not the keeper's to use"
     await till.close()
     await api.close()
 
@@ -499,214 +500,6 @@ async def test_committed_by_hand_and_then_raised(postgres_shop: Shop) -> None:
     api = postgres_shop.api(handler(till, commit))
     assert (await api.post()).status_code in (409, 500)
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.UNKNOWN)
-    await till.close()
-    await api.close()
-
-
-# ---------------------------------------------------------------- SQLite's one writer
-
-
-@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
-async def test_an_engine_that_begins_by_an_event(sqlite_shop: Shop, begin: str) -> None:
-    """The recipe of SQLAlchemy's documentation for SQLite: the transaction is open before we could begin it."""
-    till = SqlAlchemy(sqlite_shop)
-
-    @sa.event.listens_for(till.engine, "connect")
-    def connect(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-
-    @sa.event.listens_for(till.engine, "begin")
-    def on_begin(connection: Any) -> None:
-        connection.exec_driver_sql(begin)
-
-    api = sqlite_shop.api(handler(till))
-    answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(3)))
-    assert [answer.status_code for answer in answers] == [201] * 3
-    assert [sqlite_shop.payments(f"k-{number}") for number in range(3)] == [1] * 3
-    await till.close()
-    await api.close()
-
-
-@pytest.mark.parametrize("name", ["sqlite3", "aiosqlite", "sa-session", "sa-async-session"])
-async def test_a_commit_is_on_the_disk_in_full(sqlite_shop: Shop, name: str) -> None:
-    """Hazard 23: an app that runs with less than synchronous=FULL still keeps what its client has seen."""
-    till = SQLITE[name](sqlite_shop)
-    seen: list[Any] = []
-
-    async def look(thing: Any) -> Response:
-        asked = thing.execute(sa.text("PRAGMA synchronous") if hasattr(till, "engine") else "PRAGMA synchronous")
-        row = (await asked if till.is_async else asked).fetchone()
-        seen.append((await row if asyncio.iscoroutine(row) else row)[0])
-        return paid("k-1")
-
-    async def lax(thing: Any) -> Any:
-        done = thing.execute(
-            sa.text("PRAGMA synchronous = OFF") if hasattr(till, "engine") else "PRAGMA synchronous = OFF"
-        )
-        await done if till.is_async else None
-        return thing
-
-    make = till.open
-
-    async def open_lax() -> Any:
-        return await lax(await make())
-
-    vars(till)["open"] = open_lax
-    api = sqlite_shop.api(handler(till, look))
-    assert (await api.post()).status_code == 201
-    assert seen == [2]
-    await till.close()
-    await api.close()
-
-
-async def test_rolled_back_by_sqlite_itself(sqlite_shop: Shop) -> None:
-    """OR ROLLBACK ends the transaction. Where Python begins none before a write, what came after it stayed."""
-    sqlite_shop.ask("CREATE TABLE one (id integer PRIMARY KEY)")
-    for kind, state, payments in ((Sqlite3, State.FAILED_RETRYABLE, 0), (Sqlite3Autocommit, State.UNKNOWN, 1)):
-        till, key = kind(sqlite_shop), kind.__name__
-
-        def clash(thing: Any, till: Till = till, key: str = key) -> Response:
-            thing.execute("INSERT INTO one VALUES (1)")
-            with pytest.raises(sqlite3.IntegrityError):
-                thing.execute("INSERT OR ROLLBACK INTO one VALUES (1)")
-            with suppress(sqlite3.Error):
-                till.pay(thing, key)
-            return paid(key)
-
-        api = sqlite_shop.api(handler(till, clash))
-        assert (await api.post(key)).status_code == (503 if payments == 0 else 409)
-        assert (sqlite_shop.payments(key), sqlite_shop.state(key)) == (payments, state)
-        await till.close()
-        await api.close()
-
-
-async def test_an_overdue_sqlite_transaction_is_rolled_back(
-    sqlite_shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Everybody waits for it: after a third of its lease it is ended, and others write."""
-    for name in ("sqlite3", "aiosqlite", "sa-session", "sa-async-session"):
-        await _overdue(sqlite_shop, name)
-    assert "blocked all other writers" in caplog.text
-
-
-async def _overdue(shop: Shop, name: str) -> None:
-    till = SQLITE[name](shop)
-    gate = Gate()
-
-    async def hold(thing: Any) -> Response:
-        await gate.wait()
-        return paid("k-1")
-
-    api = Api(shop.url, handler(till, hold), SHORT)
-    first = asyncio.create_task(api.post(name))
-    await soon(gate.entered.wait())
-
-    def free() -> bool:
-        connection = sqlite3.connect(shop.path, timeout=0, isolation_level=None)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-        except sqlite3.OperationalError:
-            return False
-        finally:
-            connection.close()
-        return True
-
-    assert not free()
-    await until(free, f"{name}: the file is free again")
-    gate.go.set()
-    assert (await first).status_code == 503
-    assert (shop.payments(name), shop.state(name)) == (0, State.FAILED_RETRYABLE)
-    await till.close()
-    await api.close()
-
-
-@pytest.mark.parametrize("driver", ["sqlite3", "aiosqlite"])
-async def test_cancelled_while_it_waits_for_the_file(sqlite_shop: Shop, driver: str) -> None:
-    """The turn that nobody takes any more goes to the next."""
-    till = SQLITE[driver](sqlite_shop)
-    file = gate_of(Path(sqlite_shop.path))
-
-    async def pay(request: Request) -> Response:
-        op = current()
-        thing = await till.open()
-        await asyncio.to_thread(file.acquire, 1.0, lane=False)
-        waiting = asyncio.ensure_future(_await(op.enlist(thing)))
-        await until(lambda: file.waiting, "it waits")
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        file.release()
-        raise RuntimeError("enough")
-
-    api = sqlite_shop.api(pay)
-    assert (await api.post()).status_code == 500
-    assert file.acquire(0.0, lane=True)
-    file.release()
-    assert sqlite_shop.state() is State.FAILED_RETRYABLE
-    await till.close()
-    await api.close()
-
-
-async def test_cancelled_while_it_begins(sqlite_shop: Shop) -> None:
-    """BEGIN waits for another process in the driver's own thread, and succeeds after nobody wants it any more."""
-    till = Aiosqlite(sqlite_shop)
-    rival = sqlite3.connect(sqlite_shop.path, isolation_level=None)
-
-    async def pay(request: Request) -> Response:
-        op = current()
-        thing = await till.open()
-        rival.execute("BEGIN IMMEDIATE")
-        opening = asyncio.ensure_future(_await(op.enlist(thing)))
-        await until(lambda: op.enlisted is not None and op.enlisted.stage.name == "OPENING", "it opens")
-        await until(thing._tx.empty, "the thread has it")
-        opening.cancel()
-        await asyncio.wait([opening])
-        rival.execute("ROLLBACK")
-        raise RuntimeError("enough")
-
-    api = sqlite_shop.api(pay)
-    assert (await api.post()).status_code == 500
-    assert sqlite_shop.state() is State.FAILED_RETRYABLE
-    rival.execute("BEGIN IMMEDIATE")
-    rival.close()
-    await till.close()
-    await api.close()
-
-
-def test_a_turn_whose_loop_is_closed_goes_to_the_next(tmp_path: Path) -> None:
-    file = gate_of(tmp_path / "some.db")
-    assert file.acquire(0, lane=False)
-    loop = asyncio.new_event_loop()
-    assert not file.line_up(_Turn(file, loop))
-    loop.close()
-    file.release()
-    assert file.acquire(5, lane=True)
-
-
-async def _await(thing: Any) -> Any:
-    return await thing
-
-
-async def test_a_busy_file_is_503(sqlite_shop: Shop) -> None:
-    """Somebody else holds the file for longer than a request waits."""
-    till = SqlAlchemy(sqlite_shop)
-    file = gate_of(Path(sqlite_shop.path))
-    policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.2))
-    taken = threading.Event()
-
-    async def pay(request: Request) -> Response:
-        file.acquire(1.0, lane=False)
-        taken.set()
-        try:
-            return await handler(till)(request)
-        finally:
-            file.release()
-
-    api = sqlite_shop.api(pay, policy)
-    answer = await api.post()
-    assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-executed")
-    assert sqlite_shop.state() is State.FAILED_RETRYABLE
     await till.close()
     await api.close()
 

@@ -44,6 +44,17 @@ async def test_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
     assert run(toy, shop.url) == first
 
 
+@pytest.mark.faults
+@pytest.mark.timeout(1200)
+async def test_killed_and_retried_often(shop: Shop) -> None:
+    """Every point, twenty times, each with a fresh key's worth of table."""
+    for number, (toy, point) in enumerate(list(product(GOOD, POINTS)) * 20, 1):
+        shop.ask("DELETE FROM idempotency_keys")
+        shop.ask("DELETE FROM payments")
+        await test_killed_and_retried(shop, toy, point)
+        print(f"\r{number} kills", end="")
+
+
 @pytest.mark.parametrize(("toy", "point"), [*product(BAD, POINTS[:3]), ("with-session", "completing")])
 async def test_misuse_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
     """The transaction is not what it was when the request ends: refused, nothing written, nothing completed."""

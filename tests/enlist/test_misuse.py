@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from copy import copy
 from pathlib import Path
@@ -43,6 +43,21 @@ from tests.enlist.shop import (
 )
 
 INSERT = "INSERT INTO payments (key, cents) VALUES ('k-1', 5)"
+
+
+_engines: list[sa.Engine] = []
+
+
+def create_engine(url: str, **options: Any) -> sa.Engine:
+    _engines.append(sa.create_engine(url, **options))
+    return _engines[-1]
+
+
+@pytest.fixture(autouse=True)
+def dispose_of_engines() -> Iterator[None]:
+    yield
+    while _engines:
+        _engines.pop().dispose()
 
 
 class Tried:
@@ -124,7 +139,7 @@ async def test_another_file(sqlite_shop: Shop, tmp_path: Path, driver: str) -> N
             async with aiosqlite.connect(other) as connection:
                 await op.enlist(connection)
         elif driver == "sqlalchemy":
-            engine = sa.create_engine(f"sqlite:///{other}")
+            engine = create_engine(f"sqlite:///{other}")
             try:
                 with Session(engine) as session:
                     await op.enlist(session)
@@ -194,7 +209,7 @@ async def test_a_postgres_database_without_our_tables(
 
 
 async def test_two_phase_sessions(postgres_shop: Shop) -> None:
-    engine = sa.create_engine(SqlAlchemy(postgres_shop).url())
+    engine = create_engine(SqlAlchemy(postgres_shop).url())
 
     async def attempt(op: Operation) -> None:
         with Session(engine, twophase=True) as session:
@@ -213,7 +228,7 @@ async def test_a_connection_that_is_not_open(postgres_shop: Shop) -> None:
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 async def test_a_snapshot_older_than_the_request(postgres_shop: Shop, level: str) -> None:
-    engine = sa.create_engine(SqlAlchemy(postgres_shop).url(), isolation_level=level)
+    engine = create_engine(SqlAlchemy(postgres_shop).url(), isolation_level=level)
     session = Session(engine)
     session.execute(sa.text("SELECT 1"))
     async with refused(postgres_shop, lambda op: op.enlist(session), "its snapshot is older than the request"):
@@ -234,7 +249,7 @@ async def test_autocommit(postgres_shop: Shop, driver: str) -> None:
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
                 await op.enlist(connection)
         elif driver == "sqlalchemy":
-            engine = sa.create_engine(SqlAlchemy(postgres_shop).url(), isolation_level="AUTOCOMMIT")
+            engine = create_engine(SqlAlchemy(postgres_shop).url(), isolation_level="AUTOCOMMIT")
             with Session(engine) as session:
                 await op.enlist(session)
         else:
@@ -267,10 +282,10 @@ async def test_inside_a_block_that_commits_by_itself(postgres_shop: Shop, driver
                 finally:
                     await raw.close()
             case "session":
-                with Session(sa.create_engine(sync_url)) as session, session.begin():
+                with Session(create_engine(sync_url)) as session, session.begin():
                     await op.enlist(session)
             case "connection":
-                with sa.create_engine(sync_url).begin() as held:
+                with create_engine(sync_url).begin() as held:
                     await op.enlist(held)
             case _:
                 async with AsyncSession(create_async_engine(sync_url, poolclass=NullPool)) as later, later.begin():
@@ -281,7 +296,7 @@ async def test_inside_a_block_that_commits_by_itself(postgres_shop: Shop, driver
 
 
 async def test_inside_a_savepoint(shop: Shop) -> None:
-    engine = sa.create_engine(SqlAlchemy(shop).url())
+    engine = create_engine(SqlAlchemy(shop).url())
 
     async def attempt(op: Operation) -> None:
         with Session(engine) as session, session.begin_nested():
@@ -292,7 +307,7 @@ async def test_inside_a_savepoint(shop: Shop) -> None:
 
 
 async def test_a_session_that_joins_an_outer_transaction(postgres_shop: Shop) -> None:
-    engine = sa.create_engine(SqlAlchemy(postgres_shop).url())
+    engine = create_engine(SqlAlchemy(postgres_shop).url())
 
     async def attempt(op: Operation) -> None:
         with engine.connect() as outer, outer.begin(), Session(outer) as session:
@@ -318,7 +333,7 @@ async def test_sqlite_that_has_written_already(sqlite_shop: Shop, driver: str) -
                 await connection.execute(INSERT)
                 await op.enlist(connection)
         else:
-            engine = sa.create_engine(sqlite_shop.url)
+            engine = create_engine(sqlite_shop.url)
             with Session(engine) as session:
                 session.execute(sa.text(INSERT))
                 await op.enlist(session)
@@ -451,7 +466,7 @@ async def test_outside_of_a_request(shop: Shop) -> None:
 
 async def test_refused_after_enlisting_does_not_free_the_key(shop: Shop) -> None:
     """refuse() comes before any other verb."""
-    engine = sa.create_engine(SqlAlchemy(shop).url())
+    engine = create_engine(SqlAlchemy(shop).url())
 
     async def pay(request: Request) -> Response:
         with Session(engine) as session:

@@ -1,4 +1,4 @@
-"""An app with the three ways that must survive kill -9, a bank whose ledger is on disk, and the processes that use them.
+"""An app with the three ways that must survive kill -9, a bank whose ledger is on disk, and processes that use them.
 
 ``/orders``      transactional: a row and a receipt by the outbox, one commit
 ``/rides``       phased: a row, a charge, a receipt
@@ -124,8 +124,9 @@ class Service:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://town", timeout=PATIENCE)
         self.worker = Worker(town.url, lease=LEASE.total_seconds(), poll=0.02)
-        self.worker.task("receipt", backoff=0.01)(self.receipt)
-        self.worker.task("charge_later", backoff=0.01)(self.charge_later)
+        limits: Any = {"max_attempts": 1_000, "backoff": 0.01, "max_backoff": 0.05}  # it will be killed often
+        self.worker.task("receipt", **limits)(self.receipt)
+        self.worker.task("charge_later", **limits)(self.charge_later)
 
     # handlers
 
@@ -203,7 +204,13 @@ Case = tuple[str, str, Any]
 """Path, key and body of a request."""
 
 
-def _child(town: Town, fault: str, use: Callable[[Service], Any]) -> Child:
+def fault(point: str, when: str, action: str = "kill") -> str:
+    """As ONCEKEY_FAULT has it. ``point:2``: the second time."""
+    name, _, nth = point.partition(":")
+    return f"{name}:{when}:{action}:{nth or 1}"
+
+
+def _child(town: Town, at: str, use: Callable[[Service], Any]) -> Child:
     async def serve() -> Any:
         service = Service(town)
         try:
@@ -212,13 +219,13 @@ def _child(town: Town, fault: str, use: Callable[[Service], Any]) -> Child:
             await service.close()
 
     def work() -> Any:
-        faults.install_from_environment({faults.VARIABLE: fault})  # before OnceKey is made
+        faults.install_from_environment({faults.VARIABLE: at})  # before OnceKey is made
         return asyncio.run(serve())
 
     return Child(work)
 
 
-def one_request(town: Town, case: Case, fault: str = "", *, works: bool = False) -> Child:
+def one_request(town: Town, case: Case, at: str = "", *, works: bool = False) -> Child:
     """A process that posts once, and then (``works``) does the jobs that are due. Its result: [status, body]."""
 
     async def use(service: Service) -> Any:
@@ -227,11 +234,11 @@ def one_request(town: Town, case: Case, fault: str = "", *, works: bool = False)
             await service.work()
         return [answer.status_code, answer.text]
 
-    return _child(town, fault, use)
+    return _child(town, at, use)
 
 
 def settle(town: Town, cases: Iterable[Case]) -> dict[str, list[Any]]:
-    """A process without a fault, in which clients retry until everything is settled and no job is left: their answers."""
+    """A process without a fault in which clients retry until all is settled and no job is left: their answers."""
     cases = list(cases)
 
     async def use(service: Service) -> Any:

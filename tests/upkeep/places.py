@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -66,13 +67,13 @@ class Place:
             return SqliteStore(Path(self.url.removeprefix("sqlite:///")), clock=self.clock)
         return open_store(self.url)
 
-    def once(self, store: Store | None = None, **policy: object) -> OnceKey:
+    def once(self, store: Store | None = None, **policy: Any) -> OnceKey:
         """An app's OnceKey over these keys."""
         made = OnceKey(
             store or self.store,
             scope=SINGLE_TENANT,
             policy=Policy(**policy),
-            on_event=self.told.append,  # type: ignore[arg-type]
+            on_event=self.told.append,
         )
         self._onces.append(made)
         return made
@@ -113,24 +114,24 @@ class Place:
             for each in (next(self._numbers) for _ in range(number))
         ]
 
-    def reserved(self, number: int = 1, **how: object) -> list[Record]:
+    def reserved(self, number: int = 1, **how: Any) -> list[Record]:
         """Keys in progress, with live owners."""
-        found = self.store.reserve(self.reservations(number, **how))  # type: ignore[arg-type]
+        found = self.store.reserve(self.reservations(number, **how))
         return [each.record for each in found if each.record]
 
-    def moved(self, records: Sequence[Record], event: Event, by: Actor = Actor.OWNER, **how: object) -> list[Record]:
-        changes: list[Swap] = [swap(record, event, by, **how) for record in records]  # type: ignore[arg-type]
+    def moved(self, records: Sequence[Record], event: Event, by: Actor = Actor.OWNER, **how: Any) -> list[Record]:
+        changes: list[Swap] = [swap(record, event, by, **how) for record in records]
         moved = [record for record in self.store.swap(changes) if record]
         assert len(moved) == len(records)
         return moved
 
-    def finished(self, number: int = 1, **how: object) -> list[Record]:
+    def finished(self, number: int = 1, **how: Any) -> list[Record]:
         return self.moved(self.reserved(number, **how), Event.COMPLETE, response=RESPONSE)
 
-    def unknown(self, number: int = 1, **how: object) -> list[Record]:
+    def unknown(self, number: int = 1, **how: Any) -> list[Record]:
         return self.moved(self.reserved(number, **how), Event.DOUBT, last_error="the handler raised")
 
-    def half_done(self, number: int = 1, **how: object) -> list[Record]:
+    def half_done(self, number: int = 1, **how: Any) -> list[Record]:
         """Retryable, with a step that is done and one that is intended."""
         records = self.reserved(number, effects=Effects.PHASED, **how)
         for name, state in (("ride", StepState.DONE), ("charge", StepState.INTENDED)):
@@ -138,7 +139,7 @@ class Place:
             records = self.moved(records, Event.ADVANCE, recovery_point=name, step=step, lease_seconds=LEASE)
         return self.moved(records, Event.RELEASE, last_error="ConnectionError")
 
-    def pending(self, number: int = 1, **how: object) -> list[Record]:
+    def pending(self, number: int = 1, **how: Any) -> list[Record]:
         return self.moved(self.reserved(number, effects=Effects.TRANSACTIONAL, **how), Event.DEFER)
 
     def step(self, record: Record, name: str, downstream_key: str, provider_id: str | None) -> Record:

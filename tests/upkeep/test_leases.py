@@ -11,7 +11,7 @@ from tests.upkeep.places import LEASE, OPERATION, RESPONSE, Place
 def _slow(place: Place, number: int, seconds: float) -> None:
     """Requests whose handler takes so long, and lives: its lease is renewed."""
     records = place.reserved(number)
-    while seconds > LEASE:
+    while seconds > LEASE / 2:
         place.age(LEASE / 2)
         seconds -= LEASE / 2
         records = place.moved(records, Event.RENEW, lease_seconds=LEASE)

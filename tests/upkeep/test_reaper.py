@@ -85,7 +85,7 @@ def test_tombstones_go_when_soft_is_switched_off(place: Place) -> None:
 
 
 def test_nobody_settled_it(shop: Place) -> None:
-    """A deferred request past its expiry is failed with 408, once, and its job cancelled; never while a worker runs it."""
+    """A deferred request past its expiry is failed with 408, and its job cancelled; never while a worker runs it."""
     idle, running, orphan = shop.pending(3)
     job, busy = shop.job(idle), shop.job(running)
     shop.age(RETENTION - 60)

@@ -72,15 +72,21 @@ def sure(what: list[str], *, yes: bool, who: str | None, why: str | None) -> Aud
     if not yes:
         for line in what:
             print(line, file=sys.stderr)
-    try:
-        reason = why if why is not None else str(typer.prompt("Why", err=True))
-        if not reason.strip():
-            raise typer.BadParameter("--why is empty: the audit wants a reason")
-        if not yes and not typer.confirm("Do it?", err=True):
-            raise OperatorError("nothing was changed")
-    except typer.Abort:
-        raise OperatorError("nothing was changed: there was no answer; --yes and --why TEXT ask nothing") from None
+    reason = _answer("Why?") if why is None else why
+    if not reason.strip():
+        raise typer.BadParameter("--why is empty: the audit wants a reason")
+    if not yes and _answer("Do it? [y/N]").strip().lower() not in ("y", "yes"):
+        raise OperatorError("nothing was changed")
     return Audit(name, reason.strip())
+
+
+def _answer(question: str) -> str:
+    """Not typer's: that writes to standard output as well."""
+    print(question, end=" ", file=sys.stderr, flush=True)
+    if not (line := sys.stdin.readline()):
+        print(file=sys.stderr)
+        raise OperatorError("nothing was changed: there was no answer; --yes and --why TEXT ask nothing")
+    return line
 
 
 def _login() -> str:

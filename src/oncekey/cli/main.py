@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 import oncekey
-from oncekey.cli import demo, ledger, migrate, routes, upkeep, worker
+from oncekey.cli import dead_letters, demo, doctor, keys, ledger, migrate, routes, upkeep, worker
 
-_GROUPS = (demo, migrate, worker, upkeep, ledger, routes)
+_GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes)
 
 app = typer.Typer(
     help="Idempotency for HTTP APIs: a retried request runs once.",

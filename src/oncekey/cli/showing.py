@@ -7,7 +7,7 @@ is read as markup. Away from a terminal a line is as long as it must be: program
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -24,11 +24,11 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str | Text]], *, indent: int = 0) -> None:
-    """Columns; on a narrow terminal cells are folded, and nothing is cut."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], *, indent: int = 0) -> None:
+    """Columns; on a narrow terminal cells are folded, and nothing is cut. Without ``head``: no line for it."""
     grid = Table(box=None, pad_edge=False, show_header=bool(head), padding=(0, 2, 0, 0), header_style="bold")
-    for at in range(len(head) or 2):
-        grid.add_column(head[at] if head else None, overflow="fold")
+    for title in head or [""] * len(rows[0]):
+        grid.add_column(title, overflow="fold")
     for row in rows:
         grid.add_row(*(harmless(cell) if isinstance(cell, str) else cell for cell in row))
     out = console()

@@ -19,7 +19,7 @@ from oncekey.cli.common import AsJson, StoreUrl, opened, print_json
 from oncekey.cli.loading import load
 from oncekey.core.states import State
 from oncekey.engine.once import OnceKey
-from oncekey.errors import OperatorError
+from oncekey.errors import ConfigurationError, OperatorError
 from oncekey.stores.base import Store
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.service import REAP_SECONDS, RECONCILE_SECONDS, SWEEP_SECONDS, Turn, Upkeep
@@ -38,6 +38,7 @@ def _every(what: str) -> typer.models.OptionInfo:
 
 
 def upkeep(
+    context: typer.Context,
     path: Annotated[
         str | None,
         typer.Argument(metavar="[MODULE:ONCE]", help="Where your OnceKey is, for its store and its resolvers."),
@@ -60,20 +61,31 @@ def upkeep(
 
     Exit codes: 0 a clean end, 1 an error; with --once also where a duty failed.
     """
+    if path is not None and getattr(context.get_parameter_source("store"), "name", "") == "COMMANDLINE":
+        raise ConfigurationError(f"--store and {path}: give one of them, an OnceKey has a store of its own")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     with _target(path, store) as target:
         service = Upkeep(
             target, sweep_every=sweep_every, reap_every=reap_every, reconcile_every=reconcile_every, soft=soft
         )
         turns = service.run_once(dry_run=dry_run) if once or dry_run else _serve(service)
-        health = service.health()
-        if as_json:
-            done = {turn.duty: turn.result.as_json() if turn.result else {"error": turn.error} for turn in turns}
-            print_json({"dry_run": dry_run, "done": done, "health": health.as_json()})
-        else:
-            _print(turns, health, "would be" if dry_run else "were")
+        health = _health(service)
+    if as_json:
+        done = {turn.duty: turn.result.as_json() if turn.result else {"error": turn.error} for turn in turns}
+        shown = {"ok": False, "problems": [health]} if isinstance(health, str) else health.as_json()
+        print_json({"dry_run": dry_run, "done": done, "health": shown})
+    else:
+        _print(turns, health, "would be" if dry_run else "were")
     if any(turn.error for turn in turns):
         raise typer.Exit(1)
+
+
+def _health(service: Upkeep) -> Health | str:
+    """How it goes, or why nobody can tell: that must not hide what was done."""
+    try:
+        return service.health()
+    except OperatorError as error:
+        return str(error)
 
 
 @contextmanager
@@ -99,14 +111,11 @@ def _serve(service: Upkeep) -> list[Turn]:
     with service:
         print("oncekey upkeep: running", file=sys.stderr, flush=True)
         while not ended.wait(SHOW_SECONDS):
-            try:
-                print(f"oncekey upkeep: {_line(service.health())}", file=sys.stderr, flush=True)
-            except OperatorError as error:
-                print(f"oncekey upkeep: {error}", file=sys.stderr, flush=True)
+            print(f"oncekey upkeep: {_line(_health(service))}", file=sys.stderr, flush=True)
     return []
 
 
-def _print(turns: list[Turn], health: Health, verb: str) -> None:
+def _print(turns: list[Turn], health: Health | str, verb: str) -> None:
     for turn in turns:
         if turn.result is None:
             print(f"{turn.duty}: failed: {turn.error}")
@@ -114,11 +123,13 @@ def _print(turns: list[Turn], health: Health, verb: str) -> None:
             done = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in turn.result.as_json().items())
             print(f"{turn.duty}: {verb} {done}")
     print(_line(health))
-    for problem in health.problems:
+    for problem in [] if isinstance(health, str) else health.problems:
         print(f"! {problem}")
 
 
-def _line(health: Health) -> str:
+def _line(health: Health | str) -> str:
+    if isinstance(health, str):
+        return health
     keys, outbox = health.keys, health.outbox
     return (
         f"{keys.counts[State.IN_PROGRESS]:,} in progress, oldest expired lease {keys.lease_over_seconds:.0f} s; "

@@ -42,6 +42,7 @@ class Ledger:
         if whole != written:  # killed in the middle of a line: nobody was told of it
             os.ftruncate(self._file, len(whole))
         self._charges: list[Charge] = [json.loads(line) for line in whole.splitlines()]
+        self._by_key = {charge["downstreamKey"]: charge for charge in reversed(self._charges)}
 
     def charges(self) -> list[Charge]:
         with self._lock:
@@ -50,14 +51,13 @@ class Ledger:
     def charge(self, asked: Charge, key: str | None, *, honours: bool) -> Charge:
         """Make a charge; or, where keys are honoured and this one is known, find the one that it made."""
         with self._lock:
-            if honours and key is not None:
-                for known in self._charges:
-                    if known["downstreamKey"] == key:
-                        return known
+            if honours and key is not None and (known := self._by_key.get(key)) is not None:
+                return known
             charge = {"id": f"ch_{uuid4().hex[:16]}", **asked, "downstreamKey": key}
             os.write(self._file, json.dumps(charge).encode() + b"\n")
             os.fsync(self._file)
             self._charges.append(charge)
+            self._by_key.setdefault(key, charge)
             return charge
 
     def close(self) -> None:
@@ -137,10 +137,13 @@ class Provider:
             connection.close()
 
 
-def main(fd: str, path: str, honours: str) -> None:
+def main(place: str, path: str, honours: str = "yes") -> None:
+    """``python -m oncekey.demo.provider 127.0.0.1:9100 charges.jsonl``; the demo gives an open socket as the place."""
+    host, colon, port = place.rpartition(":")
+    listener = socket.create_server((host, int(port)), backlog=512) if colon else socket.socket(fileno=int(port))
     follow_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells us
-    make_server(socket.socket(fileno=int(fd)), Ledger(Path(path)), honours=honours == "yes").serve_forever()
+    signal.signal(signal.SIGINT, signal.SIG_DFL if colon else signal.SIG_IGN)  # else the parent tells us
+    make_server(listener, Ledger(Path(path)), honours=honours == "yes").serve_forever()
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class Operation:
         self._verbs_used = True
         return enlisting.start(self, target, commit)
 
-    async def phase(self, name: str, fn: Callable[..., Any], *args: Any, on: Any, **kwargs: Any) -> Any:
+    async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:
         """Local work, once: run ``fn(*args, **kwargs)`` in the transaction of ``on``, and commit it with its result.
 
         ``fn`` may be async or plain, does its writes through ``on``, and returns what JSON can hold. A later attempt
@@ -116,6 +116,7 @@ class Operation:
         self,
         name: str,
         fn: Callable[..., Any],
+        /,
         *args: Any,
         repeatable: bool,
         provider_id: Callable[[Any], str] | None = None,
@@ -187,7 +188,7 @@ class Blocking:
         self._operation._verbs_used = True
         enlisting.start(self._operation, target, commit, blocking=True)
 
-    def phase(self, name: str, fn: Callable[..., Any], *args: Any, on: Any, **kwargs: Any) -> Any:
+    def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:
         work = steps.plain(fn, args, kwargs)
         return self._run(steps.phase(self._operation, name, work, on, blocking=True))
 
@@ -195,6 +196,7 @@ class Blocking:
         self,
         name: str,
         fn: Callable[..., Any],
+        /,
         *args: Any,
         repeatable: bool,
         provider_id: Callable[[Any], str] | None = None,

@@ -61,12 +61,19 @@ def forget(store: Store, seen: Record, audit: Audit) -> Record:
 
 def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
     """Put an unknown outcome that is asked about no more back on the reconciler's list; its tries start over."""
-    if seen.state is State.UNKNOWN and seen.reconcile_at is not None:
-        raise MoveRefused(
-            f"key {redact(seen.key)} is no dead letter: the reconciler has it on its list and asks about it; "
-            "to settle it now, use `oncekey keys resolve`"
-        )
+    if (refusal := still_asked(seen)) is not None:
+        raise refusal
     return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
+
+
+def still_asked(record: Record) -> MoveRefused | None:
+    """Why an unknown outcome is no dead letter; None: it is one, or not unknown at all."""
+    if record.state is not State.UNKNOWN or record.reconcile_at is None:
+        return None
+    return MoveRefused(
+        f"key {redact(record.key)} is no dead letter: the reconciler has it on its list and asks about it; "
+        "to settle it now, use `oncekey keys resolve`"
+    )
 
 
 def refused(record: Record, event: Event) -> MoveRefused | None:

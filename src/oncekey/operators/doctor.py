@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncekey.core.diagnosis import Diagnosis, Level
-from oncekey.core.record import COUNTED, StoreHealth
+from oncekey.core.record import COUNTED
 from oncekey.core.states import State
 from oncekey.errors import SchemaError, StoreError
-from oncekey.stores.base import Duty, Store
-
-OVERDUE_SECONDS = 600.0
-"""What upkeep has not done by then, it does not do: its rounds are a minute apart."""
-UNKNOWN_SECONDS = 3600.0
-"""A client is waiting for each of them."""
-LAG_SECONDS = 300.0
-
-_DUTIES = {
-    Duty.EXPIRED: "expired keys",
-    Duty.LAPSED: "half-done keys past their expiry",
-    Duty.ABANDONED: "deferred keys past their expiry",
-}
-_RUN_UPKEEP = "run `oncekey upkeep` (or Upkeep inside the app), and look at its log"
+from oncekey.stores.base import Store
+from oncekey.upkeep import health
+from oncekey.upkeep.health import Health
 
 
 def examine(store: Store) -> list[Diagnosis]:
@@ -29,82 +18,82 @@ def examine(store: Store) -> list[Diagnosis]:
     found = _ask(store.diagnose)
     if any(line.check in ("store", "schema") and line.level is Level.FAIL for line in found):
         return found  # there is nothing more to ask
-    found += _ask(lambda: _of_the_keys(store, store.counts()))
-    found += _ask(lambda: _of_the_outbox(store))
-    return found
+    return found + _ask(lambda: _of_the_rows(store))
 
 
 def _ask(asked: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
     try:
         return asked()
     except (StoreError, SchemaError) as error:
-        return [Diagnosis("store", Level.FAIL, str(error), "see docs/stores.md for what each store needs")]
+        return [Diagnosis("store", Level.FAIL, str(error), "docs/stores.md says what each store needs")]
 
 
-def _of_the_keys(store: Store, health: StoreHealth) -> list[Diagnosis]:
-    return [_upkeep(store, health), _unknown(health), _dead_keys(health)]
+def _of_the_rows(store: Store) -> list[Diagnosis]:
+    seen = health.look(store)
+    found = [_upkeep(seen), _unknown(seen), _dead_keys(seen)]
+    return found if store.capabilities.enlists is None else [*found, _outbox(seen), _dead_jobs(seen)]
 
 
-def _upkeep(store: Store, health: StoreHealth) -> Diagnosis:
+def _upkeep(seen: Health) -> Diagnosis:
     """Whether it runs shows in what it has left undone: it may run on another host, and leaves no other trace."""
-    waits = [(health.lease_over_seconds, "expired leases")]
-    for duty, what in _DUTIES.items():
-        waits += [(record.now - record.expires_at, what) for record in store.due(duty, 1)]
-    waited, what = max(waits)
-    if waited <= OVERDUE_SECONDS:
-        return Diagnosis("upkeep", Level.OK, "nothing is overdue: it runs, or there is nothing to do")
-    return Diagnosis(
-        "upkeep", Level.WARN, f"{what} have waited for {span(waited)}: it does not run, or cannot", _RUN_UPKEEP
-    )
+    leases, expired = seen.keys.lease_over_seconds, seen.expired_over_seconds
+    advice = "run `oncekey upkeep` (or Upkeep inside the app), and look at its log"
+    if leases > health.UNDONE_SECONDS:
+        found = f"a lease has been over for {span(leases)}, and nobody has swept it: upkeep does not run, or cannot"
+        return Diagnosis("upkeep", Level.WARN, found, advice)
+    if expired > health.REAPED_SECONDS:
+        found = f"a key expired {span(expired)} ago and is still there: upkeep does not run, or does not keep up"
+        return Diagnosis("upkeep", Level.WARN, found, advice)
+    return Diagnosis("upkeep", Level.OK, "nothing is overdue: it runs, or there is nothing to do")
 
 
-def _unknown(health: StoreHealth) -> Diagnosis:
-    number = health.counts[State.UNKNOWN]
+def _unknown(seen: Health) -> Diagnosis:
+    number, oldest = seen.keys.counts[State.UNKNOWN], seen.keys.oldest_unknown_seconds
     if number == 0:
         return Diagnosis("unknown", Level.OK, "no key has an unknown outcome")
-    found = f"{counted(number, 'key')} with an unknown outcome, the oldest for {span(health.oldest_unknown_seconds)}"
-    if health.oldest_unknown_seconds <= UNKNOWN_SECONDS:
+    found = f"{counted(number, 'key')} with an unknown outcome, the oldest {span(oldest)} old; their clients get 409"
+    if seen.reconcile_over_seconds > health.UNDONE_SECONDS:
+        found += f"; one should have been asked about {span(seen.reconcile_over_seconds)} ago"
+    elif oldest <= health.UNKNOWN_SECONDS:
         return Diagnosis("unknown", Level.OK, found)
     return Diagnosis(
         "unknown",
         Level.WARN,
-        f"{found}; their clients get 409 until somebody settles them",
-        "run `oncekey upkeep module:once` with a resolver for the operation, or `oncekey keys list --state unknown` "
-        "and `oncekey keys resolve`",
+        found,
+        "run `oncekey upkeep MODULE:ONCE` with a resolver for the operation, or settle them by hand: "
+        "`oncekey keys list --state unknown`, `oncekey keys resolve`",
     )
 
 
-def _dead_keys(health: StoreHealth) -> Diagnosis:
-    if health.dead == 0:
+def _dead_keys(seen: Health) -> Diagnosis:
+    if seen.keys.dead == 0:
         return Diagnosis("dead keys", Level.OK, "none")
     return Diagnosis(
         "dead keys",
         Level.WARN,
-        f"{counted(health.dead, 'unknown outcome')} that nobody asks about any more",
+        f"{counted(seen.keys.dead, 'unknown outcome')} that nobody asks about any more",
         "see `oncekey dead-letters list`, then `oncekey keys resolve` or `oncekey dead-letters retry`",
     )
 
 
-def _of_the_outbox(store: Store) -> list[Diagnosis]:
-    if store.capabilities.enlists is None:
-        return []
-    health = store.outbox_health()
-    found = [Diagnosis("outbox", Level.OK, f"{counted(health.ready, 'job')} due, lag {span(health.lag_seconds)}")]
-    if health.lag_seconds > LAG_SECONDS:
-        found = [
-            Diagnosis(
-                "outbox",
-                Level.WARN,
-                f"{counted(health.ready, 'job')} due, the oldest for {span(health.lag_seconds)}: no worker runs its "
-                "task, or too few do",
-                "run `oncekey worker module:worker`, with that task registered, or more of them",
-            )
-        ]
-    if health.dead == 0:
-        return [*found, Diagnosis("dead jobs", Level.OK, "none")]
-    dead = f"{counted(health.dead, 'job')} given up after the last attempt"
-    advice = "see `oncekey dead-letters list`, then retry or discard each"
-    return [*found, Diagnosis("dead jobs", Level.WARN, dead, advice)]
+def _outbox(seen: Health) -> Diagnosis:
+    lag = seen.outbox.lag_seconds
+    found = f"{counted(seen.outbox.ready, 'job')} due, lag {span(lag)}"
+    if lag <= health.LAG_SECONDS:
+        return Diagnosis("outbox", Level.OK, found)
+    return Diagnosis(
+        "outbox",
+        Level.WARN,
+        f"{found}: no worker runs that task, or too few do",
+        "run `oncekey worker MODULE:WORKER` with the task registered, or more of them",
+    )
+
+
+def _dead_jobs(seen: Health) -> Diagnosis:
+    if seen.outbox.dead == 0:
+        return Diagnosis("dead jobs", Level.OK, "none")
+    found = f"{counted(seen.outbox.dead, 'job')} given up"
+    return Diagnosis("dead jobs", Level.WARN, found, "see `oncekey dead-letters list`, then retry or discard each")
 
 
 def counted(number: int, what: str) -> str:
@@ -115,12 +104,12 @@ def counted(number: int, what: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """A length of time in its two largest units: ``3 d 4 h``, ``2 h``, ``12 min``, ``45 s``."""
-    whole = round(max(0.0, seconds))
-    units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-    parts = []
-    for size, unit in units:
-        if whole >= size:
-            parts.append(f"{whole // size} {unit}")
-            whole %= size
-    return " ".join(parts[:2]) or "0 s"
+    """A length of time in its largest unit and the next: ``3 d 4 h``, ``2 h``, ``12 min 5 s``, ``45 s``."""
+    left = round(max(0.0, seconds))
+    counts = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        counts.append((left // size, unit))
+        left %= size
+    first = next((at for at, (count, _) in enumerate(counts) if count), len(counts) - 1)
+    shown = counts[first : first + 2]
+    return " ".join(f"{count} {unit}" for count, unit in shown if count) or "0 s"

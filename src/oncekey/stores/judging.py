@@ -94,7 +94,7 @@ def leases(sample: Iterable[tuple[str, float, float]]) -> Diagnosis:
         return Diagnosis("lease", Level.OK, f"no operation with {ENOUGH} finished keys yet to measure it by")
     took, lease, name = max(seen, key=lambda each: each[0] / max(each[1], 0.001))
     found = f"{name}: 99 % are done within {took:.3g} s, and the lease is {lease:.3g} s"
-    if took < lease:
+    if took <= lease:
         return Diagnosis("lease", Level.OK, found)
     return Diagnosis(
         "lease",

@@ -1,6 +1,6 @@
 """The reaper: what happens to keys whose time is over.
 
-In this order, so that nothing is removed that somebody still has to hear of:
+In this order:
 
 1. deferred requests that nobody settled are failed with 408, and their jobs cancelled (never one that a worker runs);
 2. half-done requests whose client never came back become unknown. They go on the reconciler's list first and not

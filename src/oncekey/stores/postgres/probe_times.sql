@@ -1,5 +1,5 @@
--- How long the newest first attempts took, and for how long they were leased. Not those that a job or somebody else
--- settled: their time is not a handler's.
+-- How long the newest first attempts took, and for how long they were leased. Not what ended
+-- after its lease: a worker or the reconciler did that, and its time is not a handler's.
 SELECT
     k.operation,
     date_part('epoch', k.finished_at - k.created_at),
@@ -11,6 +11,4 @@ FROM (
     LIMIT %(limit)s
 ) AS k
 WHERE
-    k.attempt = 1 AND k.finished_at IS NOT NULL
-    AND NOT EXISTS (SELECT FROM idempotency_outbox AS j WHERE j.scope = k.scope AND j.key = k.key AND j.settles)
-    AND NOT EXISTS (SELECT FROM idempotency_audit AS a WHERE a.scope = k.scope AND a.key = k.key)
+    k.attempt = 1 AND k.finished_at <= k.lease_until

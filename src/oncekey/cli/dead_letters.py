@@ -1,0 +1,174 @@
+"""``oncekey dead-letters``: what a human must look at, and the two things to do with it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from oncekey.cli.asking import Endpoint, Limit, Reveal, Who, Why, Yes, full_scope, in_use, sure
+from oncekey.cli.common import AsJson, StoreUrl, print_json
+from oncekey.cli.describing import (
+    JOB_COLUMNS,
+    KEY_COLUMNS,
+    change_json,
+    job_json,
+    job_row,
+    key_row,
+    print_changes,
+    print_job,
+    print_sight,
+    record_json,
+    sight_json,
+)
+from oncekey.cli.showing import key_shown, table
+from oncekey.core.record import AuditLine, Record
+from oncekey.core.states import Event
+from oncekey.errors import KeyNotFound, MoveRefused
+from oncekey.operators import changes
+from oncekey.operators.dead_letters import dead_letters
+from oncekey.operators.sight import SHOWN, look, look_at
+from oncekey.stores.base import Store
+
+_CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
+
+Letter = Annotated[str, typer.Argument(metavar="ID", help="The job's id; with --scope, a key.")]
+Scope = Annotated[str | None, typer.Option("--scope", metavar="SCOPE", help="ID is a key of this scope.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="What a human must look at: jobs and keys that were given up.", no_args_is_help=True)
+    group.command("list", epilog=_CODES)(list_letters)
+    group.command("show", epilog=_CODES)(show)
+    group.command("retry", epilog=_CODES)(retry)
+    group.command("discard", epilog=_CODES)(discard)
+    app.add_typer(group, name="dead-letters")
+
+
+def list_letters(store: StoreUrl = "", limit: Limit = 100, reveal: Reveal = False, as_json: AsJson = False) -> None:
+    """List dead letters: jobs after their last attempt, and unknown outcomes that are asked about no more.
+
+    Keys are masked: a few letters and a hash that tells them apart. --reveal shows them.
+    """
+    with in_use(store) as source:
+        found = dead_letters(source, limit)
+    if as_json:
+        jobs = [job_json(job, reveal) for job in found.jobs]
+        keys = [record_json(record, reveal) for record in found.keys]
+        print_json({"jobs": jobs, "keys": keys, "more": found.more})
+        return
+    if not found.jobs and not found.keys:
+        print("no dead letters")
+    if found.jobs:
+        table(JOB_COLUMNS, [job_row(job, reveal) for job in found.jobs])
+    if found.jobs and found.keys:
+        print()
+    if found.keys:
+        table(KEY_COLUMNS, [key_row(record, reveal) for record in found.keys])
+    if found.more:
+        print(f"oncekey: these are the first {limit:,} of a kind; --limit shows more", file=sys.stderr)
+
+
+def show(
+    letter: Letter,
+    store: StoreUrl = "",
+    scope: Scope = None,
+    endpoint: Endpoint = None,
+    reveal: Reveal = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a job with all its attempts and who changed it by hand; with --scope, a key."""
+    with in_use(store) as source:
+        if scope is not None:
+            sight = look(source, full_scope(scope, endpoint), letter)
+            if as_json:
+                print_json(sight_json(sight, reveal))
+            else:
+                print_sight(sight, reveal)
+            return
+        job = source.job(letter)
+        if job is None:
+            raise KeyNotFound(
+                f"there is no job {letter}; see `oncekey dead-letters list`, and give --scope if it is a key"
+            )
+        history = _history(source, job.scope, job.key, job.id)
+    if as_json:
+        print_json({**job_json(job, reveal), "history": [change_json(line) for line in history]})
+    else:
+        print_job(job, reveal)
+        print_changes(history)
+
+
+def retry(
+    letter: Letter,
+    store: StoreUrl = "",
+    scope: Scope = None,
+    endpoint: Endpoint = None,
+    yes: Yes = False,
+    who: Who = None,
+    why: Why = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a dead letter up again: its tries start over.
+
+    A job is run by the next free worker, under the same downstream key.
+    A key that only this job made unknown is pending again.
+    A key (--scope) is back on the reconciler's list.
+    """
+    with in_use(store) as source:
+        if scope is not None:
+            record = look_at(source, full_scope(scope, endpoint), letter)
+            _can_be_asked_about(record)
+            what = f"key {key_shown(letter, False)}, {record.operation}: the reconciler asks about it again"
+            audit = sure([what], yes=yes, who=who, why=why)
+            changes.ask_again(source, record, audit)
+            _done(f"key {key_shown(letter, False)}", "on the reconciler's list", audit.who, audit.why, as_json)
+            return
+        job = changes.dead_job(source, letter)
+        audit = sure([f"job {job.id}, {job.task}: it is RUN again, as attempt 1"], yes=yes, who=who, why=why)
+        moved = changes.retry_job(source, letter, audit)
+    _done(f"job {moved.id}", moved.state, audit.who, audit.why, as_json)
+
+
+def discard(
+    letter: Letter,
+    store: StoreUrl = "",
+    scope: Scope = None,
+    yes: Yes = False,
+    who: Who = None,
+    why: Why = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a job away that nobody shall run any more.
+
+    The key of a job that was to settle it stays unknown: settle it with keys resolve.
+    A key cannot be discarded, since what may have happened does not go away.
+    """
+    if scope is not None:
+        raise MoveRefused(
+            "an unknown outcome cannot be discarded, since it may have happened: settle it with `oncekey keys resolve`"
+        )
+    with in_use(store) as source:
+        job = changes.dead_job(source, letter)
+        stays = "; its key stays unknown, for keys resolve" if job.settles else ""
+        audit = sure([f"job {job.id}, {job.task}: nobody will run it{stays}"], yes=yes, who=who, why=why)
+        moved = changes.discard_job(source, letter, audit)
+    _done(f"job {moved.id}", moved.state, audit.who, audit.why, as_json)
+
+
+def _can_be_asked_about(record: Record) -> None:
+    """Said before anybody is asked."""
+    if (refusal := changes.refused(record, Event.POSTPONE) or changes.still_asked(record)) is not None:
+        raise refusal
+
+
+def _history(store: Store, scope: str, key: str, job_id: str) -> list[AuditLine]:
+    return [line for line in store.audit(scope, key, SHOWN) if line.job_id == job_id]
+
+
+def _done(what: str, after: str, who: str, why: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"letter": what, "before": "dead", "after": after, "who": who, "why": why})
+    else:
+        print(f"{what}: dead letter -> {after}; in the audit as {who}: {why}")

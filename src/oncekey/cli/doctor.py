@@ -1,0 +1,53 @@
+"""``oncekey doctor``: is the store set up as it must be, and does everybody do their work?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from oncekey.cli.asking import in_use
+from oncekey.cli.common import AsJson, StoreUrl, named, print_json
+from oncekey.cli.showing import plain, table
+from oncekey.core.diagnosis import Level, worst
+from oncekey.operators.doctor import examine
+
+WARNED, FAILED = 1, 2
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    store: StoreUrl = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there are warnings.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a store and those who work on it: a line for each thing, and what to do about it.
+
+    It reads only, and few rows, however many there are.
+
+    Exit codes: 0 nothing is broken; 1 with --strict: there are warnings; 2 something is broken.
+    """
+    with in_use(store) as source:
+        found = examine(source)
+    level = worst(found)
+    if as_json:
+        lines = [{"check": d.check, "level": d.level, "found": d.found, "advice": d.advice or None} for d in found]
+        print_json({"store": named(store), "level": level, "checks": lines})
+    else:
+        rows: list[tuple[Text | str, str, str]] = []
+        for line in found:
+            rows.append((Text(line.level, _STYLES[line.level]), line.check, line.found))
+            if line.advice:
+                rows.append(("", "", f"-> {line.advice}"))
+        print(plain(named(store)))
+        table([], rows)
+    if level is Level.FAIL:
+        raise typer.Exit(FAILED)
+    if level is Level.WARN and strict:
+        raise typer.Exit(WARNED)

@@ -1,0 +1,249 @@
+"""``oncekey keys``: look at keys, settle unknown outcomes, make room.
+
+Masks, questions and the audit's line are ``cli/asking.py`` and ``cli/showing.py``; what a move means and when it is
+refused is ``oncekey.operators.changes``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from oncekey.cli.asking import (
+    SINGLE,
+    Endpoint,
+    Limit,
+    Reveal,
+    Scope,
+    Who,
+    Why,
+    Yes,
+    full_scope,
+    in_use,
+    seconds,
+    sure,
+)
+from oncekey.cli.common import AsJson, StoreUrl, print_json
+from oncekey.cli.describing import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
+from oncekey.cli.showing import key_shown, table
+from oncekey.core.policy import Policy
+from oncekey.core.record import Audit, Record, StoredResponse
+from oncekey.core.responses import NOTHING, written
+from oncekey.core.states import Event, State
+from oncekey.errors import ConfigurationError
+from oncekey.operators import changes
+from oncekey.operators.sight import look, look_at
+from oncekey.stores.base import Store
+
+_CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, as the client sent it.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Look at keys, settle unknown outcomes, make room.", no_args_is_help=True)
+    group.command("list", epilog=_CODES)(list_keys)
+    group.command("show", epilog=_CODES)(show)
+    group.command("resolve", epilog=_CODES)(resolve)
+    group.command("forget", epilog=_CODES)(forget)
+    app.add_typer(group, name="keys")
+
+
+def list_keys(
+    store: StoreUrl = "",
+    state: Annotated[State | None, typer.Option(help="Only those in this state.")] = None,
+    scope: Annotated[str | None, typer.Option(metavar="SCOPE", help="Only those of this scope.")] = None,
+    endpoint: Endpoint = None,
+    operation: Annotated[str | None, typer.Option(help="Only those of this route, such as 'POST /payments'.")] = None,
+    older_than: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="TIME", help="Only those created so long ago: 45s, 1h, 7d.")
+    ] = None,
+    limit: Limit = 100,
+    reveal: Reveal = False,
+    as_json: AsJson = False,
+) -> None:
+    """List keys, in the order of scope and key.
+
+    Keys are masked: a few letters and a hash that tells them apart. --reveal shows them.
+    """
+    wanted = None if scope is None else full_scope(scope, endpoint)
+    with in_use(store) as source:
+        found = source.listing(state, wanted, operation, older_than, limit + 1)
+    records, more = found[:limit], len(found) > limit
+    if as_json:
+        print_json({"keys": [record_json(record, reveal) for record in records], "more": more})
+        return
+    if not records:
+        print("no such keys")
+        return
+    table(KEY_COLUMNS, [key_row(record, reveal) for record in records])
+    if more:
+        print(f"oncekey: these are the first {limit:,}; --limit shows more", file=sys.stderr)
+
+
+def show(
+    key: Key,
+    store: StoreUrl = "",
+    scope: Scope = SINGLE,
+    endpoint: Endpoint = None,
+    reveal: Reveal = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show all that is known of a key, and what a client would get now.
+
+    Its record, steps, jobs, and who changed it by hand. Nothing is changed by looking.
+    """
+    with in_use(store) as source:
+        sight = look(source, full_scope(scope, endpoint), key)
+    if as_json:
+        print_json(sight_json(sight, reveal))
+    else:
+        print_sight(sight, reveal)
+
+
+def resolve(
+    key: Key,
+    store: StoreUrl = "",
+    scope: Scope = SINGLE,
+    endpoint: Endpoint = None,
+    confirm: Annotated[bool, typer.Option("--confirm", help="It happened: retries get this response.")] = False,
+    refute: Annotated[
+        bool, typer.Option("--refute", help="It did not happen, and never will: a retry runs it.")
+    ] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="It failed for good: retries get this response.")] = False,
+    status: Annotated[int | None, typer.Option(help="Of the response; needed with --confirm and --fail.")] = None,
+    body: Annotated[
+        str | None, typer.Option(metavar="TEXT|@FILE", help="Of the response: JSON, or a file's content (@- stdin).")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="Of the response. Repeat it for others.")
+    ] = None,
+    quarantine: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds, metavar="TIME", help="How long after the lease it can be refuted; 5m if not given."
+        ),
+    ] = None,
+    yes: Yes = False,
+    who: Who = None,
+    why: Why = None,
+    as_json: AsJson = False,
+) -> None:
+    """Settle a key whose outcome is unknown, after asking who knows.
+
+    With --confirm or --fail the key is final, and retries get the response that you give.
+    With --refute the next retry runs the operation. It is refused until the lease and the quarantine are over:
+    what was sent may be on its way until then.
+    """
+    if confirm + refute + fail != 1:
+        raise typer.BadParameter("say what happened, with one of --confirm, --refute and --fail")
+    event = Event.CONFIRM if confirm else Event.GIVE_UP if fail else Event.REFUTE
+    response = None if refute else _response("--confirm" if confirm else "--fail", status, body, header or [])
+    if refute and (status is not None or body is not None or header):
+        raise typer.BadParameter("--refute takes no response: the retry that runs it has its own")
+    if fail and response is not None and response.status < 400:
+        raise typer.BadParameter(f"--fail --status {response.status}: an error has a status from 400 to 599")
+    wait = Policy().quarantine.total_seconds() if quarantine is None else quarantine
+    with in_use(store) as source:
+        record = _movable(source, full_scope(scope, endpoint), key, event)
+        audit = sure(_announced(record, event, response), yes=yes, who=who, why=why)
+        match event, response:
+            case Event.CONFIRM, StoredResponse():
+                moved = changes.confirm(source, record, response, audit)
+            case Event.GIVE_UP, StoredResponse():
+                moved = changes.give_up(source, record, response, audit)
+            case _:
+                moved = changes.refute(source, record, wait, audit)
+    _done(record, moved.state, audit, as_json, response)
+
+
+def forget(
+    key: Key,
+    store: StoreUrl = "",
+    scope: Scope = SINGLE,
+    endpoint: Endpoint = None,
+    yes: Yes = False,
+    who: Who = None,
+    why: Why = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a final key, so that the next request with it runs as a new one.
+
+    For a stored answer that must not be repeated. What the operation did is not undone: a retry does it again.
+    """
+    with in_use(store) as source:
+        record = _movable(source, full_scope(scope, endpoint), key, Event.FORGET)
+        audit = sure(_announced(record, Event.FORGET, None), yes=yes, who=who, why=why)
+        changes.forget(source, record, audit)
+    _done(record, None, audit, as_json, None)
+
+
+# -- a change ------------------------------------------------------------------------------------------------------
+
+
+def _movable(store: Store, scope: str, key: str, event: Event) -> Record:
+    """The record as it is now; what cannot be done to it is said before anybody is asked."""
+    record = look_at(store, scope, key)
+    if (refusal := changes.refused(record, event)) is not None:
+        raise refusal
+    return record
+
+
+def _announced(record: Record, event: Event, response: StoredResponse | None) -> list[str]:
+    answer = "" if response is None else f"{response.status} with {len(response.body or b''):,} bytes"
+    after = {
+        Event.CONFIRM: f"completed: retries get {answer}",
+        Event.GIVE_UP: f"failed: retries get {answer}",
+        Event.REFUTE: "failed_retryable: the next retry RUNS the operation again",
+        Event.FORGET: "deleted: the next request with this key RUNS the operation again",
+    }
+    return [f"key {key_shown(record.key, False)}, {record.operation}: {record.state} becomes {after[event]}"]
+
+
+def _done(record: Record, after: State | None, audit: Audit, as_json: bool, response: StoredResponse | None) -> None:
+    name = key_shown(record.key, False)
+    if as_json:
+        said: dict[str, Any] = {"scope": record_json(record, False)["scope"], "key": name, "before": record.state}
+        said |= {"after": after, "who": audit.who, "why": audit.why, "response": response_json(response, False)}
+        print_json(said)
+    else:
+        print(f"key {name}: {record.state} -> {after or 'deleted'}; in the audit as {audit.who}: {audit.why}")
+
+
+def _response(option: str, status: int | None, body: str | None, headers: list[str]) -> StoredResponse:
+    if status is None:
+        raise typer.BadParameter(f"{option} needs --status: it is what every retry gets")
+    named: dict[str, str] = {}
+    for line in headers:
+        name, colon, text = line.partition(":")
+        if not (name.strip() and colon):
+            raise typer.BadParameter(f"--header {name}: it takes NAME:VALUE")
+        named[name.strip().lower()] = text.strip()
+    data = _bytes(body)
+    if data and "content-type" not in named:
+        try:
+            orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise typer.BadParameter(
+                "--body is not JSON: say what it is, with --header 'Content-Type: text/plain'"
+            ) from None
+        named["content-type"] = "application/json"
+    response = written(option, status, NOTHING, data, named)
+    if response.body is None:
+        raise ConfigurationError(f"--body: {len(data):,} bytes are more than oncekey keeps; give a shorter one")
+    return response
+
+
+def _bytes(body: str | None) -> bytes:
+    if body is None or not body.startswith("@"):
+        return (body or "").encode()
+    if body == "@-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(body[1:]).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"--body {body}: the file cannot be read ({error.strerror})") from error

@@ -1,0 +1,119 @@
+"""An operator's desk: a real store of either kind, keys in any state, and time that passes when it is told to."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from oncekey.cli import main
+from oncekey.core.jobs import Conclusion, JobEnd
+from oncekey.core.record import Record, Reservation, StoredResponse, swap
+from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.steps import Step, StepKind, StepState
+from tests.outbox.boxes import Box
+
+RESPONSE = StoredResponse(201, (("content-type", "application/json"),), b'{"id":"pay_1","card":"4242"}')
+LEASE = 60.0
+RETENTION = 86_400.0
+_TIMES = ("created_at", "lease_until", "expires_at", "finished_at", "reconcile_at")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+class Desk(Box):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._keys = count(1)
+
+    def reserve(
+        self,
+        key: str,
+        *,
+        scope: str = "acme",
+        operation: str = "POST /payments",
+        effects: Effects = Effects.EXTERNAL,
+    ) -> Record:
+        number = next(self._keys)
+        fingerprint = number.to_bytes(32, "big")
+        wanted = Reservation(scope, key, operation, fingerprint, 1, effects, f"owner-{number}", LEASE, RETENTION)
+        (found,) = self.store.reserve([wanted])
+        assert found.record is not None
+        return found.record
+
+    def move(self, record: Record, event: Event, by: Actor = Actor.OWNER, **what: Any) -> Record:
+        (moved,) = self.store.swap([swap(record, event, by, **what)])
+        assert moved is not None
+        return moved
+
+    def put(self, key: str, state: State, *, age: float = 0.0, **of: Any) -> Record:
+        """A key in this state, that was created ``age`` seconds ago."""
+        record = self.reserve(key, **of)
+        match state:
+            case State.PENDING:
+                self.move(record, Event.DEFER)
+            case State.COMPLETED:
+                self.move(record, Event.COMPLETE, response=RESPONSE)
+            case State.FAILED:
+                self.move(record, Event.FAIL, response=replace(RESPONSE, status=402))
+            case State.FAILED_RETRYABLE:
+                self.move(record, Event.RELEASE, last_error="the provider was away")
+            case State.UNKNOWN:
+                self.move(record, Event.DOUBT, last_error="TimeoutError")
+        self.age(record, age)
+        return self.key(record)
+
+    def dead_key(self, key: str, **of: Any) -> Record:
+        """An unknown outcome after the reconciler's last try."""
+        record = self.put(key, State.UNKNOWN, **of)
+        return self.move(record, Event.POSTPONE, Actor.RECONCILER, last_error="the provider does not know it")
+
+    def dead_job(self, task: str = "send_receipt", *, of: Record | None = None, age: float = 0.0) -> str:
+        job_id = self.add(task, {"to": "ada@example.com"}, of=of)
+        (job,) = self.store.claim("a-worker", [task], 1, 30.0)
+        settle = State.UNKNOWN if of else None
+        end = Conclusion(job.id, "a-worker", JobEnd.DEAD, error="SMTPError: 550 no such user", settle=settle)
+        assert self.store.conclude([end]) == [True]
+        if age:
+            self._back("idempotency_outbox", f"id = '{job_id}'", ("created_at", "run_at", "finished_at"), age)
+        return job_id
+
+    def step(self, record: Record, name: str, result: bytes = b'{"card":"4242"}') -> Record:
+        step = Step(name, StepKind.EFFECT, StepState.DONE, True, result, f"down-{name}", f"ch_{name}")
+        return self.move(record, Event.ADVANCE, recovery_point=name, step=step)
+
+    def age(self, record: Record, seconds: float) -> None:
+        if seconds:
+            self._back("idempotency_keys", f"scope = '{record.scope}' AND key = '{record.key}'", _TIMES, seconds)
+
+    def _back(self, table: str, where: str, columns: tuple[str, ...], seconds: float) -> None:
+        less = f"{seconds}" if self.is_sqlite else f"interval '{seconds} seconds'"
+        self.execute(f"UPDATE {table} SET {', '.join(f'{name} = {name} - {less}' for name in columns)} WHERE {where}")
+
+    def there(self, key: str, scope: str = "acme") -> Record | None:
+        (record,) = self.store.read([(scope, key)])
+        return None if record is None else replace(record, now=0.0)
+
+    def audit(self, key: str, scope: str = "acme") -> list[tuple[str, str, str, str | None, str]]:
+        lines = self.store.audit(scope, key, 100)
+        return [(line.who, line.event, line.before, line.after, line.why) for line in lines]
+
+
+def runner(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``oncekey`` on this store, with ``said`` at standard input: exit code, output, errors."""
+    monkeypatch.setenv("ONCEKEY_STORE", url)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str, said: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["oncekey", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return run

@@ -1,0 +1,152 @@
+"""``oncekey dead-letters``: jobs and keys that were given up, taken up again or put away."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oncekey.core.jobs import JobState
+from oncekey.core.states import Event, State
+from oncekey.operators import dead_letters
+from oncekey.telemetry.events import redact
+from tests.cli.desk import Desk, Run
+
+KEY = "order-1-of-today"
+SURE = ("--yes", "--who", "ann", "--why", "the mail server is back")
+WHY = "the mail server is back"
+
+
+def test_both_kinds(desk: Desk, operate: Run) -> None:
+    """Jobs after their last attempt, and unknown outcomes that are asked about no more; nothing else."""
+    job_id = desk.dead_job(age=7200)
+    desk.add("send_receipt")
+    desk.dead_key(KEY, age=3600)
+    desk.put("order-2-of-today", State.UNKNOWN)
+    code, out, error = operate("dead-letters", "list")
+    assert (code, error) == (0, "")
+    for words in (job_id, "send_receipt", "2 h", "SMTPError: 550 no such user", redact(KEY), "a dead letter"):
+        assert words in out
+    told = json.loads(operate("dead-letters", "list", "--json")[1])
+    assert [job["id"] for job in told["jobs"]] == [job_id]
+    assert [key["key"] for key in told["keys"]] == [redact(KEY)]
+    for secret in (KEY, "ada@example.com", redact("order-2-of-today")):
+        assert secret not in out + json.dumps(told)
+    revealed = operate("dead-letters", "list", "--json", "--reveal")[1]
+    assert KEY in revealed
+    assert "ada@example.com" in revealed
+
+
+def test_none(desk: Desk, operate: Run) -> None:
+    assert operate("dead-letters", "list") == (0, "no dead letters\n", "")
+
+
+def test_more_than_are_asked_for(desk: Desk, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All unknown outcomes are looked through, page by page, until there are enough."""
+    monkeypatch.setattr(dead_letters, "_PAGE", 2)
+    for number in range(5):
+        desk.put(f"a-key-{number}-of-today", State.UNKNOWN)
+        desk.dead_key(f"b-key-{number}-of-today")
+    for limit, more in ((4, True), (5, False)):
+        code, out, _ = operate("dead-letters", "list", "--json", "--reveal", "--limit", str(limit))
+        told = json.loads(out)
+        assert (code, told["more"]) == (0, more)
+        assert [key["key"] for key in told["keys"]] == [f"b-key-{number}-of-today" for number in range(limit)]
+    assert "first 4 of a kind" in operate("dead-letters", "list", "--limit", "4")[2]
+
+
+def test_one_job(desk: Desk, operate: Run) -> None:
+    """Each attempt with its error, who changed it; the payload only where it is asked for."""
+    job_id = desk.dead_job()
+    code, out, _ = operate("dead-letters", "show", job_id)
+    assert code == 0
+    for words in (job_id, "dead; tried once", "ATTEMPT", "SMTPError: 550 no such user", "oncekey-down"):
+        assert words in out
+    assert "ada@example.com" not in out
+    assert "ada@example.com" in operate("dead-letters", "show", job_id, "--reveal")[1]
+    operate("dead-letters", "retry", job_id, *SURE)
+    told = json.loads(operate("dead-letters", "show", job_id, "--json")[1])
+    assert (told["state"], told["attempts"][0]["error"], told["payload"]) == (
+        *("ready", "SMTPError: 550 no such user"),
+        None,
+    )
+    assert [(line["who"], line["event"], line["job"]) for line in told["history"]] == [("ann", "retry_job", job_id)]
+    code, _, error = operate("dead-letters", "show", "no-such-job")
+    assert (code, "there is no job no-such-job" in error) == (1, True)
+
+
+def test_one_key(desk: Desk, operate: Run) -> None:
+    """The same as keys show."""
+    desk.dead_key(KEY)
+    asked = (KEY, "--scope", "acme")
+    assert operate("dead-letters", "show", *asked)[:2] == operate("keys", "show", *asked)[:2]
+    told = json.loads(operate("dead-letters", "show", *asked, "--json")[1])
+    assert told["record"]["dead_letter"] is True
+
+
+def test_a_job_is_taken_up_again(desk: Desk, operate: Run) -> None:
+    """Its attempts start over, the key that only it made unknown is pending again, and the audit says so."""
+    (record,) = desk.pending()
+    job_id = desk.dead_job("pay", of=record)
+    assert desk.key(record).state is State.UNKNOWN
+    code, out, error = operate("dead-letters", "retry", job_id, "--why", WHY, said="n\n")
+    assert (code, out, desk.get(job_id).state) == (1, "", JobState.DEAD)
+    assert "RUN again" in error
+    code, out, _ = operate("dead-letters", "retry", job_id, *SURE)
+    assert (code, out) == (0, f"job {job_id}: dead letter -> ready; in the audit as ann: {WHY}\n")
+    job = desk.get(job_id)
+    assert (job.state, job.attempt) == (JobState.READY, 0)
+    assert desk.key(record).state is State.PENDING
+    assert desk.audit(record.key) == [("ann", "retry_job", "dead", "ready", WHY)]
+    code, _, error = operate("dead-letters", "retry", job_id, *SURE)
+    assert (code, f"job {job_id} is ready, and no dead letter" in error) == (1, True)
+    assert len(desk.audit(record.key)) == 1
+
+
+def test_a_job_is_put_away(desk: Desk, operate: Run) -> None:
+    """It is never run; the key that it was to settle stays unknown, and the question says so."""
+    (record,) = desk.pending()
+    job_id = desk.dead_job("pay", of=record)
+    code, _, error = operate("dead-letters", "discard", job_id, "--why", WHY, said="\n")
+    assert (code, "its key stays unknown" in error, desk.get(job_id).state) == (1, True, JobState.DEAD)
+    code, out, _ = operate("dead-letters", "discard", job_id, "--json", *SURE)
+    assert (code, json.loads(out)["after"]) == (0, "cancelled")
+    assert desk.get(job_id).state is JobState.CANCELLED
+    assert desk.key(record).state is State.UNKNOWN
+    assert desk.audit(record.key) == [("ann", "discard_job", "dead", "cancelled", WHY)]
+    for command in ("retry", "discard"):
+        code, _, error = operate("dead-letters", command, job_id, *SURE)
+        assert (code, "is cancelled, and no dead letter" in error) == (1, True)
+        assert operate("dead-letters", command, "no-such-job", *SURE)[0] == 1
+
+
+def test_a_key_is_asked_about_again(desk: Desk, operate: Run) -> None:
+    """Back on the reconciler's list, with its tries before it."""
+    desk.dead_key(KEY)
+    asked = ("dead-letters", "retry", KEY, "--scope", "acme")
+    assert operate(*asked, "--why", WHY, said="n\n")[0] == 1
+    code, out, _ = operate(*asked, *SURE)
+    assert (code, "on the reconciler's list" in out) == (0, True)
+    record = desk.there(KEY)
+    assert record is not None
+    assert (record.state, record.reconcile_tries, record.last_error) == (
+        *(State.UNKNOWN, 0),
+        "the provider does not know it",
+    )
+    assert record.reconcile_at is not None
+    assert desk.audit(KEY) == [("ann", Event.POSTPONE, "unknown", "unknown", WHY)]
+    code, _, error = operate(*asked, *SURE)
+    assert (code, "is no dead letter: the reconciler has it on its list" in error) == (1, True)
+    assert len(desk.audit(KEY)) == 1
+
+
+def test_a_key_is_not_put_away(desk: Desk, operate: Run) -> None:
+    """What may have happened does not go away; and what is not unknown has nothing to be asked about."""
+    desk.dead_key(KEY)
+    before = desk.there(KEY)
+    code, _, error = operate("dead-letters", "discard", KEY, "--scope", "acme", *SURE)
+    assert (code, "`oncekey keys resolve`" in error) == (1, True)
+    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+    desk.put("order-2-of-today", State.COMPLETED)
+    code, _, error = operate("dead-letters", "retry", "order-2-of-today", "--scope", "acme", *SURE)
+    assert (code, "only an unknown outcome can be asked about again" in error) == (1, True)

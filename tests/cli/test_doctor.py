@@ -1,0 +1,298 @@
+"""``oncekey doctor``: each line is seen to be ok, and to be what it is when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from oncekey.core.diagnosis import Diagnosis, Level, worst
+from oncekey.core.record import COUNTED
+from oncekey.core.states import State
+from oncekey.operators.doctor import counted, examine, span
+from oncekey.stores import judging
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres import probes
+from oncekey.stores.postgres.store import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.probes import durability as sqlite_durability
+from tests.cli.desk import Desk, Run, runner
+
+CHECKS = ["schema", "indexes", "plans", "lease", "clock", "durability", "connections"]
+CHECKS += ["upkeep", "unknown", "dead keys", "outbox", "dead jobs"]
+
+
+def lines(out: str) -> dict[str, dict[str, Any]]:
+    return {line["check"]: line for line in json.loads(out)["checks"]}
+
+
+def line(desk: Desk, check: str) -> Diagnosis:
+    (found,) = [each for each in examine(desk.store) if each.check == check]
+    return found
+
+
+def test_all_is_well(desk: Desk, operate: Run) -> None:
+    """A line for each check. Only the tests' own PostgreSQL is not durable, and the doctor sees that."""
+    desk.put("order-1-of-today", State.COMPLETED)
+    code, out, error = operate("doctor", "--json")
+    found = lines(out)
+    assert list(found) == CHECKS
+    bad = [check for check, said in found.items() if said["level"] != "ok"]
+    assert (bad, code, error) == (([], 0, "") if desk.is_sqlite else (["durability"], 2, ""))
+    if not desk.is_sqlite:
+        assert "fsync off" in found["durability"]["found"]
+        assert "fsync = on" in found["durability"]["advice"]
+    code, out, _ = operate("doctor")
+    assert out.count("\nok ") == len(CHECKS) - len(bad)
+    assert out.count("\n-> ") == 0
+    assert out.count(" -> ") == len(bad)
+
+
+def test_exit_codes(desk: Desk, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings count with --strict only; failures always."""
+    monkeypatch.setattr(type(desk.store), "diagnose", lambda _: [Diagnosis("schema", Level.OK, "fine")])
+    assert operate("doctor", "--strict")[0] == 0
+    desk.dead_job()
+    assert operate("doctor")[0] == 0
+    assert operate("doctor", "--strict")[0] == 1
+    monkeypatch.setattr(type(desk.store), "diagnose", lambda _: [Diagnosis("plans", Level.FAIL, "bad")])
+    assert operate("doctor")[0] == 2
+    assert operate("doctor", "--strict")[0] == 2
+    assert worst([]) is Level.OK
+
+
+# -- the store -----------------------------------------------------------------------------------------------------
+
+
+def test_no_tables(postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what to run, and all the same how the server is set up; once that is run, the line is ok."""
+    run = runner(postgres_url, monkeypatch, capsys)
+    code, out, _ = run("doctor", "--json")
+    found = lines(out)
+    assert (code, list(found)) == (2, ["schema", "clock", "durability", "connections"])
+    assert "oncekey migrate" in found["schema"]["advice"]
+    run("migrate")
+    assert lines(run("doctor", "--json")[1])["schema"]["level"] == "ok"
+
+
+@pytest.mark.parametrize("url", ["postgresql://ann:s3cret@127.0.0.1:1/app", "sqlite:///{}/later.db"])
+def test_a_store_that_cannot_be_asked(operate: Run, tmp_path: Path, url: str) -> None:
+    """Down, or of a later version: a line as any other, exit code 2, and no password."""
+    later = tmp_path / "later.db"
+    desk = Desk(f"sqlite:///{later}")
+    desk.execute("INSERT INTO oncekey_schema (number, name, applied_at) VALUES (9999, 'later', 0)")
+    desk.close()
+    code, out, error = operate("doctor", "--json", "--store", url.format(tmp_path))
+    assert (code, list(lines(out)), lines(out)["store"]["level"]) == (2, ["store"], "fail")
+    assert "s3cret" not in out + error
+
+
+def test_an_index_is_missing(desk: Desk, operate: Run) -> None:
+    """It is named, the plan that needs it too, and the statement that is given heals both."""
+    desk.execute("DROP INDEX idempotency_keys_leases")
+    desk.store.disconnect()
+    code, out, _ = operate("doctor", "--json")
+    found = lines(out)
+    assert code == 2
+    assert "idempotency_keys_leases" in found["indexes"]["found"]
+    assert "due_leases" in found["plans"]["found"]
+    assert "due_expired" not in found["plans"]["found"]
+    advice = found["indexes"]["advice"]
+    assert advice.startswith("run CREATE INDEX idempotency_keys_leases ON idempotency_keys")
+    desk.execute(advice.removeprefix("run "))
+    found = lines(operate("doctor", "--json")[1])
+    assert (found["indexes"]["level"], found["plans"]["level"]) == ("ok", "ok")
+
+
+def test_an_index_that_is_not_valid(postgres_url: str) -> None:
+    """What an interrupted CREATE INDEX CONCURRENTLY leaves: there, and worth nothing."""
+    desk = Desk(postgres_url)
+    where = "indexrelid = 'idempotency_keys_unknowns'::regclass"
+    desk.execute(f"UPDATE pg_index SET indisvalid = false WHERE {where}")
+    found = line(desk, "indexes")
+    assert (found.level, line(desk, "plans").level) == (Level.FAIL, Level.FAIL)
+    assert found.advice.startswith("run DROP INDEX idempotency_keys_unknowns; CREATE INDEX idempotency_keys_unknowns")
+    desk.execute(found.advice.removeprefix("run "))
+    assert line(desk, "indexes").level is Level.OK
+    desk.close()
+
+
+def test_every_index_of_the_schema_is_known() -> None:
+    for package in ("oncekey.stores.postgres", "oncekey.stores.sqlite"):
+        wanted = judging.wanted_indexes(package)
+        assert len(wanted) == 16
+        assert set().union(*judging.USES.values()) <= set(wanted)
+
+
+def test_clocks(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour apart is a warning on either side; what the round trip takes is not a difference."""
+    desk = Desk(postgres_url)
+    real = probes.host_clock
+    for apart, side in ((3600.0, "behind"), (-3600.0, "ahead of")):
+        monkeypatch.setattr(probes, "host_clock", lambda apart=apart: real() + apart)
+        found = line(desk, "clock")
+        assert (found.level, f"{side} this host" in found.found) == (Level.WARN, True)
+    assert judging.clock(20.0, 16.0).level is Level.OK
+    desk.close()
+
+
+GOOD = {"synchronous_commit": "on", "fsync": "on", "full_page_writes": "on", "standby": "false"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "levels"),
+    [
+        ({}, [Level.OK]),
+        ({"synchronous_commit": "local"}, [Level.OK]),
+        ({"synchronous_commit": "off"}, [Level.WARN]),
+        ({"full_page_writes": "off"}, [Level.WARN]),
+        ({"fsync": "off"}, [Level.FAIL]),
+        ({"standby": "true"}, [Level.FAIL, Level.OK]),
+    ],
+)
+def test_durability_of_postgres(changed: dict[str, str], levels: list[Level]) -> None:
+    found = list(probes.durability(GOOD | changed))
+    assert [each.level for each in found] == levels
+    assert all(each.advice for each in found if each.level is not Level.OK)
+
+
+def test_the_database_is_asked_and_not_our_connection(postgres_url: str) -> None:
+    """Our own connections turn synchronous_commit on: what the app's get is what counts."""
+    name = postgres_url.rpartition("/")[2].partition("?")[0]
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off'.encode())
+    desk = Desk(postgres_url)
+    assert "synchronous_commit off" in line(desk, "durability").found
+    desk.close()
+
+
+def test_durability_of_sqlite(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "keys.db")
+    with store._connections.use() as connection:
+        connection.execute("PRAGMA synchronous = NORMAL")
+    (found,) = [each for each in store.diagnose() if each.check == "durability"]
+    assert (found.level, found.found.partition(":")[0]) == (Level.FAIL, "journal_mode wal, synchronous normal")
+    store.close()
+    assert sqlite_durability("delete", "full").level is Level.FAIL
+    assert sqlite_durability("wal", "extra").level is Level.OK
+
+
+def test_connections(postgres_url: str) -> None:
+    """The tightest limit counts, and what is in use of it."""
+    name = postgres_url.rpartition("/")[2].partition("?")[0]
+    desk = Desk(postgres_url)
+    assert line(desk, "connections").level is Level.OK
+    desk.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT 8')
+    found = line(desk, "connections")
+    assert (found.level, "1 of 8 are in use (CONNECTION LIMIT of the database)" in found.found) == (Level.WARN, True)
+    desk.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT 9')
+    assert line(desk, "connections").level is Level.OK
+    desk.close()
+
+
+def test_memory() -> None:
+    (first, *_) = examine(MemoryStore())
+    assert (first.check, first.level) == ("durability", Level.WARN)
+
+
+# -- the rows ------------------------------------------------------------------------------------------------------
+
+
+def finished(desk: Desk, number: int, took: float, lease: float, operation: str = "POST /payments") -> None:
+    """So many keys that took so long, under such a lease."""
+    for each in range(number):
+        desk.put(f"key-{took:g}-{each:03d}-{operation}", State.COMPLETED, operation=operation)
+    later = "+ {:g}" if desk.is_sqlite else "+ interval '{:g} seconds'"
+    times = f"finished_at = created_at {later.format(took)}, lease_until = created_at {later.format(lease)}"
+    desk.execute(f"UPDATE idempotency_keys SET {times} WHERE key LIKE 'key-{took:g}-%'")
+
+
+def test_the_lease_against_what_handlers_take(desk: Desk) -> None:
+    """The worst operation is named, with a lease that would do; too few keys say nothing."""
+    finished(desk, judging.ENOUGH - 1, 50.0, 90.0, "POST /slow")
+    assert line(desk, "lease").found.startswith("no operation with 20 finished keys")
+    finished(desk, judging.ENOUGH, 1.0, 60.0)
+    found = line(desk, "lease")
+    assert (found.level, found.found) == (
+        Level.OK,
+        "POST /payments: 99 % are done within 1 s, and the lease is 60 s",
+    )
+    finished(desk, 30, 80.0, 90.0)
+    desk.execute("UPDATE idempotency_keys SET attempt = 2 WHERE key LIKE 'key-80-%'")  # from the first attempt on
+    assert line(desk, "lease") == found
+    finished(desk, 1, 70.0, 90.0)  # renewed in time, and still longer than the lease
+    finished(desk, 1, 90_000.0, 60.0)  # settled by somebody else, long after its lease
+    found = line(desk, "lease")
+    assert found.level is Level.WARN
+    assert "99 % are done within 70 s, and the lease is 60 s" in found.found
+    assert "lease=timedelta(seconds=210)" in found.advice
+
+
+def test_upkeep_that_does_not_run(desk: Desk) -> None:
+    """A lease that is over, or a key that is past its expiry, for longer than upkeep ever takes."""
+    desk.put("order-1-of-today", State.IN_PROGRESS, age=200)
+    desk.put("order-2-of-today", State.COMPLETED, age=86_400 + 3600)
+    assert line(desk, "upkeep").level is Level.OK
+    desk.put("order-3-of-today", State.COMPLETED, age=3 * 86_400)
+    found = line(desk, "upkeep")
+    assert (found.level, "a key expired 2 d ago" in found.found) == (Level.WARN, True)
+    desk.put("order-4-of-today", State.IN_PROGRESS, age=1000)
+    found = line(desk, "upkeep")
+    assert (found.level, "a lease has been over for 15 min" in found.found) == (Level.WARN, True)
+    assert "oncekey upkeep" in found.advice
+
+
+def test_unknown_outcomes(desk: Desk) -> None:
+    desk.put("order-1-of-today", State.UNKNOWN)
+    assert line(desk, "unknown").level is Level.OK
+    desk.put("order-2-of-today", State.UNKNOWN, age=1000)  # due, and nobody was asked
+    found = line(desk, "unknown")
+    assert (found.level, "2 keys with an unknown outcome" in found.found) == (Level.WARN, True)
+    assert "should have been asked about 16 min" in found.found
+    assert "oncekey keys resolve" in found.advice
+
+
+def test_an_old_unknown_and_a_dead_one(desk: Desk) -> None:
+    """Nobody asks about it any more, so nothing is due; it is old, and a dead letter."""
+    assert line(desk, "dead keys").level is Level.OK
+    desk.dead_key("order-1-of-today", age=7200)
+    found = line(desk, "unknown")
+    assert (found.level, "the oldest 2 h old" in found.found) == (Level.WARN, True)
+    found = line(desk, "dead keys")
+    assert (found.level, found.found) == (Level.WARN, "1 unknown outcome that nobody asks about any more")
+
+
+def test_the_outbox(desk: Desk) -> None:
+    """Jobs that wait for a worker, and jobs that were given up."""
+    desk.add("send_receipt")
+    assert line(desk, "outbox").level is Level.OK
+    desk.execute(f"UPDATE idempotency_outbox SET run_at = {'100' if desk.is_sqlite else 'to_timestamp(100)'}")
+    found = line(desk, "outbox")
+    assert (found.level, found.found.startswith("1 job due, lag "), "oncekey worker" in found.advice) == (
+        *(Level.WARN, True),
+        True,
+    )
+    assert line(desk, "dead jobs").level is Level.OK
+    desk.dead_job("another")
+    assert line(desk, "dead jobs").level is Level.WARN
+
+
+def test_the_probes_use_an_index(postgres_url: str) -> None:
+    """Looking for the time that handlers take reads the newest keys, not all."""
+    store = PostgresStore(postgres_url)
+    store.migrate()
+    ((plan,),) = store._ask("EXPLAIN (FORMAT JSON) " + probes._TIMES, judging.SAMPLE)
+    assert set(probes._indexes_in(plan)) == {"idempotency_keys_expired"}
+    store.close()
+
+
+def test_words() -> None:
+    assert [span(seconds) for seconds in (-1, 0.2, 59.6, 3601, 7261, 266_400)] == [
+        *("0 s", "0 s", "1 min", "1 h", "2 h 1 min", "3 d 2 h"),
+    ]
+    assert [counted(number, "job") for number in (0, 1, 1234, COUNTED)] == [
+        *("0 jobs", "1 job", "1,234 jobs", "10,000 jobs or more"),
+    ]

@@ -1,0 +1,241 @@
+"""``oncekey keys resolve`` and ``forget``: what is done, what is refused, and what the audit then says."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from oncekey.core.record import Audit, StoredResponse
+from oncekey.core.responses import MAX_RESPONSE_BYTES
+from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.errors import MoveRefused
+from oncekey.operators import changes
+from oncekey.telemetry.events import redact
+from tests.cli.desk import LEASE, RESPONSE, Desk, Run
+
+KEY = "order-1-of-today"
+RESOLVE = ("keys", "resolve", KEY, "--scope", "acme")
+FORGET = ("keys", "forget", KEY, "--scope", "acme")
+SURE = ("--yes", "--who", "ann", "--why", "the provider says so")
+PAID = ("--confirm", "--status", "201", "--body", '{"id": "pay_1"}')
+
+
+def test_confirmed(desk: Desk, operate: Run) -> None:
+    """The key is completed with the very bytes that were given, and the audit says who, what and why."""
+    desk.put(KEY, State.UNKNOWN)
+    code, out, error = operate(*RESOLVE, *PAID, "--header", "Location: /payments/pay_1", *SURE)
+    assert (code, error) == (0, "")
+    assert out == f"key {redact(KEY)}: unknown -> completed; in the audit as ann: the provider says so\n"
+    record = desk.there(KEY)
+    assert record is not None
+    assert record.state is State.COMPLETED
+    headers = (("location", "/payments/pay_1"), ("content-type", "application/json"))
+    assert record.response == StoredResponse(201, headers, b'{"id": "pay_1"}')
+    assert desk.audit(KEY) == [("ann", "confirm", "unknown", "completed", "the provider says so")]
+    now = json.loads(operate("keys", "show", KEY, "--scope", "acme", "--json")[1])["now"]
+    assert (now["runs"], now["status"]) == (False, 201)
+
+
+def test_failed_for_good(desk: Desk, operate: Run) -> None:
+    desk.put(KEY, State.UNKNOWN)
+    code, out, _ = operate(*RESOLVE, "--fail", "--status", "402", "--json", *SURE)
+    told = json.loads(out)
+    assert (code, told["before"], told["after"], told["response"]["status"]) == (0, "unknown", "failed", 402)
+    record = desk.there(KEY)
+    assert record is not None
+    assert (record.state, record.response) == (State.FAILED, StoredResponse(402, (), b""))
+    assert desk.audit(KEY) == [("ann", "give_up", "unknown", "failed", "the provider says so")]
+
+
+def test_refuted(desk: Desk, operate: Run) -> None:
+    """After the lease and the quarantine: the next retry runs it."""
+    desk.put(KEY, State.UNKNOWN, age=LEASE + 301)
+    assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
+    record = desk.there(KEY)
+    assert record is not None
+    assert record.state is State.FAILED_RETRYABLE
+    assert desk.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", "the provider says so")]
+
+
+def test_too_early_to_refute(desk: Desk, operate: Run) -> None:
+    """What was sent may be on its way: nothing is changed, and it says for how long that is so."""
+    desk.put(KEY, State.UNKNOWN, age=LEASE + 100)
+    before = desk.there(KEY)
+    code, out, error = operate(*RESOLVE, "--refute", *SURE)
+    assert (code, out) == (1, "")
+    assert "cannot be refuted for another" in error
+    assert "may still be on its way" in error
+    code, _, error = operate(*RESOLVE, "--refute", "--quarantine", "1d", *SURE)
+    assert code == 1
+    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+    assert operate(*RESOLVE, "--refute", "--quarantine", "90s", *SURE)[0] == 0
+
+
+@pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING, State.COMPLETED, State.FAILED_RETRYABLE])
+@pytest.mark.parametrize("how", [PAID, ("--refute",), ("--fail", "--status", "500")])
+def test_only_what_is_unknown(desk: Desk, operate: Run, state: State, how: tuple[str, ...]) -> None:
+    """Whatever else it is, it says what that means, before anybody is asked; and nothing is changed."""
+    desk.put(KEY, state, age=LEASE + 301)
+    before = desk.there(KEY)
+    code, out, error = operate(*RESOLVE, *how)
+    assert (code, out, error.count("\n")) == (1, "", 1)
+    assert f"key {redact(KEY)} is {state}: only an unknown outcome can be" in error
+    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+
+
+def test_asked_first(desk: Desk, operate: Run) -> None:
+    """What will happen is shown, why is asked for, and then whether; who is the login name."""
+    desk.put(KEY, State.UNKNOWN)
+    code, out, error = operate(*RESOLVE, *PAID, said="it is in their ledger\nn\n")
+    assert (code, out) == (1, "")
+    assert f"key {redact(KEY)}, POST /payments: unknown becomes completed: retries get 201 with 15 bytes" in error
+    assert error.endswith("oncekey: nothing was changed\n")
+    assert desk.audit(KEY) == []
+    code, out, error = operate(*RESOLVE, *PAID, "--json", said="it is in their ledger\ny\n")
+    assert (code, json.loads(out)["why"]) == (0, "it is in their ledger")
+    assert desk.audit(KEY) == [(getpass.getuser(), "confirm", "unknown", "completed", "it is in their ledger")]
+
+
+@pytest.mark.parametrize("command", [(*RESOLVE, *PAID), FORGET])
+def test_no_answer_is_no(desk: Desk, operate: Run, command: tuple[str, ...]) -> None:
+    """Without a terminal nothing is done, unless --yes and --why say so."""
+    desk.put(KEY, State.UNKNOWN if "resolve" in command else State.COMPLETED)
+    before = desk.there(KEY)
+    assert operate(*command)[0] == 1
+    assert operate(*command, "--why", "because", said="")[0] == 1
+    for options in (["--yes"], ["--yes", "--why", " "], ["--why", " "]):
+        code, _, error = operate(*command, *options)
+        assert (code, "--why" in error) == (2, True)
+    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ([], 2, "one of --confirm"),
+        (["--confirm", "--refute"], 2, "one of --confirm"),
+        (["--confirm"], 2, "needs --status"),
+        (["--fail"], 2, "needs --status"),
+        (["--fail", "--status", "201"], 2, "400 to 599"),
+        (["--confirm", "--status", "99"], 1, "200 to 599"),
+        (["--refute", "--status", "201"], 2, "takes no response"),
+        (["--confirm", "--status", "201", "--body", "paid"], 2, "is not JSON"),
+        (["--confirm", "--status", "201", "--body", "@no-such-file"], 1, "cannot be read"),
+        (["--confirm", "--status", "201", "--header", "Location"], 2, "NAME:VALUE"),
+        (["--confirm", "--status", "201", "--header", "Set-Cookie: a=b"], 1, "would leak"),
+        (["--confirm", "--status", "201", "--header", "X: a\rb"], 1, "line break"),
+    ],
+)
+def test_wrong_options(desk: Desk, operate: Run, options: list[str], code: int, words: str) -> None:
+    desk.put(KEY, State.UNKNOWN, age=1000)
+    before = desk.there(KEY)
+    ended, out, error = operate(*RESOLVE, *options, *SURE)
+    assert (ended, out, words in " ".join(error.replace("│", " ").split())) == (code, "", True)
+    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+
+
+def test_where_a_body_comes_from(desk: Desk, operate: Run, tmp_path: Path) -> None:
+    """A file or standard input, byte for byte; what is not JSON says what it is; what is not kept is refused."""
+    file = tmp_path / "answer"
+    file.write_bytes(b"\xffpaid\n")
+    plain = ("--header", "Content-Type: text/plain", "--confirm", "--status", "200")
+    desk.put(KEY, State.UNKNOWN)
+    assert operate(*RESOLVE, *plain, "--body", f"@{file}", *SURE)[0] == 0
+    record = desk.there(KEY)
+    assert record is not None
+    assert record.response == StoredResponse(200, (("content-type", "text/plain"),), b"\xffpaid\n")
+    desk.put("another-key-of-today", State.UNKNOWN)
+    other = ("keys", "resolve", "another-key-of-today", "--scope", "acme")
+    file.write_bytes(b"x" * (MAX_RESPONSE_BYTES + 1))
+    code, _, error = operate(*other, *plain, "--body", f"@{file}", *SURE)
+    assert (code, "more than oncekey keeps" in error) == (1, True)
+    assert operate(*other, "--confirm", "--status", "200", "--body", "@-", *SURE, said='{"a":1}')[0] == 0
+    record = desk.there("another-key-of-today")
+    assert record is not None
+    assert record.response == StoredResponse(200, (("content-type", "application/json"),), b'{"a":1}')
+
+
+def test_a_long_reason_is_cut(desk: Desk, operate: Run) -> None:
+    """As other texts in the tables are: nobody reads a pasted log in an audit."""
+    desk.put(KEY, State.UNKNOWN)
+    assert operate(*RESOLVE, *PAID, "--yes", "--why", "because " * 1000)[0] == 0
+    assert [len(why) for *_, why in desk.audit(KEY)] == [changes.WHY_CHARS]
+
+
+def test_nobody_without_a_name(desk: Desk, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have a user without a name: it says what to give, and an audit line always has a name."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    desk.put(KEY, State.UNKNOWN)
+    code, _, error = operate(*RESOLVE, *PAID, "--yes", "--why", "paid")
+    assert (code, "--who NAME" in error, desk.audit(KEY)) == (1, True, [])
+    assert operate(*RESOLVE, *PAID, *SURE)[0] == 0
+
+
+def test_moved_on_meanwhile(desk: Desk) -> None:
+    """What was decided about one attempt is not done to the next, nor twice."""
+    seen = desk.put(KEY, State.UNKNOWN, age=1000)
+    audit = Audit("ann", "paid")
+    changes.refute(desk.store, seen, 0.0, audit)
+    with pytest.raises(MoveRefused, match=r"has moved on meanwhile, and is failed_retryable"):
+        changes.confirm(desk.store, seen, RESPONSE, audit)
+    assert len(desk.audit(KEY)) == 1
+    final = desk.put("another-key-of-today", State.COMPLETED)
+    changes.forget(desk.store, final, audit)
+    with pytest.raises(MoveRefused, match="has gone meanwhile"):
+        changes.forget(desk.store, final, audit)
+    assert len(desk.audit("another-key-of-today")) == 1
+
+
+def test_held_by_a_transaction(postgres_url: str) -> None:
+    """Nobody waits for it: it says so."""
+    desk = Desk(postgres_url)
+    seen = desk.put(KEY, State.UNKNOWN, age=1000)
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT 1 FROM idempotency_keys FOR UPDATE")
+        with pytest.raises(MoveRefused, match="held by a transaction right now"):
+            changes.refute(desk.store, seen, 1.0, Audit("ann", "paid"))
+    desk.close()
+
+
+# -- forget --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
+def test_forgotten(desk: Desk, operate: Run, state: State) -> None:
+    """The row and its steps are gone, the audit is not."""
+    record = desk.step(desk.reserve(KEY, effects=Effects.PHASED), "charge")
+    desk.move(record, Event.COMPLETE if state is State.COMPLETED else Event.FAIL, response=RESPONSE)
+    code, _, error = operate(*FORGET, "--why", "a wrong answer", said="n\n")
+    assert (code, "RUNS the operation again" in error) == (1, True)
+    code, out, _ = operate(*FORGET, "--json", *SURE)
+    assert (code, json.loads(out)["before"], json.loads(out)["after"]) == (0, state, None)
+    assert desk.there(KEY) is None
+    assert desk.audit(KEY) == [("ann", "forget", state, None, "the provider says so")]
+    assert operate(*FORGET, *SURE)[0] == 1
+
+
+@pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING, State.FAILED_RETRYABLE, State.UNKNOWN])
+def test_only_what_is_final_is_forgotten(desk: Desk, operate: Run, state: State) -> None:
+    desk.put(KEY, state, age=1000)
+    code, out, error = operate(*FORGET, *SURE)
+    assert (code, out) == (1, "")
+    assert f"is {state}: only a final key can be forgotten" in error
+    assert desk.there(KEY) is not None
+    assert desk.audit(KEY) == []
+
+
+def test_the_reconciler_and_an_operator_leave_the_same_trail(desk: Desk) -> None:
+    """Both in one history, newest first."""
+    record = desk.dead_key(KEY)
+    line = Audit("reconciler", "asked 1 times")
+    desk.move(record, Event.POSTPONE, Actor.RECONCILER, audit=line)
+    changes.confirm(desk.store, desk.key(record), RESPONSE, Audit("ann", "paid"))
+    assert [who for who, *_ in desk.audit(KEY)] == ["ann", "reconciler"]

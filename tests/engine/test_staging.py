@@ -1,0 +1,278 @@
+"""Jobs that a request leaves in the outbox: with its transaction, with a phase, or not at all; deferred requests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, HTTPException
+from starlette.responses import JSONResponse, Response
+
+from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
+from oncekey.core.jobs import JobState
+from oncekey.core.states import State
+from oncekey.engine.operation import Operation
+from oncekey.engine.staging import MAX_PAYLOAD_BYTES, MAX_TASK_LENGTH
+from oncekey.errors import ApplicationError, EnlistError
+from oncekey.outbox import Context, Worker
+from oncekey.outbox import Response as Settled
+from oncekey.stores.urls import open_store
+from oncekey.web import fastapi as web
+from tests.engine.desk import Desk
+from tests.enlist.shop import TRANSACTIONAL
+
+Add = Callable[[Operation], Awaitable[Any]]
+
+
+def adding(add: Add) -> Any:
+    """A handler that enlists, writes its row, and adds a job."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        await op.enlist(connection)
+        await desk.pay(connection)
+        await add(op)
+
+    return serve
+
+
+async def test_a_job_is_committed_with_the_row(desk: Desk) -> None:
+    answer = await desk.post(adding(lambda op: op.enqueue("receipt", {"to": "ada"})), policy=TRANSACTIONAL)
+    assert answer.status_code == 201
+    rows = desk.jobs("scope, key, key_owner, operation, task, payload, settles, state")
+    owner = desk.record.owner
+    assert rows == [("single-tenant", "k-1", owner, "POST /payments", "receipt", '{"to":"ada"}', False, "ready")]
+    assert desk.shop.payments() == 1
+
+
+@pytest.mark.parametrize("status", [500, 429])
+async def test_rolled_back_with_the_row(desk: Desk, status: int) -> None:
+    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
+        await adding(lambda op: op.enqueue("receipt"))(desk, op, connection)
+        return JSONResponse({}, status)
+
+    assert (await desk.post(serve, policy=TRANSACTIONAL)).status_code == status
+    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, State.FAILED_RETRYABLE)
+
+
+async def test_its_downstream_key_is_the_same_in_every_attempt(desk: Desk) -> None:
+    """What was rolled back and is done again is the same job downstream; two of one task are two."""
+    keys: list[list[str]] = []
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        await op.enlist(connection)
+        await op.enqueue("receipt", 1)
+        await op.enqueue("receipt", 2)
+        rows = await op.engine.run(execute(op), 5)  # type: ignore[union-attr]
+        keys.append([key for (key,) in rows])
+        if op.attempt == 1:
+            raise NotExecuted("once more")
+
+    def execute(op: Operation) -> Any:
+        from oncekey.engine import enlisted
+
+        return enlisted.execute(op, "SELECT downstream_key FROM idempotency_outbox ORDER BY payload", {})
+
+    api = desk.api(serve, TRANSACTIONAL)
+    assert [(await api.post()).status_code for _ in range(2)] == [503, 201]
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == 2
+
+
+async def test_in_a_phase(desk: Desk) -> None:
+    """Committed with the phase, once. Jobs of phases that a later attempt does not run again keep their keys."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        async def work(name: str) -> None:
+            await desk.pay(connection)
+            await op.enqueue("receipt", {"of": name})
+
+        await op.phase("first", work, "first", on=connection)
+        if op.attempt == 1:
+            raise ConnectionError("stumbled")
+        await op.phase("second", work, "second", on=connection)
+
+    api = desk.api(serve)
+    assert (await api.post()).status_code == 500
+    assert [task for task, _ in desk.jobs()] == ["receipt"]
+    assert (await api.post()).status_code == 201
+    jobs = desk.jobs("payload, downstream_key")
+    assert sorted(payload for payload, _ in jobs) == ['{"of":"first"}', '{"of":"second"}']
+    assert len({key for _, key in jobs}) == 2, "two jobs share a downstream key: a bank would do one of them"
+
+
+async def test_a_phase_that_fails_takes_its_job_along(desk: Desk) -> None:
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        async def work() -> None:
+            await op.enqueue("receipt")
+            raise ConnectionError("stumbled")
+
+        await op.phase("row", work, on=connection)
+
+    assert (await desk.post(serve)).status_code == 500
+    assert desk.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("run_at", "in_seconds"),
+    [(timedelta(hours=1), 3600), (datetime.now(UTC) + timedelta(hours=2), 7200), (None, 0), (timedelta(hours=-1), 0)],
+)
+async def test_when(desk: Desk, run_at: Any, in_seconds: float) -> None:
+    assert (await desk.post(adding(lambda op: op.enqueue("receipt", run_at=run_at)))).status_code == 201
+    store = open_store(desk.shop.url)
+    (job,) = store.jobs(JobState.READY, 10)
+    assert max(0.0, job.run_at - job.now) == pytest.approx(in_seconds, abs=60)
+    assert len(store.claim("a-worker", ["receipt"], 10, 30.0)) == (in_seconds == 0)
+    store.close()
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("add", "says"),
+    [
+        (lambda op: op.enqueue("receipt", object()), "not JSON"),
+        (lambda op: op.enqueue("receipt", "x" * MAX_PAYLOAD_BYTES), "bytes, more than"),
+        (lambda op: op.enqueue("receipt", run_at=datetime(2030, 1, 1)), "without a time zone"),  # noqa: DTZ001
+        (lambda op: op.enqueue(""), "a task's name"),
+        (lambda op: op.enqueue("x" * (MAX_TASK_LENGTH + 1)), "a task's name"),
+        (lambda op: op.enqueue("a\nb"), "a task's name"),
+    ],
+)
+async def test_jobs_that_cannot_be(desk: Desk, add: Add, says: str) -> None:
+    assert (await desk.post(adding(add))).status_code == 500
+    assert isinstance(desk.errors[0], ApplicationError)
+    assert says in str(desk.errors[0])
+    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, State.FAILED_RETRYABLE)
+
+
+@pytest.mark.parametrize("verb", ["enqueue", "defer"])
+async def test_not_without_a_transaction(desk: Desk, verb: str) -> None:
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        await getattr(op, verb)("receipt")
+
+    assert (await desk.post(serve)).status_code == 500
+    assert isinstance(desk.errors[0], EnlistError)
+    assert "there is none open" in str(desk.errors[0])
+
+
+async def test_not_in_an_effect(desk: Desk) -> None:
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        await op.effect("charge", op.enqueue, "receipt", repeatable=True)
+
+    assert (await desk.post(serve)).status_code == 500
+    assert isinstance(desk.errors[0], EnlistError)
+
+
+async def test_no_deferring_in_a_phase(desk: Desk) -> None:
+    """It commits before the request is over: the job could be done before the key is pending."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        await op.phase("row", op.defer, "charge", on=connection)
+
+    assert (await desk.post(serve)).status_code == 500
+    assert "a phase commits before the request is over" in str(desk.errors[0])
+    assert (desk.jobs(), desk.state) == ([], State.FAILED_RETRYABLE)
+
+
+async def test_deferred_once(desk: Desk) -> None:
+    async def twice(op: Operation) -> None:
+        await op.defer("charge")
+        await op.defer("charge")
+
+    assert (await desk.post(adding(twice))).status_code == 500
+    assert "deferred already" in str(desk.errors[0])
+    assert desk.jobs() == []
+
+
+# ---------------------------------------------------------------- deferred
+
+
+def deferring(status: int, error: Exception | None = None) -> Any:
+    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
+        await op.enlist(connection)
+        await desk.pay(connection)
+        await op.defer("charge", {"cents": 5})
+        if error is not None:
+            raise error
+        return JSONResponse({"taken": True}, status, {"location": "/status/k-1"})
+
+    return serve
+
+
+@pytest.mark.parametrize("effects", ["transactional", "phased"])
+async def test_202_until_the_job_has_settled_it(desk: Desk, effects: Any) -> None:
+    api = desk.api(deferring(202), Policy(effects=effects))
+    first = await api.post()
+    assert (first.status_code, first.headers["location"]) == (202, "/status/k-1")
+    assert (desk.state, desk.shop.payments()) == (State.PENDING, 1)
+    again = await api.post()
+    assert (again.status_code, again.headers["location"]) == (202, "/status/k-1")
+    assert "retry-after" in again.headers
+    desk.let_the_lease_end()  # a deferred key is no request's to take over
+    assert (await api.post()).status_code == 202
+    worker = Worker(desk.shop.url)
+
+    @worker.task()
+    async def charge(ctx: Context, payload: Any) -> Settled:
+        return Settled(201, {"charged": payload["cents"], "under": ctx.downstream_key})
+
+    await worker.serve(until="drained")
+    last = await api.post()
+    assert (last.status_code, last.json()["charged"]) == (201, 5)
+    assert (desk.state, desk.calls) == (State.COMPLETED, {"pay": 1})
+
+
+async def test_another_request_learns_that_it_is_one(desk: Desk) -> None:
+    api = desk.api(deferring(202), TRANSACTIONAL)
+    await api.post()
+    assert (await api.post(cents=7)).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("serve", "status", "state"),
+    [
+        (deferring(422), 422, "failed"),
+        (deferring(500), 500, "failed_retryable"),
+        (deferring(429), 429, "failed_retryable"),
+        (deferring(202, ConnectionError("stumbled")), 500, "failed_retryable"),
+        (deferring(202, NotExecuted("not now")), 503, "failed_retryable"),
+    ],
+)
+async def test_an_error_is_no_promise(desk: Desk, serve: Any, status: int, state: str) -> None:
+    """Row and job are rolled back, and the key does not wait for a job that is not there."""
+    assert (await desk.post(serve, policy=TRANSACTIONAL)).status_code == status
+    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, state)
+
+
+@pytest.mark.parametrize("status", [202, 303])
+async def test_raised_it_is_no_promise_either(desk: Desk, status: int) -> None:
+    """What is raised rolls back, whatever its status: a key that is pending without a job would wait for ever."""
+    app = FastAPI()
+    opened = []
+
+    @app.post("/payments")
+    async def pay() -> None:
+        connection = await now_open()
+        await current().enlist(connection)
+        await current().defer("charge")
+        raise HTTPException(status, headers={"location": "/status"})
+
+    async def now_open() -> Any:
+        connection = desk.connect()
+        opened.append(await connection if desk.shop.kind == "postgresql" else connection)
+        return opened[-1]
+
+    once = OnceKey(desk.shop.url, scope=SINGLE_TENANT, policy=TRANSACTIONAL)
+    web.protect(app, once)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
+        answer = await http.post("/payments", headers={"Idempotency-Key": "k-1"})
+    desk._opened.extend(opened)
+    await once.aclose()
+    assert answer.status_code == status
+    assert desk.jobs() == []
+    assert desk.state is State.COMPLETED

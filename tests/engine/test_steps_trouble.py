@@ -1,0 +1,404 @@
+"""Steps that fail, are lost, cut or cancelled: what happened is never done twice, what did not is not remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from oncekey import NotExecuted, OutcomeUnknown
+from oncekey.core.states import Effects, State
+from oncekey.core.steps import StepState
+from oncekey.engine.operation import Operation
+from oncekey.errors import LeaseLost, StepError, StoreUnavailable
+from oncekey.testing import faults
+from oncekey.testing.proxy import TcpProxy
+from oncekey.testing.servers import PostgresServer
+from tests.engine.desk import Desk, Serve, now, short
+from tests.enlist.shop import Shop
+
+CUT = ConnectionError("the line was cut")
+
+
+def charging(repeatable: bool, error: BaseException = CUT, times: int = 1) -> Serve:
+    """One effect, which raises in its first calls."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        def charge() -> Any:
+            return desk.fail("charge", error) if desk.calls["charge"] < times else desk.call("charge")
+
+        await op.effect("charge", charge, repeatable=repeatable)
+
+    return serve
+
+
+# ---------------------------------------------------------------- doubt
+
+
+async def test_a_repeatable_effect_that_raised_is_called_again(desk: Desk) -> None:
+    api = desk.api(charging(repeatable=True))
+    assert (await api.post()).status_code == 500
+    assert (desk.state, desk.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
+    assert desk.steps()["charge"].state is StepState.INTENDED
+    assert (await api.post()).status_code == 201
+    assert desk.calls == {"charge": 2}
+
+
+async def test_one_that_may_not_be_repeated_leaves_the_key_unknown(desk: Desk) -> None:
+    api = desk.api(charging(repeatable=False))
+    assert (await api.post()).status_code == 500
+    assert (desk.state, desk.record.reconcile_at is not None) == (State.UNKNOWN, True)
+    assert (await api.post()).status_code == 409
+    assert desk.calls == {"charge": 1}
+
+
+async def test_refuted_it_is_called_once_more(desk: Desk) -> None:
+    api = desk.api(charging(repeatable=False))
+    await api.post()
+    desk.refute()
+    assert [(await api.post()).status_code for _ in range(2)] == [201, 201]
+    assert (desk.calls, desk.state) == ({"charge": 2}, State.COMPLETED)
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_not_executed_takes_the_doubt_back(desk: Desk, repeatable: bool) -> None:
+    api = desk.api(charging(repeatable, NotExecuted("the bank was closed")))
+    assert (await api.post()).status_code == 503
+    assert (desk.state, desk.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
+    assert (await api.post()).status_code == 201
+    assert desk.calls == {"charge": 2}
+
+
+async def test_outcome_unknown_of_a_repeatable_effect(desk: Desk) -> None:
+    assert (await desk.post(charging(True, OutcomeUnknown("who knows")))).status_code == 409
+    assert desk.state is State.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [(500, "unknown"), (503, "unknown"), (429, "unknown"), (402, "failed"), (201, "completed")],
+)
+async def test_answered_while_in_doubt(desk: Desk, status: int, state: str) -> None:
+    """The handler caught it. A final answer is its own decision; anything that would be tried again is unknown."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
+        with pytest.raises(ConnectionError):
+            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
+        return JSONResponse({}, status)
+
+    api = desk.api(serve)
+    assert (await api.post()).status_code == status
+    assert desk.state == state
+    await api.post()
+    assert desk.calls == {"charge": 1}
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_another_effect_does_not_take_the_doubt_back(desk: Desk, repeatable: bool) -> None:
+    """The first may have happened, whatever becomes of the second. Refuted, it is called again, in its old place."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        if op.attempt == 1:
+            with pytest.raises(ConnectionError):
+                await op.effect("first", desk.fail, "first", CUT, repeatable=False)
+        else:
+            await op.effect("first", desk.call, "first", repeatable=False)
+        await op.effect("second", desk.call, "second", repeatable=repeatable)
+        if op.attempt == 1:
+            raise ConnectionError("stumbled")
+
+    api = desk.api(serve)
+    assert (await api.post()).status_code == 500
+    assert desk.state is State.UNKNOWN
+    desk.refute()
+    assert (await api.post()).status_code == 201
+    assert desk.calls == {"first": 2, "second": 1}
+
+
+async def test_a_lost_transaction_does_not_take_the_doubt_back(desk: Desk) -> None:
+    """It ends with an enlisted transaction that cannot be committed, which by itself would mean: try again."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        with pytest.raises(ConnectionError):
+            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
+        await op.enlist(connection)
+        await desk.pay(connection)
+
+    with faults.install("enlist.commit", "before", faults.raising(CUT)):
+        assert (await desk.post(serve)).status_code == 409
+    assert (desk.state, desk.shop.payments()) == (State.UNKNOWN, 0)
+
+
+async def test_a_crash_in_an_effect(desk: Desk) -> None:
+    """Whoever finds the lease over sees by the record alone what that means."""
+    found = []
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        def look() -> None:
+            found.append((desk.record.effects, desk.record.recovery_point))
+
+        await op.effect("first", look, repeatable=True)
+        await op.effect("second", look, repeatable=False)
+        look()
+
+    assert (await desk.post(serve)).status_code == 201
+    assert found == [(Effects.PHASED, "started"), (Effects.EXTERNAL, "first"), (Effects.PHASED, "second")]
+
+
+# ---------------------------------------------------------------- a lease that is lost
+
+
+async def test_lost_at_the_intent(desk: Desk) -> None:
+    """Not called."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        desk.steal()
+        await op.effect("charge", desk.call, "charge", repeatable=True)
+
+    assert (await desk.post(serve)).status_code == 409
+    assert isinstance(desk.errors[0], LeaseLost)
+    assert (desk.calls, desk.record.owner) == ({}, "a-thief")
+
+
+async def test_lost_at_the_result(desk: Desk) -> None:
+    """Called, and nothing more is written: the thief decides what becomes of the key."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        def charge() -> None:
+            desk.call("charge")
+            desk.steal()
+
+        await op.effect("charge", charge, repeatable=True)
+
+    assert (await desk.post(serve)).status_code == 409
+    assert isinstance(desk.errors[0], LeaseLost)
+    assert (desk.calls, desk.record.owner) == ({"charge": 1}, "a-thief")
+    assert desk.steps()["charge"].state is StepState.INTENDED
+
+
+async def test_lost_before_a_phase_writes(desk: Desk) -> None:
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        desk.steal()
+        await op.phase("row", desk.pay, connection, on=connection)
+
+    assert (await desk.post(serve)).status_code == 409
+    assert isinstance(desk.errors[0], LeaseLost)
+    assert (desk.calls, desk.shop.payments(), desk.is_free()) == ({}, 0, True)
+
+
+async def test_an_intent_that_took_too_long(desk: Desk) -> None:
+    """Paused behind the intent for longer than half a lease: the key is looked at again before the call."""
+    policy = short(0.6)
+
+    def pause() -> None:
+        desk.steal()
+        time.sleep(policy.lease_seconds * 0.6)
+
+    with faults.install("store.swap", "after", pause):
+        answer = await desk.post(charging(repeatable=True, times=0), policy=policy)
+    assert (answer.status_code, desk.calls) == (409, {})
+
+
+# ---------------------------------------------------------------- a store that is down
+
+
+@contextmanager
+def outage(from_swap: int, swaps: int) -> Iterator[None]:
+    """That swap and the ones behind it fail, so many of them. (A lane tries twice: one alone would go unnoticed.)"""
+    error = faults.raising(StoreUnavailable("down"))
+    down = [faults.install("store.swap", "before", error, from_swap) for _ in range(swaps)]
+    try:
+        yield
+    finally:
+        while down:
+            down.pop().remove()
+
+
+async def test_a_result_is_written_when_the_store_is_back(desk: Desk) -> None:
+    """It has happened, and only we know how it ended."""
+    with outage(2, swaps=5):
+        assert (await desk.post(charging(repeatable=False, times=0))).status_code == 201
+    assert (desk.calls, desk.state) == ({"charge": 1}, State.COMPLETED)
+
+
+async def test_a_result_that_was_written_and_not_confirmed(desk: Desk) -> None:
+    """Writing it twice is writing it once."""
+    with faults.install("store.swap", "after", faults.raising(StoreUnavailable("its answer was lost")), nth=2):
+        assert (await desk.post(charging(repeatable=False, times=0))).status_code == 201
+    assert (desk.calls, desk.state) == ({"charge": 1}, State.COMPLETED)
+
+
+async def test_a_store_that_stays_down(desk: Desk) -> None:
+    """For longer than the lease: a call that may not be repeated is unknown, and nobody makes it again."""
+    serve = charging(repeatable=False, times=0)
+    with outage(2, swaps=500):
+        assert (await desk.post(serve, policy=short(0.3))).status_code in (409, 503)
+    assert (await desk.post(serve)).status_code == 409  # by another process
+    assert desk.state is State.UNKNOWN
+    assert desk.calls == {"charge": 1}
+
+
+async def test_an_intent_that_was_not_written(desk: Desk) -> None:
+    """Not called: there is nothing to doubt."""
+    with outage(1, swaps=2):
+        assert (await desk.post(charging(repeatable=False, times=0))).status_code == 503
+    assert (desk.calls, desk.state) == ({}, State.FAILED_RETRYABLE)
+
+
+# ---------------------------------------------------------------- a phase whose commit fails, or ends otherwise
+
+
+async def paying(desk: Desk, op: Operation, connection: Any) -> Response:
+    return JSONResponse(await op.phase("row", desk.pay, connection, on=connection), 201)
+
+
+async def test_a_commit_that_was_not_heard_of(desk: Desk) -> None:
+    """It happened: the steps tell, and the request goes on."""
+    with faults.install("enlist.commit", "after", faults.raising(CUT)) as fault:
+        answer = await desk.post(paying)
+    assert fault.fired
+    assert (answer.status_code, answer.json()) == (201, {"paid": 1})
+    assert (desk.shop.payments(), desk.state, desk.is_free()) == (1, State.COMPLETED, True)
+
+
+async def test_a_commit_that_did_not_happen(desk: Desk) -> None:
+    api = desk.api(paying)
+    with faults.install("enlist.commit", "before", faults.raising(CUT)) as fault:
+        assert (await api.post()).status_code == 503
+    assert fault.fired
+    assert (desk.shop.payments(), desk.state, desk.is_free()) == (0, State.FAILED_RETRYABLE, True)
+    assert (await api.post()).status_code == 201
+    assert (desk.shop.payments(), desk.calls) == (1, {"pay": 2})
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
+    with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_commit_cut_on_the_wire(postgres_desk: Desk, proxy: TcpProxy, when: Any) -> None:
+    """Hazard 9, with the app's connection behind a proxy: the retry finds the truth in both cases."""
+    desk = postgres_desk
+    far = Desk(Shop(proxy.rewrite(desk.shop.url)))
+    desk.connect = far._connect
+    api = desk.api(paying)
+    cut = proxy.cut_on("to_server", b"COMMIT", when=when)
+    answer = await api.post()
+    assert cut.wait(5)
+    assert (answer.status_code, desk.shop.payments()) == ((201, 1) if when == "after" else (503, 0))
+    assert (await api.post()).status_code == 201
+    assert (desk.shop.payments(), desk.calls["pay"]) == (1, 1 if when == "after" else 2)
+
+
+async def test_a_phase_that_commits_by_itself(desk: Desk) -> None:
+    """SQLite refuses the COMMIT. On PostgreSQL it has happened, and the phase must not run again."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        async def work() -> None:
+            await desk.pay(connection)
+            await now(connection.execute("COMMIT"))
+
+        await op.phase("row", work, on=connection)
+
+    api = desk.api(serve)
+    assert (await api.post()).status_code in (409, 500)
+    if desk.shop.kind == "sqlite":
+        assert (desk.shop.payments(), desk.state) == (0, State.FAILED_RETRYABLE)
+    else:
+        assert isinstance(desk.errors[0], StepError)
+        assert (desk.shop.payments(), desk.state) == (1, State.UNKNOWN)
+        assert (await api.post()).status_code == 409
+        assert desk.shop.payments() == 1
+    assert desk.is_free()
+
+
+async def test_an_error_of_the_database_is_the_handlers_to_answer(desk: Desk) -> None:
+    """Caught, and answered with a 4xx: that is final, and nothing of the phase is there."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
+        async def work() -> None:
+            await desk.pay(connection)
+            await now(connection.execute("INSERT INTO payments (key) VALUES (NULL)"))
+
+        with pytest.raises(Exception, match=r"(?i)null"):
+            await op.phase("row", work, on=connection)
+        return JSONResponse({"duplicate": True}, 422)
+
+    api = desk.api(serve)
+    assert [(await api.post()).status_code for _ in range(2)] == [422, 422]
+    assert (desk.shop.payments(), desk.state, desk.calls) == (0, State.FAILED, {"pay": 1})
+
+
+# ---------------------------------------------------------------- cancelled
+
+
+async def test_a_phase_that_ran_out_of_time(desk: Desk) -> None:
+    """The handler's own limit: the phase is undone at once, and the handler may go on."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        async def hang() -> None:
+            await desk.pay(connection)
+            await asyncio.Event().wait()
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await op.phase("row", hang, on=connection)
+        assert (op.enlisted, desk.is_free()) == (None, True)
+        await op.phase("note", desk.pay, connection, on=connection)
+
+    assert (await desk.post(serve)).status_code == 201
+    assert (desk.shop.payments(), desk.state) == (1, State.COMPLETED)
+    assert list(desk.steps()) == ["note"]
+
+
+async def test_a_handler_that_is_cancelled_in_a_phase(desk: Desk) -> None:
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        async def work() -> None:
+            await desk.pay(connection)
+            raise asyncio.CancelledError
+
+        await op.phase("row", work, on=connection)
+
+    assert (await desk.post(serve)).status_code >= 500
+    assert (desk.shop.payments(), desk.state, desk.is_free()) == (0, State.FAILED_RETRYABLE, True)
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_an_effect_that_ran_out_of_time(desk: Desk, repeatable: bool) -> None:
+    """Nobody knows how it ended: the same as if it had raised. The next step is not kept waiting."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await op.effect("charge", asyncio.Event().wait, repeatable=repeatable)
+        await op.phase("note", desk.pay, connection, on=connection)
+        raise ConnectionError("stumbled")
+
+    assert (await desk.post(serve)).status_code == 500
+    assert desk.state is (State.FAILED_RETRYABLE if repeatable else State.UNKNOWN)
+
+
+async def test_cancelled_while_the_store_is_asked(desk: Desk) -> None:
+    """A step is over when its caller has gone, also while a traceback still holds on to it."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        task = asyncio.create_task(op.effect("first", desk.call, "first", repeatable=True))
+        await asyncio.sleep(0)  # it has asked the store for its intent
+        assert op.steps is not None
+        assert op.steps.under_way == "first"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await task
+        assert op.steps.under_way is None
+        await op.effect("second", desk.call, "second", repeatable=True)
+        del cancelled
+
+    assert (await desk.post(serve)).status_code == 201
+    assert desk.calls == {"second": 1}

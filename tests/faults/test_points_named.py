@@ -1,0 +1,138 @@
+"""The points themselves: they are where the table says, and fire when, where and as often as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Generator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncekey.testing import faults
+from oncekey.testing.company import Child
+
+
+@pytest.mark.parametrize("point", faults.POINTS)
+def test_every_point_is_a_function_of_oncekey(point: str) -> None:
+    """A function that was renamed or moved is missed here, and not in a campaign that no longer kills."""
+    places = faults.places_of(point)
+    assert len(places) == len(faults.POINTS[point])
+    for owner, name in places:
+        assert callable(vars(owner)[name])
+
+
+def test_there_are_enough() -> None:
+    assert len(faults.POINTS) >= 20
+
+
+def shapes(seen: list[str]) -> dict[str, Callable[[], Any]]:
+    """The same work as a plain function, a coroutine, a flow, and a function that hands on a flow."""
+
+    def plain() -> int:
+        seen.append("work")
+        return 1
+
+    async def coroutine() -> int:
+        await asyncio.sleep(0)
+        seen.append("work")
+        return 1
+
+    def flow() -> Generator[str, int, int]:
+        got = yield "wanted"
+        seen.append("work")
+        return got
+
+    def hands_on() -> Generator[str, int, int]:
+        return flow()
+
+    return {"plain": plain, "coroutine": coroutine, "flow": flow, "hands_on": hands_on}
+
+
+def run(started: Any) -> int:
+    if inspect.iscoroutine(started):
+        result: int = asyncio.run(started)
+        return result
+    if isinstance(started, int):
+        return started
+    assert next(started) == "wanted"
+    with pytest.raises(StopIteration) as end:
+        started.send(1)
+    value: int = end.value.value
+    return value
+
+
+@pytest.mark.parametrize("shape", ["plain", "coroutine", "flow", "hands_on"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_before_and_after(shape: str, when: faults.When) -> None:
+    """Whatever its shape, and its result is handed on."""
+    seen: list[str] = []
+    place = SimpleNamespace(work=shapes(seen)[shape])
+    fault = faults.Fault("a point", when, lambda: seen.append("fault"), 1)
+    fault.put(place, "work")
+    assert run(place.work()) == 1
+    assert seen == (["fault", "work"] if when == "before" else ["work", "fault"])
+    assert fault.fired
+
+
+def test_the_nth_time_and_only_then() -> None:
+    seen: list[str] = []
+    place = SimpleNamespace(work=shapes(seen)["plain"])
+    fault = faults.Fault("a point", "before", lambda: seen.append("fault"), 2)
+    fault.put(place, "work")
+    for _ in range(3):
+        place.work()
+    assert seen == ["work", "fault", "work", "work"]
+    assert (fault.passed, fault.fired) == (3, True)
+
+
+def test_work_that_raises_has_no_after() -> None:
+    def fails() -> None:
+        raise KeyError("work")
+
+    place = SimpleNamespace(work=fails)
+    fault = faults.Fault("a point", "after", lambda: None, 1)
+    fault.put(place, "work")
+    with pytest.raises(KeyError):
+        place.work()
+    assert not fault.fired
+
+
+def test_an_action_may_raise() -> None:
+    place = SimpleNamespace(work=shapes([])["plain"])
+    faults.Fault("a point", "before", faults.raising(ConnectionError("cut")), 1).put(place, "work")
+    with pytest.raises(ConnectionError, match="cut"):
+        place.work()
+
+
+def test_nothing_is_left_behind() -> None:
+    before = {point: [vars(owner)[name] for owner, name in faults.places_of(point)] for point in faults.POINTS}
+    for point in faults.POINTS:
+        with faults.install(point, "before", faults.kill):
+            assert [vars(owner)[name] for owner, name in faults.places_of(point)] != before[point]
+    assert {p: [vars(owner)[name] for owner, name in faults.places_of(p)] for p in faults.POINTS} == before
+
+
+def test_from_the_environment() -> None:
+    assert faults.install_from_environment({}) is None
+    fault = faults.install_from_environment({"ONCEKEY_FAULT": "effect.call:after:raise:3"})
+    assert fault is not None
+    with fault:
+        assert (fault.point, fault.when, fault._nth) == ("effect.call", "after", 3)
+
+
+def test_killed_in_a_process_of_its_own() -> None:
+    def work() -> str:
+        place = SimpleNamespace(work=shapes([])["plain"])
+        faults.Fault("a point", "after", faults.kill, 1).put(place, "work")
+        place.work()
+        return "survived"
+
+    assert Child(work).killed()
+
+
+@pytest.mark.parametrize(("text", "says"), [("nowhere:before:kill", "no point"), ("phase:during:kill", "before or")])
+def test_what_there_is_not(text: str, says: str) -> None:
+    with pytest.raises((LookupError, ValueError), match=says):
+        faults.install_from_environment({"ONCEKEY_FAULT": text})

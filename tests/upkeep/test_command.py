@@ -1,0 +1,157 @@
+"""``oncekey upkeep`` as a user meets it: a process of its own, its output, its signals and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+
+from oncekey.core.states import Effects, State
+from oncekey.stores.sqlite import SqliteStore
+from tests.upkeep.places import Place
+
+APP = """
+from oncekey import SINGLE_TENANT, Confirmed, OnceKey
+
+once = OnceKey({url!r}, scope=SINGLE_TENANT)
+
+
+@once.resolver("POST /payments")
+async def ask(inquiry):
+    return Confirmed(201, {{"found": inquiry.downstream_key("charge")}})
+"""
+
+
+def _real(shop: Place) -> Place:
+    """On SQLite the command reads the host's clock, and so must the test."""
+    if isinstance(shop.store, SqliteStore):
+        shop.clock.now = time.time()
+    return shop
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "oncekey", "upkeep", *arguments]
+
+
+def _run(*arguments: str, cwd: Path | None = None, store: str = "") -> tuple[int, str, str]:
+    environment = os.environ | {"ONCEKEY_STORE": store}
+    done = subprocess.run(
+        _command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=50, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_once_as_json(shop: Place) -> None:
+    """A dry run counts and changes nothing; then it is done, and both are one document."""
+    place = _real(shop)
+    keys = place.reserved(2, lease=0.001) + place.reserved(1, effects=Effects.REPEATABLE, lease=0.001)
+    keys += place.finished(3, retention=0.001)
+    place.age(1)
+    if place.kind == "sqlite":
+        time.sleep(max(0.0, place.clock.now - time.time()))
+    code, out, _ = _run("--once", "--dry-run", "--json", "--store", place.url)
+    said = json.loads(out)
+    assert (code, said["dry_run"]) == (0, True)
+    assert said["done"]["sweep"] == {"released": 1, "doubted": 2}
+    assert (said["done"]["reap"]["deleted"], "reconcile" in said["done"]) == (3, False)
+    assert said["health"]["keys"]["in_progress"] == 3
+    assert place.states(keys) == [State.IN_PROGRESS] * 3 + [State.COMPLETED] * 3
+    code, out, error = _run("--once", "--json", store=place.url)
+    said = json.loads(out)
+    assert (code, said["done"]["sweep"], said["done"]["reap"]["deleted"]) == (0, {"released": 1, "doubted": 2}, 3)
+    assert said["health"]["keys"]["unknown"] == 2
+    assert set(said["health"]["duties"]) == {"sweep", "reap"}
+    assert error.count("ZombieFound") == 3, "every reset is a line in the log"
+    assert keys[0].key not in error
+
+
+def test_with_the_app_resolvers_are_asked(shop: Place, tmp_path: Path) -> None:
+    place = _real(shop)
+    (record,) = place.unknown()
+    (tmp_path / "shopapp.py").write_text(APP.format(url=place.url))
+    code, out, error = _run("shopapp:once", "--once", cwd=tmp_path)
+    assert (code, error) == (0, "")
+    assert "reconcile: were 1 due, 1 confirmed, 0 refuted, 0 postponed, 0 dead" in out
+    found = place.get(record)
+    assert found.response is not None
+    assert (found.state, found.response.status) == (State.COMPLETED, 201)
+
+
+def test_until_it_is_told_to_stop(shop: Place) -> None:
+    """It sweeps by itself; SIGTERM ends it quickly and cleanly, with the health as its last word."""
+    place = _real(shop)
+    (record,) = place.reserved(effects=Effects.REPEATABLE, lease=0.001)
+    running = subprocess.Popen(
+        _command("--store", place.url, "--sweep-every", "0.05", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 40
+        while place.get(record).state is not State.FAILED_RETRYABLE:
+            assert time.monotonic() < deadline
+            assert running.poll() is None
+            time.sleep(0.05)  # another process: nothing here can be waited at
+        running.send_signal(signal.SIGTERM)
+        out, _ = running.communicate(timeout=10)
+    finally:
+        running.kill()
+    said = json.loads(out)
+    assert running.returncode == 0
+    assert said["health"]["ok"] is True
+    assert said["health"]["duties"]["sweep"]["succeeded_seconds_ago"] is not None
+
+
+def test_what_goes_wrong_is_one_sentence(tmp_path: Path, postgres_url: str) -> None:
+    """No store, no tables, no such module: exit code 1, no traceback."""
+    for arguments, words in (
+        (("--once",), "no store is given"),
+        (("--once", "--store", postgres_url), "oncekey migrate"),
+        (("nowhere:once", "--once"), "there is no module"),
+        (("app:once", "--store", "memory://"), "give one of them"),
+    ):
+        code, out, error = _run(*arguments, cwd=tmp_path)
+        assert (code, out, error.count("\n")) == (1, "", 1)
+        assert words in error
+
+
+def test_in_words(shop: Place) -> None:
+    """Without --json: a line for each duty, one about the whole, and what to do where something is wrong."""
+    place = _real(shop)
+    place.unknown()
+    place.age(400)
+    if place.kind == "sqlite":
+        return  # the host's clock cannot be moved
+    code, out, _ = _run("--once", "--soft", "--store", place.url)
+    assert code == 0
+    assert out.splitlines()[:2] == [
+        "sweep: were 0 released, 0 doubted",
+        "reap: were 0 timed out, 0 doubted, 0 expired, 0 deleted, 0 jobs",
+    ]
+    assert "1 unknown, oldest 40" in out
+    assert "! an unknown outcome has been due for 40" in out
+
+
+def test_a_duty_that_fails(postgres_url: str) -> None:
+    """The others are done, both are told, and the exit code is 1."""
+    place = Place(postgres_url)
+    (record,) = place.reserved(effects=Effects.REPEATABLE)
+    place.age(100)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("DROP TABLE idempotency_outbox")
+    code, out, error = _run("--once", "--json", "--store", postgres_url)
+    said = json.loads(out)
+    assert (code, said["done"]["sweep"]["released"], said["health"]["ok"]) == (1, 1, False)
+    assert "error" in said["done"]["reap"]
+    assert "DutyFailed duty=reap" in error
+    assert place.get(record).state is State.FAILED_RETRYABLE
+    code, out, _ = _run("--once", "--store", postgres_url)
+    assert (code, "reap: failed:" in out) == (1, True)
+    place.close()

@@ -1,0 +1,72 @@
+"""Health: what has waited too long is said in words, by whoever looks."""
+
+from __future__ import annotations
+
+from oncekey.core.jobs import Conclusion, JobEnd, OutboxHealth
+from oncekey.core.record import StoreHealth
+from oncekey.core.states import Actor, Event, State
+from oncekey.upkeep.health import DutyHealth, Health, look
+from tests.upkeep.places import LEASE, RETENTION, Place
+
+
+def test_nothing_is_wrong(place: Place) -> None:
+    place.reserved(2)
+    place.finished(3)
+    health = look(place.store)
+    assert health.problems == []
+    shown = health.as_json()
+    assert (shown["ok"], shown["keys"]["in_progress"], shown["keys"]["completed"]) == (True, 2, 3)
+    assert (shown["oldest_expired_lease_seconds"], shown["dead_letters"]) == (0.0, {"keys": 0, "jobs": 0})
+
+
+def test_what_nobody_has_done(place: Place) -> None:
+    """From what stands in the store alone: no sweeper, no reaper, nobody asked, and a dead letter."""
+    place.reserved(1)
+    unknown, dead = place.unknown(2)
+    place.moved([dead], Event.POSTPONE, Actor.RECONCILER)
+    place.finished(1)
+    place.age(RETENTION + 90_000)
+    health = look(place.store)
+    assert abs(health.keys.lease_over_seconds - (RETENTION + 90_000 - LEASE)) < 60
+    assert abs(health.expired_over_seconds - 90_000) < 60
+    assert abs(health.reconcile_over_seconds - (RETENTION + 90_000)) < 60
+    assert abs(health.keys.oldest_unknown_seconds - (RETENTION + 90_000)) < 60
+    words = "\n".join(health.problems)
+    for part in ("nobody swept it", "nobody was asked", "is still there", "1 unknown outcomes are asked about no more"):
+        assert part in words
+    assert place.get(unknown).state is State.UNKNOWN
+    assert health.as_json()["ok"] is False
+
+
+def test_asked_again_and_again(place: Place) -> None:
+    """A resolver is asked, and nobody knows for hours: that is said, and not that nobody asks."""
+    records = place.unknown(1)
+    place.age(7_000)
+    place.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0)
+    (said,) = look(place.store).problems
+    assert "unknown for 70" in said
+
+
+def test_the_outbox(shop: Place) -> None:
+    late, dead = shop.finished(2)
+    first, second = shop.job(late, settles=False), shop.job(dead, settles=False)
+    shop.store.claim("worker", ["charge"], 2, 60.0)
+    shop.store.conclude([Conclusion(second, "worker", JobEnd.DEAD, error="no")])
+    shop.store.conclude([Conclusion(first, "worker", JobEnd.RELEASE)])
+    shop.age(100)
+    health = look(shop.store)
+    assert 99 < health.outbox.lag_seconds < 130
+    assert ["`oncekey worker`" in health.problems[0], "dead letters" in health.problems[1]] == [True, True]
+
+
+def test_a_duty_that_is_late() -> None:
+    """One failure is nothing; none succeeding for several turns is."""
+    keys = StoreHealth(dict.fromkeys(State, 0), 0, 0.0, 0.0)
+
+    def problems(ago: float | None, failures: int) -> list[str]:
+        duty = DutyHealth("reap", 60.0, ago, failures, "StoreUnavailable" if failures else None)
+        return Health((duty,), keys, OutboxHealth(0, 0.0, 0), 0.0, 0.0).problems
+
+    assert problems(10.0, 0) == problems(100.0, 1) == problems(None, 0) == []
+    assert problems(200.0, 3) == ["reap succeeded 200 s ago and failed 3 times since: StoreUnavailable"]
+    assert problems(None, 1) == ["reap succeeded never and failed 1 times since: StoreUnavailable"]

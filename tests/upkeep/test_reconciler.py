@@ -1,0 +1,434 @@
+"""The reconciler: resolvers are asked until somebody knows, and what they say is done once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from oncekey import Confirmed, OnceKey, Operation, Policy, Refuted, StillUnknown
+from oncekey.core.record import Record
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.verdicts import Verdict
+from oncekey.errors import ConfigurationError, OutcomeUnknown
+from oncekey.upkeep import Inquiry, Reconciler
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.upkeep.places import LEASE, OPERATION, RETENTION, Place
+
+QUARANTINE = 300.0
+"""The policy's default."""
+
+
+def _resolve(once: OnceKey, resolver: Callable[[Inquiry], Verdict], **how: object) -> dict[str, int]:
+    """One run with this resolver: what it did."""
+    if OPERATION not in once.resolvers:
+        once.resolve_with(OPERATION, resolver)
+    reconciler = Reconciler(once, **how)  # type: ignore[arg-type]
+    try:
+        return {name: number for name, number in reconciler.run().as_json().items() if number}
+    finally:
+        reconciler.close()
+
+
+def _remembering(seen: list[Inquiry]) -> Callable[[Inquiry], Verdict]:
+    def resolver(inquiry: Inquiry) -> Verdict:
+        seen.append(inquiry)
+        return StillUnknown()
+
+    return resolver
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def test_confirmed(place: Place) -> None:
+    """The key is completed with that response, as a handler's would be; the audit says who and why."""
+    (record,) = place.unknown()
+    answer = Confirmed(201, {"id": "pay_9"}, headers={"Location": "/payments/9"}, reason="found in their ledger")
+    assert _resolve(place.once(), lambda inquiry: answer) == {"due": 1, "confirmed": 1}
+    found = place.get(record)
+    assert (found.state, found.reconcile_at) == (State.COMPLETED, None)
+    assert found.response is not None
+    assert (found.response.status, found.response.body) == (201, b'{"id":"pay_9"}')
+    assert dict(found.response.headers) == {"location": "/payments/9", "content-type": "application/json"}
+    (line,) = place.store.audit(record.scope, record.key, 10)
+    assert (line.who, line.event, line.before, line.after) == ("reconciler", "confirm", "unknown", "completed")
+    assert line.why == "found in their ledger"
+    assert place.names() == ["ReconcileResolved"]
+
+
+def test_made_and_then_declined(place: Place) -> None:
+    """Completed with its failure: it happened, and a retry must not make another."""
+    (record,) = place.unknown()
+    _resolve(place.once(), lambda inquiry: Confirmed(402, {"error": "declined"}))
+    found = place.get(record)
+    assert (found.state, found.response and found.response.status) == (State.COMPLETED, 402)
+
+
+def test_refuted_after_the_quarantine(place: Place) -> None:
+    (record,) = place.unknown()
+    place.age(LEASE + QUARANTINE + 1)
+    assert _resolve(place.once(), lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
+    found = place.get(record)
+    assert (found.state, found.last_error) == (State.FAILED_RETRYABLE, "no such charge")
+    assert place.audit(record) == [("reconciler", "unknown", "failed_retryable")]
+
+
+def test_refuted_before_the_quarantine_is_over(place: Place) -> None:
+    """Refused, and asked again when it is over: also at the last try, which would otherwise end in the dead letters."""
+    (record,) = place.unknown()
+    place.age(LEASE + QUARANTINE - 30)
+    once = place.once()
+    assert _resolve(once, lambda inquiry: Refuted("no such charge"), max_tries=1) == {"due": 1, "postponed": 1}
+    found = place.get(record)
+    assert (found.state, place.audit(record)) == (State.UNKNOWN, [])
+    assert found.reconcile_at is not None
+    assert 20 < found.reconcile_at - found.now <= 30
+    assert _resolve(once, lambda inquiry: Refuted("no such charge")) == {}
+    place.age(31)
+    assert _resolve(once, lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
+
+
+def test_a_quarantine_of_its_own(place: Place) -> None:
+    (record,) = place.unknown()
+    place.age(LEASE + 11)
+    assert _resolve(place.once(), lambda inquiry: Refuted("no"), quarantine=10.0) == {"due": 1, "refuted": 1}
+    assert place.get(record).state is State.FAILED_RETRYABLE
+
+
+def test_still_unknown_is_asked_again_later(place: Place) -> None:
+    """In growing steps with jitter; the reason stands in the row, the tries are counted, nothing is in the audit."""
+    (record,) = place.unknown()
+    once = place.once()
+    pauses = []
+    for tries in (1, 2, 3, 4):
+        assert _resolve(once, lambda inquiry: StillUnknown("they are down"), max_backoff=25.0) == {
+            "due": 1,
+            "postponed": 1,
+        }
+        found = place.get(record)
+        assert found.reconcile_at is not None
+        assert (found.state, found.reconcile_tries, found.last_error) == (State.UNKNOWN, tries, "they are down")
+        pauses.append(found.reconcile_at - found.now)
+        assert _resolve(once, lambda inquiry: Confirmed(200)) == {}, "not due yet"
+        place.age(pauses[-1] + 0.01)
+    for pause, wanted in zip(pauses, (10, 20, 25, 25), strict=True):
+        assert 0.74 * wanted <= pause <= 1.26 * wanted
+    assert place.store.audit(record.scope, record.key, 10) == []
+
+
+def test_after_the_last_try_a_dead_letter(place: Place) -> None:
+    """Unknown still, but nobody is asked any more; that is a line in the audit and an error in the log."""
+    (record,) = place.unknown()
+    once = place.once()
+    assert _resolve(once, lambda inquiry: StillUnknown("who knows"), max_tries=2) == {"due": 1, "postponed": 1}
+    place.age(100)
+    assert _resolve(once, lambda inquiry: StillUnknown("who knows"), max_tries=2) == {"due": 1, "dead": 1}
+    found = place.get(record)
+    assert (found.state, found.reconcile_at, found.reconcile_tries) == (State.UNKNOWN, None, 2)
+    place.age(1_000_000)
+    assert _resolve(once, lambda inquiry: Confirmed(200)) == {}
+    (line,) = place.store.audit(record.scope, record.key, 10)
+    assert (line.who, line.before, line.after) == ("reconciler", "unknown", "unknown")
+    assert line.why == "asked 2 times, and no more: who knows"
+    assert place.names()[-1] == "ReconcileGaveUp"
+    assert place.store.counts().dead == 1
+
+
+# -- resolvers ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_resolver_is_told(place: Place) -> None:
+    """Enough to ask a provider: the key, its steps with their results, and the downstream keys."""
+    (record,) = place.reserved()
+    record = place.step(record, "charge", "down-7", "ch_7")
+    place.moved([record], Event.DOUBT, last_error="TimeoutError")
+    place.age(60)
+    seen: list[Inquiry] = []
+    once = place.once()
+    _resolve(once, _remembering(seen))
+    (inquiry,) = seen
+    assert (inquiry.scope, inquiry.key, inquiry.operation) == (record.scope, record.key, OPERATION)
+    assert (inquiry.attempt, inquiry.tries, inquiry.last_error) == (1, 0, "TimeoutError")
+    assert (inquiry.recovery_point, inquiry.provider_id, inquiry.result("charge")) == ("started", "ch_7", None)
+    assert [step.name for step in inquiry.steps] == ["charge"]
+    assert inquiry.downstream_key("charge").startswith("oncekey-")
+    assert 59 < inquiry.age < 90
+
+
+def test_the_downstream_key_of_the_handler(place: Place) -> None:
+    """What the handler gave to the provider is what the resolver asks for, and results of steps can be read."""
+    (record,) = place.half_done()
+    place.age(RETENTION + 1)
+    (unknown,) = place.moved([record], Event.DOUBT, Actor.REAPER)
+    seen: list[Inquiry] = []
+    _resolve(place.once(), _remembering(seen))
+    (inquiry,) = seen
+    assert inquiry.downstream_key("charge") == Operation(unknown, Policy(), "t").downstream_key("charge")
+    assert (inquiry.result("ride"), inquiry.result("charge"), inquiry.result("other")) == ({"id": 7}, None, None)
+
+
+async def _raises(inquiry: Inquiry) -> Verdict:
+    raise ConnectionError("cannot reach https://u:secret@provider/charges")
+
+
+def _returns_nonsense(inquiry: Inquiry) -> Verdict:
+    return None  # type: ignore[return-value]
+
+
+async def _never_ends(inquiry: Inquiry) -> Verdict:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def _quotes_rubbish(inquiry: Inquiry) -> Verdict:
+    return StillUnknown("they said \0 and \ud800" + "x" * 2000)
+
+
+@pytest.mark.parametrize(
+    ("resolver", "words"),
+    [
+        (_raises, "the resolver raised ConnectionError: cannot reach …"),
+        (_returns_nonsense, "the resolver returned NoneType"),
+        (_never_ends, "the resolver took longer than 0.05 s"),
+        (_quotes_rubbish, "they said  and ?"),
+    ],
+)
+def test_a_resolver_that_fails_does_not_know(place: Place, resolver: Callable[[Inquiry], Verdict], words: str) -> None:
+    """Whatever it does: the others are asked all the same, and its words can be kept."""
+    first, second = *place.unknown(), *place.unknown(operation="POST /refunds")
+    once = place.once()
+    once.resolve_with("POST /refunds", lambda inquiry: Confirmed(200))
+    assert _resolve(once, resolver, timeout=0.05) == {"due": 2, "postponed": 1, "confirmed": 1}
+    found = place.get(first)
+    assert (found.state, found.reconcile_tries) == (State.UNKNOWN, 1)
+    assert (found.last_error or "").startswith(words)
+    assert place.get(second).state is State.COMPLETED
+
+
+def test_async_and_plain_functions_and_objects(place: Place) -> None:
+    class Asks:
+        async def __call__(self, inquiry: Inquiry) -> Verdict:
+            await asyncio.sleep(0)
+            return Confirmed(203)
+
+    once = place.once()
+    threads: list[str] = []
+
+    @once.resolver("POST /a", "POST /b")
+    def plain(inquiry: Inquiry) -> Verdict:
+        threads.append(threading.current_thread().name)
+        return Confirmed(201)
+
+    @once.resolver("POST /c/{id}")
+    async def waits(inquiry: Inquiry) -> Verdict:
+        await asyncio.sleep(0)
+        return Confirmed(202)
+
+    once.resolve_with("POST /d", Asks())
+    paths = ("/a", "/b", "/c/77", "/c/{id}", "/d")
+    records = [record for path in paths for record in place.unknown(operation=f"POST {path}")]
+    assert _resolve(once, plain) == {"due": 5, "confirmed": 5}
+    responses = [place.get(record).response for record in records]
+    assert [response and response.status for response in responses] == [201, 201, 202, 202, 203]
+    assert all(name.startswith("oncekey-task") for name in threads), "a plain function may block: not in the loop"
+
+
+def test_an_operation_without_a_resolver(place: Place) -> None:
+    """It counts as not known, so that it neither blocks the others nor is forgotten."""
+    lonely = place.unknown(3, operation="POST /nobody")
+    place.age(1)
+    (other,) = place.unknown()
+    once = place.once()
+    once.resolve_with(OPERATION, lambda inquiry: Confirmed(200))
+    assert _resolve(once, lambda inquiry: Confirmed(200), batch=2) == {"due": 4, "postponed": 3, "confirmed": 1}
+    assert place.get(other).state is State.COMPLETED
+    assert {place.get(record).last_error for record in lonely} == {"no resolver is registered for this operation"}
+
+
+def test_no_resolver_at_all(place: Place) -> None:
+    """Nobody to ask, so nothing is counted as a try: a process with resolvers finds them as they were."""
+    (record,) = place.unknown()
+    assert Reconciler(place.once()).run().as_json()["due"] == 0
+    assert place.get(record).reconcile_tries == 0
+
+
+def test_registering_nonsense(place: Place) -> None:
+    once = place.once()
+    with pytest.raises(ConfigurationError, match="name the operations"):
+        once.resolver()
+    with pytest.raises(ConfigurationError, match="name the operations"):
+        once.resolver(lambda inquiry: Confirmed(200))  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="'POST /path'"):
+        once.resolve_with("/payments", lambda inquiry: Confirmed(200))
+    once.resolve_with(OPERATION, lambda inquiry: Confirmed(200))
+    with pytest.raises(ConfigurationError, match="has a resolver already"):
+        once.resolve_with("post /payments", lambda inquiry: Confirmed(200))
+    for wrong in ({"concurrency": 0}, {"timeout": 0.0}, {"max_tries": 0}):
+        with pytest.raises(ConfigurationError, match="more than 0"):
+            Reconciler(once, **wrong)
+
+
+def test_a_response_that_must_not_be_kept() -> None:
+    for wrong in ({"headers": {"Set-Cookie": "a=b"}}, {"headers": {"Location": "/a\r\nb"}}, {"body": b"x"}):
+        with pytest.raises(ConfigurationError, match="Confirmed"):
+            Confirmed(201, {}, **wrong)
+    with pytest.raises(ConfigurationError, match="200 to 599"):
+        Confirmed(100)
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+def test_all_in_batches(place: Place) -> None:
+    place.unknown(7)
+    assert _resolve(place.once(), lambda inquiry: Confirmed(200), batch=3) == {"due": 7, "confirmed": 7}
+
+
+def test_a_dry_run_asks_nobody(place: Place) -> None:
+    (record,) = place.unknown()
+    once = place.once()
+
+    @once.resolver(OPERATION)
+    def never(inquiry: Inquiry) -> Verdict:
+        raise AssertionError
+
+    assert Reconciler(once).run(dry_run=True).as_json()["due"] == 1
+    assert (place.get(record).reconcile_tries, place.told) == (0, [])
+
+
+def test_two_reconcilers_at_once(shop: Place) -> None:
+    """Each key is settled once, with one line in the audit, whoever asks; and hardly any is asked about twice."""
+    records = shop.unknown(60)
+    asked: list[str] = []
+
+    def resolver(inquiry: Inquiry) -> Verdict:
+        asked.append(inquiry.key)
+        return Confirmed(201, {"by": threading.get_ident()})
+
+    onces = [shop.once(shop.another()) for _ in range(2)]
+    done: list[int] = []
+
+    def work(once: OnceKey) -> None:
+        once.resolve_with(OPERATION, resolver)
+        reconciler = Reconciler(once, batch=60)
+        both.wait()
+        done.append(reconciler.run().confirmed)
+        reconciler.close()
+        once.store.disconnect()
+
+    both = threading.Barrier(2)
+    threads = [threading.Thread(target=work, args=(once,)) for once in onces]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(done) == 60
+    assert shop.states(records) == [State.COMPLETED] * 60
+    assert all(len(shop.audit(record)) == 1 for record in records)
+
+
+def test_another_was_faster(place: Place) -> None:
+    """The key is settled while the resolver is being asked: the second verdict changes nothing."""
+    (record,) = place.unknown()
+    once = place.once()
+
+    def slow(inquiry: Inquiry) -> Verdict:
+        once.ingest_blocking(Confirmed(201, {"first": True}), key=record.key)
+        return Confirmed(500, {"second": True})
+
+    assert _resolve(once, slow) == {"due": 1}
+    found = place.get(record)
+    assert found.response is not None
+    assert (found.response.status, len(place.audit(record))) == (201, 1)
+
+
+def test_settled_before_it_was_asked_about(place: Place) -> None:
+    """It looks again right before it asks: of two that were due, a webhook has settled the second meanwhile."""
+    records = place.unknown(2)
+    once = place.once()
+    asked = []
+
+    def resolver(inquiry: Inquiry) -> Verdict:
+        asked.append(inquiry.key)
+        for record in records:
+            if record.key != inquiry.key:
+                once.ingest_blocking(Confirmed(201), key=record.key)
+        return Confirmed(201)
+
+    assert _resolve(once, resolver, concurrency=1) == {"due": 2, "confirmed": 1}
+    assert len(asked) == 1
+
+
+def test_a_verdict_about_another_attempt(place: Place) -> None:
+    """Refuted and retried while the resolver was being asked: what it found out is about the attempt before."""
+    (record,) = place.unknown()
+    place.age(LEASE + QUARANTINE + 1)
+    once = place.once()
+    again: list[Record] = []
+
+    def slow(inquiry: Inquiry) -> Verdict:
+        once.ingest_blocking(Refuted("not there"), key=record.key)
+        (retryable,) = [place.get(record)]
+        (wanted,) = place.reservations(1)
+        taken = place.moved([retryable], Event.RETRY, Actor.REQUEST, reservation=wanted)
+        again.extend(place.moved(taken, Event.DOUBT))
+        place.store.disconnect()  # of this thread
+        return Refuted("not there")
+
+    assert _resolve(once, slow, quarantine=0.0) == {"due": 1}
+    found = place.get(record)
+    assert (found.state, found.owner, found.attempt) == (State.UNKNOWN, again[0].owner, 2)
+
+
+# -- for the client ----------------------------------------------------------------------------------------------------
+
+
+async def test_confirmed_after_its_expiry_is_replayed(place: Place) -> None:
+    """An unknown never expires. Confirmed after its time, it is replayed for a whole retention, and not run again."""
+    calls = 0
+
+    async def pay(request: Request) -> JSONResponse:
+        nonlocal calls
+        calls += 1
+        raise OutcomeUnknown
+
+    once = place.once()
+    routes = [Route("/payments", pay, methods=["POST"])]
+    app = Starlette(routes=routes, middleware=[Middleware(IdempotencyMiddleware, once=once)])
+    once.resolve_with(OPERATION, lambda inquiry: Confirmed(201, {"id": 9}, headers={"Location": "/payments/9"}))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+
+        async def send() -> httpx.Response:
+            return await client.post(
+                "/payments", json={"cents": 5}, headers={"Idempotency-Key": "the-key-of-the-client"}
+            )
+
+        assert (await send()).status_code == 409
+        place.age(3 * 86_400)
+        assert (await send()).status_code == 409
+        reconciler = Reconciler(once)
+        loop = asyncio.get_running_loop()
+
+        def reconcile() -> int:
+            confirmed = reconciler.run(loop=loop).confirmed
+            place.store.disconnect()
+            return confirmed
+
+        assert await asyncio.to_thread(reconcile) == 1
+        place.age(86_000)
+        replayed = await send()
+        assert (replayed.status_code, replayed.json()) == (201, {"id": 9})
+        assert replayed.headers["idempotency-replayed"] == "true"
+        assert replayed.headers["location"] == "/payments/9"
+    assert calls == 1
+    await once.aclose()
