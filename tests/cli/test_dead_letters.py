@@ -7,8 +7,10 @@ import json
 import pytest
 
 from oncekey.core.jobs import JobState
+from oncekey.core.record import Audit
 from oncekey.core.states import Event, State
-from oncekey.operators import dead_letters
+from oncekey.errors import MoveRefused
+from oncekey.operators import changes, dead_letters
 from oncekey.telemetry.events import redact
 from tests.cli.desk import Desk, Run
 
@@ -135,8 +137,10 @@ def test_a_key_is_asked_about_again(desk: Desk, operate: Run) -> None:
     )
     assert record.reconcile_at is not None
     assert desk.audit(KEY) == [("ann", Event.POSTPONE, "unknown", "unknown", WHY)]
-    code, _, error = operate(*asked, *SURE)
-    assert (code, "is no dead letter: the reconciler has it on its list" in error) == (1, True)
+    code, _, error = operate(*asked)  # said before anything is asked
+    assert (code, "is no dead letter: the reconciler has it on its list" in error, "Why" in error) == (1, True, False)
+    with pytest.raises(MoveRefused, match="is no dead letter"):
+        changes.ask_again(desk.store, record, Audit("ann", WHY))
     assert len(desk.audit(KEY)) == 1
 
 

@@ -107,6 +107,15 @@ def test_an_index_is_missing(desk: Desk, operate: Run) -> None:
     assert (found["indexes"]["level"], found["plans"]["level"]) == ("ok", "ok")
 
 
+def test_an_index_without_which_the_rows_cannot_be_asked(desk: Desk) -> None:
+    """What can be told is told: the index that is missing, and how the rest of the store is set up."""
+    desk.execute("DROP INDEX idempotency_keys_expired")
+    desk.store.disconnect()
+    found = {each.check: each.level for each in examine(desk.store)}
+    assert found["indexes"] is found["plans"] is Level.FAIL
+    assert "durability" in found
+
+
 def test_an_index_that_is_not_valid(postgres_url: str) -> None:
     """What an interrupted CREATE INDEX CONCURRENTLY leaves: there, and worth nothing."""
     desk = Desk(postgres_url)

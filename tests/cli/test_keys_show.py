@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from tests.cli.desk import RESPONSE, Desk, Run, runner
 
 KEY = "order-1-of-today"
+Message = MutableMapping[str, Any]
 
 
 def test_all_of_it(desk: Desk, operate: Run) -> None:
@@ -134,12 +136,12 @@ async def test_what_a_client_would_get_is_what_it_gets(
         await send({"type": "http.response.body", "body": b"paid"})
 
     async def ask() -> tuple[int, bytes]:
-        sent: list[dict] = []
+        sent: list[Message] = []
 
-        async def receive() -> dict:
+        async def receive() -> Message:
             return {"type": "http.request", "body": b"{}"}
 
-        async def send(message: dict) -> None:
+        async def send(message: Message) -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/x", "headers": [(b"idempotency-key", KEY.encode())]}
@@ -163,5 +165,6 @@ async def test_what_a_client_would_get_is_what_it_gets(
         assert (now["status"], status) == (None, 201)
     else:
         assert now["status"] == status
+        assert ("not kept" in now["words"]) == (name == "a tombstone")
         problem = json.loads(body).get("type") if body.startswith(b"{") and name != "a tombstone" else None
         assert now["problem"] == problem

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
@@ -123,6 +125,16 @@ def test_the_worker_is_killed_and_the_provider_knows_no_keys(make_demo: MakeDemo
     done = settled(demo, "crash-0001")
     assert (done.status_code, "outcome-unknown" in done.text) == (409, True)
     assert (len(demo.charges(110)), len(demo.charges(111))) == (1, 1)
+
+
+def test_many_at_once(demo: Demo) -> None:
+    """Forty payments by forty clients: each is accepted, and each is charged once."""
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(lambda number: demo.pay(f"many-{number:04d}", 2000 + number), range(40)))
+    assert {answer.status_code for answer in answers} == {202}
+    for number, answer in enumerate(answers):
+        assert settled(demo, f"many-{number:04d}").json() == answer.json() | {"status": "succeeded"}
+        assert len(demo.charges(2000 + number)) == 1
 
 
 def test_everything_is_killed_while_it_is_pending(demo: Demo) -> None:

@@ -21,8 +21,8 @@ import pytest
 from tests.demo.conftest import MakeDemo
 from tests.demo.process import PATIENCE_SECONDS, Demo
 
-KEYS = 24
-KILLS = 4
+KEYS = 16
+KILLS = 2
 
 
 @pytest.fixture(scope="module")

@@ -350,3 +350,36 @@ def test_each_loop_has_its_own_and_a_dead_one_is_cleared_away() -> None:
     assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
     assert [quick.abandoned for quick in store.opened[:2]] == [1, 1]
     assert kept[0].close(PATIENCE)
+
+
+def test_a_store_that_only_reads_here_is_asked_here_while_that_finds_something() -> None:
+    """New keys after new keys: the express steps aside but for a sample. Replays bring it back."""
+
+    async def main() -> None:
+        store = FastStore()
+        known = reservation("known")
+        store.put(known)
+        here: list[str] = []
+
+        class Reads(Quick):
+            async def reserve(self, batch: Sequence[Reservation]) -> list[Any]:
+                here.extend(work.key for work in batch)
+                found = self.store.inner.read([(work.scope, work.key) for work in batch])
+                return [Found(record) if record is not None else None for record in found]
+
+        store.in_loop = lambda: Reads(store)  # type: ignore[method-assign]
+        store.capabilities = replace(store.capabilities, in_loop="reads")
+        lanes = await warmed(store)
+        for number in range(40):
+            wanted = reservation(f"new-{number}")
+            (found,) = await ask(lanes, wanted)
+            assert found.record.owner == wanted.owner, "a new key is the lane's, and gets its row there"
+        assert 1 <= len(here) < 20, "it went on asking for what is not there"
+        here.clear()
+        for _ in range(12 * express.SAMPLE):
+            (found,) = await ask(lanes, reservation("known"))
+            assert found.record.owner == known.owner
+        assert len(here) > 2 * express.SAMPLE, "it did not come back for replays"
+        await asyncio.to_thread(lanes.close, PATIENCE)
+
+    run(main)

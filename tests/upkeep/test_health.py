@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import psycopg
+
 from oncekey.core.jobs import Conclusion, JobEnd, OutboxHealth
 from oncekey.core.record import StoreHealth
 from oncekey.core.states import Actor, Event, State
@@ -17,6 +21,20 @@ def test_nothing_is_wrong(place: Place) -> None:
     shown = health.as_json()
     assert (shown["ok"], shown["keys"]["in_progress"], shown["keys"]["completed"]) == (True, 2, 3)
     assert (shown["oldest_expired_lease_seconds"], shown["dead_letters"]) == (0.0, {"keys": 0, "jobs": 0})
+
+
+def test_no_connection_is_left_behind(postgres_url: str) -> None:
+    """Threads of a web app that show the health come and go."""
+    place = Place(postgres_url)
+    place.store.disconnect()
+    look(place.store)
+    with psycopg.connect(postgres_url) as own:
+        others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        deadline = time.monotonic() + 10
+        while own.execute(others).fetchone() != (0,):
+            assert time.monotonic() < deadline
+            own.execute("SELECT pg_stat_clear_snapshot()")  # the server notices a client that left in its own time
+    place.close()
 
 
 def test_what_nobody_has_done(place: Place) -> None:

@@ -76,6 +76,15 @@ def test_soft_expiry(place: Place) -> None:
     assert place.states([record]) == [None]
 
 
+def test_soft_deletes_nothing_that_is_no_tombstone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that expires right after the look for such keys waits for the next turn."""
+    (record,) = place.finished()
+    place.age(RETENTION + 1)
+    monkeypatch.setattr(place.store, "due", lambda duty, limit: [])
+    assert _reaper(place, soft=True).run().as_json() == NOTHING
+    assert place.states([record]) == [State.COMPLETED]
+
+
 def test_tombstones_go_when_soft_is_switched_off(place: Place) -> None:
     place.finished()
     place.age(RETENTION + 1)

@@ -211,6 +211,7 @@ def test_a_resolver_that_fails_does_not_know(place: Place, resolver: Callable[[I
     found = place.get(first)
     assert (found.state, found.reconcile_tries) == (State.UNKNOWN, 1)
     assert (found.last_error or "").startswith(words)
+    assert len(found.last_error or "") <= 500
     assert place.get(second).state is State.COMPLETED
 
 
@@ -368,7 +369,8 @@ def test_settled_before_it_was_asked_about(place: Place) -> None:
     assert len(asked) == 1
 
 
-def test_a_verdict_about_another_attempt(place: Place) -> None:
+@pytest.mark.parametrize("verdict", [Refuted("not there"), Confirmed(201)], ids=["refuted", "confirmed"])
+def test_a_verdict_about_another_attempt(place: Place, verdict: Verdict) -> None:
     """Refuted and retried while the resolver was being asked: what it found out is about the attempt before."""
     (record,) = place.unknown()
     place.age(LEASE + QUARANTINE + 1)
@@ -382,7 +384,7 @@ def test_a_verdict_about_another_attempt(place: Place) -> None:
         taken = place.moved([retryable], Event.RETRY, Actor.REQUEST, reservation=wanted)
         again.extend(place.moved(taken, Event.DOUBT))
         place.store.disconnect()  # of this thread
-        return Refuted("not there")
+        return verdict
 
     assert _resolve(once, slow, quarantine=0.0) == {"due": 1}
     found = place.get(record)

@@ -22,6 +22,7 @@ from oncekey.core.record import Record, Reservation, StoredResponse, swap
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
+from oncekey.web.coverage import audit
 from oncekey.web.flask import protect
 from oncekey.web.status import status_app, status_path, status_wsgi
 from tests.web.apps import ONE, Api, Gate, World
@@ -392,3 +393,10 @@ def test_under_wsgi_a_running_request_is_202(world: World, rows: Rows) -> None:
     assert (answer.status_code, answer.headers["Location"]) == (202, "/idempotency/k%201")
     assert (answer.headers["Retry-After"], answer.headers["Idempotency-Key"]) == ("1", '"k 1"')
     once.close()
+
+
+async def test_the_audit_of_routes_knows_that_it_changes_nothing(make_api: MakeApi) -> None:
+    """``oncekey routes --strict`` asks for no protection of what only answers questions."""
+    api = mounted(make_api())
+    assert not [place for place in audit(api.app).endpoints if "/idempotency" in place.path]
+    assert api.once.routes.match("GET", "/idempotency/k-1") is None

@@ -26,6 +26,13 @@ REST_SECONDS = 1.0
 """After trouble, for this long everything takes the lanes: they hold the knowledge of how bad it is."""
 
 
+WORTH_IT = 0.5
+"""A store that only reads in the loop is asked there while at least this share of the keys was found. New keys are the
+lane's business, and looking for them twice costs more than the replays save."""
+SAMPLE = 32
+"""Otherwise one ticket in so many still goes that way, to notice when replays come."""
+
+
 def fits(ticket: Ticket) -> bool:
     """Whether the express takes it: a reservation, or an owner's plain move of a row that it has seen."""
     work = ticket.work
@@ -35,7 +42,8 @@ def fits(ticket: Ticket) -> bool:
 
 
 class Express:
-    """One verb of one event loop. ``fall_back`` takes tickets to the lanes; ``orphaned`` undoes what nobody took."""
+    """One verb of one event loop. Where tickets go that it does not answer: ``fall_back`` takes those about which nothing
+    is known to the lanes, ``send_on`` those that are not here, and ``orphaned`` undoes what nobody took."""
 
     def __init__(
         self,
@@ -44,6 +52,7 @@ class Express:
         verb: str,
         fall_back: Callable[[list[AsyncTicket]], None],
         orphaned: Callable[[Ticket], None],
+        send_on: Callable[[AsyncTicket], None],
     ) -> None:
         self.loop = loop
         self._store = store
@@ -51,9 +60,12 @@ class Express:
         self._call: Callable[[list[Any]], Awaitable[Sequence[Any]]] = store.reserve if self._reserves else store.swap
         self._fall_back = fall_back
         self._orphaned = orphaned
+        self._send_on = send_on
         self._waiting: list[AsyncTicket] = []
         self._aboard: list[AsyncTicket] = []
         self._looking = False
+        self._found = 1.0
+        self._passed_by = 0
         self._rests_until = 0.0
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -68,6 +80,10 @@ class Express:
         """Take a ticket along; False: take the lanes. Called in the loop."""
         if self._stopped or (self._rests_until and time.monotonic() < self._rests_until):
             return False
+        if self._found < WORTH_IT:
+            self._passed_by += 1
+            if self._passed_by % SAMPLE:
+                return False
         self._waiting.append(ticket)
         if self._task is None:
             self.idle.clear()
@@ -123,8 +139,10 @@ class Express:
                 ticket.result = result
                 if not ticket.deliver():
                     self._orphaned(ticket)
-        if absent:
-            self._fall_back(absent)
+        if self._reserves:
+            self._found += 0.1 * ((len(places) - len(absent)) / len(places) - self._found)
+        for ticket in absent:
+            self._send_on(ticket)
 
     def stop(self) -> None:
         """No more after this. Called from any thread; what is under way ends in its loop, the rest takes the lanes."""

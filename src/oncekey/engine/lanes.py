@@ -104,8 +104,8 @@ class Lanes:
                 for each in self._expresses.pop(gone):
                     each.stop()
             pair = self._expresses[loop] = (
-                Express(loop, self._store.in_loop(), "reserve", lanes[0].rescue, lanes[0].orphaned),
-                Express(loop, self._store.in_loop(), "swap", lanes[-1].rescue, lanes[-1].orphaned),
+                Express(loop, self._store.in_loop(), "reserve", lanes[0].rescue, lanes[0].orphaned, lanes[0].gather),
+                Express(loop, self._store.in_loop(), "swap", lanes[-1].rescue, lanes[-1].orphaned, lanes[-1].gather),
             )
             return pair
 

@@ -23,6 +23,7 @@ from oncekey.core.values import value
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 from oncekey.web import asgi, wsgi
+from oncekey.web.status import StatusApp, StatusWsgi
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """RFC 9110: they change nothing. All others, unknown ones included, may."""
@@ -156,7 +157,7 @@ def _walk(app: Any, place: _Place) -> Iterator[_Spot]:
         yield from _walk(getattr(app, "middleware_stack", app.app), place)
     elif _is(owner, "starlette.routing", "Router"):
         yield from _starlette(owner, place)
-    elif _is(app, "starlette.staticfiles", "StaticFiles"):
+    elif isinstance(app, StatusApp | StatusWsgi) or _is(app, "starlette.staticfiles", "StaticFiles"):
         return  # it refuses all but GET and HEAD
     elif _is(app, "litestar", "Litestar"):
         yield from _litestar(app, place)

@@ -185,9 +185,7 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
             return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
         case Deferred(record):
             location = dict(record.response.headers).get("location") if record.response else None
-            return refusal(
-                once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location
-            )
+            return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location)
         case _:
             return refusal(once, Situation.IN_FLIGHT, retry_after=policy.retry_after.total_seconds())
 

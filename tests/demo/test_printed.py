@@ -1,0 +1,56 @@
+"""The lines that the demo prints to try are honest: sent as they stand, they do what the line above them says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.demo.process import Demo
+
+
+def printed(demo: Demo) -> list[httpx.Request]:
+    """The curl commands at the start of the demo's output, as requests."""
+    found = []
+    for command in re.findall(r"^  (curl (?:.*\\\n)*.*)$", demo.log.read_text(), re.MULTILINE):
+        words = shlex.split(command.replace("\\\n", " "))
+        url = next(word for word in words if word.startswith("http://"))
+        headers = dict(value.split(": ", 1) for flag, value in pairwise(words) if flag == "-H")
+        body = next((value for flag, value in pairwise(words) if flag == "-d"), None)
+        found.append(httpx.Request("POST" if body else "GET", url, headers=headers, content=body))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "end"),
+    [
+        ([], "it resumes", (201, "succeeded")),
+        (["--no-provider-honours"], "it becomes unknown", (409, "outcome-unknown")),
+        (["--background"], "until the worker is done", (201, "succeeded")),
+    ],
+    ids=["now", "careless", "background"],
+)
+def test_three_lines_to_try(tmp_path: Path, options: list[str], words: str, end: tuple[int, str]) -> None:
+    with Demo(f"sqlite:///{tmp_path / 'demo.db'}", tmp_path, *options) as demo:
+        assert words in demo.log.read_text()
+        pay, crash, look = printed(demo)
+        for _ in range(2):
+            assert demo.http.send(pay).status_code == (202 if options == ["--background"] else 201)
+
+        def ended() -> bool:
+            try:
+                answer = demo.http.send(crash)
+            except httpx.TransportError:
+                return False
+            return (answer.status_code, end[1] in answer.text) == (end[0], True)
+
+        demo.until(ended, "the crash did not end as it was said")
+        seen = demo.http.send(look)
+        if options == ["--background"]:
+            assert (seen.status_code, end[1] in seen.text) == (end[0], True)
+        demo.until(lambda: len(demo.charges(1200)) == 1, "the first one was not charged")
+        assert len(demo.charges(900)) == 1
