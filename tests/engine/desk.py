@@ -1,6 +1,6 @@
 """A desk at which phased requests are served: a real database, the real middleware, and a count of what was called.
 
-A test writes ``async def serve(desk, op, connection)``; the desk opens the connection, counts, and closes it at the end.
+A test writes ``async def serve(desk, op, connection)``; the desk opens the connection, counts, and closes it.
 """
 
 from __future__ import annotations

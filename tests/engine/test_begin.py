@@ -14,7 +14,8 @@ from oncekey.core.record import Found, StoredResponse, Swap
 from oncekey.core.states import Effects, Event, State
 from oncekey.engine import engine as engine_module
 from oncekey.engine.breaker import FAILURES_TO_OPEN
-from oncekey.engine.engine import CLAIM_TRIES, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Engine, Pause
+from oncekey.engine.engine import CLAIM_TRIES, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Engine
+from oncekey.engine.flows import Pause
 from oncekey.errors import SchemaError, StoreError, StoreOverloaded, StoreUnavailable
 from oncekey.telemetry import events
 from tests.engine.doubles import RESPONSE, Clock, FakeStore, Heard, listening, play, record_of, reservation

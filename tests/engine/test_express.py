@@ -265,7 +265,7 @@ def test_what_it_cannot_carry_takes_the_lanes() -> None:
     expired = replace(record, state=State.EXPIRED)
     loop = asyncio.new_event_loop()
     try:
-        rides = {
+        rides: dict[str, Reservation | Swap] = {
             "plain": plain,
             "reservation": wanted,
         }

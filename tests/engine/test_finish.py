@@ -8,7 +8,8 @@ import pytest
 
 from oncekey.core.record import StoredResponse, Swap
 from oncekey.core.states import Event, State
-from oncekey.engine.engine import FINISH_TRIES, Engine, Finished, Pause
+from oncekey.engine.engine import FINISH_TRIES, Engine
+from oncekey.engine.flows import Finished, Pause
 from oncekey.errors import StoreUnavailable
 from oncekey.telemetry import events
 from tests.engine.doubles import RESPONSE, FakeStore, listening, operation_of, play, record_of, reservation

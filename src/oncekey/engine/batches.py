@@ -19,8 +19,8 @@ _T = TypeVar("_T", bound=Ticket)
 def rounds(tickets: Sequence[_T]) -> Iterator[list[list[_T]]]:
     """The tickets in rounds in which every key stands once: lists of **places**, the tickets that one row answers.
 
-    Callers that want to *reserve* the same key share one place: the first asks, all get what it found. Whose reservation
-    it is shows in the owner token of the record, so only the first can take it for its own.
+    Callers that want to *reserve* the same key share one place: the first asks, all get what it found. Whose it is
+    shows in the owner token of the record, so only the first can take it for its own.
     """
     while tickets:
         places: dict[tuple[str, str], list[_T]] = {}

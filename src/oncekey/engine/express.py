@@ -42,8 +42,11 @@ def fits(ticket: Ticket) -> bool:
 
 
 class Express:
-    """One verb of one event loop. Where tickets go that it does not answer: ``fall_back`` takes those about which nothing
-    is known to the lanes, ``send_on`` those that are not here, and ``orphaned`` undoes what nobody took."""
+    """One verb of one event loop.
+
+    Where tickets go that it does not answer: ``fall_back`` takes those about which nothing is known to the lanes,
+    ``send_on`` those that are not here, and ``orphaned`` undoes what nobody took.
+    """
 
     def __init__(
         self,

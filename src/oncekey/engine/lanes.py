@@ -196,7 +196,7 @@ class _Lane:
             (Reservation, "reserve", store.reserve),
             (Swap, "swap", store.swap),
             (tuple, "read", store.read),
-            (StepsOf, "steps", lambda keys: store.steps(keys)),
+            (StepsOf, "steps", store.steps),
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),
         )
         self._owed: dict[str, Swap] = {}  # by owner token: what to give back once the store answers again

@@ -95,6 +95,7 @@ async def _operation(connection: HTTPConnection) -> Operation:
 CurrentOperation = Annotated[Operation, Depends(_operation)]
 """``op: CurrentOperation``, in an endpoint or a dependency."""
 
+
 def enlisted_session(make: Callable[[], Any], *, commit: Commit = "engine") -> Callable[..., AsyncIterator[Any]]:
     """A dependency that gives a SQLAlchemy session that is enlisted already, and closes it after the response.
 

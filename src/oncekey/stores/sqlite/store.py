@@ -5,8 +5,8 @@ this file does the same. ``UPDATE`` then ``SELECT`` instead of ``RETURNING``: as
 RHEL 9. Statements are run for the whole batch at once (``executemany``, or keys as one JSON list), since each call into
 SQLite gives the GIL away and gets it back when the event loop lets go of it.
 
-Reads take neither the gate nor a lock (WAL), and async apps do them without the lane (``in_loop.py``). Time is the clock
-of this host, read inside the transaction. Nothing bounds a disk that hangs in fsync.
+Reads take neither the gate nor a lock (WAL), and async apps do them without the lane (``in_loop.py``). Time is the
+clock of this host, read inside the transaction. Nothing bounds a disk that hangs in fsync.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ _PATIENCE_STEP = 0.05
 class SqliteStore(Lookups, SqliteOutbox, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
-    capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=1, in_loop="reads", enlists="sqlite")
+    capabilities = Capabilities(
+        durable=True, shared=True, server_clock=False, writers=1, in_loop="reads", enlists="sqlite"
+    )
 
     def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
         name = str(path)
@@ -71,7 +73,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
                 now = self._clock()
                 inserted = connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount
                 there = {}
-                if inserted < len(absent):  # another writer was faster; under the write lock its rows are there (hazard 6)
+                if inserted < len(absent):  # another writer was faster; under the write lock its rows are there
                     there = _read_many(connection, [(wanted.scope, wanted.key) for wanted in absent], now)
                 for wanted in absent:
                     at = (wanted.scope, wanted.key)
@@ -96,9 +98,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         with self._connections.use() as connection:
             return self.read_on(connection, keys)
 
-    def read_on(
-        self, connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]
-    ) -> dict[tuple[str, str], Record]:
+    def read_on(self, connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Record]:
         return _read_many(connection, keys, self._clock())
 
     def check_schema(self, connection: sqlite3.Connection) -> None:
