@@ -97,6 +97,7 @@ def test_killed_at_random_with_a_provider_that_honours_keys(make_demo: MakeDemo)
     assert sorted(paid) == [(10_000 + number, "succeeded") for number in range(KEYS)]
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(180)
 def test_killed_at_random_with_one_that_does_not(careless: Demo) -> None:
     """Every key ends in 201 or unknown; no key is ever charged twice, and none in 201 was not charged."""

@@ -29,8 +29,13 @@ def printed(demo: Demo) -> list[httpx.Request]:
     ("options", "words", "end"),
     [
         ([], "it resumes", (201, "succeeded")),
-        (["--no-provider-honours"], "it becomes unknown", (409, "outcome-unknown")),
-        (["--background"], "until the worker is done", (201, "succeeded")),
+        pytest.param(
+            ["--no-provider-honours"],
+            "it becomes unknown",
+            (409, "outcome-unknown"),
+            marks=pytest.mark.faults,
+        ),
+        pytest.param(["--background"], "until the worker is done", (201, "succeeded"), marks=pytest.mark.faults),
     ],
     ids=["now", "careless", "background"],
 )

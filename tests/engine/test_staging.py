@@ -117,10 +117,16 @@ async def test_a_phase_that_fails_takes_its_job_along(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("run_at", "in_seconds"),
-    [(timedelta(hours=1), 3600), (datetime.now(UTC) + timedelta(hours=2), 7200), (None, 0), (timedelta(hours=-1), 0)],
+    [
+        (lambda: timedelta(hours=1), 3600),
+        (lambda: datetime.now(UTC) + timedelta(hours=2), 7200),
+        (lambda: None, 0),
+        (lambda: timedelta(hours=-1), 0),
+    ],
+    ids=["an hour from now", "at two hours from now", "now", "an hour ago"],
 )
-async def test_when(desk: Desk, run_at: Any, in_seconds: float) -> None:
-    assert (await desk.post(adding(lambda op: op.enqueue("receipt", run_at=run_at)))).status_code == 201
+async def test_when(desk: Desk, run_at: Callable[[], Any], in_seconds: float) -> None:
+    assert (await desk.post(adding(lambda op: op.enqueue("receipt", run_at=run_at())))).status_code == 201
     store = open_store(desk.shop.url)
     (job,) = store.jobs(JobState.READY, 10)
     assert max(0.0, job.run_at - job.now) == pytest.approx(in_seconds, abs=60)

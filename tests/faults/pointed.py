@@ -41,6 +41,9 @@ LEASE = timedelta(seconds=1)
 PATIENCE = 30.0
 TABLES = ("orders", "rides", "receipts", "background")
 
+for _point in faults.POINTS:
+    faults.places_of(_point)  # imports every driver, once: children are forked from a process that has them
+
 
 class Bank:
     """One file per charge. It honours keys, or makes a new charge for every call."""
@@ -130,11 +133,13 @@ class Service:
 
     # handlers
 
-    async def order(self, _: Request) -> JSONResponse:
-        op, connection = current(), await self.town.connect()
+    async def order(self, request: Request) -> JSONResponse:
+        op, body, connection = current(), await request.json(), await self.town.connect()
         await op.enlist(connection)
         await _insert(connection, "orders", op.key)
         await op.enqueue("receipt", {"customer": op.key})
+        if body.get("fails") and op.attempt == 1:
+            raise NotExecuted("after all")
         return JSONResponse({"order": op.key}, 201, background=BackgroundTask(lambda: _now(connection.close())))
 
     async def ride(self, request: Request) -> JSONResponse:

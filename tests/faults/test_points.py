@@ -86,6 +86,8 @@ class Campaign:
 def every_point(run: Campaign) -> None:
     for point, when in product(ORDERS, ("before", "after")):
         run.kill("/orders", point, when)
+    for when in ("before", "after"):
+        run.kill("/orders", "enlist.roll_back", when, fails=True)
     for point, when in product(RIDES, ("before", "after")):
         run.kill("/rides", point, when, honours=True)
     for point, when in product(AROUND_THE_CHARGE, ("before", "after")):

@@ -2,8 +2,8 @@
 
 Python's defaults suit a script: a look after every 700 new objects, and now and then through all of the imported code.
 A protected request waits twice for the store, so dozens of them are half done at any moment, and each look walks
-through all of them to find nothing: measured here at a fifth of a request's CPU time. Reference counting frees a request's
-objects anyway; the collector is only for cycles.
+through all of them to find nothing: measured here at a fifth of a request's CPU time. Reference counting frees a
+request's objects anyway; the collector is only for cycles.
 """
 
 from __future__ import annotations

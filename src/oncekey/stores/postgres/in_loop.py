@@ -1,9 +1,9 @@
 """The two hot verbs on psycopg's async connection, in the caller's event loop: the same statements, without a thread.
 
 Behind uvicorn a lane's thread and the loop share the GIL, and hand it to and fro in every batch. Here the loop sends
-the statement itself and goes on with other requests while the database works. Only what goes well is handled: whatever goes
-wrong is raised, the connection thrown away, and the tickets go to a lane's thread, which knows what to do
-(``engine/express.py``).
+the statement itself and goes on with other requests while the database works. Only what goes well is handled:
+whatever goes wrong is raised, the connection thrown away, and the tickets go to a lane's thread, which knows what to
+do (``engine/express.py``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+"""The app of docs/phases.md, run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oncekey.testing import faults
+from tests.faults.test_points import BACKGROUND, ORDERS, RESUMED, RIDES, WORKER
+
+PAGE = Path(__file__).parents[2] / "docs" / "phases.md"
+
+
+class Provider:
+    """It honours keys, and its line is cut after the first charge."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    async def charge(self, cents: int, *, key: str) -> dict[str, str]:
+        self.calls[key] += 1
+        if self.calls[key] == 1:
+            raise ConnectionError("cut")
+        return {"id": f"ch_{cents}"}
+
+
+async def test_the_pages_app_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("rides.db")) as db:
+        db.execute("CREATE TABLE rides (id integer PRIMARY KEY, cents integer, charge text)")
+    provider = Provider()
+    names: dict[str, Any] = {"provider": provider}
+    exec(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0], names)
+    transport = httpx.ASGITransport(names["app"], raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://rides") as http:
+        sent: dict[str, Any] = {"headers": {"Idempotency-Key": "r-1"}, "json": {"cents": 2000}}
+        answers = [await http.post("/rides", **sent) for _ in range(3)]
+    await names["once"].aclose()
+    assert [answer.status_code for answer in answers] == [500, 201, 201]
+    assert answers[1].json() == answers[2].json() == {"ride": 1, "charge": "ch_2000"}
+    assert list(provider.calls.values()) == [2]
+    with closing(sqlite3.connect("rides.db")) as db:
+        assert db.execute("SELECT * FROM rides").fetchall() == [(1, 2000, "ch_2000")]
+        assert db.execute("SELECT task, payload FROM idempotency_outbox").fetchall() == [("send_receipt", '{"ride":1}')]
+
+
+def test_the_page_counts_right() -> None:
+    (number,) = re.findall(r"each of (\d+) named points", PAGE.read_text())
+    killed = {point.partition(":")[0] for point in (*ORDERS, *RIDES, *RESUMED, *BACKGROUND, *WORKER)}
+    assert killed <= set(faults.POINTS)
+    assert int(number) == len(killed) + 1  # and the roll-back
