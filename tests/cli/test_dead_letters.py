@@ -8,7 +8,7 @@ import pytest
 
 from oncekey.core.jobs import JobState
 from oncekey.core.record import Audit
-from oncekey.core.states import Event, State
+from oncekey.core.states import Actor, Event, State
 from oncekey.errors import MoveRefused
 from oncekey.operators import changes, dead_letters
 from oncekey.telemetry.events import redact
@@ -103,6 +103,19 @@ def test_a_job_is_taken_up_again(desk: Desk, operate: Run) -> None:
     code, _, error = operate("dead-letters", "retry", job_id, *SURE)
     assert (code, f"job {job_id} is ready, and no dead letter" in error) == (1, True)
     assert len(desk.audit(record.key)) == 1
+
+
+def test_a_job_whose_key_was_settled_without_it_is_not_run_again(desk: Desk, operate: Run) -> None:
+    """The reconciler found the charge, or the client's retry was allowed: run again, the old job would charge twice."""
+    for event, more in ((Event.CONFIRM, {}), (Event.REFUTE, {"quarantine_seconds": 0.0})):
+        (record,) = desk.pending()
+        job_id = desk.dead_job("pay", of=record)
+        desk.age(record, 3600.0)
+        desk.move(desk.key(record), event, Actor.RECONCILER, **more)
+        code, _, error = operate("dead-letters", "retry", job_id, *SURE)
+        assert (code, "second time" in error) == (1, True)
+        assert desk.get(job_id).state is JobState.DEAD
+        assert operate("dead-letters", "discard", job_id, *SURE)[0] == 0
 
 
 def test_a_job_is_put_away(desk: Desk, operate: Run) -> None:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
+
+from oncekey.stores.urls import open_store
 
 START_SECONDS = 40.0
 PATIENCE_SECONDS = 45.0
@@ -120,6 +122,13 @@ class Demo:
         answer = self.http.get("/provider/charges")
         assert answer.status_code == 200
         return [charge for charge in answer.json() if cents is None or charge["amountCents"] == cents]
+
+    def audit(self, key: str, tenant: str = "tenant-a") -> list[tuple[str, str | None, str | None]]:
+        """Who moved this key beside its owners, from where, and to where."""
+        with closing(open_store(self.store)) as store:
+            lines = store.audit(tenant, key, 10)
+            store.disconnect()
+        return [(line.who, line.before, line.after) for line in lines]
 
     def status(self, key: str, tenant: str = "tenant-a") -> httpx.Response:
         return self.http.get(f"/idempotency/{key}", headers={"Authorization": f"Bearer {tenant}"})

@@ -117,13 +117,15 @@ def test_the_worker_is_killed_after_the_charge(demo: Demo) -> None:
 
 
 def test_the_worker_is_killed_and_the_provider_knows_no_keys(make_demo: MakeDemo) -> None:
-    """Nobody may ask it again: unknown, and one charge."""
+    """Nobody may ask it again: unknown, until its ledger says that it was charged, and one charge."""
     demo = make_demo("--background", "--no-provider-honours")
     assert demo.pay("fine-0001", 110).status_code == 202
     assert settled(demo, "fine-0001").status_code == 201
     demo.pay("crash-0001", 111, simulate="crash")
-    done = settled(demo, "crash-0001")
-    assert (done.status_code, "outcome-unknown" in done.text) == (409, True)
+    done = demo.retry_until(201, "succeeded", "crash-0001", 111, "crash")
+    assert done.headers["location"] == f"/payments/{done.json()['id']}"
+    assert demo.audit("crash-0001") == [("reconciler", "unknown", "completed")]
+    assert [payment["status"] for payment in demo.payments() if payment["amountCents"] == 111] == ["succeeded"]
     assert (len(demo.charges(110)), len(demo.charges(111))) == (1, 1)
 
 

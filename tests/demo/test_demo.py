@@ -121,6 +121,16 @@ def test_timeout_is_unknown(demo: Demo) -> None:
     assert len(demo.payments()) == before
 
 
+@pytest.mark.faults
+def test_a_timeout_is_settled_by_the_ledger(demo: Demo) -> None:
+    """Nothing was charged, and after the quarantine nothing will be: then, and not before, the retry may pay."""
+    assert demo.pay("timeout-0002", 53, simulate="timeout").status_code == 409
+    assert demo.charges(53) == []
+    demo.retry_until(201, "succeeded", "timeout-0002", 53, "timeout")
+    assert demo.audit("timeout-0002") == [("reconciler", "unknown", "failed_retryable")]
+    assert len(demo.charges(53)) == 1
+
+
 def test_large_leaves_a_tombstone(demo: Demo) -> None:
     """A 2 MiB answer is not kept; the retry learns that it is done, and where."""
     first, second = (demo.pay("large-0001", simulate="large") for _ in range(2))

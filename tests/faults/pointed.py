@@ -196,7 +196,7 @@ class Service:
                 elif answer.status_code == 409 and "outcome-unknown" in answer.text:
                     return [[409, "unknown"]]
                 else:
-                    assert answer.status_code in (202, 409, 503), (answer.status_code, answer.text)
+                    assert answer.status_code in (202, 409, 500, 503), (answer.status_code, answer.text)
                     await asyncio.sleep(0.05)
         return seen
 

@@ -19,7 +19,7 @@ class JobState(StrEnum):
     RUNNING = "running"  # leased to a worker; again free when the lease is over
     DONE = "done"
     DEAD = "dead"  # a dead letter: a human must look
-    CANCELLED = "cancelled"  # its key was timed out by the reaper before anybody ran it
+    CANCELLED = "cancelled"  # its key was timed out by the reaper, or an operator discarded it
 
 
 @value
@@ -77,7 +77,7 @@ class Job:
 class JobEnd(StrEnum):
     DONE = "done"
     RETRY = "retry"  # failed, and due again in ``retry_in`` seconds
-    RELEASE = "release"  # not tried after all (shutdown): ready at once, and the attempt does not count
+    RELEASE = "release"  # given back (shutdown): ready at once, the attempt does not count; an error says: it had begun
     DEAD = "dead"
 
 

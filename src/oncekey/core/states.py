@@ -110,6 +110,8 @@ class Condition(StrEnum):
     HAS_STEPS = "has steps"
     MAY_RERUN = "effects allow a second run"
     JOB_FREE = "job not leased"
+    UNTRIED = "job never tried"
+    TRIED = "job was tried"
     JOB_RETRIED = "its dead letter is tried again"
 
 
@@ -154,7 +156,8 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.PENDING,          _E.SETTLE,    _S.COMPLETED,        {_A.WORKER}),
     _move(_S.PENDING,          _E.SETTLE,    _S.FAILED,           {_A.WORKER}),
     _move(_S.PENDING,          _E.SETTLE,    _S.UNKNOWN,          {_A.WORKER}),
-    _move(_S.PENDING,          _E.TIME_OUT,  _S.FAILED,           {_A.REAPER}, _C.PAST_EXPIRY, _C.JOB_FREE),
+    _move(_S.PENDING,          _E.TIME_OUT,  _S.FAILED,           {_A.REAPER}, _C.PAST_EXPIRY, _C.JOB_FREE, _C.UNTRIED),
+    _move(_S.PENDING,          _E.TIME_OUT,  _S.UNKNOWN,          {_A.REAPER}, _C.PAST_EXPIRY, _C.JOB_FREE, _C.TRIED),
     # Only who can ask the outside world moves an unknown outcome on.
     _move(_S.UNKNOWN,          _E.CONFIRM,   _S.COMPLETED,        _SETTLERS),
     _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),

@@ -2,7 +2,8 @@
 
 A payment touches two worlds: a row of our own, and a charge at a provider that is somebody else's process. In
 ``charge_now`` both are **steps** of one request, which a later attempt takes up where an earlier one was killed. In
-``charge_later`` the request only commits the row together with a job, answers 202, and a worker does the rest.
+``charge_later`` the request only commits the row together with a job, answers 202, and a worker does the rest. Where it
+is unknown whether the provider has charged, upkeep, which runs in this process too, asks its ledger (``resolve.py``).
 
 ``?simulate=`` makes trouble on request: ``slow``, ``error``, ``decline``, ``timeout``, ``crash``, ``large``.
 """
@@ -25,13 +26,17 @@ from oncekey import NotAuthenticated, OnceKey, OutcomeUnknown, Policy
 from oncekey import Request as KeyRequest
 from oncekey.demo.book import Book, Connection
 from oncekey.demo.provider import Charge, Provider
+from oncekey.demo.resolve import ask_the_ledger
 from oncekey.demo.settle import LARGE_BYTES, SLOW_SECONDS, TASK
+from oncekey.upkeep import Upkeep
 from oncekey.web.fastapi import CurrentOperation, protect
 from oncekey.web.status import status_app, status_path
 
 TENANTS = {"Bearer tenant-a": "tenant-a", "Bearer tenant-b": "tenant-b"}
 LEASE = timedelta(seconds=3)
 """Short, so that you see quickly what a crash leads to; 60 s is the default."""
+QUARANTINE = timedelta(seconds=5)
+"""Likewise; 5 minutes is the default."""
 
 Simulate = Annotated[Literal["slow", "error", "decline", "timeout", "crash", "large"] | None, Query()]
 
@@ -67,16 +72,18 @@ Tenant = Annotated[str, Depends(signed_in)]
 def make_app(store: str, provider: Provider, *, background: bool = False) -> FastAPI:
     app = FastAPI(title="oncekey demo: payments", version="1")
     book = Book(store)
+    effects: Literal["transactional", "phased"] = "transactional" if background else "phased"
     once = OnceKey(
         store,
         scope=tenant_of,
         routes={
-            "POST /payments": Policy(effects="transactional" if background else "phased", lease=LEASE),
+            "POST /payments": Policy(effects=effects, lease=LEASE, quarantine=QUARANTINE),
             "POST /refunds": Policy(effects="transactional", lease=LEASE),
         },
         migrate=True,
     )
-    protect(app, once)
+    once.resolve_with("POST /payments", ask_the_ledger(once, book, provider))
+    protect(app, once, upkeep=Upkeep(once, sweep_every=1.0, reconcile_every=1.0))
     app.mount("/idempotency", status_app(once))
 
     def connection() -> Iterator[Connection]:
@@ -97,7 +104,7 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
             return _out_of_order(operation.attempt)
         if simulate == "decline":
             return JSONResponse({"error": "the card was declined"}, 402)
-        if simulate == "timeout":
+        if simulate == "timeout" and operation.attempt == 1:
             raise OutcomeUnknown("the provider did not answer in time")
         if simulate == "slow":
             time.sleep(SLOW_SECONDS)
@@ -131,7 +138,7 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
             return _out_of_order(operation.attempt)
         operation.blocking.enlist(db)
         payment = book.open_payment(db, tenant, body.customerId, body.amountCents, body.currency)
-        operation.blocking.defer(TASK, payment | {"simulate": simulate})
+        operation.blocking.defer(TASK, payment | {"simulate": simulate if operation.attempt == 1 else None})
         response.headers["Location"] = status_path("/idempotency", operation)
         return payment
 

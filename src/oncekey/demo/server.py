@@ -31,9 +31,12 @@ _NOW = "  curl http://127.0.0.1:{port}/provider/charges"
 _LATER = "  curl -i http://127.0.0.1:{port}/idempotency/crash-1 -H 'Authorization: Bearer tenant-a'"
 _WORDS = {
     (False, True): "send the first one twice, and the second one again after the crash: it resumes",
-    (False, False): "send the first one twice, and the second one again after the crash: it becomes unknown",
+    (
+        False,
+        False,
+    ): "send the first one twice, and the second one again after the crash: unknown, until upkeep asks the ledger",
     (True, True): "the first two answer 202; send them again, or ask the third, until the worker is done",
-    (True, False): "the first two answer 202; ask the third until the worker was killed: it becomes unknown",
+    (True, False): "the first two answer 202; ask the third: it becomes unknown, until upkeep asks the ledger",
 }
 
 

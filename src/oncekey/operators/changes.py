@@ -122,7 +122,16 @@ def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
 
 
 def retry_job(store: Store, job_id: str, audit: Audit) -> Job:
-    """Let workers run a dead letter again, from its first attempt."""
+    """Let workers run a dead letter again, from its first attempt. Not one whose key was settled without it."""
+    job = dead_job(store, job_id)
+    if job.settles:
+        (record,) = store.read([(job.scope, job.key)])
+        if record is None or record.state is not State.UNKNOWN or record.owner != job.key_owner:
+            now = "gone" if record is None else f"{record.state} by now"
+            raise MoveRefused(
+                f"job {job_id} was to settle key {redact(job.key)}, which is {now}: run again, it could do a "
+                "second time what is settled; put it away with `oncekey dead-letters discard`"
+            )
     return _redirect(store, job_id, JobState.READY, audit)
 
 

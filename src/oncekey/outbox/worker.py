@@ -19,7 +19,7 @@ import orjson
 
 from oncekey.core.jobs import Conclusion, JobEnd
 from oncekey.engine.once import OnceKey
-from oncekey.errors import ConfigurationError, StoreUnavailable
+from oncekey.errors import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.pump import Pump, Until
 from oncekey.outbox.tasks import Context, Task, make_task, raised, returned
@@ -34,6 +34,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 GRACE_SECONDS = 30.0
 END_SECONDS = 5.0
 """For a last word to the store, after the grace is over."""
+CUT_OFF = "cut off when its worker was told to stop"
 
 
 class Worker:
@@ -250,7 +251,7 @@ class Shift:
         self._loop.call_later(grace, self._cut)
 
     def _cut(self) -> None:
-        """The grace is over. Async tasks are cancelled, and their jobs released; threads cannot be.
+        """The grace is over. Async tasks are cancelled, and jobs that may be repeated released; threads cannot be.
 
         Their jobs keep the lease until it runs out: released, another worker would run them beside the thread.
         """
@@ -293,10 +294,12 @@ class Shift:
         except asyncio.CancelledError:
             if attempt.lost:
                 return None
-            if attempt.cut:
-                return Conclusion(job.id, owner, JobEnd.RELEASE)
+            if attempt.cut and task.max_attempts > 1:
+                return Conclusion(job.id, owner, JobEnd.RELEASE, error=CUT_OFF)
             error: BaseException = TimeoutError("the lease ran out, because the store could not be reached to renew it")
-            if not attempt.expired:
+            if attempt.cut:  # once, and no more: how far it came, nobody knows
+                error = OutcomeUnknown(CUT_OFF)
+            elif not attempt.expired:
                 error = asyncio.CancelledError("the task was cancelled, and not by its worker")
         except (Exception, SystemExit) as caught:
             error = caught

@@ -205,6 +205,9 @@ class Store(Protocol):
     def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
         """Fail at most ``limit`` pending keys past their expiry with this response; which (scope, key) they were.
 
+        One whose job was tried becomes unknown instead, without the response: an attempt that never ended, or that
+        failed and would have been repeated, may have had its effect.
+
         The job that would have settled the key is cancelled in the same transaction. A key whose job a worker is
         running under a live lease is left alone (hazard 11): the worker settles it.
         """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
 from oncekey.core.record import Audit, Record, StoredResponse, Swap, swap
-from oncekey.core.states import Actor, Event
+from oncekey.core.states import Actor, Event, State
 from oncekey.stores.base import Duty
 
 
@@ -61,7 +61,9 @@ class NoOutbox:
         return 0
 
     def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
-        """No job can be running here: whatever is pending past its expiry is timed out."""
+        """No job can have been tried here: whatever is pending past its expiry fails."""
         late = self.due(Duty.ABANDONED, limit)
-        moves = [swap(record, Event.TIME_OUT, Actor.REAPER, response=response) for record in late]
+        moves = [
+            swap(record, Event.TIME_OUT, Actor.REAPER, to_state=State.FAILED, response=response) for record in late
+        ]
         return [(record.scope, record.key) for record in self.swap(moves) if record is not None] if moves else []

@@ -15,7 +15,8 @@ HISTORY_KEPT = 20
 """Attempts that a row remembers; the oldest go first."""
 ERROR_CHARS = 500
 LEASE_RAN_OUT = "the worker's lease ran out"
-TIMED_OUT = "its key expired before anybody ran it"
+TIMED_OUT = "its key expired before it was done"
+TIMED_OUT_IN_DOUBT = "its job was tried, and not done before the key expired"
 
 _STATES = {state.value: state for state in JobState}
 _TRANSLATE = {0: "\ufffd"}
@@ -37,10 +38,8 @@ def job(row: Sequence[Any]) -> Job:
 
 
 def told(conclusion: Conclusion) -> str | None:
-    """What the row says went wrong. A release is no failure, whatever its reason."""
-    if conclusion.error is None or conclusion.end is JobEnd.RELEASE:
-        return None
-    return shortened(conclusion.error)
+    """What the row remembers of this attempt. A release has something to tell only where the task had begun."""
+    return None if conclusion.error is None else shortened(conclusion.error)
 
 
 def shortened(error: str) -> str:

@@ -384,7 +384,7 @@ class ReconcileGaveUp(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class TimedOut(Event):
-    """The reaper failed deferred requests that nobody settled before they expired."""
+    """The reaper failed deferred requests that nobody settled before they expired; those once tried are unknown."""
 
     metric = "api.idempotency.pending.timed_out.count"
     level = WARNING

@@ -23,7 +23,7 @@ from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob
 from oncekey.core.record import Audit, Record, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.errors import IllegalTransition
-from oncekey.stores.base import Store
+from oncekey.stores.base import Duty, Store
 from oncekey.testing.company import in_threads
 from oncekey.testing.store_suite_base import LEASE, RESPONSE, RETENTION, SuiteBase, one, stored
 
@@ -201,12 +201,14 @@ class OutboxSuite(SuiteBase):
         ((attempt, error),) = [(line["attempt"], line["error"]) for line in history(one_job(store, job_id))]
         assert (attempt, error) == (1, "the mail server said no")
 
-    def test_a_released_job_was_not_tried(self, store: Store) -> None:
-        """Ready at once, the attempt does not count, and nothing went wrong."""
+    @pytest.mark.parametrize("error", [None, "cut off"])
+    def test_a_released_job_has_its_attempt_back(self, store: Store, error: str | None) -> None:
+        """Ready at once, and the attempt does not count; that the task had begun is remembered, where it had."""
         job_id = self.running(store)
-        assert store.conclude([Conclusion(job_id, WORKER, JobEnd.RELEASE, error="shutdown")]) == [True]
+        assert store.conclude([Conclusion(job_id, WORKER, JobEnd.RELEASE, error=error)]) == [True]
         job = one_job(store, job_id)
-        assert (job.state, job.attempt, job.history, job.last_error) == (JobState.READY, 0, b"[]", None)
+        assert (job.state, job.attempt, job.last_error) == (JobState.READY, 0, None)
+        assert [line["error"] for line in history(job)] == ([error] if error else [])
         (again,) = claim(store, RIVAL)
         assert again.attempt == 1
 
@@ -452,7 +454,8 @@ class OutboxSuite(SuiteBase):
         assert store.time_out(10, TIMEOUT_RESPONSE) == []
 
     def test_a_key_whose_job_is_running_is_left_to_it(self, store: Store) -> None:
-        """Hazard 11. Once that worker's lease is over nobody is running it: timed out, and the late end is refused."""
+        """Hazard 11. Once that worker's lease is over nobody is running it, but it may have happened: unknown, on the
+        reconciler's list, without a response; and the late end is refused."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
         self.age(store, key.scope, key.key, RETENTION + 1)
@@ -464,6 +467,39 @@ class OutboxSuite(SuiteBase):
         assert one_job(store, job_id).state is JobState.CANCELLED
         late = Conclusion(job_id, WORKER, JobEnd.DONE, settle=State.COMPLETED, response=RESPONSE)
         assert store.conclude([late]) == [False]
+        row = one(stored(store))
+        assert (row.state, row.response, row.finished_at, row.owner) == (State.UNKNOWN, None, None, key.owner)
+        assert row.last_error is not None
+        assert "tried" in row.last_error
+        assert [each.key for each in store.due(Duty.UNKNOWNS, 10)] == [key.key]
+
+    @pytest.mark.parametrize("how", ["to be tried again", "cut off", "sent back by an operator"])
+    def test_a_key_whose_job_was_tried_is_unknown(self, store: Store, how: str) -> None:
+        """An attempt that failed may have had its effect all the same; also where an operator let it start over."""
+        key = self.drive(store, State.PENDING)
+        if how != "sent back by an operator":
+            job_id = self.running(store, of=key)
+            end = JobEnd.RELEASE if how == "cut off" else JobEnd.RETRY
+            assert store.conclude([Conclusion(job_id, WORKER, end, retry_in=3600.0, error=how)]) == [True]
+        else:
+            job_id = self.dead(store, of=key)
+            assert store.redirect(job_id, JobState.READY, Audit("bob", "once more")) is not None
+            assert one_job(store, job_id).attempt == 0
+        assert one(stored(store)).state is State.PENDING
+        self.age(store, key.scope, key.key, RETENTION + 1)
+        assert store.time_out(10, TIMEOUT_RESPONSE) == [(key.scope, key.key)]
+        row = one(stored(store))
+        assert (row.state, row.response, row.finished_at) == (State.UNKNOWN, None, None)
+        assert one_job(store, job_id).state is JobState.CANCELLED
+        assert store.time_out(10, TIMEOUT_RESPONSE) == []
+
+    def test_a_key_whose_job_was_given_back_fails(self, store: Store) -> None:
+        """A worker that did not begin has tried nothing."""
+        key = self.drive(store, State.PENDING)
+        job_id = self.running(store, of=key)
+        assert store.conclude([Conclusion(job_id, WORKER, JobEnd.RELEASE)]) == [True]
+        self.age(store, key.scope, key.key, RETENTION + 1)
+        assert store.time_out(10, TIMEOUT_RESPONSE) == [(key.scope, key.key)]
         assert one(stored(store)).response == TIMEOUT_RESPONSE
 
     def test_a_pending_key_without_a_job_does_not_stay_stuck(self, store: Store) -> None:

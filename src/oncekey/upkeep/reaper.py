@@ -3,6 +3,7 @@
 In this order:
 
 1. deferred requests that nobody settled are failed with 408, and their jobs cancelled (never one that a worker runs);
+   where the job was tried they become unknown, since it may have happened;
 2. half-done requests whose client never came back become unknown. They go on the reconciler's list first and not
    straight to the dead letters: what a resolver can find out needs no human, and what none can ends there by itself;
 3. final keys past their expiry are deleted, or with ``soft`` kept as tombstones for as long again;

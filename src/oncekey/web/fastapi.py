@@ -45,6 +45,7 @@ from oncekey.engine.enlisting import Commit
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
+from oncekey.upkeep.service import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
@@ -64,15 +65,17 @@ _BEFORE_THE_ENDPOINT = ("fastapi.routing", "fastapi.security.", "starlette.routi
 _MARK = "__oncekey__"
 
 
-def protect(app: FastAPI, once: OnceKey) -> None:
+def protect(app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False) -> None:
     """Make every state-changing route of ``app`` run once per key, as ``once`` says.
+
+    ``upkeep``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has it.
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
     """
     if any(getattr(item, "cls", None) is IdempotencyMiddleware for item in app.user_middleware):
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
     app.add_middleware(_Redirects)
-    app.add_middleware(IdempotencyMiddleware, once=once)
+    app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep)
     spare_refused(app)
     declare_openapi(app, once)
 

@@ -9,6 +9,7 @@ request as it is, open: so the refusal rolls back itself.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -35,6 +36,7 @@ class SqlAlchemyLink(Link):
         self.what = "the SQLAlchemy session" if self._session is not None else "the SQLAlchemy connection"
         self._listeners: list[tuple[str, Callable[..., Any]]] = []
         self._authorizer: sqlite.SqliteLink | None = None
+        self._thread: int | None = None
         self.dialect = self._dialect()
 
     def _dialect(self) -> Dialect:
@@ -129,6 +131,7 @@ class SqlAlchemyLink(Link):
         self._listen("rollback", self._on_rollback)
         self._listen("before_cursor_execute", self._on_execute)
         if self.dialect == "sqlite":
+            self._thread = threading.get_ident()
             self._raw(self._authorize)
 
     def _authorize(self, raw: sqlite3.Connection) -> None:
@@ -244,6 +247,10 @@ class SqlAlchemyLink(Link):
         authorizer = self._authorizer
         if authorizer is not None:
             authorizer.interrupt()
+            if self._thread == threading.get_ident():
+                self._raw(
+                    lambda raw: authorizer.interrupt()
+                )  # and again where aiosqlite has it: there it may roll back
 
 
 def async_link(target: Any) -> Link:

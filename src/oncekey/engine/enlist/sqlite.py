@@ -104,8 +104,10 @@ class SqliteLink(Link):
     _refused = False
     """The handler tried to end it. Whatever it wanted by that, it does not get a commit."""
     _overdue = False
-    _rescuer: int | None = None
-    """The thread that ends an overdue transaction."""
+    _rescues = False
+    """An overdue transaction is being rolled back, in its own thread."""
+    _thread: int | None = None
+    """Where the connection is used."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -123,11 +125,12 @@ class SqliteLink(Link):
 
     def guard(self) -> None:
         self._guarded = True
+        self._thread = threading.get_ident()
         self._connection.set_authorizer(self._allows)
 
     def _allows(self, action: int, *_: Any) -> int:
         if self._overdue:
-            return sqlite3.SQLITE_OK if self._rescuer == threading.get_ident() else sqlite3.SQLITE_DENY
+            return sqlite3.SQLITE_OK if self._rescues else sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_TRANSACTION and not self.ending:
             self._refused = True
             _log.error("a COMMIT, ROLLBACK or BEGIN on %s was refused: %s", self.what, LEAVE_IT)
@@ -201,18 +204,25 @@ class SqliteLink(Link):
                 self._connection.set_authorizer(None)
 
     def interrupt(self) -> None:
-        """Stop the statement that runs, let no other run, and free the file, if that can be done from this thread."""
+        """Stop the statement that runs, let no other be prepared, and in the connection's own thread free the file.
+
+        From another thread ``interrupt`` is all there is. SQLite has a lock for each connection, and calls the
+        authorizer under it: whoever waits for that lock with Python's own in hand (set_authorizer does) while the
+        handler prepares a statement stops the whole process for ever.
+        """
         self._overdue = True
-        self._rescuer = threading.get_ident()
         try:
             self._connection.interrupt()
+            if self._thread != threading.get_ident():
+                return  # the event loop or the driver's thread comes by next; a handler's own, when it returns
+            self._rescues = True
             self._connection.set_authorizer(self._allows)  # so that SQLite asks again about statements that it knows
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error:
-            return  # closed; or another thread's: then it ends when the handler does
+            return  # closed
         finally:
-            self._rescuer = None
+            self._rescues = False
 
 
 def aiosqlite_link(connection: Any) -> Link:

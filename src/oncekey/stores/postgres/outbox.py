@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
 from oncekey.core.record import COUNTED, Audit, StoredResponse
 from oncekey.stores import outbox_rows, sqlfiles
-from oncekey.stores.outbox_rows import HISTORY_KEPT, LEASE_RAN_OUT, TIMED_OUT
+from oncekey.stores.outbox_rows import HISTORY_KEPT, LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
 from oncekey.stores.postgres.arrays import Bytea, Float8, Int4, Text
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _JOBS = {
 _REDIRECT = _statement("redirect")
 _HEALTH = _statement("health")
 _PURGE = _statement("purge")
-_TIME_OUT = _statement("time_out", error=_quoted(TIMED_OUT))
+_TIME_OUT = _statement("time_out", error=_quoted(TIMED_OUT)).replace("{doubt}", _quoted(TIMED_OUT_IN_DOUBT))
 
 
 class PostgresOutbox:

@@ -1,4 +1,6 @@
 -- Pending keys past their expiry fail for good, and the jobs that would have settled them are cancelled, in one commit.
+-- One whose job was tried may have happened: it is unknown instead. Whether it was is read from the job as it is when it
+-- is cancelled; an operator's retry counts attempts from 0 again, but keeps the history.
 -- Never one whose job a worker is running under a live lease. A job is locked before its key, as in outbox_conclude.sql.
 -- A job that a worker claims at this very moment is skipped or no longer as it was, and so its key is left alone.
 WITH late AS (
@@ -33,13 +35,21 @@ cancelled AS (
         state = 'cancelled', lease_until = NULL, last_error = {error}, finished_at = now()
     FROM held AS h
     WHERE j.id = h.id AND (j.state = 'ready' OR (j.state = 'running' AND j.lease_until <= now()))
-    RETURNING j.scope, j.key, j.key_owner
+    RETURNING j.scope, j.key, j.key_owner, j.attempt > 0 OR j.history <> '[]' AS tried
 ),
 
 free AS (
-    SELECT c.scope, c.key, c.key_owner FROM cancelled AS c
-    UNION
-    SELECT l.scope, l.key, l.owner FROM late AS l
+    SELECT c.scope, c.key, c.key_owner, c.tried FROM cancelled AS c
+    UNION ALL
+    SELECT
+        l.scope, l.key, l.owner,
+        EXISTS (
+            SELECT FROM idempotency_outbox AS i
+            WHERE
+                i.scope = l.scope AND i.key = l.key AND i.key_owner = l.owner AND i.settles
+                AND (i.attempt > 0 OR i.history <> '[]')
+        )
+    FROM late AS l
     WHERE NOT EXISTS (
         SELECT FROM idempotency_outbox AS i
         WHERE
@@ -49,14 +59,18 @@ free AS (
 )
 
 UPDATE idempotency_keys AS k SET
-    state = 'failed',
-    response_status = %(status)s,
-    response_headers = %(headers)s,
-    response_body = %(body)s,
-    response_schema_version = %(schema_version)s,
-    last_error = NULL,
-    finished_at = now(),
-    expires_at = greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
+    state = CASE WHEN f.tried THEN 'unknown' ELSE 'failed' END,
+    response_status = CASE WHEN NOT f.tried THEN %(status)s::integer END,
+    response_headers = CASE WHEN NOT f.tried THEN %(headers)s::text END,
+    response_body = CASE WHEN NOT f.tried THEN %(body)s::bytea END,
+    response_schema_version = CASE WHEN NOT f.tried THEN %(schema_version)s::integer END,
+    last_error = CASE WHEN f.tried THEN {doubt} END,
+    reconcile_at = CASE WHEN f.tried THEN now() END,
+    finished_at = CASE WHEN NOT f.tried THEN now() END,
+    expires_at = CASE
+        WHEN f.tried THEN k.expires_at
+        ELSE greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
+    END
 FROM free AS f
 WHERE
     k.scope = f.scope AND k.key = f.key AND k.state = 'pending' AND k.owner = f.key_owner AND k.expires_at <= now()

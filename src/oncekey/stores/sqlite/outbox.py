@@ -16,7 +16,7 @@ from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, OutboxHealth
 from oncekey.core.record import COUNTED, Audit, StoredResponse
 from oncekey.core.states import State
 from oncekey.stores import outbox_rows, sqlfiles
-from oncekey.stores.outbox_rows import LEASE_RAN_OUT, TIMED_OUT
+from oncekey.stores.outbox_rows import LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
 from oncekey.stores.sqlite import schema
 
 if TYPE_CHECKING:
@@ -140,10 +140,14 @@ class SqliteOutbox:
         with self._writing() as connection:
             now = self._clock()
             late = connection.execute(_LATE, (now, limit)).fetchall()
-            for scope, key, owner in late:
-                connection.execute(_CANCEL, (scope, key, owner, now, TIMED_OUT))
-                _settle(connection, (scope, key, owner), now, State.FAILED, None, response)
-            return [(scope, key) for scope, key, _ in late]
+            for scope, key, owner, tried in late:
+                at = (scope, key, owner)
+                connection.execute(_CANCEL, (*at, now, TIMED_OUT))
+                if tried:
+                    _settle(connection, at, now, State.UNKNOWN, TIMED_OUT_IN_DOUBT, None)
+                else:
+                    _settle(connection, at, now, State.FAILED, None, response)
+            return [(scope, key) for scope, key, *_ in late]
 
 
 def _free(connection: sqlite3.Connection, tasks: Sequence[str], limit: int, now: float) -> list[str]:

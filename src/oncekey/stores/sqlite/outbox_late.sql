@@ -1,5 +1,13 @@
--- Pending keys past their expiry whose job no worker is running under a live lease. ?1 now · ?2 at most so many
-SELECT k.scope, k.key, k.owner FROM idempotency_keys AS k
+-- Pending keys past their expiry whose job no worker is running under a live lease, and whether it was ever tried: an
+-- operator's retry counts attempts from 0 again, but keeps the history. ?1 now · ?2 at most so many
+SELECT
+    k.scope, k.key, k.owner,
+    EXISTS (
+        SELECT 1 FROM idempotency_outbox AS i
+        WHERE i.scope = k.scope AND i.key = k.key AND i.key_owner = k.owner AND i.settles
+          AND (i.attempt > 0 OR i.history <> '[]')
+    )
+FROM idempotency_keys AS k
 WHERE k.state = 'pending' AND k.expires_at <= ?1
   AND NOT EXISTS (
     SELECT 1 FROM idempotency_outbox AS i
