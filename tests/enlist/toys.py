@@ -10,6 +10,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,6 +44,7 @@ def make_point(fault: str) -> Point:
     def point(name: str) -> None:
         if name == where:
             os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+            time.sleep(0.3)  # the signal may reach another thread first, and this one must not go on meanwhile
 
     return point
 

@@ -22,6 +22,7 @@ import importlib
 import inspect
 import os
 import signal
+import time
 import threading
 from collections.abc import Callable, Generator, Mapping
 from functools import wraps
@@ -95,6 +96,7 @@ def kill() -> None:
 def stop() -> None:
     """As a long pause of the machine: every thread stands still until SIGCONT."""
     os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.3)  # the signal may reach another thread first, and this one must not go on meanwhile
 
 
 def raising(error: BaseException) -> Action:
