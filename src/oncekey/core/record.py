@@ -192,6 +192,9 @@ class Swap:
     effects: Effects | None = None
     reconcile_tries: int | None = None
     restart: Reservation | None = None
+    # compare, too
+    from_effects: Effects | None = None
+    """Where a second run must be harmless: an owner may have begun what is not, under the same (state, owner)."""
     # written beside the row, in the same commit, if and only if the row is moved
     step: Step | None = None
     audit: Audit | None = None
@@ -309,6 +312,7 @@ def swap(
         reservation.effects if reservation else effects,
         tries,
         reservation if event is Event.RESERVE else None,
+        record.effects if Condition.MAY_RERUN in move.when else None,
         step,
         audit,
         record,

@@ -56,6 +56,8 @@ class MemoryStore(NoOutbox):
             return None
         if change.past_expiry and row.expires_at > now:
             return None
+        if change.from_effects is not None and row.effects is not change.from_effects:
+            return None
         self._write_beside(change, now)
         if change.to_state is None:
             del self._rows[at]

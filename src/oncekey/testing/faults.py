@@ -22,8 +22,8 @@ import importlib
 import inspect
 import os
 import signal
-import time
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from functools import wraps
 from typing import Any, Final, Literal, Self, get_args

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from oncekey.core.record import Audit, Record, Swap, swap
-from oncekey.core.states import Actor, Event, State
+from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.stores.base import Duty, Store
 from oncekey.testing.company import in_threads
@@ -75,6 +75,26 @@ class StepSuite(SuiteBase):
         assert self._steps(store) == [step]
         assert moved.recovery_point == "charge_created"
         assert stored(store) == replace(moved, now=0.0)
+
+    @pytest.mark.parametrize("beside", [False, True])
+    def test_who_looked_before_the_doubt_does_not_take_it_over(self, store: Store, beside: bool) -> None:
+        """An owner that begins what may not be repeated says so in the row, under the same owner token. A request or a
+        sweeper that read the row before that, and was paused past the lease, moves nothing."""
+        read = one(store.reserve([self.reservation(effects=Effects.PHASED)])[0].record)
+        doubt = swap(
+            read, Event.ADVANCE, Actor.OWNER, lease_seconds=LEASE, recovery_point="started", effects=Effects.EXTERNAL,
+            step=_INTENT,
+        )  # fmt: skip
+        assert store.swap([doubt]) != [None]
+        self.age(store, read.scope, read.key, LEASE + 1)
+        audit = Audit("sweeper", "its lease is over") if beside else None
+        release = swap(read, Event.RELEASE, Actor.SWEEPER, audit=audit)
+        take_over = swap(read, Event.TAKE_OVER, Actor.REQUEST, reservation=self.reservation(), audit=audit)
+        assert store.swap([take_over]) == [None]
+        assert store.swap([release]) == [None]
+        now = one(store.read([(read.scope, read.key)])[0])
+        assert (now.state, now.owner, now.effects) == (State.IN_PROGRESS, read.owner, Effects.EXTERNAL)
+        assert store.swap([swap(now, Event.DOUBT, Actor.SWEEPER)]) != [None]
 
     def test_a_step_that_is_written_again_keeps_what_is_known_of_it(self, store: Store) -> None:
         """Intended, then done: one step. Its kind stays, and a provider's id is not lost when a write brings none."""

@@ -59,6 +59,7 @@ def swap_columns(batch: Sequence[Swap]) -> Parameters:
         "recovery_point": Text([change.recovery_point or None for change in batch]),
         "reconcile_in": Float8([change.reconcile_in for change in batch]),
         "effects": Text([change.effects for change in batch]),
+        "from_effects": Text([change.from_effects for change in batch]),
     }
 
 

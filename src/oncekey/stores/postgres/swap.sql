@@ -5,12 +5,12 @@ WITH wanted AS (
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,
         %(to_state)s, %(new_owner)s, %(attempt)s, %(lease_seconds)s,
         %(status)s, %(headers)s, %(body)s, %(schema_version)s,
-        %(last_error)s, %(recovery_point)s, %(reconcile_in)s, %(effects)s
+        %(last_error)s, %(recovery_point)s, %(reconcile_in)s, %(effects)s, %(from_effects)s
     ) AS w (
         scope, key, from_state, owner, lease_over_by, past_expiry,
         to_state, new_owner, attempt, lease_seconds,
         status, headers, body, schema_version,
-        last_error, recovery_point, reconcile_in, effects
+        last_error, recovery_point, reconcile_in, effects, from_effects
     )
 ),
 
@@ -19,5 +19,5 @@ WITH wanted AS (
 UPDATE idempotency_keys AS k SET
     {set}
 FROM held AS w
-WHERE k.ctid = w.place
+WHERE k.ctid = w.place AND (w.from_effects IS NULL OR k.effects = w.from_effects)
 RETURNING {columns}

@@ -6,7 +6,7 @@ WITH wanted AS (
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,
         %(to_state)s, %(new_owner)s, %(attempt)s, %(lease_seconds)s,
         %(status)s, %(headers)s, %(body)s, %(schema_version)s,
-        %(last_error)s, %(recovery_point)s, %(reconcile_in)s, %(effects)s,
+        %(last_error)s, %(recovery_point)s, %(reconcile_in)s, %(effects)s, %(from_effects)s,
         %(reconcile_tries)s, %(event)s, %(who)s, %(why)s,
         %(step_name)s, %(step_kind)s, %(step_state)s, %(step_repeatable)s, %(step_result)s,
         %(step_downstream_key)s, %(step_provider_id)s
@@ -14,7 +14,7 @@ WITH wanted AS (
         scope, key, from_state, owner, lease_over_by, past_expiry,
         to_state, new_owner, attempt, lease_seconds,
         status, headers, body, schema_version,
-        last_error, recovery_point, reconcile_in, effects,
+        last_error, recovery_point, reconcile_in, effects, from_effects,
         reconcile_tries, event, who, why,
         step_name, step_kind, step_state, step_repeatable, step_result,
         step_downstream_key, step_provider_id
@@ -28,7 +28,7 @@ moved AS (
         reconcile_tries = coalesce(w.reconcile_tries, k.reconcile_tries),
         {set}
     FROM held AS w
-    WHERE k.ctid = w.place
+    WHERE k.ctid = w.place AND (w.from_effects IS NULL OR k.effects = w.from_effects)
     RETURNING
         k.*, w.to_state = 'expired' AS forgets, w.event, w.from_state AS before, w.to_state AS after, w.who, w.why,
         w.step_name, w.step_kind, w.step_state, w.step_repeatable, w.step_result,

@@ -97,7 +97,7 @@ def comparing(change: Swap, now: float) -> Row:
 
 
 def setting(change: Swap, to_state: State) -> Row:
-    """?8 to ?21 of swap.sql: what the row becomes."""
+    """?8 to ?22 of swap.sql: what the row becomes, and ?22 the effects that it must still have."""
     answer = change.response
     return (
         to_state.value,
@@ -114,6 +114,7 @@ def setting(change: Swap, to_state: State) -> Row:
         None if answer is None else answer.body,
         None if change.effects is None else change.effects.value,
         change.reconcile_tries,
+        None if change.from_effects is None else change.from_effects.value,
     )
 
 

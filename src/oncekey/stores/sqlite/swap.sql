@@ -1,6 +1,6 @@
 -- Every move but deleting and starting over: compare (state, owner, lease, expiry) and set, in one statement.
 -- 0 rows: the row is not what the mover saw, and nothing was written (promise I3).
--- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?21 what it becomes
+-- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?21 what it becomes · ?22 its effects
 UPDATE idempotency_keys SET
     state = ?8,
     owner = coalesce(?9, owner),
@@ -20,3 +20,4 @@ UPDATE idempotency_keys SET
 WHERE scope = ?1 AND key = ?2 AND state = ?3 AND owner = ?4
   AND (?5 IS NULL OR lease_until + ?5 <= ?7)
   AND (NOT ?6 OR expires_at <= ?7)
+  AND (?22 IS NULL OR effects = ?22)
