@@ -29,8 +29,14 @@ def agree(shop: Shop) -> None:
     )
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("toy", GOOD)
+@pytest.mark.parametrize(
+    ("toy", "point"),
+    [
+        # Every point of the one; of the other the first and the last here, and all of them in `make faults`.
+        pytest.param(toy, point, marks=[pytest.mark.faults] if toy != GOOD[0] and point in POINTS[1:-2] else [])
+        for toy, point in product(GOOD, POINTS)
+    ],
+)
 async def test_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
     assert run(toy, shop.url, f"kill:{point}") is None
     agree(shop)
@@ -55,7 +61,14 @@ async def test_killed_and_retried_often(shop: Shop) -> None:
         print(f"\r{number} kills", end="")
 
 
-@pytest.mark.parametrize(("toy", "point"), [*product(BAD, POINTS[:3]), ("with-session", "completing")])
+@pytest.mark.parametrize(
+    ("toy", "point"),
+    [
+        *product(BAD, POINTS[1:3]),
+        *[pytest.param(toy, POINTS[0], marks=pytest.mark.faults) for toy in BAD],
+        ("with-session", "completing"),
+    ],
+)
 async def test_misuse_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
     """The transaction is not what it was when the request ends: refused, nothing written, nothing completed."""
     assert run(toy, shop.url, f"kill:{point}") is None
