@@ -52,7 +52,7 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> str:
     return out
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.faults), 4])
 def test_workers_never_run_one_job_at_once(box: Box, provider: Provider, start: Start, workers: int) -> None:
     """Several processes drain 400 jobs: every job once, none beside itself, and nobody did it all."""
     box.insert([box.job("alone", {"seconds": 0.005}) for _ in range(400)])
