@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,10 @@ def test_a_handler_may_close() -> None:
         return await asyncio.wait_for(task, PATIENCE / 2)
 
     assert asyncio.run(main())
+
+
+def test_a_framework_that_copies_its_arguments_gets_the_same_one() -> None:
+    """Litestar deep-copies what a controller's middleware is made with: two would be two engines on one store."""
+    once = OnceKey("memory://", scope=SINGLE_TENANT)
+    assert copy.deepcopy({"once": once})["once"] is once
+    once.close()
