@@ -201,6 +201,10 @@ class FakeStore(MemoryStore):
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         return self._do("swap", batch, self.inner.swap)
 
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        found, moved = self._do("both", [*ends, *begins], lambda _: list(self.inner.both(begins, ends)))
+        return found, moved
+
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
         return self._do("read", keys, self.inner.read)
 

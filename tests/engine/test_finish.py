@@ -151,6 +151,8 @@ def test_a_doubt_that_somebody_else_had_is_stored(flows: Flows) -> None:
         (Event.COMPLETE, None),
         (Event.COMPLETE, RIVAL),
         (Event.COMPLETE, record_of(reservation(owner="rival"), State.COMPLETED, response=RESPONSE)),
+        # Thought dead, and settled meanwhile by somebody who asked: their response stands, ours is never sent.
+        (Event.COMPLETE, record_of(MINE, State.COMPLETED, response=StoredResponse(201, (), b"confirmed"))),
         (Event.COMPLETE, record_of(MINE, State.FAILED)),
         (Event.COMPLETE, record_of(MINE, State.FAILED_RETRYABLE)),
         (Event.RELEASE, record_of(MINE, State.UNKNOWN)),

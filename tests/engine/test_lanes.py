@@ -237,6 +237,36 @@ def test_two_writers_reserve_and_swap_side_by_side(open_lanes: Open) -> None:
     hung[0].wait(PATIENCE)
 
 
+@pytest.mark.parametrize("trouble", [None, "before", "after"])
+def test_what_begins_and_what_ends_share_a_commit(open_lanes: Open, trouble: str | None) -> None:
+    """Where the store can; and where that fails, whether it had happened or not, each verb is asked by itself."""
+    store = FakeStore()
+    store.capabilities = replace(store.capabilities, together=True)
+    if trouble:
+        store.break_("both", lambda: StoreUnavailable("cut"), applied=trouble == "after")
+    lanes = open_lanes(store)
+    found = ask(lanes, reservation("a"))
+    assert isinstance(found, Found)
+    assert found.record is not None
+    gate = store.hold("read")
+    held = submit(lanes, ("tenant-1", "a"))
+    gate.wait()
+    end = swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
+    wanted = reservation("b")
+    begun, ended = submit(lanes, wanted, end)
+    gate.open()
+    held[0].wait(PATIENCE)
+    assert owner_found(begun.wait(PATIENCE)) == wanted.owner
+    moved = ended.wait(PATIENCE)
+    assert store.keys("both") == [["a", "b"]]
+    assert len(store.asked("reserve")) == (2 if trouble else 1)
+    assert len(store.asked("swap")) == (1 if trouble else 0)
+    row = store.row("a")
+    assert row is not None
+    assert row.state is State.COMPLETED
+    assert (moved is None) == (trouble == "after"), "moved before: its owner reads the row, and finds its own response"
+
+
 def test_one_writer_is_one_thread(open_lanes: Open) -> None:
     """Where the store takes one writer, reserve, swap and read run in one thread, not the caller's."""
     store = FakeStore()

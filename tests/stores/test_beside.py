@@ -194,15 +194,16 @@ def test_a_move_without_anything_beside_it_takes_the_narrow_statement(
     monkeypatch.setattr(postgres, "_execute", execute)
     step = swap(other, Event.ADVANCE, Actor.OWNER, step=STEP, recovery_point="started")
     assert None not in postgres.swap([step, swap(record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)])
-    assert ran == [postgres.swap_statement, postgres._swap_beside]
+    assert ran == [statements.END, postgres._swap_beside]
     for word in ("steps", "audit", "reconcile_tries", "step_name", "who"):
-        assert word not in re.sub("--.*", "", postgres.swap_statement).replace("{columns}", "")
+        assert word not in re.sub("--.*", "", statements.END)
 
 
 def test_every_part_of_a_statement_is_put_in(postgres: PostgresStore) -> None:
     """No mark is left in what is sent."""
     texts = [getattr(postgres, name) for name in ("_swap_beside", "_remove", "_restart", "_purge", "_read")]
-    texts += [postgres.swap_statement, postgres_lookups.listing_statement(None, None), statements.SLIM]
+    texts += [statements.RESERVE, statements.RESERVE_POLITELY, statements.END, statements.SWAP]
+    texts += [postgres_lookups.listing_statement(None, None), statements.SLIM]
     for text in texts:
         assert not re.search(r"\{\w+\}", text), text
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import floats
 
-from oncekey.core.record import Reservation, StoredResponse, swap
+from oncekey.core.record import Reservation, StoredResponse, Swap, swap
 from oncekey.core.states import Actor, Effects, Event, State
-from oncekey.errors import SchemaError, StoreUnavailable
+from oncekey.errors import SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.base import LostRace
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.postgres.in_loop import InLoop
+from oncekey.stores.postgres import PostgresStore, rows
+from oncekey.stores.postgres.in_loop import _END, _RESERVE, InLoop
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.testing.proxy import TcpProxy
@@ -44,6 +46,14 @@ def store(proxy: TcpProxy, postgres_url: str) -> Iterator[PostgresStore]:
     direct.migrate()
     direct.close()
     made = PostgresStore(proxy.rewrite(postgres_url), timeout=1.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shared(postgres_url: str) -> Iterator[PostgresStore]:
+    made = PostgresStore(postgres_url)
+    made.migrate()
     yield made
     made.close()
 
@@ -133,7 +143,7 @@ def test_a_server_that_says_nothing_is_given_up_in_time(store: PostgresStore, pr
         await fast.reserve([wanted("a")])
         await asyncio.to_thread(proxy.hang)
         began = time.monotonic()
-        with pytest.raises(psycopg.Error):
+        with pytest.raises(StoreUnavailable):
             await asyncio.wait_for(fast.reserve([wanted("b")]), 20)
         assert time.monotonic() - began < 15
         assert fast._connection is None
@@ -161,6 +171,150 @@ def test_a_cancelled_verb_leaves_no_answer_behind(store: PostgresStore, proxy: T
         fast.abandon()
 
     asyncio.run(main())
+
+
+async def completion(fast: InLoop, key: str) -> Swap:
+    (found,) = await fast.reserve([wanted(key)])
+    assert found.record is not None
+    return swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
+
+
+def test_what_ends_and_what_begins_are_one_transaction(store: PostgresStore) -> None:
+    """One commit for both; and who asks again for a key that ends in the same batch finds its response."""
+
+    async def main() -> None:
+        fast = InLoop(store)
+        ends = [await completion(fast, key) for key in ("a", "b")]
+        found, moved = await fast.both([wanted("new"), wanted("a")], ends)
+        assert [record and record.state for record in moved] == [State.COMPLETED, State.COMPLETED]
+        new, again = (answer.record for answer in found)
+        assert new
+        assert again
+        assert (new.state, again.response) == (State.IN_PROGRESS, RESPONSE)
+        numbers = store._execute("SELECT xmin FROM idempotency_keys WHERE key IN ('a', 'b', 'new')", None).fetchall()
+        assert len(numbers) == 3
+        assert len(set(numbers)) == 1
+        fast.abandon()
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_fails_is_not_taken_for_done(store: PostgresStore, postgres_url: str) -> None:
+    """Every statement has answered, and then the commit fails: here by a check that the database makes at its end."""
+
+    async def main() -> None:
+        fast = InLoop(store)
+        end = await completion(fast, "a")
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            admin.execute(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN RAISE EXCEPTION 'not today'; END $$"
+            )
+            admin.execute(
+                "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON idempotency_keys "
+                "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
+            )
+            with pytest.raises(StoreError, match="P0001"):
+                await fast.both([wanted("b")], [end])
+            with pytest.raises(StoreError, match="P0001"):
+                await fast.reserve([wanted("b")])
+            admin.execute("DROP TRIGGER refuse ON idempotency_keys")
+        there, absent = store.read([("tenant", "a"), ("tenant", "b")])
+        assert there is not None
+        assert there.state is State.IN_PROGRESS
+        assert absent is None
+
+    asyncio.run(main())
+
+
+def test_a_race_that_is_lost_undoes_the_ends_of_the_batch_too(store: PostgresStore) -> None:
+    """All or nothing: the lanes are asked about both."""
+
+    async def main() -> None:
+        fast = InLoop(store)
+        end = await completion(fast, "a")
+        twins = [wanted("twin"), wanted("twin")]
+        with pytest.raises(LostRace):  # the same key twice stands for a rival's
+            await fast._ask((_END, rows.end_columns([end])), (_RESERVE, rows.reservation_columns(twins)))
+        (record,) = store.read([("tenant", "a")])
+        assert record is not None
+        assert record.state is State.IN_PROGRESS
+        assert (await fast.swap([end]))[0] is not None, "the connection is as good as before"
+        fast.abandon()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_ends_the_connection_is_noticed_at_once(store: PostgresStore, postgres_url: str) -> None:
+    """An administrator, a restart: its last words are no answer, and no reason to wait for one."""
+
+    async def main() -> None:
+        fast = InLoop(store)
+        await fast.reserve([wanted("a")])
+        assert fast._connection is not None
+        with psycopg.connect(postgres_url, autocommit=True) as admin, admin.transaction():
+            admin.execute("LOCK TABLE idempotency_keys IN ACCESS EXCLUSIVE MODE")
+            asking = asyncio.create_task(fast.reserve([wanted("b")]))
+            await asyncio.sleep(0.05)
+            admin.execute("SELECT pg_terminate_backend(%s)", [fast._connection.pgconn.backend_pid])
+            with pytest.raises((psycopg.Error, StoreError)):
+                await asyncio.wait_for(asking, 0.8)  # the store's own limit is a second
+        assert fast._connection is None
+
+    asyncio.run(main())
+
+
+def test_more_than_the_socket_takes_at_once(shared: PostgresStore) -> None:
+    """Large responses: sent in pieces, while the loop goes on."""
+
+    async def main() -> None:
+        fast = InLoop(shared)
+        found = await fast.reserve([wanted(f"large-{number}") for number in range(8)])
+        response = StoredResponse(200, (), b"x" * 1_000_000)
+        ends = [
+            swap(answer.record, Event.COMPLETE, Actor.OWNER, response=response) for answer in found if answer.record
+        ]
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.0005)
+                turns += 1
+
+        counting = asyncio.create_task(count_turns())
+        moved = await fast.swap(ends)
+        counting.cancel()
+        assert all(moved)
+        assert turns > 3
+        (there,) = shared.read([("tenant", "large-7")])
+        assert there is not None
+        assert there.response == response
+        fast.abandon()
+
+    asyncio.run(main())
+
+
+@given(
+    now=floats(1.6e9, 2.5e9),
+    lease=floats(0.001, 86_400.0),
+    retention=floats(0.001, 40_000_000.0),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_times_are_those_of_the_database_to_the_microsecond(
+    now: float, lease: float, retention: float, shared: PostgresStore
+) -> None:
+    """They are computed here, and not sent back: a replay must say the same date as the first response."""
+    asked = "SELECT date_part('epoch', t + %s * interval '1 second') FROM (SELECT to_timestamp(%s) AS t) AS x"
+    for seconds in (lease, retention):
+        moment = store_moment(shared, now)
+        ((there,),) = shared._execute(asked, [seconds, now]).fetchall()
+        assert rows.later(moment, seconds) == there
+
+
+def store_moment(store: PostgresStore, now: float) -> float:
+    ((moment,),) = store._execute("SELECT date_part('epoch', to_timestamp(%s))", [now]).fetchall()
+    return float(moment)
 
 
 # ---------------------------------------------------------------- SQLite

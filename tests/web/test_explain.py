@@ -12,7 +12,7 @@ import pytest
 
 from oncekey.core.record import Reservation, StoredResponse, swap
 from oncekey.core.states import Actor, Effects, Event
-from oncekey.stores.postgres import PostgresStore, rows
+from oncekey.stores.postgres import PostgresStore, rows, statements
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
 from oncekey.stores.postgres.connection import DeadlineConnection, connect
 
@@ -100,9 +100,9 @@ def test_reserve_uses_the_primary_key(
     """``EXPLAIN`` of reserve: an index scan by (scope, key) for the anti-join, the insert's check and the read."""
     if rows_there:
         fill(postgres_url, rows_there)
-    assert_by_primary_key(explain(lane, store.reserve_statement, rows.reservation_columns([wanted(1)])))
+    assert_by_primary_key(explain(lane, statements.RESERVE, rows.reservation_columns([wanted(1)])))
     lane.execute("DEALLOCATE looked_at")
-    found = explain(lane, store._reserve_politely, rows.reservation_columns([wanted(1)]))
+    found = explain(lane, statements.RESERVE_POLITELY, rows.reservation_columns([wanted(1)]))
     assert_by_primary_key(found)
     insert = next(node for node in found if node["Node Type"] == "ModifyTable")
     assert insert["Conflict Resolution"] == "NOTHING"
@@ -119,10 +119,15 @@ def test_swap_uses_the_primary_key(
     record = store.reserve([wanted(10_001)])[0].record
     assert record is not None
     change = swap(record, Event.COMPLETE, Actor.OWNER, response=StoredResponse(201, (), b"{}"))
-    found = explain(lane, store.swap_statement, rows.swap_columns([change]))
-    assert_by_primary_key(found)
-    assert any(node.get("Index Name") == PRIMARY for node in found)
-    assert any(node["Node Type"] == "LockRows" for node in found)
+    for statement, columns in (
+        (statements.END, rows.end_columns([change])),
+        (statements.SWAP, rows.swap_columns([change])),
+    ):
+        found = explain(lane, statement, columns)
+        assert_by_primary_key(found)
+        assert any(node.get("Index Name") == PRIMARY for node in found)
+        assert any(node["Node Type"] == "LockRows" for node in found)
+        lane.execute("DEALLOCATE looked_at")
 
 
 def test_the_primary_key_is_scope_then_key(store: PostgresStore, postgres_url: str) -> None:

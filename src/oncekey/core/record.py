@@ -221,6 +221,28 @@ class Swap:
             and not self.forgets_steps
         )
 
+    @property
+    def ends(self) -> bool:
+        """Whether an owner ends its attempt by it: the row becomes final, and what it becomes follows from ``seen``."""
+        return (
+            self.to_state in FINAL
+            and self.from_state is State.IN_PROGRESS
+            and self.seen is not None
+            and self.step is None
+            and self.audit is None
+            and self.effects is None
+            and self.recovery_point is None
+            and self.new_owner is None
+            and self.lease_seconds is None
+            and self.lease_over_by is None
+            and self.attempt is None
+            and self.reconcile_in is None
+            and self.reconcile_tries is None
+            and self.restart is None
+            and self.from_effects is None
+            and not self.past_expiry
+        )
+
     def moved(self, row: Record, now: float) -> Record:
         """What ``row`` becomes by this move at ``now``; for moves that neither delete nor start over."""
         to_state = self.to_state or row.state

@@ -53,3 +53,9 @@ def pieces(places: list[list[_T]]) -> Iterator[list[list[_T]]]:
             piece, size = [], 0
     if piece:
         yield piece
+
+
+def batches(tickets: Sequence[_T]) -> Iterator[list[list[_T]]]:
+    """The tickets as places, in what one statement can carry at a time."""
+    for places in rounds(tickets):
+        yield from pieces(places)

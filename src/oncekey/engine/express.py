@@ -1,10 +1,10 @@
 """The express: a lane without a thread, for stores that can answer in the caller's own event loop.
 
 The same group commit as ``lanes.py`` (what comes while a batch is under way is the next batch), but the loop itself
-sends the statement and works on other requests until the answer is there: no thread to wake, no GIL to hand over. It
-carries only the two hot verbs, and only while all goes well. **Whatever goes wrong is handed to the lanes**: they ask
-again, find the one bad row, and give back what was reserved for callers that have left. So there is one place that
-knows about trouble, and this is not it.
+sends the statements and works on other requests until the answer is there: no thread to wake, no GIL to hand over. It
+carries only what every request does, a reservation and the end of an attempt, both in one commit, and only while all
+goes well. **Whatever goes wrong is handed to the lanes**: they ask again, find the one bad row, and give back what was
+reserved for callers that have left. So there is one place that knows about trouble, and this is not it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from oncekey.core.record import Reservation, Swap
-from oncekey.engine.batches import pieces, rounds
+from oncekey.engine.batches import batches
 from oncekey.engine.tickets import AsyncTicket, Ticket
 from oncekey.stores.base import InLoop, LostRace
+
+Places = Sequence[list[AsyncTicket]]
+"""Callers of one key share a place in a batch (``batches.py``)."""
 
 LOOK_SECONDS = 0.05
 """How often tickets are looked at for being overdue: one timer for all of them, since two for each request show."""
@@ -34,15 +38,13 @@ SAMPLE = 32
 
 
 def fits(ticket: Ticket) -> bool:
-    """Whether the express takes it: a reservation, or an owner's plain move of a row that it has seen."""
+    """Whether the express takes it: a reservation, or the end of an attempt."""
     work = ticket.work
-    if isinstance(work, Reservation):
-        return True
-    return isinstance(work, Swap) and work.seen is not None and work.plain
+    return isinstance(work, Reservation) or (isinstance(work, Swap) and work.ends)
 
 
 class Express:
-    """One verb of one event loop.
+    """The hot verbs of one event loop.
 
     Where tickets go that it does not answer: ``fall_back`` takes those about which nothing is known to the lanes,
     ``send_on`` those that are not here, and ``orphaned`` undoes what nobody took.
@@ -52,15 +54,12 @@ class Express:
         self,
         loop: asyncio.AbstractEventLoop,
         store: InLoop,
-        verb: str,
         fall_back: Callable[[list[AsyncTicket]], None],
         orphaned: Callable[[Ticket], None],
         send_on: Callable[[AsyncTicket], None],
     ) -> None:
         self.loop = loop
         self._store = store
-        self._reserves = verb == "reserve"
-        self._call: Callable[[list[Any]], Awaitable[Sequence[Any]]] = store.reserve if self._reserves else store.swap
         self._fall_back = fall_back
         self._orphaned = orphaned
         self._send_on = send_on
@@ -88,12 +87,12 @@ class Express:
             if self._passed_by % SAMPLE:
                 return False
         self._waiting.append(ticket)
-        if self._task is None:
+        if self._task is None or self._task.done():
             self.idle.clear()
             self._task = self.loop.create_task(self._run())
             if not self._looking:
-                self._looking = True
                 self.loop.call_later(LOOK_SECONDS, self._look)
+                self._looking = True
         return True
 
     def _look(self) -> None:
@@ -113,9 +112,16 @@ class Express:
                 # Nobody waits any more for a reservation whose caller has left; everything else still matters.
                 self._aboard = [t for t in self._waiting if not (isinstance(t.work, Reservation) and t.left())]
                 self._waiting = []
-                for places in rounds(self._aboard):
-                    for piece in pieces(places):
-                        await self._ask(piece)
+                begins = batches([ticket for ticket in self._aboard if isinstance(ticket.work, Reservation)])
+                ends = batches([ticket for ticket in self._aboard if isinstance(ticket.work, Swap)])
+                for together in zip_longest(begins, ends, fillvalue=()):
+                    await self._ask(*together)
+        except BaseException:
+            # A bug of ours, or the loop is ending: nobody is left behind.
+            self._rests_until = time.monotonic() + REST_SECONDS
+            left, self._waiting = dict.fromkeys(self._aboard + self._waiting), []
+            self._fall_back([ticket for ticket in left if not ticket.answered()])
+            raise
         finally:
             self._task = None
             self._aboard = []
@@ -123,29 +129,40 @@ class Express:
                 self._store.abandon()
             self.idle.set()
 
-    async def _ask(self, places: list[list[AsyncTicket]]) -> None:
+    async def _ask(self, begins: Places, ends: Places) -> None:
+        wanted: list[Any] = [place[0].work for place in begins]
+        changes: list[Any] = [place[0].work for place in ends]
+        found: Sequence[Any] = ()
+        moved: Sequence[Any] = ()
         try:
-            results = await self._call([place[0].work for place in places])
-        except BaseException as error:
+            if not changes:
+                found = await self._store.reserve(wanted)
+            elif not wanted:
+                moved = await self._store.swap(changes)
+            else:
+                found, moved = await self._store.both(wanted, changes)
+        except Exception as error:
             if not isinstance(error, LostRace):
                 self._rests_until = time.monotonic() + REST_SECONDS
-            self._fall_back([ticket for place in places for ticket in place])
-            if not isinstance(error, Exception):
-                raise  # cancelled: the loop is ending
+            self._fall_back([ticket for place in (*begins, *ends) for ticket in place])
             return
-        absent: list[AsyncTicket] = []
+        self._deliver(ends, moved)
+        here = [(place, result) for place, result in zip(begins, found, strict=True) if result is not None]
+        self._deliver([place for place, _ in here], [result for _, result in here])
+        if begins:
+            self._found += 0.1 * (len(here) / len(begins) - self._found)
+        if len(here) < len(begins):
+            for place, result in zip(begins, found, strict=True):
+                if result is None:
+                    for ticket in place:
+                        self._send_on(ticket)
+
+    def _deliver(self, places: Places, results: Sequence[Any]) -> None:
         for place, result in zip(places, results, strict=True):
-            if result is None and self._reserves:
-                absent += place
-                continue
             for ticket in place:
                 ticket.result = result
                 if not ticket.deliver():
                     self._orphaned(ticket)
-        if self._reserves:
-            self._found += 0.1 * ((len(places) - len(absent)) / len(places) - self._found)
-        for ticket in absent:
-            self._send_on(ticket)
 
     def stop(self) -> None:
         """No more after this. Called from any thread; what is under way ends in its loop, the rest takes the lanes."""

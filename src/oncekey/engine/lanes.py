@@ -28,12 +28,13 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from oncekey.core.record import Found, Reservation, Swap, undo
 from oncekey.core.steps import Find, StepsOf
 from oncekey.engine import express, forks
-from oncekey.engine.batches import MAX_BATCH, pieces, rounds
+from oncekey.engine.batches import MAX_BATCH, batches
 from oncekey.engine.express import Express
 from oncekey.engine.tickets import AsyncTicket, Ticket
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreOverloaded, StoreUnavailable
@@ -66,7 +67,7 @@ class Lanes:
         self._preparing = threading.Lock()  # apart from the other: a migration that hangs must not hold up the close
         self._closed = False
         self._lanes: tuple[_Lane, ...] | None = None
-        self._expresses: dict[AbstractEventLoop, tuple[Express, Express]] = {}
+        self._expresses: dict[AbstractEventLoop, Express] = {}
         _alive.add(self)
         forks.enroll(self)
 
@@ -87,13 +88,10 @@ class Lanes:
         """Whether the ticket could go by the loop's own express, without a thread."""
         if not express.fits(ticket) or (self._in_loop == "reads" and isinstance(ticket.work, Swap)):
             return False
-        pair = self._expresses.get(ticket.loop) or self._open_expresses(ticket.loop)
-        if pair is None:
-            return False
-        chosen = pair[1] if isinstance(ticket.work, Swap) else pair[0]
-        return chosen.queued < self._max_queued and chosen.put(ticket)
+        chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
+        return chosen is not None and chosen.queued < self._max_queued and chosen.put(ticket)
 
-    def _open_expresses(self, loop: AbstractEventLoop) -> tuple[Express, Express] | None:
+    def _open_express(self, loop: AbstractEventLoop) -> Express | None:
         lanes = self._lanes
         if lanes is None or not all(lane.ready for lane in lanes):
             return None  # the first of each verb go by the lanes, which prepare and check the tables
@@ -101,21 +99,23 @@ class Lanes:
             if self._closed:
                 return None
             for gone in [other for other in self._expresses if other.is_closed()]:
-                for each in self._expresses.pop(gone):
-                    each.stop()
-            pair = self._expresses[loop] = (
-                Express(loop, self._store.in_loop(), "reserve", lanes[0].rescue, lanes[0].orphaned, lanes[0].gather),
-                Express(loop, self._store.in_loop(), "swap", lanes[-1].rescue, lanes[-1].orphaned, lanes[-1].gather),
+                self._expresses.pop(gone).stop()
+            opened = Express(
+                loop,
+                self._store.in_loop(),
+                partial(_rescue, lanes),
+                lambda ticket: _lane_of(ticket, lanes).orphaned(ticket),
+                lanes[0].gather,
             )
-            return pair
+            self._expresses[loop] = opened
+            return opened
 
     def give_up(self, ticket: Ticket) -> None:
         """The caller was cancelled at the moment of its answer: undo what that answer took."""
         self._lane_for(ticket).orphaned(ticket)
 
     def _lane_for(self, ticket: Ticket) -> _Lane:
-        lanes = self._lanes or self._start()
-        return lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
+        return _lane_of(ticket, self._lanes or self._start())
 
     def _start(self) -> tuple[_Lane, ...]:
         with self._lock:
@@ -140,7 +140,7 @@ class Lanes:
         with self._lock:
             self._closed = True
             lanes, self._lanes = self._lanes or (), None
-            expresses = [each for pair in self._expresses.values() for each in pair]
+            expresses = list(self._expresses.values())
             self._expresses.clear()
         for each in expresses:
             each.stop()
@@ -172,6 +172,17 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
+
+
+def _lane_of(ticket: Ticket, lanes: tuple[_Lane, ...]) -> _Lane:
+    return lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
+
+
+def _rescue(lanes: tuple[_Lane, ...], tickets: list[AsyncTicket]) -> None:
+    """Take over what an express could not answer, each in the lane of its verb."""
+    for lane in lanes:
+        if theirs := [ticket for ticket in tickets if _lane_of(ticket, lanes) is lane]:
+            lane.rescue(theirs)
 
 
 class _Signal(Enum):
@@ -214,9 +225,9 @@ class _Lane:
         """Queue together what one turn of an event loop submits: one wake-up of this thread, not one for each."""
         ticket.arm()
         gathered = self._gathered.get(ticket.loop)
-        if gathered is None:
-            self._gathered[ticket.loop] = gathered = []
+        if not gathered or gathered[0].left():  # left: the turn that was to take them did not come
             ticket.loop.call_soon(self._flush, ticket.loop)
+            gathered = self._gathered.setdefault(ticket.loop, [])
         gathered.append(ticket)
         self.queued += 1
 
@@ -248,16 +259,18 @@ class _Lane:
         more = True
         while more:
             tickets: list[Ticket] = []
-            more = self._collect(tickets)
-            if tickets:
-                try:
+            try:
+                more = self._collect(tickets)
+                if tickets:
                     self._process(tickets)
-                except Exception as error:  # a bug of ours; the lane must live, and its callers must hear of it
-                    _log.exception("a lane stumbled; it goes on")
-                    self._fail("any", [tickets], error)
-                    self._deliver(tickets)
-            while self._owed and self._give_back() and not more:
-                pass  # at the end, pay whatever can be paid
+                while self._owed and self._give_back() and not more:
+                    pass  # at the end, pay whatever can be paid
+            except BaseException as error:  # a bug of ours; the lane must live, and its callers must hear of it
+                _log.exception("a lane stumbled; it goes on")
+                # Who has its answer keeps it: it may be on its way to a handler already.
+                self._fail("any", [[each for each in tickets if each.result is None and each.error is None]], error)
+                self._deliver(tickets)
+                more = not (self._stopped and self._queue.empty())
         self._store.disconnect()
 
     def _collect(self, into: list[Ticket]) -> bool:
@@ -278,11 +291,27 @@ class _Lane:
 
     def _process(self, tickets: list[Ticket]) -> None:
         """Run the tickets verb by verb, then hand out the outcomes."""
-        for kind, verb, call in self._verbs:
-            for places in rounds([ticket for ticket in tickets if isinstance(ticket.work, kind)]):
-                for piece in pieces(places):
-                    self._answer(verb, call, piece)
+        asked = {verb: list(batches([t for t in tickets if isinstance(t.work, kind)])) for kind, verb, _ in self._verbs}
+        begins, ends = asked["reserve"], asked["swap"]
+        if self._store.capabilities.together:
+            while begins and ends and self._answer_together(begins[0], ends[0]):
+                del begins[0], ends[0]
+        for _, verb, call in self._verbs:
+            for places in asked[verb]:
+                self._answer(verb, call, places)
         self._deliver(tickets)
+
+    def _answer_together(self, begins: list[list[Ticket]], ends: list[list[Ticket]]) -> bool:
+        """One commit for both. False: not answered; each by itself finds out why."""
+        wanted, changes = [place[0].work for place in begins], [place[0].work for place in ends]
+        try:
+            found, moved = self._ask(lambda work: list(self._store.both(*work)), [wanted, changes])
+        except Exception:
+            return False
+        for place, result in zip([*begins, *ends], [*found, *moved], strict=True):
+            for ticket in place:
+                ticket.result = result
+        return True
 
     def _answer(self, verb: str, call: Callable[[list[Any]], list[Any]], places: list[list[Ticket]]) -> None:
         work = [place[0].work for place in places]
@@ -313,7 +342,7 @@ class _Lane:
             self._ready = True
         return call(work)
 
-    def _fail(self, verb: str, places: list[list[Ticket]], error: Exception) -> None:
+    def _fail(self, verb: str, places: list[list[Ticket]], error: BaseException) -> None:
         if not isinstance(error, OnceKeyError):
             # Not quoted: a driver's message may contain the key or the body.
             error = StoreError(f"the store failed in '{verb}' with {type(error).__name__}")

@@ -54,6 +54,8 @@ class Capabilities:
     in_loop: Literal["all", "reads"] | None = None
     """Whether the hot verbs can be had in the caller's event loop, without a thread (:meth:`Store.in_loop`): both,
     or only reserve where the key is there already."""
+    together: bool = False
+    """Reservations and swaps can share a commit (:meth:`Store.both`), which is worth it where one lane does both."""
     enlists: Literal["postgresql", "sqlite"] | None = None
     """Whose transactions a request may enlist, and so whether there is an outbox; None: none."""
 
@@ -70,7 +72,13 @@ class InLoop(Protocol):
         ...
 
     async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        """Only moves of rows that were seen: no removal, no restart, no step, no audit line."""
+        """Only what ``ends``: every other move is for the lanes."""
+        ...
+
+    async def both(
+        self, begins: Sequence[Reservation], ends: Sequence[Swap]
+    ) -> tuple[Sequence[Found | None], list[Record | None]]:
+        """``swap`` and then ``reserve``, in one commit."""
         ...
 
     def abandon(self) -> None:
@@ -94,6 +102,10 @@ class Store(Protocol):
         The record that a deleting swap returns is the row as it was. Its step and its audit line are written with the
         move, in one commit, or not at all; where a swap ``forgets_steps``, all steps of the key go with it.
         """
+        ...
+
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        """``swap`` and then ``reserve``, in one commit; for stores whose capabilities say ``together``."""
         ...
 
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:

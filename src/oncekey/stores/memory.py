@@ -82,6 +82,10 @@ class MemoryStore(NoOutbox):
             line = AuditLine(now, audit.who, change.event, change.scope, change.key, None, before, after, audit.why)
             self._audit.append(line)
 
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        moved = self.swap(ends)
+        return self.reserve(begins), moved
+
     def read(self, keys: Sequence[At]) -> list[Record | None]:
         with self._lock:
             now = self._clock()

@@ -34,6 +34,8 @@ Action = Callable[[], None]
 VARIABLE = "ONCEKEY_FAULT"
 
 _STORES = ("stores.sqlite.store:SqliteStore", "stores.postgres.store:PostgresStore")
+_IN_LOOP = "stores.postgres.in_loop:InLoop"
+_TOGETHER = (f"{_IN_LOOP}.both", "stores.sqlite.store:SqliteStore.both")
 _LINKS = (
     "engine.enlist.sqlite:SqliteLink",
     "engine.enlist.psycopg:PsycopgLink",
@@ -51,8 +53,8 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     # The way of every request.
     "request.begin": ("engine.engine:Engine.begin",),
     "request.finish": ("engine.engine:Engine.finish",),
-    "store.reserve": (*_each(_STORES, "reserve"), "stores.postgres.in_loop:InLoop.reserve"),
-    "store.swap": (*_each(_STORES, "swap"), "stores.postgres.in_loop:InLoop.swap"),
+    "store.reserve": (*_each(_STORES, "reserve"), f"{_IN_LOOP}.reserve", *_TOGETHER),
+    "store.swap": (*_each(_STORES, "swap"), f"{_IN_LOOP}.swap", *_TOGETHER),
     # The transaction that the handler enlists, or that a phase opens. On the app's own connection.
     "enlist": ("engine.enlisting:enlist",),
     "enlist.open": _each(_LINKS, "open"),
@@ -79,6 +81,11 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "outbox.note": _each(_STORES, "note_provider"),
     "outbox.conclude": ("outbox.pump:Pump.conclude",),
     "outbox.settle": _each(_STORES, "conclude"),
+    # Upkeep.
+    "upkeep.sweep": ("upkeep.sweeper:Sweeper.run",),
+    "upkeep.reap": ("upkeep.reaper:Reaper.run",),
+    "upkeep.ask": ("upkeep.reconciler:Reconciler._ask",),
+    "upkeep.settle": ("engine.settling:settle",),
 }
 """Name -> the functions that are this point, one for each store or driver. ``enlist.lock`` is every statement of ours
 on the app's connection, of which the first locks the key's row; ``outbox.settle`` writes how a job ended, and settles

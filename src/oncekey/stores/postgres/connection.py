@@ -32,6 +32,18 @@ SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('sync
 
 NOTICE_LOST_CLIENTS = "SET client_connection_check_interval = '1s'"
 
+_NO_SLOT = "takes no more connections: raise max_connections, or put a pooler in front of it"
+_IN_WORDS = {
+    # Why one cannot connect is only in the driver's text, which is looked at and not quoted.
+    "53300": _NO_SLOT,
+    "too many clients already": _NO_SLOT,
+    "remaining connection slots": _NO_SLOT,
+    "53100": "has no room left: free some on its disk",
+    "Connection refused": "cannot be reached: start it, or correct the address",
+    # What libpq says where it gets no socket.
+    "no error details available": "cannot be reached: is this process at its limit of open files (ulimit -n)?",
+}
+
 _GONE = ("08", "53", "57")  # connection exceptions, out of resources, operator intervention (SQLSTATE classes)
 
 
@@ -97,5 +109,7 @@ def explain(error: psycopg.Error, where: str) -> OnceKeyError:
     if isinstance(error, errors._WaitTimeout) or state in ("57014", "55P03"):
         return StoreUnavailable(f"{where} did not answer in time")
     if not state or state[:2] in _GONE or isinstance(error, psycopg.InterfaceError):
-        return StoreUnavailable(f"{where} is unavailable ({type(error).__name__})")
+        said = str(error)
+        known = next((words for sign, words in _IN_WORDS.items() if sign == state or sign in said), None)
+        return StoreUnavailable(f"{where} {known or f'is unavailable ({type(error).__name__})'}")
     return StoreError(f"{where} refused a statement: {type(error).__name__}, SQLSTATE {state}")

@@ -1,40 +1,60 @@
-"""The two hot verbs on psycopg's async connection, in the caller's event loop: the same statements, without a thread.
+"""The two hot verbs in the caller's event loop, on libpq's pipeline: the store's own statements, without a thread.
 
 Behind uvicorn a lane's thread and the loop share the GIL, and hand it to and fro in every batch. Here the loop sends
-the statement itself and goes on with other requests while the database works. Only what goes well is handled:
-whatever goes wrong is raised, the connection thrown away, and the tickets go to a lane's thread, which knows what to
-do (``engine/express.py``).
+the statements itself and goes on with other requests while the database works. What ends and what begins goes out
+together and is **one transaction**: one round trip and one fsync for both. It is committed when the server has answered
+the Sync, and not before: an answer to a statement says only that it ran.
+
+Below psycopg's cursors, on its ``pq`` layer, because a cursor costs as much as thirty rows. Only what goes well is
+handled: whatever goes wrong is raised, the connection thrown away, and the tickets go to a lane's thread, which knows
+what to do (``engine/express.py``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import waiting
+from psycopg import pq
+from psycopg.adapt import Transformer
 
 from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.base import LostRace
-from oncekey.stores.postgres import arrays, rows
+from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.connection import NOTICE_LOST_CLIENTS, options, settings
+from oncekey.stores.postgres.statements import END, RESERVE
 
 if TYPE_CHECKING:
     from oncekey.stores.postgres.store import PostgresStore
 
+Rows = list[tuple[Any, ...]]
 
-class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
-    """Every wait on the wire ends at ``deadline``, and a cancelled one at once: the connection is thrown away then."""
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_UNIQUE_VIOLATION = b"23505"
 
-    deadline: float = 0.0
 
-    async def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        if self.deadline:
-            timeout = max(0.001, self.deadline - time.monotonic())
-        return await waiting.wait_async(gen, self.pgconn.socket, interval=interval, timeout=timeout)
+class _Statement:
+    """One that is prepared when the connection is opened, with its parameters by number; ``columns``: of any batch."""
+
+    def __init__(self, name: str, text: str, columns: rows.Parameters) -> None:
+        self.name = name.encode()
+        self.parameters = _PARAMETER.findall(text)
+        self.kinds = [columns[parameter].array_oid for parameter in self.parameters]
+        for number, parameter in enumerate(self.parameters, 1):
+            text = text.replace(f"%({parameter})s", f"${number}")
+        self.text = text.encode()
+        self.formats = [pq.Format.BINARY] * len(self.parameters)
+
+
+_RESERVE = _Statement("oncekey_reserve", RESERVE, rows.reservation_columns([]))
+_END = _Statement("oncekey_end", END, rows.end_columns([]))
 
 
 class InLoop:
@@ -42,57 +62,163 @@ class InLoop:
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
-        self._connection: _Connection | None = None
+        self._connection: psycopg.AsyncConnection[Any] | None = None
         self._pid = os.getpid()
 
     async def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        asked = {(wanted.scope, wanted.key): wanted for wanted in batch}
-        answer = await self._execute(self._store.reserve_statement, rows.reservation_columns(batch))
-        found: dict[tuple[str, str], Record] = {}
-        for row in answer:
-            at = (row[0], row[1])
-            found[at] = rows.record(row) if row[2] is not None else rows.inserted(asked[at], row)
-        return [Found(found.get(at)) for at in asked]
+        (found,) = await self._ask((_RESERVE, rows.reservation_columns(batch)))
+        return _found(batch, found)
 
     async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        asked = {(change.scope, change.key): change for change in batch}
-        answer = await self._execute(self._store.swap_statement, rows.swap_columns(batch))
-        moved = {(row[0], row[1]): rows.moved(asked[row[0], row[1]], row) for row in answer}
-        return [moved.get(at) for at in asked]
+        (ended,) = await self._ask((_END, rows.end_columns(batch)))
+        return _ended(batch, ended)
 
-    async def _execute(self, statement: LiteralString, columns: Any) -> list[tuple[Any, ...]]:
+    async def both(
+        self, begins: Sequence[Reservation], ends: Sequence[Swap]
+    ) -> tuple[list[Found], list[Record | None]]:
+        # What ends comes first: who asks for the same key again then finds its response.
+        ended, found = await self._ask((_END, rows.end_columns(ends)), (_RESERVE, rows.reservation_columns(begins)))
+        return _found(begins, found), _ended(ends, ended)
+
+    async def _ask(self, *questions: tuple[_Statement, rows.Parameters]) -> list[Rows]:
         try:
             deadline = time.monotonic() + self._store.timeout
-            connection = self._connection
-            if connection is None:
-                connection = self._connection = await self._connect(deadline)
-            connection.deadline = deadline
-            cursor = await connection.execute(statement, columns, binary=True)
-            return await cursor.fetchall()
-        except psycopg.errors.UniqueViolation as error:
-            raise LostRace from error
+            if self._connection is None:
+                self._connection = await self._connect()
+            exchange = _Exchange(self._connection)
+            for statement, columns in questions:
+                exchange.execute(statement, columns)
+            return await exchange.run(deadline - time.monotonic())
+        except LostRace:
+            raise  # and the connection is as good as before
         except BaseException:
             # Cancelled and timed out included: the answer may still arrive, and is nobody's.
             self.abandon()
             raise
 
-    async def _connect(self, deadline: float) -> _Connection:
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
         store = self._store
-        connection = await _Connection.connect(store.url, **options(store.timeout))
-        try:
-            connection.deadline = deadline
-            await connection.execute(settings(store.timeout, store.lock_timeout))
-            arrays.register(connection.adapters)
-            with suppress(psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue):
-                await connection.execute(NOTICE_LOST_CLIENTS)
-        except BaseException:
-            connection.pgconn.finish()
-            raise
+        async with asyncio.timeout(store.timeout):
+            connection = await psycopg.AsyncConnection.connect(store.url, **options(store.timeout))
+            try:
+                await connection.execute(settings(store.timeout, store.lock_timeout))
+                with suppress(psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue):
+                    await connection.execute(NOTICE_LOST_CLIENTS)
+                connection.pgconn.nonblocking = 1
+                connection.pgconn.enter_pipeline_mode()
+                exchange = _Exchange(connection)
+                exchange.prepare(_RESERVE)
+                exchange.prepare(_END)
+                await exchange.run(store.timeout)
+            except BaseException:
+                connection.pgconn.finish()
+                raise
         return connection
 
     def abandon(self) -> None:
-        """Let go of the connection, from any thread; the next verb opens another."""
+        """Let go of the connection, from any thread, unless a verb is under way; the next verb opens another."""
         connection, self._connection = self._connection, None
         if connection is not None and self._pid == os.getpid():
             connection._closed = True  # or it warns that nobody closed it
             connection.pgconn.finish()
+
+
+class _Exchange:
+    """Statements sent in one go, and their answers up to the Sync that commits them."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._results: list[pq.abc.PGresult] = []
+
+    def prepare(self, statement: _Statement) -> None:
+        self._pgconn.send_prepare(statement.name, statement.text, statement.kinds)
+
+    def execute(self, statement: _Statement, columns: rows.Parameters) -> None:
+        values = [columns[name].encode() for name in statement.parameters]
+        self._pgconn.send_query_prepared(statement.name, values, statement.formats, pq.Format.BINARY)
+
+    async def run(self, timeout: float) -> list[Rows]:
+        """The rows of each statement, when all are committed."""
+        self._pgconn.pipeline_sync()
+        loop, socket = self._loop, self._pgconn.socket
+        timer = loop.call_later(max(0.001, timeout), self._time_out)
+        loop.add_reader(socket, self._read)
+        writes = False
+        try:
+            if writes := self._pgconn.flush() != 0:  # more than the socket takes at once
+                loop.add_writer(socket, self._write)
+            await self._over
+        finally:
+            timer.cancel()
+            loop.remove_reader(socket)
+            if writes:
+                loop.remove_writer(socket)
+        return self._answers()
+
+    def _write(self) -> None:
+        try:
+            if self._pgconn.flush() == 0:
+                self._loop.remove_writer(self._pgconn.socket)
+        except psycopg.Error as error:
+            self._end(error)
+
+    def _read(self) -> None:
+        pgconn, ended = self._pgconn, False
+        try:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:  # the end of one statement's answer; twice in a row: there is no more to read
+                    if ended:
+                        break
+                    ended = True
+                    continue
+                ended = False
+                if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                    return self._end(None)
+                self._results.append(result)
+            if pgconn.status == pq.ConnStatus.BAD:
+                self._end(StoreUnavailable("the connection was lost"))
+        except psycopg.Error as error:
+            self._end(error)
+        return None
+
+    def _time_out(self) -> None:
+        self._end(StoreUnavailable("the store did not answer in time"))
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._over.done():
+            if error is None:
+                self._over.set_result(None)
+            else:
+                self._over.set_exception(error)
+
+    def _answers(self) -> list[Rows]:
+        answers: list[Rows] = []
+        reader = Transformer(self._connection)
+        for result in self._results:
+            if result.status == pq.ExecStatus.TUPLES_OK:
+                reader.set_pgresult(result)
+                answers.append(reader.load_rows(0, result.ntuples, tuple))
+            elif result.status != pq.ExecStatus.COMMAND_OK:  # of a prepare
+                state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+                if state == _UNIQUE_VIOLATION:
+                    raise LostRace
+                raise StoreError(f"PostgreSQL refused a statement: SQLSTATE {state.decode()}")
+        return answers
+
+
+def _found(batch: Sequence[Reservation], answer: Rows) -> list[Found]:
+    asked = {(wanted.scope, wanted.key): wanted for wanted in batch}
+    found = rows.reserved(asked, answer)
+    return [Found(found.get(at)) for at in asked]
+
+
+def _ended(batch: Sequence[Swap], answer: Rows) -> list[Record | None]:
+    ended: list[Record | None] = [None] * len(batch)
+    for number, expires_at, now in answer:
+        ended[number - 1] = rows.ended(batch[number - 1], expires_at, now)
+    return ended

@@ -1,7 +1,7 @@
 -- Delete final rows past their expiry, and tombstones that have been kept for as long again, at most so many together,
--- with their steps; skipping what somebody holds right now.
+-- with their steps; skipping what somebody holds right now. Place and part: see held.sql.
 WITH keys_past AS (
-    SELECT k.ctid AS place FROM idempotency_keys AS k
+    SELECT k.tableoid AS part, k.ctid AS place FROM idempotency_keys AS k
     WHERE
         (k.state IN ('completed', 'failed') OR (k.state = 'failed_retryable' AND k.recovery_point IS NULL))
         AND k.expires_at <= now()
@@ -11,7 +11,7 @@ WITH keys_past AS (
 ),
 
 tombstones AS (
-    SELECT k.ctid AS place FROM idempotency_keys AS k
+    SELECT k.tableoid AS part, k.ctid AS place FROM idempotency_keys AS k
     WHERE
         k.state = 'expired'
         AND (k.expires_at AT TIME ZONE 'UTC') + k.retention_seconds * interval '1 second' <= now() AT TIME ZONE 'UTC'
@@ -22,8 +22,8 @@ tombstones AS (
 
 moved AS (
     DELETE FROM idempotency_keys AS k
-    USING (SELECT place FROM keys_past UNION ALL SELECT place FROM tombstones) AS d
-    WHERE k.ctid = d.place
+    USING (SELECT * FROM keys_past UNION ALL SELECT * FROM tombstones) AS d
+    WHERE k.ctid = d.place AND k.tableoid IS NOT DISTINCT FROM d.part
     RETURNING k.scope, k.key, true AS forgets
 ),
 

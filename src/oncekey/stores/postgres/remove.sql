@@ -11,7 +11,7 @@ WITH wanted AS (
 moved AS (
     DELETE FROM idempotency_keys AS k
     USING held AS w
-    WHERE k.ctid = w.place
+    WHERE k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
     RETURNING k.*, true AS forgets, w.event, w.from_state AS before, NULL::text AS after, w.who, w.why
 ),
 

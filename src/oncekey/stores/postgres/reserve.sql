@@ -5,7 +5,8 @@
 -- same order, so they cannot deadlock. A row inserted by a rival between our snapshot and our insert shows up in neither
 -- branch (or breaks the plain INSERT, which is tried first since it writes a third less): the caller asks again in a new
 -- statement. OFFSET 0: one look-up by primary key for each row, whatever the statistics say (see held.sql).
--- Of a row that is new, only the times are sent back: the caller knows the rest.
+-- Of rows that are new only the time is sent back, since the caller knows the rest: once for all of them where the plain
+-- INSERT takes all or none (fresh_now.sql), with each key where it may have taken some (fresh_each.sql).
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(operation)s, %(fingerprint)s, %(fingerprint_version)s, %(effects)s, %(owner)s,
@@ -36,11 +37,9 @@ fresh AS (
     WHERE (w.found).scope IS NULL
     ORDER BY w.scope COLLATE "C", w.key COLLATE "C"
     {on_conflict}
-    RETURNING k.scope, k.key, k.lease_until, k.created_at, k.expires_at
 )
 
-SELECT {times}
-FROM fresh AS k
+{fresh}
 UNION ALL
 SELECT {columns}
 FROM seen AS s, LATERAL (SELECT (s.found).*) AS k

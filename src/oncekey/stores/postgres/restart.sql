@@ -36,7 +36,7 @@ moved AS (
         retention_seconds = w.retention_seconds,
         expires_at = now() + w.retention_seconds * interval '1 second'
     FROM held AS w
-    WHERE k.ctid = w.place
+    WHERE k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
     RETURNING k.*, true AS forgets, w.event, w.from_state AS before, k.state AS after, w.who, w.why
 ),
 

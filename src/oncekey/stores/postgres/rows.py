@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from oncekey.core.states import Effects, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import StoreError
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
+from oncekey.stores.stored_responses import stored_response
 
 _STATES = {state.value: state for state in State}
 _EFFECTS = {effects.value: effects for effects in Effects}
@@ -30,6 +31,21 @@ def reservation_columns(batch: Sequence[Reservation]) -> Parameters:
         "owner": Text([wanted.owner for wanted in batch]),
         "lease_seconds": Float8([wanted.lease_seconds for wanted in batch]),
         "retention_seconds": Float8([wanted.retention_seconds for wanted in batch]),
+    }
+
+
+def end_columns(batch: Sequence[Swap]) -> Parameters:
+    responses = [change.response for change in batch]
+    return {
+        "scope": Text([change.scope for change in batch]),
+        "key": Text([change.key for change in batch]),
+        "owner": Text([change.owner for change in batch]),
+        "to_state": Text([change.to_state for change in batch]),
+        "status": Int4([response and response.status for response in responses]),
+        "headers": Text([response and headers_to_json(response.headers) for response in responses]),
+        "body": Bytea([response and response.body for response in responses]),
+        "schema_version": Int4([response and response.schema_version for response in responses]),
+        "last_error": Text([change.last_error for change in batch]),
     }
 
 
@@ -104,10 +120,6 @@ def headers_to_json(headers: tuple[tuple[str, str], ...]) -> str:
     return orjson.dumps(headers).decode()
 
 
-def headers_from_json(text: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in orjson.loads(text))
-
-
 def json_text(data: bytes | None) -> str | None:
     """What is kept as text, because people read it in the table."""
     try:
@@ -129,29 +141,58 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
     ``response`` is what the caller has just written, where the statement does not send it back.
     """
     if row[11] is not None:
-        response = StoredResponse(row[11], headers_from_json(row[12]), row[13], row[14])
+        response = stored_response(row[11], row[12], row[13], row[14])
+    try:
+        effects, state = _EFFECTS[row[5]], _STATES[row[6]]
+    except KeyError as error:
+        raise StoreError(f"a row says {error}, which this version of oncekey does not know") from error
     return Record(
-        row[0], row[1], row[2], row[3], row[4], _EFFECTS[row[5]], _STATES[row[6]], row[7], row[8],
+        row[0], row[1], row[2], row[3], row[4], effects, state, row[7], row[8],
         row[9], row[10], response, row[15], row[16], row[17], row[18], row[19], row[20], row[21], row[22],
     )  # fmt: skip
 
 
-def inserted(wanted: Reservation, row: Sequence[Any]) -> Record:
-    """The record of a row that was just inserted, of which only the times were sent back."""
-    return _timed(wanted.record(row[22]), row)
+def reserved(
+    asked: Mapping[tuple[str, str], Reservation], answer: Iterable[Sequence[Any]]
+) -> dict[tuple[str, str], Record]:
+    """The records that a reservation of ``asked`` found or left behind. What is missing, a rival is about to insert."""
+    found: dict[tuple[str, str], Record] = {}
+    now: float | None = None
+    for row in answer:
+        at = (row[0], row[1])
+        if row[2] is not None:
+            found[at] = record(row)
+        elif row[0] is not None:
+            found[at] = _inserted(asked[at], row[22])
+        else:  # whatever is not found was inserted
+            now = row[22]
+    if now is not None and len(found) < len(asked):
+        for at, wanted in asked.items():
+            if at not in found:
+                found[at] = _inserted(wanted, now)
+    return found
 
 
-def moved(change: Swap, row: Sequence[Any]) -> Record:
-    """The record of a row that was just moved, of which only the times were sent back."""
-    assert change.seen is not None  # noqa: S101 - the caller chose the statement by it
-    return _timed(change.moved(change.seen, row[22]), row)
-
-
-def _timed(made: Record, row: Sequence[Any]) -> Record:
-    """With the times and the recovery point exactly as the database has them."""
+def _inserted(wanted: Reservation, now: float) -> Record:
     return Record(
-        made.scope, made.key, made.operation, made.fingerprint, made.fingerprint_version, made.effects, made.state,
-        made.attempt, made.owner, row[9], row[10], made.response, made.last_error, row[16],
-        made.reconcile_tries, made.created_at if row[18] is None else row[18], row[19], made.retention_seconds,
-        row[21], row[22],
+        wanted.scope, wanted.key, wanted.operation, wanted.fingerprint, wanted.fingerprint_version, wanted.effects,
+        State.IN_PROGRESS, 1, wanted.owner, later(now, wanted.lease_seconds), None, None, None, None, 0, now, None,
+        wanted.retention_seconds, later(now, wanted.retention_seconds), now,
     )  # fmt: skip
+
+
+def ended(change: Swap, expires_at: float, now: float) -> Record:
+    """The record of a row that its owner has just ended (``Swap.ends``)."""
+    seen = change.seen
+    assert seen is not None  # noqa: S101 - or it would not be such a swap
+    assert change.to_state is not None  # noqa: S101
+    return Record(
+        seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,
+        change.to_state, seen.attempt, seen.owner, seen.lease_until, seen.recovery_point, change.response,
+        change.last_error, None, seen.reconcile_tries, seen.created_at, now, seen.retention_seconds, expires_at, now,
+    )  # fmt: skip
+
+
+def later(now: float, seconds: float) -> float:
+    """``now + seconds`` exactly as the database has it, which counts in whole microseconds."""
+    return (round(now * 1e6) + round(seconds * 1e6)) / 1e6

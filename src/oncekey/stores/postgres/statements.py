@@ -8,7 +8,7 @@ from oncekey.stores import sqlfiles
 
 PACKAGE = "oncekey.stores.postgres"
 
-_PARTS = {"{times}": "fresh_times", "{held}": "held", "{set}": "set", "{forgotten}": "forgotten", "{noted}": "noted"}
+_PARTS = {"{held}": "held", "{set}": "set", "{forgotten}": "forgotten", "{noted}": "noted"}
 
 
 def part(name: str) -> LiteralString:
@@ -30,3 +30,15 @@ def statement(name: str, columns: LiteralString = "", lock: LiteralString = "NO 
         if mark in text:
             text = text.replace(mark, part(shared))
     return text.replace("{columns}", columns).replace("{lock}", lock)
+
+
+RESERVE = statement("reserve", COLUMNS).replace("{on_conflict}", "").replace("{fresh}", part("fresh_now"))
+"""All rows that are absent are inserted, or it fails."""
+RESERVE_POLITELY = (
+    statement("reserve", COLUMNS)
+    .replace("{on_conflict}", "ON CONFLICT (scope, key) DO NOTHING RETURNING k.scope, k.key")
+    .replace("{fresh}", part("fresh_each"))
+)
+"""After a lost race: what a rival has inserted meanwhile is left out of the answer."""
+END = statement("end")
+SWAP = statement("swap", SLIM)

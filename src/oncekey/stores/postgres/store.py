@@ -28,7 +28,16 @@ from oncekey.stores.postgres.in_loop import InLoop
 from oncekey.stores.postgres.lookups import Lookups
 from oncekey.stores.postgres.outbox import PostgresOutbox
 from oncekey.stores.postgres.probes import Probes
-from oncekey.stores.postgres.statements import COLUMNS, PACKAGE, SLIM, part, statement
+from oncekey.stores.postgres.statements import (
+    COLUMNS,
+    END,
+    PACKAGE,
+    RESERVE,
+    RESERVE_POLITELY,
+    SLIM,
+    SWAP,
+    statement,
+)
 
 _MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, whoever starts it
 MIGRATION_SECONDS = 600.0
@@ -54,11 +63,6 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         self._open: weakref.WeakSet[DeadlineConnection] = weakref.WeakSet()
         self._inherited: list[DeadlineConnection] = []
         self._pid = os.getpid()
-        reserve = statement("reserve", COLUMNS)
-        self.reserve_statement = reserve.replace("{on_conflict}", "")
-        self._reserve_politely = reserve.replace("{on_conflict}", "ON CONFLICT (scope, key) DO NOTHING")
-        self.swap_statement = statement("swap", part("moved_times"))
-        self._swap_unseen = statement("swap", SLIM)
         self._swap_beside = statement("swap_beside", SLIM)
         self._restart = statement("restart", SLIM)
         # UPDATE: a row that a business table refers to is busy for a delete, and must not be waited for.
@@ -73,16 +77,14 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         self._start_clock()
         found: dict[tuple[str, str], Record] = {}
         missing = {(wanted.scope, wanted.key): wanted for wanted in batch}
-        statement = self.reserve_statement
+        statement = RESERVE
         for _ in range(_TRIES):
             try:
                 answer = self._execute(statement, rows.reservation_columns(list(missing.values()))).fetchall()
             except _LostRace:
-                statement = self._reserve_politely
+                statement = RESERVE_POLITELY
                 continue
-            for row in answer:
-                at = (row[0], row[1])
-                found[at] = rows.record(row) if row[2] is not None else rows.inserted(missing[at], row)
+            found |= rows.reserved(missing, answer)
             missing = {at: wanted for at, wanted in missing.items() if at not in found}
             if not missing:
                 break
@@ -91,23 +93,25 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         self._start_clock()
         moved: dict[tuple[str, str], Record] = {}
-        moves = [change for change in batch if change.plain]
-        if moves:
-            asked = {(change.scope, change.key): change for change in moves}
-            all_seen = all(change.seen is not None for change in moves)
-            for row in self._execute(
-                self.swap_statement if all_seen else self._swap_unseen, rows.swap_columns(moves)
-            ).fetchall():
-                at = (row[0], row[1])
-                moved[at] = rows.moved(asked[at], row) if all_seen else rows.record(row, asked[at].response)
-        if len(moves) < len(batch):
-            self._move_others([change for change in batch if not change.plain], moved)
+        ends = [change for change in batch if change.ends]
+        if ends:
+            for number, expires_at, now in self._execute(END, rows.end_columns(ends)):
+                change = ends[number - 1]
+                moved[change.scope, change.key] = rows.ended(change, expires_at, now)
+        if len(ends) < len(batch):
+            self._move_others([change for change in batch if not change.ends], moved)
         return [moved.get((change.scope, change.key)) for change in batch]
+
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        raise NotImplementedError("two lanes write at once; in an event loop: in_loop.py")
 
     def _move_others(self, batch: list[Swap], moved: dict[tuple[str, str], Record]) -> None:
         """What is not on a request's hot path: each kind is one statement and one commit."""
-        if beside := [change for change in batch if change.to_state is not None and change.restart is None]:
-            responses = {(change.scope, change.key): change.response for change in beside}
+        responses = {(change.scope, change.key): change.response for change in batch}
+        if moves := [change for change in batch if change.plain]:
+            for row in self._execute(SWAP, rows.swap_columns(moves)):
+                moved[row[0], row[1]] = rows.record(row, responses[row[0], row[1]])
+        if beside := [change for change in batch if not (change.plain or change.to_state is None or change.restart)]:
             for row in self._execute(self._swap_beside, rows.beside_columns(beside)):
                 moved[row[0], row[1]] = rows.record(row, responses[row[0], row[1]])
         if restarts := [change for change in batch if change.restart is not None]:

@@ -19,5 +19,7 @@ WITH wanted AS (
 UPDATE idempotency_keys AS k SET
     {set}
 FROM held AS w
-WHERE k.ctid = w.place AND (w.from_effects IS NULL OR k.effects = w.from_effects)
+WHERE
+    k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
+    AND (w.from_effects IS NULL OR k.effects = w.from_effects)
 RETURNING {columns}

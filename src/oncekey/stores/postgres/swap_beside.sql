@@ -28,7 +28,9 @@ moved AS (
         reconcile_tries = coalesce(w.reconcile_tries, k.reconcile_tries),
         {set}
     FROM held AS w
-    WHERE k.ctid = w.place AND (w.from_effects IS NULL OR k.effects = w.from_effects)
+    WHERE
+        k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
+        AND (w.from_effects IS NULL OR k.effects = w.from_effects)
     RETURNING
         k.*, w.to_state = 'expired' AS forgets, w.event, w.from_state AS before, w.to_state AS after, w.who, w.why,
         w.step_name, w.step_kind, w.step_state, w.step_repeatable, w.step_result,

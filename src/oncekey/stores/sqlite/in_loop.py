@@ -34,5 +34,10 @@ class SqliteInLoop:
     async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         raise NotImplementedError  # capabilities.in_loop says "reads"
 
+    async def both(
+        self, begins: Sequence[Reservation], ends: Sequence[Swap]
+    ) -> tuple[list[Found | None], list[Record | None]]:
+        raise NotImplementedError
+
     def abandon(self) -> None:
         self._connections.close()

@@ -11,10 +11,11 @@ from typing import Any
 
 import orjson
 
-from oncekey.core.record import RESPONSE_SCHEMA_VERSION, Audit, Record, Reservation, StoredResponse, Swap
+from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap
 from oncekey.core.states import FINAL, Effects, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import StoreError
+from oncekey.stores.stored_responses import stored_response
 
 Row = tuple[Any, ...]
 
@@ -56,14 +57,7 @@ def response(row: Row) -> StoredResponse | None:
     status, headers, version, body = row[18:22]
     if status is None:
         return None
-    if version != RESPONSE_SCHEMA_VERSION:
-        # Written by another version of oncekey, who knows how: a tombstone, and the columns are not read.
-        return StoredResponse(status, (), None, version)
-    try:
-        pairs = tuple((name, value) for name, value in orjson.loads(headers))
-    except (TypeError, ValueError) as error:
-        raise StoreError("the stored headers of a row are damaged") from error
-    return StoredResponse(status, pairs, body, version)
+    return stored_response(status, headers, body, version)
 
 
 def inserting(wanted: Reservation, now: float) -> Row:

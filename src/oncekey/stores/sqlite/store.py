@@ -49,7 +49,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
     capabilities = Capabilities(
-        durable=True, shared=True, server_clock=False, writers=1, in_loop="reads", enlists="sqlite"
+        durable=True, shared=True, server_clock=False, writers=1, in_loop="reads", together=True, enlists="sqlite"
     )
 
     def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
@@ -66,29 +66,27 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         self._connections = Connections(self.path, timeout, self._prepare)
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        found = {at: Found(there) for at, there in self._read([(w.scope, w.key) for w in batch]).items()}
-        absent = [wanted for wanted in _in_order(batch) if (wanted.scope, wanted.key) not in found]
-        if absent:
+        found = self._read([(wanted.scope, wanted.key) for wanted in batch])
+        if len(found) < len(batch):
             with self._writing() as connection:
-                now = self._clock()
-                inserted = connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount
-                there = {}
-                if inserted < len(absent):  # another writer was faster; under the write lock its rows are there
-                    there = _read_many(connection, [(wanted.scope, wanted.key) for wanted in absent], now)
-                for wanted in absent:
-                    at = (wanted.scope, wanted.key)
-                    rival = there.get(at)
-                    mine = rival is None or rival.owner == wanted.owner
-                    found[at] = Found(wanted.record(now) if mine else rival)
-        return [found[wanted.scope, wanted.key] for wanted in batch]
+                _insert(connection, batch, found, self._clock())
+        return [Found(found[wanted.scope, wanted.key]) for wanted in batch]
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         with self._writing() as connection:
-            now = self._clock()
-            moved = _swap_alike(connection, batch, now) if all(map(_is_plain, batch)) else None
-            if moved is None:
-                moved = {(change.scope, change.key): _swap(connection, change, now) for change in _in_order(batch)}
+            moved = _swap_all(connection, batch, self._clock())
         return [moved[change.scope, change.key] for change in batch]
+
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        with self._writing() as connection:
+            now = self._clock()
+            moved = _swap_all(connection, ends, now)
+            found = _read_many(connection, [(wanted.scope, wanted.key) for wanted in begins], now)
+            _insert(connection, begins, found, now)
+        return (
+            [Found(found[wanted.scope, wanted.key]) for wanted in begins],
+            [moved[change.scope, change.key] for change in ends],
+        )
 
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
         found = self._read(keys)
@@ -187,6 +185,27 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
 def _read(connection: sqlite3.Connection, scope: str, key: str, now: float) -> Record | None:
     row = connection.execute(_READ, (scope, key)).fetchone()
     return None if row is None else rows.record(row, rows.response(row), now)
+
+
+def _insert(
+    connection: sqlite3.Connection, batch: Sequence[Reservation], found: dict[tuple[str, str], Record], now: float
+) -> None:
+    """Insert what is not in ``found``, and put it there: our own row, or the one of a writer who was faster."""
+    absent = [wanted for wanted in _in_order(batch) if (wanted.scope, wanted.key) not in found]
+    there: dict[tuple[str, str], Record] = {}
+    if connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount < len(absent):
+        # Under the write lock the faster one's rows are there.
+        there = _read_many(connection, [(wanted.scope, wanted.key) for wanted in absent], now)
+    for wanted in absent:
+        rival = there.get((wanted.scope, wanted.key))
+        found[wanted.scope, wanted.key] = wanted.record(now) if rival is None or rival.owner == wanted.owner else rival
+
+
+def _swap_all(
+    connection: sqlite3.Connection, batch: Sequence[Swap], now: float
+) -> dict[tuple[str, str], Record | None]:
+    moved = _swap_alike(connection, batch, now) if all(map(_is_plain, batch)) else None
+    return moved or {(change.scope, change.key): _swap(connection, change, now) for change in _in_order(batch)}
 
 
 def _swap(connection: sqlite3.Connection, change: Swap, now: float) -> Record | None:

@@ -1,0 +1,41 @@
+"""A stored response as it comes out of a row: read strictly, since what is replayed is believed. The same for both SQL
+stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from oncekey.core.record import RESPONSE_SCHEMA_VERSION, StoredResponse
+from oncekey.errors import StoreError
+
+
+def stored_response(status: Any, headers: Any, body: Any, version: Any) -> StoredResponse:
+    """StoreError where the columns are not what we write: a damaged row is an outage of its key, never a wrong answer.
+
+    Another version's response is a tombstone, and its columns are not read: who knows how it lays them out.
+    """
+    if type(status) is not int or not 100 <= status <= 599:
+        raise StoreError("the stored status of a row is damaged")
+    if version != RESPONSE_SCHEMA_VERSION:
+        return StoredResponse(status, (), None, version)
+    if body is not None and type(body) is not bytes:
+        raise StoreError("the stored body of a row is damaged")
+    try:
+        pairs = orjson.loads(headers)
+    except (TypeError, ValueError) as error:
+        raise StoreError("the stored headers of a row are damaged") from error
+    if type(pairs) is not list or not all(map(_is_header, pairs)):
+        raise StoreError("the stored headers of a row are damaged")
+    return StoredResponse(status, tuple((name, value) for name, value in pairs), body, version)
+
+
+def _is_header(pair: Any) -> bool:
+    """A name and a value that can be sent."""
+    if type(pair) is not list or len(pair) != 2:
+        return False
+    name, value = pair
+    if type(name) is not str or type(value) is not str or not name.isascii():
+        return False
+    return value.isascii() or max(value) <= "\xff"
