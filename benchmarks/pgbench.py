@@ -17,8 +17,7 @@ FINGERPRINT = bytes(range(32))
 HEADERS = '[["content-type","application/json"],["location","/payments/1"]]'
 BODY = b'{"id":1,"amount":1299,"currency":"EUR","status":"created"}'
 
-SCRIPT = rf"""\set n random(1, 9000000000000000000)
-INSERT INTO idempotency_keys (
+RESERVE = rf"""INSERT INTO idempotency_keys (
     scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner,
     lease_until, created_at, retention_seconds, expires_at
 )
@@ -26,17 +25,23 @@ SELECT
     'bench', w.key, 'POST /payments', '\x{FINGERPRINT.hex()}'::bytea, 1, 'external',
     'in_progress', 1, w.owner,
     now() + interval '60 seconds', now(), 86400, now() + interval '86400 seconds'
-FROM (SELECT md5(:n::bigint::text)::uuid::text AS key, md5((:n::bigint + 1)::text) AS owner) AS w
+FROM (SELECT {{key}}::text AS key, {{owner}}::text AS owner) AS w
 WHERE NOT EXISTS (SELECT FROM idempotency_keys AS e WHERE e.scope = 'bench' AND e.key = w.key)
 ON CONFLICT (scope, key) DO NOTHING
-RETURNING scope, key, state, owner, lease_until, created_at, expires_at, now();
-UPDATE idempotency_keys AS k SET
+RETURNING scope, key, state, owner, lease_until, created_at, expires_at, now()"""
+COMPLETE = rf"""UPDATE idempotency_keys AS k SET
     state = 'completed', response_status = 201, response_headers = '{HEADERS}',
     response_body = '\x{BODY.hex()}'::bytea, response_schema_version = 1, finished_at = now(),
     expires_at = greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
-WHERE k.scope = 'bench' AND k.key = md5(:n::bigint::text)::uuid::text
-    AND k.state = 'in_progress' AND k.owner = md5((:n::bigint + 1)::text)
-RETURNING scope, key, state, owner, lease_until, created_at, expires_at, now();
+WHERE k.scope = 'bench' AND k.key = {{key}}::text
+    AND k.state = 'in_progress' AND k.owner = {{owner}}::text
+RETURNING scope, key, state, owner, lease_until, created_at, expires_at, now()"""
+"""The two statements, with places for the key and the owner."""
+
+_RANDOM = {"key": "md5(:n::bigint::text)::uuid", "owner": "md5((:n::bigint + 1)::text)"}
+SCRIPT = rf"""\set n random(1, 9000000000000000000)
+{RESERVE.format(**_RANDOM)};
+{COMPLETE.format(**_RANDOM)};
 """
 
 

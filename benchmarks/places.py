@@ -1,10 +1,12 @@
-"""Where the contestants keep their keys: a PostgreSQL with default durability, a folder for SQLite.
+"""Where the contestants keep their keys: a PostgreSQL with default durability, a Redis, a folder for SQLite.
 
-Owns what is set up before and removed after a run, and the proof that a commit here really reaches the disk.
+Owns what is set up before and removed after a run, and the proof that a commit here really reaches the disk. Every
+contestant has a database of its own, so that nobody's tables grow by what another one does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import statistics
@@ -15,9 +17,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import peers
+from benchmarks.apps import BUSINESS_TABLE
+
 FAST_FSYNC_MS = 0.03
 """A disk that answers an fsync faster than this is a memory disk, or lies."""
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
+MAX_CONNECTIONS = "300"
+"""Room for the pools of every contestant at once: they run side by side, and are loaded in turns."""
+DATABASES = {
+    "postgres": "bench",
+    "postgres-store": "bench_store",
+    "postgres-pgbench": "bench_pgbench",
+    "postgres-bare": "bench_bare",
+    "postgres-idemkit": "bench_idemkit",
+    "postgres-dbos": "bench_dbos",
+    "postgres-oncekey-outbox": "bench_outbox",
+    "postgres-procrastinate": "bench_procrastinate",
+    "postgres-pgqueuer": "bench_pgqueuer",
+}
+REDIS_DATABASES = {"redis-idemkit": 0, "redis-asgi-idempotency-header": 1}
+WRITTEN_TO = ("postgres", "postgres-bare", "postgres-idemkit", "postgres-dbos")
+"""The databases with a business table, for the handler that inserts a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +50,13 @@ class Places:
     """Store name to the reason why it cannot."""
     postgres_bin: Path | None = None
     postgres_pid: int | None = None
+    redis_pid: int | None = None
     notes: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
 def places(wanted: set[str]) -> Iterator[Places]:
-    """Set up what the wanted stores need."""
+    """Set up what the wanted stores need: ``memory``, ``sqlite``, ``postgres``, ``redis``."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-bench-")))
         found = Places(folder, {}, {}, notes={"fsync": f"{(took := fsync_ms(folder)):.2f} ms"})
@@ -46,6 +68,8 @@ def places(wanted: set[str]) -> Iterator[Places]:
             found.urls["sqlite"] = f"sqlite:///{folder / 'bench.db'}"
         if "postgres" in wanted:
             found = _with_postgres(stack, found)
+        if "redis" in wanted:
+            found = _with_redis(stack, found)
         yield found
 
 
@@ -77,7 +101,8 @@ def _with_postgres(stack: ExitStack, found: Places) -> Places:
 
     try:
         binaries = find_postgres()
-        server = stack.enter_context(PostgresServer(bin_dir=binaries))
+        settings = {"max_connections": MAX_CONNECTIONS}
+        server = stack.enter_context(PostgresServer(bin_dir=binaries, settings=settings))
     except ServerUnavailable as reason:
         found.missing["postgres"] = str(reason)
         return found
@@ -86,8 +111,26 @@ def _with_postgres(stack: ExitStack, found: Places) -> Places:
         if actual != value:
             raise SystemExit(f"PostgreSQL has {name}={actual}: this benchmark counts only what is durable")
     [(version,)] = server.execute("SHOW server_version")
-    found.urls["postgres"] = server.database("bench")
-    found.urls["postgres-store"] = server.database("bench_store")
-    found.urls["postgres-pgbench"] = server.database("bench_pgbench")
+    for place, name in DATABASES.items():
+        found.urls[place] = server.database(name)
+        if place in WRITTEN_TO:
+            server.execute(BUSINESS_TABLE, database=name)
+    if peers.version("idemkit"):
+        asyncio.run(peers.prepare_idemkit(found.urls["postgres-idemkit"]))
     notes = {**found.notes, "postgres": f"{version}, fsync on"}
-    return Places(found.folder, found.urls, found.missing, binaries, server.pid, notes)
+    return Places(found.folder, found.urls, found.missing, binaries, server.pid, None, notes)
+
+
+def _with_redis(stack: ExitStack, found: Places) -> Places:
+    """Without persistence, as fast as it can be: what is compared with it is on disk."""
+    from oncekey.testing.servers import RedisServer, ServerUnavailable
+
+    try:
+        server = stack.enter_context(RedisServer())
+    except ServerUnavailable as reason:
+        found.missing["redis"] = str(reason)
+        return found
+    for place, number in REDIS_DATABASES.items():
+        found.urls[place] = f"{server.url.rpartition('/')[0]}/{number}"
+    notes = {**found.notes, "redis": "in memory only, nothing is made durable"}
+    return Places(found.folder, found.urls, found.missing, found.postgres_bin, found.postgres_pid, server.pid, notes)

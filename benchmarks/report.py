@@ -1,4 +1,4 @@
-"""What came out: medians, spread, ratios within each round, PASS or FAIL, as a table and as JSON.
+"""What came out: medians, spread, ratios within each round, as a table and as JSON.
 
 A ratio is taken inside one round, between neighbours in time, and the median is taken over the rounds: a
 machine that was slow for a minute was slow for both sides of that ratio.
@@ -11,33 +11,34 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import TARGETS
+from benchmarks import peers
 
 RESULTS = Path(__file__).with_name("results") / "latest.json"
-LIBRARIES = ("starlette", "fastapi", "uvicorn", "uvloop", "httptools", "psycopg", "orjson")
+LIBRARIES = ("starlette", "fastapi", "uvicorn", "gunicorn", "uvloop", "httptools", "psycopg", "asyncpg", "redis")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement. ``against`` is the row that it is compared with, in the same round."""
+    """One measurement. ``against`` is the contestant that it is compared with, in the same workload and round."""
 
-    row: str
+    workload: str
+    contestant: str
     round: int
     rate: float
     against: str | None = None
     p50_ms: float | None = None
     p99_ms: float | None = None
     app_us: float | None = None
-    """CPU time of the uvicorn process per request. Moves less with what else the machine does than the rate."""
-    database_us: float | None = None
-    """CPU time of PostgreSQL per request (or pair)."""
+    """CPU time of the server's processes per request. Moves less with what else the machine does than the rate."""
+    store_us: float | None = None
+    """CPU time of PostgreSQL or Redis per request."""
     generator_cpu: float | None = None
     others_cpu: float = 0.0
     """Cores that neither we nor our children used meanwhile."""
@@ -47,60 +48,62 @@ class Sample:
 class Line:
     """One row of the table."""
 
-    row: str
+    workload: str
+    contestant: str
     rate: float
     least: float
     most: float
     p50_ms: float | None
     p99_ms: float | None
     app_us: float | None
-    database_us: float | None
+    store_us: float | None
     ratio: float | None
     ratio_least: float | None
     ratio_most: float | None
-    target: float | None
-
-    @property
-    def verdict(self) -> str:
-        if self.target is None or self.ratio is None:
-            return ""
-        return "PASS" if self.ratio >= self.target else "FAIL"
+    against: str | None
 
 
-def summary(samples: list[Sample]) -> list[Line]:
-    """One line per row, in the order in which the rows first ran."""
+def summary(samples: Sequence[Sample]) -> list[Line]:
+    """One line per workload and contestant, workloads in the order in which they first ran, the bare app on top."""
+    workloads = list(dict.fromkeys(sample.workload for sample in samples))
+    pairs = dict.fromkeys((sample.workload, sample.contestant) for sample in samples)
     lines = []
-    for row in dict.fromkeys(sample.row for sample in samples):
-        mine = [sample for sample in samples if sample.row == row]
+    for workload, contestant in sorted(pairs, key=lambda pair: workloads.index(pair[0])):
+        mine = [sample for sample in samples if (sample.workload, sample.contestant) == (workload, contestant)]
         rates = [sample.rate for sample in mine]
         ratios = list(_ratios(mine, samples))
         lines.append(
             Line(
-                row=row,
+                workload=workload,
+                contestant=contestant,
                 rate=statistics.median(rates),
                 least=min(rates),
                 most=max(rates),
                 p50_ms=_median(sample.p50_ms for sample in mine),
                 p99_ms=_median(sample.p99_ms for sample in mine),
                 app_us=_median(sample.app_us for sample in mine),
-                database_us=_median(sample.database_us for sample in mine),
+                store_us=_median(sample.store_us for sample in mine),
                 ratio=_median(ratios),
                 ratio_least=min(ratios, default=None),
                 ratio_most=max(ratios, default=None),
-                target=TARGETS.get(row),
+                against=mine[0].against,
             )
         )
     return lines
 
 
-def ratio_so_far(sample: Sample, samples: list[Sample]) -> float | None:
+def ratio_so_far(sample: Sample, samples: Sequence[Sample]) -> float | None:
     """This sample to what it is compared with, as far as its round has got."""
     return next(iter(_ratios([sample], samples)), None)
 
 
-def _ratios(mine: Iterable[Sample], samples: list[Sample]) -> Iterable[float]:
+def _ratios(mine: Iterable[Sample], samples: Sequence[Sample]) -> Iterable[float]:
     for sample in mine:
-        others = [s.rate for s in samples if s.row == sample.against and s.round == sample.round]
+        others = [
+            s.rate
+            for s in samples
+            if (s.workload, s.contestant, s.round) == (sample.workload, sample.against, sample.round)
+        ]
         if others:
             yield sample.rate / statistics.mean(others)
 
@@ -113,56 +116,66 @@ def _median(values: Iterable[float | None]) -> float | None:
 # ---------------------------------------------------------------- to read
 
 
-HEADINGS = ("", "per second", "min..max", "p50 ms", "p99 ms", "app µs", "db µs", "ratio", "min..max", "target", "")
+HEADINGS = ("", "per second", "min..max", "p50 ms", "p99 ms", "app µs", "store µs", "ratio", "min..max", "to")
 
 
-def table(lines: list[Line], title: str) -> None:
+def tables(lines: Sequence[Line], left_out: Mapping[tuple[str, str], str], abouts: Mapping[str, str]) -> None:
+    """Print one table per workload; who has no figure at all is a row with the reason."""
+    measured = {(line.workload, line.contestant) for line in lines}
+    left_out = {row: reason for row, reason in left_out.items() if row not in measured}
+    for workload in dict.fromkeys([*(line.workload for line in lines), *(workload for workload, _ in left_out)]):
+        rows = [_cells(line) for line in lines if line.workload == workload]
+        blank = ("",) * (len(HEADINGS) - 2)
+        rows += [(name, reason, *blank) for (other, name), reason in left_out.items() if other == workload]
+        used = [at for at in range(len(HEADINGS)) if at < 2 or any(row[at] for row in rows)]
+        about = abouts.get(workload)
+        title = workload + (f": {about}" if about else "")
+        show([HEADINGS[at] for at in used], [[row[at] for at in used] for row in rows], title)
+
+
+def show(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
     """Print with rich where it is installed, else in plain columns."""
-    cells = [_cells(line) for line in lines]
     try:
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
     except ImportError:
-        _plain(cells, title)
+        _plain([headings, *rows], title)
         return
     # Without a terminal rich would cut at 80 columns.
     console = Console() if sys.stdout.isatty() else Console(width=170)
-    shown = Table(title=title, title_justify="left")
-    for at, heading in enumerate(HEADINGS):
+    shown = Table(title=escape(title), title_justify="left")
+    for at, heading in enumerate(headings):
         shown.add_column(heading, justify="right" if at else "left", no_wrap=True)
-    for row in cells:
-        colour = {"PASS": "green", "FAIL": "red"}.get(row[-1])
-        shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]" if colour else row[-1])
+    for row in rows:
+        colours = {"yes": "green", "no": "red"}
+        shown.add_row(*(f"[{colours[cell]}]{cell}[/]" if cell in colours else escape(cell) for cell in row))
     console.print(shown)
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    spread = "" if line.ratio_least is None else f"{line.ratio_least:.2f}..{line.ratio_most:.2f}"
     return (
-        line.row,
+        line.contestant,
         f"{line.rate:,.0f}",
         f"{line.least:,.0f}..{line.most:,.0f}",
-        _number(line.p50_ms),
-        _number(line.p99_ms),
-        _number(line.app_us, 0),
-        _number(line.database_us, 0),
-        _number(line.ratio),
-        spread,
-        _number(line.target),
-        line.verdict,
+        number(line.p50_ms),
+        number(line.p99_ms),
+        number(line.app_us, 0),
+        number(line.store_us, 0),
+        number(line.ratio),
+        "" if line.ratio_least is None else f"{line.ratio_least:.2f}..{line.ratio_most:.2f}",
+        line.against if line.against and line.ratio is not None else "",
     )
 
 
-def _number(value: float | None, places: int = 2) -> str:
+def number(value: float | None, places: int = 2) -> str:
     return "" if value is None else f"{value:.{places}f}"
 
 
-def _plain(cells: list[tuple[str, ...]], title: str) -> None:
-    rows = [HEADINGS, *cells]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
+def _plain(rows: Sequence[Sequence[str]], title: str) -> None:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     print(title)
-    for row in rows:
-        first, *others = row
+    for first, *others in rows:
         print(
             first.ljust(widths[0]),
             *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)),
@@ -175,7 +188,7 @@ def _plain(cells: list[tuple[str, ...]], title: str) -> None:
 def machine() -> dict[str, Any]:
     """What a number depends on, and nothing that names the machine."""
     versions = {}
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *peers.PACKAGES.values()):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -188,12 +201,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(samples: list[Sample], lines: list[Line], about: dict[str, Any], path: Path = RESULTS) -> Path:
+def write(samples: Sequence[Sample], lines: Sequence[Line], about: Mapping[str, Any], path: Path = RESULTS) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         **about,
-        "summary": [{**asdict(line), "verdict": line.verdict} for line in lines],
+        "summary": [asdict(line) for line in lines],
         "samples": [asdict(sample) for sample in samples],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")

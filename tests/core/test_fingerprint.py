@@ -108,6 +108,18 @@ def test_no_field_runs_into_the_next(one: Any, other: Any) -> None:
     assert same == (one == other)
 
 
+@pytest.mark.parametrize("mark", ["", "/", "\n", "\r\n", "\0", ":", "|", ",", " ", "\x1f", "?", "&"])
+def test_no_delimiter_is_believed(mark: str) -> None:
+    """Whatever might be taken for the end of a field, in a field: it still ends where it ends."""
+    names = ("method", "path", "query", "content_type", "body")
+    for first, second in ((0, 1), (1, 2), (2, 4), (0, 2), (1, 4)):
+        one, other = ["", "", b"", "x", b""], ["", "", b"", "x", b""]
+        for request, texts in ((one, (f"a{mark}b", "c")), (other, ("a", f"b{mark}c"))):
+            for at, text in zip((first, second), texts, strict=True):
+                request[at] = text if at < 2 else text.encode()
+        assert fingerprint(**dict(zip(names, one, strict=True))) != fingerprint(**dict(zip(names, other, strict=True)))  # type: ignore[arg-type]
+
+
 def test_text_moved_across_a_field() -> None:
     """The same characters cut in other places are other requests."""
     cuts = [("ab", "c", b"d"), ("a", "bc", b"d"), ("a", "b", b"cd"), ("abc", "", b"d"), ("", "abcd", b"")]

@@ -33,7 +33,7 @@ def make_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On PostgreSQL, `make test` runs the demo's checklist; killing is done on SQLite, and on both by `make faults`.
 
-    The same paths are killed on PostgreSQL at every named point by tests/faults/test_points.py.
+    The same paths are killed on PostgreSQL at every named point by tests/faults/points.py.
     """
     for item in items:
         if item.path.name in ("test_background.py", "test_kills.py") and "postgres" in item.name:

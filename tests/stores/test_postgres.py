@@ -411,8 +411,11 @@ def test_a_url_that_cannot_be_read_is_refused() -> None:
         (errors.QueryCanceled(), StoreUnavailable, "did not answer in time"),
         (errors.LockNotAvailable(), StoreUnavailable, "did not answer in time"),
         (errors.AdminShutdown(), StoreUnavailable, "is unavailable (AdminShutdown)"),
-        (errors.DiskFull(), StoreUnavailable, "is unavailable (DiskFull)"),
-        (errors.TooManyConnections(), StoreUnavailable, "is unavailable (TooManyConnections)"),
+        (errors.DiskFull(), StoreUnavailable, "is unavailable (DiskFull): free some room on its disk"),
+        (errors.TooManyConnections(), StoreUnavailable, "is unavailable (TooManyConnections): it takes no more"),
+        (psycopg.OperationalError("too many clients already: sk_live"), StoreUnavailable, "raise max_connections"),
+        (psycopg.OperationalError("is bad: no error details available"), StoreUnavailable, "limit of open files"),
+        (psycopg.OperationalError("failed: Connection refused"), StoreUnavailable, "start it, or correct the address"),
         (errors.ConnectionFailure(), StoreUnavailable, "is unavailable (ConnectionFailure)"),
         (psycopg.OperationalError(), StoreUnavailable, "is unavailable (OperationalError)"),
         (psycopg.InterfaceError(), StoreUnavailable, "is unavailable (InterfaceError)"),
@@ -823,6 +826,45 @@ def test_batches_in_any_order_do_not_deadlock(store: PostgresStore) -> None:
     with ThreadPoolExecutor(4) as pool:
         totals = [future.result(PATIENCE * 3) for future in [pool.submit(run, thread) for thread in range(4)]]
     assert sum(totals) >= 25 * 40
+
+
+def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, url: str) -> None:
+    """Two batches that insert the same keys in different orders would wait for each other (hazard 7). This one waits
+    for 'b', which somebody is inserting: it has inserted 'a' before, and not 'c'."""
+    insert = """
+        INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt,
+            owner, lease_until, created_at, retention_seconds, expires_at)
+        VALUES ('tenant-1', '{}', '', '', 1, 'external', 'in_progress', 1, 'rival', now(), now(), 1, now())
+    """
+
+    def is_free(key: str) -> bool:
+        with psycopg.connect(url) as own:
+            try:
+                own.execute(f"SET lock_timeout = '200ms'; {insert.format(key)}".encode())
+            except psycopg.errors.LockNotAvailable:
+                return False
+            finally:
+                own.rollback()
+        return True
+
+    def is_waiting() -> bool:
+        with psycopg.connect(url, autocommit=True) as own:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%wanted%'"
+            found = own.execute(waiting.encode()).fetchone()
+        return found == (1,)
+
+    def reserve(lane: PostgresStore) -> list[bool]:
+        try:
+            return [found.busy for found in lane.reserve([reservation(key) for key in ("c", "b", "a")])]
+        finally:
+            lane.disconnect()
+
+    with opened(url, lock_timeout=20, timeout=20) as lane, ThreadPoolExecutor(1) as pool:
+        with holding(url, insert.format("b")):
+            reserved = pool.submit(reserve, lane)
+            eventually(is_waiting, "the batch waits")
+            assert (is_free("a"), is_free("c")) == (False, True)
+        assert reserved.result(PATIENCE) == [False, False, False]
 
 
 # ---------------------------------------------------------------- schema

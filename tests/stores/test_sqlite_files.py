@@ -150,6 +150,51 @@ def test_a_file_that_vanished_is_never_begun_anew(store: SqliteStore, path: Path
     assert store.read([("tenant", "key-1")]) != [None]
 
 
+def test_a_file_that_vanishes_while_it_is_opened_loses_nothing(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes between the look whether it is there and the opening. An empty one made in its place takes the log of the
+    real one for its own, and deletes it: what was committed last would be gone, though the file comes back."""
+    moved = path.with_suffix(".moved")
+    with closing(sqlite3.connect(path)) as somebody:
+        reserve(store)
+        somebody.execute("SELECT count(*) FROM idempotency_keys").fetchall()  # so that the log outlives our connections
+        store.disconnect()
+        connect = sqlite3.connect
+
+        def too_late(*args: Any, **kwargs: Any) -> Any:
+            path.rename(moved)
+            return connect(*args, **kwargs)
+
+        monkeypatch.setattr(sqlite3, "connect", too_late)
+        with pytest.raises(StoreUnavailable):
+            reserve(store, "key-2")
+        monkeypatch.undo()
+        assert not path.exists()
+        moved.rename(path)
+        assert store.read([("tenant", "key-1")]) != [None]
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_not_taken(
+    store: SqliteStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, and another store's file is there by then: its keys are not ours."""
+    reserve(store)
+    store.disconnect()
+    with closing(SqliteStore(tmp_path / "other.db")) as other:
+        other.check()
+    connect = sqlite3.connect
+
+    def too_late(*args: Any, **kwargs: Any) -> Any:
+        path.rename(path.with_suffix(".moved"))
+        (tmp_path / "other.db").rename(path)
+        return connect(*args, **kwargs)
+
+    monkeypatch.setattr(sqlite3, "connect", too_late)
+    with pytest.raises(StoreUnavailable, match="removed or replaced while in use"):
+        store.read([("tenant", "key-1")])
+
+
 def test_closing_on_purpose_allows_a_new_file(store: SqliteStore, path: Path) -> None:
     """After close() the path means whatever is there then."""
     reserve(store)

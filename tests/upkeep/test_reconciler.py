@@ -97,6 +97,26 @@ def test_refuted_before_the_quarantine_is_over(place: Place) -> None:
     assert _resolve(once, lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
 
 
+def test_asked_before_the_quarantine_is_over_and_answered_after_it(place: Place) -> None:
+    """Whoever was asked then could not know: what the paused owner does meanwhile is not in the answer. Asked again."""
+    (record,) = place.unknown()
+    place.age(LEASE + QUARANTINE - 30)
+    happened: list[str] = []
+
+    def slow(inquiry: Inquiry) -> Verdict:
+        verdict = Confirmed(201, body="charged") if happened else Refuted("no such charge")
+        if not happened:
+            happened.append("the owner wakes up, and calls")
+            place.age(60)
+        return verdict
+
+    once = place.once()
+    assert _resolve(once, slow) == {"due": 1, "postponed": 1}
+    assert place.get(record).state is State.UNKNOWN
+    place.age(60)
+    assert _resolve(once, slow) == {"due": 1, "confirmed": 1}
+
+
 def test_a_quarantine_of_its_own(place: Place) -> None:
     (record,) = place.unknown()
     place.age(LEASE + 11)

@@ -41,13 +41,13 @@ upkeep needs to decide stands in the row, so that it runs without the app.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
+from oncekey.core.values import Word
 from oncekey.errors import IllegalTransition
 
 
-class State(StrEnum):
+class State(Word):
     IN_PROGRESS = "in_progress"
     PENDING = "pending"
     COMPLETED = "completed"
@@ -57,7 +57,7 @@ class State(StrEnum):
     EXPIRED = "expired"
 
 
-class Effects(StrEnum):
+class Effects(Word):
     """Where a route's effects live. The failure policy follows from it (see ``decision.py``)."""
 
     EXTERNAL = "external"
@@ -66,7 +66,7 @@ class Effects(StrEnum):
     REPEATABLE = "repeatable"
 
 
-class Event(StrEnum):
+class Event(Word):
     RESERVE = "reserve"
     RENEW = "renew"
     ADVANCE = "advance"
@@ -89,7 +89,7 @@ class Event(StrEnum):
     FORGET = "forget"
 
 
-class Actor(StrEnum):
+class Actor(Word):
     REQUEST = "request"
     OWNER = "owner"
     WORKER = "worker"
@@ -99,7 +99,7 @@ class Actor(StrEnum):
     OPERATOR = "operator"
 
 
-class Condition(StrEnum):
+class Condition(Word):
     """What must hold in the row at the moment of the move, besides (state, owner)."""
 
     LEASE_OVER = "lease over"

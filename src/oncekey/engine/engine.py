@@ -166,8 +166,10 @@ class Engine:
                     moved = record  # deleted by ourselves, and the answer was lost
                 elif seen is None or seen.owner != record.owner:
                     return self._lost(operation, event, seen)
-                elif seen.state is change.to_state and seen.state is not State.IN_PROGRESS:
-                    moved = seen  # moved by ourselves, and the answer was lost (hazard 9)
+                elif seen.state is change.to_state and seen.response == response:
+                    # Moved by ourselves, and the answer was lost (hazard 9). With another response it was settled by
+                    # whoever thought us dead: then that stands, and ours is never sent.
+                    moved = seen
                 elif seen.state is State.UNKNOWN and event in (Event.COMPLETE, Event.FAIL):
                     record = seen  # given up for dead, and only late
                     continue

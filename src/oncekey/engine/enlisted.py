@@ -151,6 +151,8 @@ def settle(
         operation.enlisted = None
         if seen.state in (State.FAILED_RETRYABLE, State.UNKNOWN):  # its lease was over, and a sweeper came by
             return Finished(False, seen, undone=seen.state is State.FAILED_RETRYABLE)
+        if event is not Event.DEFER and seen.response != response:  # and somebody has settled it since
+            return engine._lost(operation, event, seen)
         engine._finished(event, seen, response, reason)
         return Finished(True, seen)
     raise StoreUnavailable("the enlisted transaction is still undecided")
@@ -322,6 +324,10 @@ async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
 
 def _left_alone(engine: Engine, item: Unfinished, task: asyncio.Task[Finished]) -> None:
     """Nobody waits any more for how it went."""
+    if task.cancelled() and item.operation.enlisted is not None:
+        # Cut off, nobody knows where. The app closes its connection next, and a thread of its own may be at work on it:
+        # the keeper leaves it alone, and asks the key's row.
+        item.operation.enlisted.stage = Stage.UNSETTLED
     if task.cancelled() or isinstance(task.exception(), OperatorError):
         engine.keeper.adopt(item)
     elif (error := task.exception()) is not None:

@@ -91,17 +91,18 @@ class Keeper:
             return
         self._look_seconds = min(self._look_seconds, seconds)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="oncekey-keeper", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="oncekey-keeper", daemon=True)
+            thread.start()  # may fail, out of threads: then the next one tries again
+            self._thread = thread
         self._wake.set()
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(self._look_seconds)
-            self._wake.clear()
             try:
+                self._wake.wait(self._look_seconds)
+                self._wake.clear()
                 self.look()
-            except Exception:
+            except BaseException:
                 _log.exception("the keeper stumbled; it goes on")
 
     def look(self) -> None:
@@ -111,12 +112,22 @@ class Keeper:
 
     def _renew_due(self) -> None:
         now = time.monotonic()
-        due = [operation for operation in list(self._live.values()) if operation.renew_at <= now]
+        due = [each for each in list(self._live.values()) if each.renew_at <= now and not self._given_up(each)]
         if any(operation.enlisted is not None for operation in due):
             due = [operation for operation in due if not self._holds_its_row(operation, now)]
         tally = _Tally(len(due))
         for operation in due:
             self._renew(operation, now, tally)
+
+    def _given_up(self, operation: Operation) -> bool:
+        """Its handler is over, and something that nobody thought of kept it from being ended: renewed for ever, its key
+        would be in progress for ever. Its lease runs out instead, and ``effects`` says what that means."""
+        task = operation.task
+        if task is None or not task.done() or any(item.operation is operation for item in self._unfinished):
+            return False
+        _log.error("a request has ended without an end for its key: its lease is left to run out")
+        self.unwatch(operation)
+        return True
 
     def _holds_its_row(self, operation: Operation, now: float) -> bool:
         """Enlisted: the lock on its row is its lease, and no renewal would pass it."""

@@ -31,7 +31,7 @@ class Operation:
 
     __slots__ = (
         "_verbs_used", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "policy", "raised", "record",
-        "refused", "renew_at", "scope", "steps", "tells_apart",
+        "refused", "renew_at", "scope", "steps", "task", "tells_apart",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,8 @@ class Operation:
         self.engine = engine
         self.loop = loop
         """The event loop in which the request is ended; None: the thread that called the app ends it (WSGI)."""
+        self.task: asyncio.Task[None] | None = None
+        """In which the handler runs (ASGI). When that is over and the operation is not, nobody will end it any more."""
         self.enlisted: Enlisted | None = None
         """The transaction that this request ends with; None: it has not enlisted one, or that is over."""
         self.steps: Steps | None = None

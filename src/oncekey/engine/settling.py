@@ -36,6 +36,10 @@ def settle(engine: Engine, record: Record, verdict: Verdict, *, who: str, quaran
     if isinstance(verdict, StillUnknown):
         return Settlement(Outcome.UNDECIDED, record)
     at = (record.scope, record.key)
+    early = record.lease_until + quarantine - record.now
+    if isinstance(verdict, Refuted) and early > 0:
+        # Whoever was asked then could not know yet, however much later the answer arrives here.
+        return Settlement(Outcome.TOO_EARLY, record, early)
     for tries in range(SETTLE_TRIES):
         moved: Record | None = yield _move(record, verdict, who, quarantine)
         if moved is not None:

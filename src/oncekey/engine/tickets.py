@@ -43,7 +43,7 @@ class Ticket:
 class AsyncTicket(Ticket):
     """A coroutine waits. Its loop's thread delivers, so that waiting, giving up and delivery never race."""
 
-    __slots__ = ("_future", "_timer", "deadline", "loop")
+    __slots__ = ("_delivered", "_future", "_timer", "deadline", "loop")
 
     def __init__(self, work: Work, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.work = work
@@ -53,6 +53,7 @@ class AsyncTicket(Ticket):
         self.deadline = loop.time() + timeout
         self._future: asyncio.Future[Any] = loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._delivered = False
 
     def arm(self) -> None:
         """Give up at the deadline by a timer of its own. Whoever sees to the deadline otherwise need not."""
@@ -71,11 +72,16 @@ class AsyncTicket(Ticket):
                 self._timer.cancel()
 
     def left(self) -> bool:
-        return self._future.done()
+        return self._future.done() and not self._delivered
+
+    def answered(self) -> bool:
+        """Whether the caller has its answer already."""
+        return self._future.done() and self._delivered
 
     def deliver(self) -> bool:
-        if self._future.done():  # gave up, or its task was cancelled
-            return False
+        if self._future.done():  # gave up, or its task was cancelled; or a lane that stumbled delivers twice
+            return self._delivered
+        self._delivered = True
         if self.error is not None:
             self._future.set_exception(self.error)
         else:

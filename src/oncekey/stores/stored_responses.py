@@ -32,10 +32,4 @@ def stored_response(status: Any, headers: Any, body: Any, version: Any) -> Store
 
 
 def _is_header(pair: Any) -> bool:
-    """A name and a value that can be sent."""
-    if type(pair) is not list or len(pair) != 2:
-        return False
-    name, value = pair
-    if type(name) is not str or type(value) is not str or not name.isascii():
-        return False
-    return value.isascii() or max(value) <= "\xff"
+    return type(pair) is list and len(pair) == 2 and type(pair[0]) is str and type(pair[1]) is str

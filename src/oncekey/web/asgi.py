@@ -250,15 +250,15 @@ class _Exchange:
         loop = asyncio.get_running_loop()
         self.operation = Operation(record, self.policy, tenant, engine, loop)
         self.body = body
-        engine.keeper.watch(self.operation)
         done: asyncio.Future[None] = loop.create_future()
         token = _current.set(self.operation)
         try:
             task = loop.create_task(self._handle(done))
         finally:
             _current.reset(token)
+        self.task = self.operation.task = task
         engine.tasks.add(task)  # until _handle is done: the loop itself keeps only a weak reference
-        self.task = task
+        engine.keeper.watch(self.operation)  # while the task lives
         # Not the task itself: whoever cancels this coroutine (a disconnect) cancels the future, and the task goes on.
         await done
 
@@ -277,6 +277,10 @@ class _Exchange:
             if not done.done():
                 done.set_result(None)
         finally:
+            if not done.done():  # whatever happened, nobody waits for ever
+                done.set_exception(RuntimeError("the handler was cancelled"))
+            if self.operation.enlisted is not None:
+                self.operation.enlisted.release()  # however it ended, others may write again
             self.once.engine.tasks.discard(self.task)
 
     async def _call_app(self) -> None:

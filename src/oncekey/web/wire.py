@@ -36,8 +36,8 @@ UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
-_BREAKS = re.compile(r"[\r\n\0]").search
-_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
+_BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
+_OURS_AND_LENGTH = _OURS | {b"content-length", b"transfer-encoding"}
 _OF_THE_LOST_BODY = frozenset({"content-type", "content-encoding", "etag", "content-disposition", "last-modified"})
 
 
@@ -136,18 +136,21 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
     """The response as it is kept: the headers of the allow-list, and the body unless it is too large (tombstone)."""
     allowed = policy.stored_headers
-    kept = [(_lower(name), value.decode("latin-1")) for name, value in headers if _lower(name) in allowed]
+    kept = [(text, value.decode("latin-1")) for name, value in headers if (text := _lower(name)) in allowed]
     if body is not None and len(body) > policy.max_response_bytes:
         body = None
     return StoredResponse(status, tuple(_clean(kept)), body)
 
 
 def _clean(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Without those that could end a header early: checked when stored, and again when replayed."""
+    """Without those that could end a header early, or cannot be one: checked when stored, and again when replayed."""
+    all_of_them = list(headers)
+    if not _BREAKS("".join(map("".join, all_of_them))):  # as good as always
+        return all_of_them
     good = []
-    for name, text in headers:
+    for name, text in all_of_them:
         if _BREAKS(name) or _BREAKS(text):
-            _log.error("a stored response header with a line break was left out")
+            _log.error("a stored response header with a line break, or a character that cannot be sent, was left out")
         else:
             good.append((name, text))
     return good
@@ -241,9 +244,7 @@ def first_headers(
     record: Record | None,
 ) -> Headers:
     """The handler's own headers with our marks, and the length of what was stored (None: it is streamed)."""
-    ours = _OURS
-    if size is not None:
-        ours = _OURS | _LENGTH
+    ours = _OURS if size is None else _OURS_AND_LENGTH
     kept = [item for item in headers if item[0].lower() not in ours]
     if size is not None and status >= 200 and status not in BODILESS:
         kept.append((b"content-length", b"%d" % size))

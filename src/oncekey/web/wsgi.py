@@ -259,8 +259,8 @@ class Exchange:
     def _finish(self, move: Move) -> None:
         self.concluded = True
         engine, operation = self.once.engine, self.operation
-        flow = engine.finish(operation, move.event, move.response, move.reason)
         try:
+            flow = engine.finish(operation, move.event, move.response, move.reason)
             finished = engine.run_blocking(flow, self.policy.begin_seconds)
         except OperatorError:
             # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
@@ -268,6 +268,12 @@ class Exchange:
             self.record = operation.record
             self.instead = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
             return
+        except BaseException:
+            # Nobody will end it any more: its lease runs out, and others may write again.
+            engine.keeper.unwatch(operation)
+            if operation.enlisted is not None:
+                operation.enlisted.release()
+            raise
         if operation.enlisted is not None:
             self.uncommitted, self.record = move, finished.record
             return

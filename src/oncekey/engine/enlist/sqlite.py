@@ -43,31 +43,32 @@ class Hold:
 
     def take(self) -> None:
         """Block until it is our turn."""
-        if not self._held and not self._gate.acquire(self._timeout, lane=False):
+        self._held = self._held or self._gate.acquire(self._timeout, lane=False)
+        if not self._held:
             raise self._busy()
-        self._held = True
 
     async def take_async(self) -> None:
         """Wait for our turn without a thread: many may be waiting, and who has the gate must get on."""
         if self._held:
             return
         turn = _Turn(self._gate, asyncio.get_running_loop())
-        if not self._gate.line_up(turn):
+        self._held = self._gate.line_up(turn)
+        if not self._held:
             try:
                 await asyncio.wait_for(asyncio.shield(turn.come), self._timeout)
+                self._held = True
             except BaseException as error:
                 if not self._gate.leave(turn):
                     self._gate.release()  # it came at the last moment: somebody else's
                 if isinstance(error, TimeoutError):
                     raise self._busy() from None
                 raise
-        self._held = True
 
     def release(self) -> None:
         with self._lock:
-            held, self._held = self._held, False
-        if held:
-            self._gate.release()
+            if self._held:
+                self._gate.release()
+                self._held = False
 
     def _busy(self) -> StoreUnavailable:
         return StoreUnavailable(

@@ -32,16 +32,15 @@ SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('sync
 
 NOTICE_LOST_CLIENTS = "SET client_connection_check_interval = '1s'"
 
-_NO_SLOT = "takes no more connections: raise max_connections, or put a pooler in front of it"
-_IN_WORDS = {
-    # Why one cannot connect is only in the driver's text, which is looked at and not quoted.
+_NO_SLOT = "it takes no more connections: raise max_connections, or put a pooler in front of it"
+_ADVICE = {
+    # By SQLSTATE; why one cannot connect is only in the driver's text, which is looked at and not quoted.
     "53300": _NO_SLOT,
     "too many clients already": _NO_SLOT,
     "remaining connection slots": _NO_SLOT,
-    "53100": "has no room left: free some on its disk",
-    "Connection refused": "cannot be reached: start it, or correct the address",
-    # What libpq says where it gets no socket.
-    "no error details available": "cannot be reached: is this process at its limit of open files (ulimit -n)?",
+    "53100": "free some room on its disk",
+    "Connection refused": "start it, or correct the address",
+    "no error details available": "is this process at its limit of open files (ulimit -n)?",  # libpq got no socket
 }
 
 _GONE = ("08", "53", "57")  # connection exceptions, out of resources, operator intervention (SQLSTATE classes)
@@ -110,6 +109,6 @@ def explain(error: psycopg.Error, where: str) -> OnceKeyError:
         return StoreUnavailable(f"{where} did not answer in time")
     if not state or state[:2] in _GONE or isinstance(error, psycopg.InterfaceError):
         said = str(error)
-        known = next((words for sign, words in _IN_WORDS.items() if sign == state or sign in said), None)
-        return StoreUnavailable(f"{where} {known or f'is unavailable ({type(error).__name__})'}")
+        advice = next((f": {words}" for sign, words in _ADVICE.items() if sign == state or sign in said), "")
+        return StoreUnavailable(f"{where} is unavailable ({type(error).__name__}){advice}")
     return StoreError(f"{where} refused a statement: {type(error).__name__}, SQLSTATE {state}")

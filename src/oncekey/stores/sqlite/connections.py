@@ -33,7 +33,8 @@ _IN_WORDS = {
     sqlite3.SQLITE_READONLY: "cannot be written: the file or its folder is read-only",
     sqlite3.SQLITE_PERM: "cannot be opened: permission denied",
     sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
-    sqlite3.SQLITE_CANTOPEN: "cannot be opened: look at the permissions of the file and its folder",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: look at the permissions of the file and its folder, whether its file "
+    "system is read-only, and at this process's limit of open files (ulimit -n)",
     sqlite3.SQLITE_NOTADB: "is not an SQLite database: give another path, or move the file away",
     sqlite3.SQLITE_CORRUPT: "is damaged: run `PRAGMA integrity_check` on it and restore it from a backup",
 }
@@ -121,13 +122,20 @@ class Connections:
             raise StoreUnavailable(f"{self.path} cannot be opened: its folder does not exist")
         if self._file_id is not None and _file_id(self.path) != self._file_id:
             raise self._gone()
-        connection = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
+        # A file that was there is never made anew: an empty one in its place would also delete its log, with what was
+        # committed last, before anybody could look (the check above may have been a moment too early).
+        name = f"{self.path.as_uri()}?mode={'rwc' if self._file_id is None else 'rw'}"
+        connection = sqlite3.connect(
+            name, timeout=self.timeout, isolation_level=None, check_same_thread=False, uri=True
+        )
         try:
             self._switch_to_wal(connection)
             connection.execute("PRAGMA synchronous = FULL")  # NORMAL loses commits with the power (hazard 23)
             connection.execute("PRAGMA foreign_keys = ON")  # for business tables that refer to a key
             self._prepare(connection)
             handle = _Handle(connection, _file_id(self.path), _file_id(self._log))
+            if self._file_id not in (None, handle.file_id):
+                raise self._gone()
         except BaseException:
             connection.close()
             raise

@@ -1,0 +1,133 @@
+"""The ratios that this project has set itself to reach, and whether one run did.
+
+Owns the numbers; each is a ratio of two figures of the same round, and its median over the rounds decides.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.contestants import BARE, IDEMKIT_POSTGRES, ONCEKEY_POSTGRES, ONCEKEY_SQLITE, PEERS
+from benchmarks.report import Sample, number
+
+STORE = "store alone"
+PGBENCH = "pgbench, 32 clients"
+LANES = "oncekey postgres, 128 callers"
+RAW = "oncekey postgres, one thread, batches of 64"
+SQLITE_LANES = "oncekey sqlite, 128 callers"
+ROUND_TRIPS = "raw round trips"
+TWO_COMMITS = "two statements, two commits"
+ENQUEUE, EXECUTE = "outbox enqueue", "outbox execute"
+QUEUES = ("procrastinate", "pgqueuer")
+FIRST, FIRST_ALONE, REPLAY = "first@64", "first@1", "replay@64"
+
+
+class Rounds:
+    """The samples of one run, by workload, contestant and round."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples = list(samples)
+
+    def rates(self, workload: str, contestant: str) -> dict[int, float]:
+        return self._by_round(workload, contestant, lambda sample: sample.rate)
+
+    def p50s(self, workload: str, contestant: str) -> dict[int, float]:
+        return self._by_round(workload, contestant, lambda sample: sample.p50_ms)
+
+    def _by_round(self, workload: str, contestant: str, value: Callable[[Sample], float | None]) -> dict[int, float]:
+        found: dict[int, list[float]] = {}
+        for sample in self._samples:
+            if (sample.workload, sample.contestant) == (workload, contestant) and (one := value(sample)) is not None:
+                found.setdefault(sample.round, []).append(one)
+        return {number: statistics.mean(values) for number, values in found.items()}
+
+
+def divided(above: dict[int, float], below: dict[int, float]) -> list[float]:
+    return [above[number] / below[number] for number in above if below.get(number)]
+
+
+def best(several: Sequence[dict[int, float]]) -> dict[int, float]:
+    """The best of several in each round."""
+    rounds = {number for rates in several for number in rates}
+    return {number: max(rates[number] for rates in several if number in rates) for number in rounds}
+
+
+def _added_latency(rounds: Rounds) -> list[float]:
+    bare, ours = (rounds.p50s(FIRST_ALONE, c.name) for c in (BARE, ONCEKEY_POSTGRES))
+    added = {number: ours[number] - bare[number] for number in ours if number in bare}
+    return divided(added, rounds.p50s(ROUND_TRIPS, TWO_COMMITS))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    title: str
+    wanted: float
+    ratios: Callable[[Rounds], list[float]] | None
+    """None: another command measures it."""
+    at_most: bool = False
+    by: str = ""
+
+
+def _to(workload: str, above: str, *below: str) -> Callable[[Rounds], list[float]]:
+    return lambda rounds: divided(rounds.rates(workload, above), best([rounds.rates(workload, one) for one in below]))
+
+
+TARGETS = (
+    Target("first request, PostgreSQL / bare app", 0.60, _to(FIRST, ONCEKEY_POSTGRES.name, BARE.name)),
+    Target("first request, SQLite / bare app", 0.50, _to(FIRST, ONCEKEY_SQLITE.name, BARE.name)),
+    Target("replay, PostgreSQL / bare app", 1.0, _to(REPLAY, ONCEKEY_POSTGRES.name, BARE.name)),
+    Target("first request / idemkit on PostgreSQL", 10, _to(FIRST, ONCEKEY_POSTGRES.name, IDEMKIT_POSTGRES.name)),
+    Target(
+        "first request / best peer on any store, Redis included",
+        4,
+        _to(FIRST, ONCEKEY_POSTGRES.name, *(peer.name for peer in PEERS)),
+    ),
+    Target("store alone at 128 callers / pgbench one row per transaction", 4, _to(STORE, LANES, PGBENCH)),
+    Target("one connection: added median latency / two raw round trips with commit", 1.3, _added_latency, at_most=True),
+    Target("first request at 10 million keys / at 10 thousand", 0.9, None, by="python -m benchmarks.growth"),
+    Target(
+        "sweep and reap of a fixed batch at 10 million / at 10 thousand",
+        1.2,
+        None,
+        at_most=True,
+        by="python -m benchmarks.growth",
+    ),
+    Target("outbox execute, no-op tasks / best of procrastinate and pgqueuer", 2, _to(EXECUTE, "oncekey", *QUEUES)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one target."""
+
+    title: str
+    wanted: str
+    ratio: float | None
+    least: float | None
+    most: float | None
+    reached: str
+    """yes, no, or who measures it."""
+
+    def cells(self) -> tuple[str, ...]:
+        spread = "" if self.least is None else f"{self.least:.2f}..{self.most:.2f}"
+        return (self.title, number(self.ratio), spread, self.wanted, self.reached)
+
+
+HEADINGS = ("must show", "ratio", "min..max", "wanted", "reached")
+
+
+def outcomes(samples: Iterable[Sample]) -> list[Outcome]:
+    rounds = Rounds(samples)
+    return [_outcome(target, rounds) for target in TARGETS]
+
+
+def _outcome(target: Target, rounds: Rounds) -> Outcome:
+    wanted = f"{'≤' if target.at_most else '≥'} {target.wanted:g}"
+    ratios = target.ratios(rounds) if target.ratios else []
+    if not ratios:
+        return Outcome(target.title, wanted, None, None, None, target.by or "not measured")
+    ratio = statistics.median(ratios)
+    good = ratio <= target.wanted if target.at_most else ratio >= target.wanted
+    return Outcome(target.title, wanted, ratio, min(ratios), max(ratios), "yes" if good else "no")

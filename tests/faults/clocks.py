@@ -1,0 +1,195 @@
+"""A wall clock that jumps by an hour, forward and back, while requests are in flight: the app's, or the database's.
+
+PostgreSQL measures leases on its own clock, so the app's may say what it will: nothing is taken over, nothing becomes
+unknown (hazard 27). SQLite and memory have no clock but the host's, and the database's clock can be wrong as well: then
+leases are over while their owners live, and ``effects`` says what follows. Never two effects.
+
+The app whose clock is turned is a process of its own (``oncekey.testing.clock``), and so is the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.clock import NoCompiler, TurnedClock
+from oncekey.testing.servers import PostgresServer
+from tests.faults.campaign import Fault, NotHere, Run
+from tests.faults.disks import open_folder
+from tests.faults.till import Story, Till, gather
+from tests.faults.till_check import checked, prepare
+
+WAVE = 16
+HOUR = 3600
+ROOT = Path(__file__).parents[2]
+
+Turn = Callable[[int], None]
+"""Makes the clock wrong by so many seconds."""
+
+
+def of_the_app(run: Run) -> None:
+    if run.store == "memory":
+        wrong = [0]
+        store = MemoryStore(lambda: time.time() + wrong[0])
+
+        def turn(seconds: int) -> None:
+            wrong[0] = seconds
+
+        asyncio.run(_jumps(run, Till(store), None, turn))
+        return
+    url = run.url()
+    prepare(url)
+    with _clock() as clock:
+        _in_child(run, url, clock)
+
+
+def _in_child(run: Run, url: str, clock: TurnedClock) -> None:
+    told = {"store": run.store, "count": run.count, "seed": run.seed, "folder": str(run.folder), "url": url}
+    with subprocess.Popen(
+        [sys.executable, "-c", "from tests.faults.clocks import in_child; in_child()", json.dumps(told)],
+        env=os.environ | clock.environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            match json.loads(line):
+                case {"turn": seconds}:
+                    clock.turn(timedelta(seconds=seconds))
+                case {"hits": hits, "requests": requests, "violations": violations, "notes": notes}:
+                    run.hit(hits - run.hits)
+                    run.asked(requests - run.requests)
+                    run.violations += violations
+                    run.notes += notes
+    if child.returncode != 0:
+        raise RuntimeError(f"the process with the turned clock ended with {child.returncode}")
+
+
+def in_child() -> None:
+    """In a process whose clock the parent turns, when it is told to by a line on standard output."""
+    told = json.loads(sys.argv[1])
+    url = told.pop("url")
+    run = Run(**told | {"folder": Path(told["folder"])})
+    right = time.time() - time.monotonic()
+
+    def turn(seconds: int) -> None:
+        print(json.dumps({"turn": seconds}), flush=True)
+        deadline = time.monotonic() + 10.0
+        while abs(time.time() - time.monotonic() - right - seconds) > 60.0:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the clock was not turned: is the library preloaded?")
+            time.sleep(0.001)
+
+    store = PostgresStore(url) if run.store == "postgres" else SqliteStore(url.removeprefix("sqlite:///"))
+    asyncio.run(_jumps(run, Till(store, url=url), url, turn, stands=run.store == "postgres"))
+    numbers = {"hits": run.hits, "requests": run.requests, "violations": run.violations, "notes": run.notes}
+    print(json.dumps(numbers), flush=True)
+
+
+class _Turned(PostgresServer):
+    """A server with a wrong clock."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__(fsync=False)
+        self._more = dict(environment)
+
+    def _environment(self) -> dict[str, str]:
+        return super()._environment() | self._more
+
+
+def of_the_database(run: Run) -> None:
+    with _clock() as clock, _Turned(clock.environment) as server:
+        url = server.database("till")
+        prepare(url)
+
+        def turn(seconds: int) -> None:
+            clock.turn(timedelta(seconds=seconds))
+            ((now,),) = server.execute("SELECT extract(epoch FROM clock_timestamp())")
+            if abs(float(now or 0) - time.time() - seconds) > 60.0:
+                raise RuntimeError(f"the server's clock was not turned by {seconds} s")
+
+        asyncio.run(_jumps(run, Till(PostgresStore(url), url=url), url, turn))
+
+
+@contextmanager
+def _clock() -> Iterator[TurnedClock]:
+    with open_folder() as folder:
+        try:
+            clock = TurnedClock(folder)
+        except NoCompiler as error:
+            raise NotHere(str(error)) from error
+        with closing(clock):
+            yield clock
+
+
+async def _jumps(run: Run, till: Till, url: str | None, turn: Turn, *, stands: bool = False) -> None:
+    """Jump while handlers are in flight. ``stands``: leases are measured on a clock that does not jump."""
+    wrong = jumps = 0
+    async with till.open():
+        while run.wanting:
+            till.gate, till.waiting = asyncio.Event(), 0
+            stories = [_story(till, number) for number in range(min(WAVE, run.count - run.hits))]
+            asking: list[Any] = [asyncio.create_task(till.pay(story)) for story in stories]
+            held = sum("waits" in story.body for story in stories)
+            async with asyncio.timeout(20):
+                while till.waiting < held:
+                    await asyncio.sleep(0.005)
+            wrong = run.random.choice([each for each in (-HOUR, 0, HOUR) if each != wrong])
+            await asyncio.to_thread(turn, wrong)
+            jumps += 1
+            asking += [asyncio.create_task(till.ask(story)) for story in stories]  # who finds leases that are over
+            await asyncio.sleep(run.random.uniform(0.0, 0.4))
+            till.gate.set()
+            await gather(asking)
+            run.hit(len(stories))
+            run.asked(sum(till.statuses.values()) - run.requests)
+        await asyncio.to_thread(turn, 0)
+    await checked(run, till, url)
+    if stands:
+        for story in till.stories:
+            if story.end == "unknown" or f"{story.key}.1" not in story.answers[0][1].decode():
+                run.violated("I3", f"another attempt took over from an owner that was alive\n  {story.told()}")
+    doubted = sum(any("outcome-unknown" in line for line in story.lines) for story in till.stories)
+    again = sum(number > 1 for number in Counter(till.runs.values()).values())
+    if run.count >= 100 and not stands and not (doubted and again):
+        raise RuntimeError("the clock jumped, and no lease was over by it")
+    run.notes += [f"{jumps} jumps: {doubted} in doubt meanwhile, {again} taken over"]
+
+
+def _story(till: Till, number: int) -> Story:
+    """Its handler waits in the middle, unless it would hold the only write lock meanwhile."""
+    kind = till.kinds[number % len(till.kinds)]
+    alone = till.path is not None and kind in ("transactional", "deferred")
+    return till.story(kind, **({} if alone or kind == "deferred" else {"waits": True}))
+
+
+FAULTS = (
+    Fault(
+        "clock ±1 h on the app host",
+        of_the_app,
+        {"memory": 200, "sqlite": 200, "postgres": 200},
+        short=8,
+        promises=("I1", "I2", "I3", "I4"),
+    ),
+    Fault(
+        "clock ±1 h of the database",
+        of_the_database,
+        {"postgres": 200},
+        short=8,
+        promises=("I1", "I2", "I3", "I4"),
+    ),
+)

@@ -1,0 +1,427 @@
+"""Handlers of every kind behind one app, in this process, and the ledgers that say what they did.
+
+For faults that come at a line or a message, not at a process: each key's request is spoken by hand (``spoken.py``), and
+afterwards its client retries by the rules until it knows how it stands. ``blemishes`` says what is wrong then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
+from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.states import Event
+from oncekey.engine.operation import Operation
+from oncekey.errors import Refused, StoreUnavailable
+from oncekey.outbox import Context, Response, Worker
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite.store import SqliteStore
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.faults.linearizable import Saw
+from tests.faults.spoken import Spoken
+
+LEASE = 0.6
+BEGIN = 0.2
+"""How long a request waits for the store. Callers whose ticket a fault has lost wait so long."""
+PATIENCE = 10.0
+"""How long after its fault a key may take to be final, retryable or unknown, under the load of all the others."""
+HANGS = 5 * LEASE
+"""Who has heard nothing for so long hears nothing any more: every wait for the store is bounded by its lease."""
+BODY = b'{"cents":100}'
+OTHER_BODY = b'{"cents":999}'
+TABLES = ("orders", "receipts")
+Answers = Callable[..., Awaitable[None]]
+
+
+class Moody:
+    """A store that can be slow to reserve, and fail to swap, for a test to say."""
+
+    slow_reserve = 0.0
+    fail_swaps = 0
+
+    def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+        if self.slow_reserve:
+            time.sleep(self.slow_reserve)
+        return super().reserve(batch)  # type: ignore[misc]
+
+    def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        if self.fail_swaps and any(change.event is not Event.RENEW for change in batch):
+            self.fail_swaps -= 1
+            raise StoreUnavailable("gone for a moment")
+        return super().swap(batch)  # type: ignore[misc]
+
+
+class MoodyMemory(Moody, MemoryStore):
+    pass
+
+
+class MoodySqlite(Moody, SqliteStore):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A route: its policy, and what a finished request of it has left behind."""
+
+    policy: Policy
+    charges: int = 1
+    rows: int = 0
+    """In each of so many business tables, one."""
+    tombstone: bool = False
+    settles_later: bool = False
+
+    @property
+    def needs_tables(self) -> bool:
+        return self.rows > 0
+
+
+def _kind(effects: str, *, charges: int = 1, rows: int = 0, tombstone: bool = False, later: bool = False, **more: Any):
+    policy = Policy(
+        effects=effects,  # type: ignore[arg-type]
+        lease=timedelta(seconds=LEASE),
+        begin_timeout=timedelta(seconds=BEGIN),
+        wait=timedelta(seconds=2 * LEASE),
+        **more,
+    )
+    return Kind(policy, charges, rows, tombstone, later)
+
+
+KINDS = {
+    "plain": _kind("external"),
+    "slow": _kind("external"),
+    "held": _kind("external"),
+    "waited": _kind("external", in_flight="wait"),
+    "pieces": _kind("external"),
+    "large": _kind("external", tombstone=True, max_response_bytes=10),
+    "events": _kind("external", tombstone=True),
+    "raises": _kind("external"),
+    "not-executed": _kind("external"),
+    "client-error": _kind("external"),
+    "refused": _kind("external"),
+    "repeatable": _kind("repeatable"),
+    "stumbles": _kind("repeatable"),
+    "server-error": _kind("repeatable"),
+    "enlisted": _kind("transactional", charges=0, rows=1),
+    "enlisted-raises": _kind("transactional", charges=0, rows=1),
+    "enlisted-thread": _kind("transactional", charges=0, rows=1),
+    "enlisted-caller": _kind("transactional", charges=0, rows=1),
+    "phased": _kind("phased", rows=2),
+    "deferred": _kind("transactional", rows=1, later=True),
+}
+
+
+class Scene:
+    """One store, one OnceKey, and all handlers. ``beside``: another OnceKey on the same store, as another process."""
+
+    def __init__(self, store: MoodyMemory | MoodySqlite) -> None:
+        self.store = store
+        self.path = store.path if isinstance(store, MoodySqlite) else None
+        self.charged: Counter[str] = Counter()
+        self._known: set[str] = set()
+        self.attempts: Counter[str] = Counter()
+        self.gate = asyncio.Event()
+        """Handlers of ``held`` and ``waited`` wait for it."""
+        self.gate.set()
+        self.entered: Callable[[], None] = lambda: None
+        """Called when a handler is entered."""
+        self.once, self.app = self._open()
+        self._beside: tuple[OnceKey, IdempotencyMiddleware] | None = None
+
+    def _open(self) -> tuple[OnceKey, IdempotencyMiddleware]:
+        routes = {f"POST /{name}": kind.policy for name, kind in KINDS.items()}
+        once = OnceKey(self.store, scope=SINGLE_TENANT, routes=routes)
+        return once, IdempotencyMiddleware(self._handle, once=once)
+
+    @property
+    def beside(self) -> IdempotencyMiddleware:
+        self._beside = self._beside or self._open()
+        return self._beside[1]
+
+    async def close(self) -> None:
+        if self._beside is not None:
+            await self._beside[0].aclose(grace=0.2)
+        await self.once.aclose(grace=0.2)
+
+    # -- the handlers ------------------------------------------------------------------------------------------------
+
+    async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
+        self.entered()
+        op = current()
+        self.attempts[op.key] += 1
+        while (await receive()).get("more_body"):
+            pass
+
+        async def answer(status: int = 201, *pieces: bytes, content_type: bytes = b"application/json") -> None:
+            location = (b"location", op.key.encode())
+            headers = [(b"content-type", content_type), location]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            pieces = pieces or (json.dumps({"run": op.owner}).encode(),)
+            for number, piece in enumerate(pieces, 1):
+                await send({"type": "http.response.body", "body": piece, "more_body": number < len(pieces)})
+
+        await getattr(self, scope["path"][1:].replace("-", "_"))(op, answer)
+
+    def charge(self, op: Operation) -> dict[str, str]:
+        """A provider that honours the downstream key of repeatable routes, and of no others."""
+        if op.policy.effects == "repeatable":
+            name = op.downstream_key("charge")
+            if name in self._known:
+                return {"charge": name}
+            self._known.add(name)
+        self.charged[op.key] += 1
+        return {"charge": op.owner}
+
+    async def plain(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await answer()
+
+    repeatable = plain
+
+    async def slow(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await asyncio.sleep(LEASE / 2)
+        await answer()
+
+    async def held(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await self.gate.wait()
+        await answer()
+
+    waited = held
+
+    async def pieces(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await answer(201, b'{"run":"', op.owner.encode(), b'"}')
+
+    async def large(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await answer(201, b"more than ten bytes,", b"of ", op.owner.encode())
+
+    async def events(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await answer(201, b"data: 1\n\n", b"data: 2\n\n", content_type=b"text/event-stream")
+
+    async def raises(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        raise ValueError("nobody knows")
+
+    async def not_executed(self, op: Operation, answer: Answers) -> None:
+        if self.attempts[op.key] == 1:
+            raise NotExecuted("proven")
+        await self.plain(op, answer)
+
+    async def client_error(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await answer(404)
+
+    async def refused(self, op: Operation, answer: Answers) -> None:
+        if self.attempts[op.key] == 1:
+            raise Refused("not like this")
+        await self.plain(op, answer)
+
+    async def stumbles(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        if self.attempts[op.key] == 1:
+            raise ValueError("harmless")
+        await answer()
+
+    async def server_error(self, op: Operation, answer: Answers) -> None:
+        self.charge(op)
+        await answer(500 if self.attempts[op.key] == 1 else 201)
+
+    # those that write into the store's own file
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[sqlite3.Connection]:
+        assert self.path is not None
+        with closing(sqlite3.connect(self.path, check_same_thread=False, timeout=1.0)) as connection:
+            yield connection
+
+    @staticmethod
+    def _insert(connection: sqlite3.Connection, table: str, key: str) -> dict[str, str]:
+        connection.execute(f"INSERT INTO {table} (key) VALUES (?)", [key])
+        return {"row": table}
+
+    async def enlisted(self, op: Operation, answer: Answers) -> None:
+        async with self._connection() as connection:
+            await op.enlist(connection)
+            self._insert(connection, "orders", op.key)
+            await answer()
+
+    async def enlisted_raises(self, op: Operation, answer: Answers) -> None:
+        async with self._connection() as connection:
+            await op.enlist(connection)
+            self._insert(connection, "orders", op.key)
+            if self.attempts[op.key] == 1:
+                raise ValueError("after all")
+            await answer()
+
+    async def enlisted_thread(self, op: Operation, answer: Answers) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            op.blocking.enlist(connection)
+            self._insert(connection, "orders", op.key)
+
+        async with self._connection() as connection:
+            await asyncio.to_thread(work, connection)
+            await answer()
+
+    async def enlisted_caller(self, op: Operation, answer: Answers) -> None:
+        async with self._connection() as connection:
+            await op.enlist(connection, commit="caller")
+            self._insert(connection, "orders", op.key)
+            await answer()
+            connection.commit()
+
+    async def phased(self, op: Operation, answer: Answers) -> None:
+        async with self._connection() as connection:
+            await op.phase("order", self._insert, connection, "orders", op.key, on=connection)
+            if self.attempts[op.key] == 1 and op.key.startswith("resumed"):
+                raise NotExecuted("between two steps")
+            await op.effect("charge", self._charge_async, op, repeatable=False)
+            await op.phase("receipt", self._insert, connection, "receipts", op.key, on=connection)
+            await answer()
+
+    async def _charge_async(self, op: Operation) -> dict[str, str]:
+        return self.charge(op)
+
+    async def deferred(self, op: Operation, answer: Answers) -> None:
+        async with self._connection() as connection:
+            await op.enlist(connection)
+            self._insert(connection, "orders", op.key)
+            await op.defer("later", {})
+            await answer(202)
+
+    async def work(self) -> None:
+        """Do the jobs of deferred requests."""
+        worker = Worker(self.store, lease=LEASE, poll=0.01)
+        worker.task("later")(self._later)
+        async with asyncio.timeout(PATIENCE):
+            await worker.serve(until="drained")
+
+    def _later(self, ctx: Context, payload: Any) -> Response:
+        self.charged[ctx.key] += 1
+        return Response(201, {"done": ctx.key})
+
+    # -- what they left ----------------------------------------------------------------------------------------------
+
+    def rows(self, key: str) -> list[int]:
+        if self.path is None:
+            return []
+        with closing(sqlite3.connect(self.path, timeout=5.0)) as own:
+            counts = (own.execute(f"SELECT count(*) FROM {table} WHERE key = ?", [key]) for table in TABLES)
+            return [count.fetchone()[0] for count in counts]
+
+
+@dataclass
+class Story:
+    """What the client of one key saw, from the request with the fault in it to its end."""
+
+    key: str
+    kind: str
+    what: str
+    """The fault."""
+    seen: list[Spoken] = field(default_factory=list)
+    ended: bool = False
+    """It has its answer, or has been told that nobody knows."""
+
+    async def ask(self, app: Any, body: bytes = BODY, *, hangs: float = HANGS) -> Spoken:
+        spoken = Spoken(f"/{self.kind}", self.key, body)
+        self.seen.append(spoken)
+        if not (await asyncio.wait([spoken.start(app)], timeout=hangs))[0]:
+            raise TimeoutError
+        return spoken
+
+    async def until_ended(self, scene: Scene, app: Any) -> None:
+        """Retry by the rules, up to the bound."""
+        until, step = time.monotonic() + PATIENCE, 0.02
+        while time.monotonic() < until:
+            spoken = await self.ask(app, hangs=PATIENCE)  # many ask at the same time
+            if spoken.status == 202:
+                await scene.work()
+            elif spoken.saw in (Saw.EXECUTED, Saw.REPLAYED, Saw.UNKNOWN):
+                if self.ended or spoken.saw is Saw.UNKNOWN:
+                    self.ended = True
+                    return
+                self.ended = True
+            await asyncio.sleep(0 if self.ended else step)
+            step = min(step * 1.5, LEASE / 3)
+
+    @property
+    def unknown(self) -> bool:
+        return self.seen[-1].saw is Saw.UNKNOWN
+
+    def told(self) -> str:
+        lines = [f"    {spoken.status} {spoken.saw} {spoken.body[:200]!r}" for spoken in self.seen]
+        return f"{self.key}, {self.what}\n" + "\n".join(lines)
+
+
+def blemishes(scene: Scene, story: Story) -> list[tuple[str, str]]:
+    """What is wrong with a key whose client is done: (promise, what)."""
+    kind, key = KINDS[story.kind], story.key
+    found: list[tuple[str, str]] = []
+    if not story.ended:
+        found.append(("I4", f"neither final nor unknown after {PATIENCE:g} s: {story.told()}"))
+    charged, rows = scene.charged[key], scene.rows(key)
+    if charged > 1 or any(row > 1 for row in rows):
+        found.append(("I1", f"{charged} charges, rows {rows}: {story.told()}"))
+    finals = [spoken for spoken in story.seen if spoken.result is not None and spoken.status != 202]
+    if finals and (charged < kind.charges or sum(rows) < kind.rows) and not story.unknown:
+        found.append(("I1", f"answered, and only {charged} charges and rows {rows}: {story.told()}"))
+    if kind.tombstone:  # of the first only the status is kept
+        finals = [spoken for spoken in finals if spoken.replayed]
+    if len({spoken.result for spoken in finals}) > 1:
+        found.append(("I2", f"two answers: {story.told()}"))
+    first = min((spoken.ended_at for spoken in finals), default=math.inf)
+    later = {spoken.saw for spoken in story.seen if spoken.began > first and spoken.ended}
+    if later - {Saw.REPLAYED, Saw.MISMATCH, Saw.LOST}:  # lost: a 503, which says nothing
+        found.append(("I2", f"answered, and then something else: {story.told()}"))
+    return found
+
+
+def template(folder: Path) -> Path:
+    """A SQLite file with all tables, to be copied: faster than to migrate one for each key."""
+    path = folder / "template.db"
+    store = SqliteStore(path)
+    store.migrate()
+    store.close()
+    with closing(sqlite3.connect(path)) as own, own:
+        for table in TABLES:
+            own.execute(f"CREATE TABLE {table} (key text NOT NULL)")
+        own.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path
+
+
+MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def without_a_disk(folder: Path) -> Iterator[Path]:
+    """A folder in memory where there is such a thing: what a line or a message does is the same, and thousands of
+    files that are synced one by one are not."""
+    if not MEMORY.is_dir():
+        yield folder
+        return
+    with TemporaryDirectory(prefix="oncekey-", dir=MEMORY) as name:
+        yield Path(name)
+
+
+def make_store(kept: Path | None, number: int) -> MoodyMemory | MoodySqlite:
+    """A store for one key: in memory, or a copy of the template beside it."""
+    if kept is None:
+        return MoodyMemory()
+    path = kept.parent / f"{number}.db"
+    shutil.copyfile(kept, path)
+    return MoodySqlite(path, timeout=1.0)

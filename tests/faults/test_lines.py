@@ -1,0 +1,233 @@
+"""Faults at lines and messages that were bugs once, and that the campaign notices where a guard is taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import dis
+import inspect
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey import SINGLE_TENANT, OnceKey
+from oncekey.core.decision import Busy
+from oncekey.core.record import Found, Reservation
+from oncekey.core.states import State
+from oncekey.engine import enlisted
+from oncekey.engine.engine import Engine
+from oncekey.engine.enlist.sqlite import Hold
+from oncekey.engine.express import Express
+from oncekey.engine.keeper import Keeper
+from oncekey.engine.lanes import _Lane
+from oncekey.engine.operation import Operation, _current
+from oncekey.engine.tickets import AsyncTicket
+from oncekey.stores.memory import MemoryStore
+from oncekey.web import asgi, wire, wsgi
+from tests.faults import crowds, disconnects, lines, scenarios, scenes
+from tests.faults.campaign import Run
+from tests.faults.lines import Campaign, Injected, Place, Tracer
+
+SCENARIOS = {scenario.name: scenario for scenario in scenarios.SCENARIOS}
+
+
+def first_line(function: Any, thread: str) -> Place:
+    """Where a function begins to do something."""
+    code = inspect.unwrap(function).__code__
+    return thread, code.co_filename, min(lines._lines(code) - {code.co_firstlineno})
+
+
+def line_with(function: Any, text: str, thread: str = "loop") -> Place:
+    source, start = inspect.getsourcelines(function)
+    return thread, function.__code__.co_filename, start + next(n for n, line in enumerate(source) if text in line)
+
+
+def inject(run: Run, *faults: tuple[str, Place, type[BaseException]]) -> list[tuple[str, str]]:
+    """What is wrong after these faults."""
+    campaign = Campaign(run, run.folder / "work")
+    planned: list[Injected] = [(SCENARIOS[name], place, error) for name, place, error in faults]
+    lines._in_its_loop(lambda: campaign.inject(planned))
+    assert not campaign.missed
+    return campaign.violations
+
+
+BUGS = {
+    "an unexpected error while storing: renewed for ever": ("first", "memory", first_line(Engine.move, "loop")),
+    "a lane that ends": ("first", "memory", first_line(_Lane._collect, "thread")),
+    "an express that ends: its callers hung": ("replay", "sqlite", first_line(Express._ask, "loop")),
+    "an answer half handed over": (
+        "replay", "sqlite", line_with(AsyncTicket.deliver, "if self.error is not None"),
+    ),
+    "a handler's end that nobody heard of": (
+        "first", "memory", line_with(asgi._Exchange._handle, "done.set_result(None)"),
+    ),
+    "a turn of the loop that never came": ("first", "memory", first_line(_Lane._flush, "loop")),
+    "the file's gate, never given back": ("enlisted", "sqlite", first_line(enlisted.finish, "loop")),
+    "a commit on a connection that its app is just closing": (
+        "enlisted", "sqlite", first_line(enlisted._commit, "loop"),
+    ),
+    "the gate, not given back": ("enlisted", "sqlite", first_line(Hold.release, "loop")),
+    "a keeper that ends": ("renewed", "memory", first_line(Keeper._renew_due, "thread")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_what_was_a_bug(store: str, tmp_path: Path) -> None:
+    """All of them, with both errors: their clients wait together."""
+    faults = [(name, place, error) for name, on, place in BUGS.values() if on == store for error in lines.ERRORS]
+    assert inject(Run(store, 1, 1, tmp_path), *faults) == []
+
+
+async def test_out_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper's thread cannot be started: the next request starts it, and leases are renewed."""
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name == "oncekey-keeper":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    scene = scenes.Scene(scenes.MoodyMemory())
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    await scenes.Story("k-1", "plain", "out of threads").ask(scene.app)
+    monkeypatch.undo()
+    await scenes.Story("k-2", "plain", "").ask(scene.app)
+    keeper = scene.once.engine.keeper._thread
+    assert keeper is not None
+    assert keeper.is_alive()
+    await scene.close()
+
+
+def test_an_unexpected_error_while_storing_under_wsgi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease is not renewed any more."""
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("201 Created", [])
+        return [b"done"]
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    once = OnceKey("memory://", scope=SINGLE_TENANT)
+    monkeypatch.setattr(Engine, "move", fails)
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": "k-1", "wsgi.input": io.BytesIO()}
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        wsgi.IdempotencyMiddleware(app, once=once)(environ, lambda *_: io.BytesIO().write)
+    assert once.engine.keeper._live == {}
+    once.close()
+
+
+# ---------------------------------------------------------------- planted
+
+
+def test_a_key_that_is_renewed_for_ever_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "_given_up", lambda self, operation: False)
+    monkeypatch.setattr(scenes, "PATIENCE", 1.5)
+    name, store, place = BUGS["an unexpected error while storing: renewed for ever"]
+    ((promise, what),) = inject(Run(store, 1, 1, tmp_path), (name, place, RuntimeError))
+    assert promise == "I4"
+    assert "neither final nor unknown" in what
+
+
+def test_a_dead_lane_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(lane: _Lane) -> None:
+        tickets: list[Any] = []
+        while lane._collect(tickets):
+            lane._process(tickets)
+            tickets = []
+
+    monkeypatch.setattr(_Lane, "_run", run)
+    monkeypatch.setattr(scenes, "PATIENCE", 0.5)
+    name, store, place = BUGS["a lane that ends"]
+    found = inject(Run(store, 1, 1, tmp_path), (name, place, RuntimeError))
+    assert any("another key is not served any more" in what for _, what in found)
+
+
+def test_a_second_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outcome that could not be stored is given back as if nothing had happened."""
+    unwatch = Keeper.unwatch
+
+    def give_back(keeper: Keeper, operation: Operation) -> None:
+        unwatch(keeper, operation)
+        store: Any = keeper._engine.store
+        store._rows.pop((operation.record.scope, operation.record.key), None)
+
+    monkeypatch.setattr(Keeper, "unwatch", give_back)
+    found = inject(Run("memory", 1, 1, tmp_path), ("renewed", first_line(Keeper.look, "thread"), RuntimeError))
+    assert any(promise == "I1" for promise, _ in found)
+
+
+def test_lines_that_cannot_raise_are_no_places() -> None:
+    def quietly(more: bool) -> None:
+        while more:
+            try:
+                pass
+            finally:
+                more = False
+
+    def loudly(items: list[int]) -> int:
+        return items[0]
+
+    assert lines._lines(quietly.__code__) == frozenset()
+    assert lines._lines(loudly.__code__) == {loudly.__code__.co_firstlineno + 1}
+    assert dis.opmap.keys() & lines.HARMLESS
+
+
+def test_a_tracer_leaves_no_trace() -> None:
+    with Tracer() as tracer:
+        tracer.arm()
+    assert threading.gettrace() is None
+
+
+def test_a_crowd_that_shares_a_key_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody who asks gets the key, as without a unique index."""
+
+    def reserve(store: MemoryStore, batch: list[Reservation]) -> list[Found]:
+        for wanted in batch:
+            row = store._rows.get((wanted.scope, wanted.key))
+            if row is None or row.state is State.IN_PROGRESS:
+                store._rows[wanted.scope, wanted.key] = wanted.record(store._clock())
+        return [Found(store._rows[wanted.scope, wanted.key]) for wanted in batch]
+
+    monkeypatch.setattr(MemoryStore, "reserve", reserve)
+    run = Run("memory", 2, 1, tmp_path)
+    crowds.crowd(run)
+    assert any(what.startswith("I1: key crowd-0") for what in run.violations)
+
+
+def test_a_crowd_that_is_told_lies_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some replays say that the first is still in progress: no order of events explains that."""
+    answer_to = wire.answer_to
+    asked: list[None] = []
+
+    def lies(decision: Any, policy: Any, once: Any) -> Any:
+        asked.append(None)
+        if type(decision).__name__ == "Replay" and len(asked) % 3 == 0:
+            decision = Busy(decision.record)
+        return answer_to(decision, policy, once)
+
+    monkeypatch.setattr(asgi, "answer_to", lies)
+    run = Run("memory", 4, 1, tmp_path)
+    crowds.crowd(run)
+    assert any("no order explains it" in what for what in run.violations)
+
+
+def test_a_handler_that_dies_with_its_client_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in the server's task, and is cancelled with it."""
+
+    async def execute(self: Any, record: Any, tenant: str, body: bytes) -> None:
+        self.operation = Operation(record, self.policy, tenant, self.once.engine, asyncio.get_running_loop())
+        self.body = body
+        token = _current.set(self.operation)
+        try:
+            await self._call_app()
+        finally:
+            _current.reset(token)
+
+    monkeypatch.setattr(asgi._Exchange, "_execute", execute)
+    monkeypatch.setattr(disconnects, "KINDS", {"large": scenes.KINDS["large"]})
+    run = Run("sqlite", 40, 1, tmp_path)
+    disconnects.every_message(run)
+    assert any("made its key unknown" in what for what in run.violations)

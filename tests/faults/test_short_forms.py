@@ -1,0 +1,42 @@
+"""Every fault of the campaign with its short count. The long form is ``make faults``; a seed is in what fails."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from oncekey.testing.servers import PostgresServer
+from tests.faults.campaign import Fault, Run
+from tests.faults.table import faults
+
+_numbers = count(1)
+SHORT = [
+    pytest.param(fault, store, id=f"{fault.name}-{store}".replace(" ", "_"))
+    for fault in faults()
+    for store in fault.counts
+    if fault.short
+]
+
+
+@pytest.fixture
+def make_database(request: pytest.FixtureRequest) -> Callable[[], str]:
+    def make() -> str:
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        return server.database(f"short_{next(_numbers)}")
+
+    return make
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("fault", "store"), SHORT)
+def test_short(fault: Fault, store: str, make_database: Callable[[], str], tmp_path: Path) -> None:
+    seed = int(os.environ.get("ONCEKEY_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+    run = Run(store, min(fault.short, fault.counts[store]), seed, tmp_path, make_database)
+    fault.run(run)
+    assert not run.violations, f"seed {seed}\n" + "\n".join(run.violations)
+    assert run.hits >= run.count, f"seed {seed}: only {run.hits} of {run.count} {fault.unit} were hit"
