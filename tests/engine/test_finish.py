@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from oncekey.core.record import StoredResponse, Swap
 from oncekey.core.states import Event, State
+from oncekey.engine import enlisted
 from oncekey.engine.engine import FINISH_TRIES, Engine
 from oncekey.engine.flows import Finished, Pause
 from oncekey.errors import StoreUnavailable
@@ -168,6 +171,16 @@ def test_a_lost_lease_writes_nothing_more(flows: Flows, event: Event, seen: Any)
     assert flows.operation.lost
     assert flows.heard.kinds() == ["LeaseLost"]
     assert flows.heard.of(events.LeaseLost)[0].move == event
+
+
+@pytest.mark.parametrize("body", [RESPONSE.body, b"confirmed"])
+def test_a_commit_that_was_not_heard_of_is_ours_by_its_response(flows: Flows, body: bytes) -> None:
+    """Enlisted: completed under our token may also be by somebody who asked while we were thought dead."""
+    there = record_of(MINE, State.COMPLETED, response=replace(RESPONSE, body=body))
+    operation: Any = flows.operation
+    operation.enlisted = SimpleNamespace(release=lambda: None)
+    played = play(enlisted.settle(flows.engine, operation, Event.COMPLETE, RESPONSE, None), there)
+    assert played.result == Finished(body == RESPONSE.body, there)
 
 
 # ---------------------------------------------------------------- a row that somebody holds
