@@ -13,7 +13,7 @@ import pytest
 from oncekey.core.record import Audit, Found, Record, Reservation, Swap, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
-from oncekey.engine import express
+from oncekey.engine import batches, express
 from oncekey.engine.lanes import Lanes
 from oncekey.engine.tickets import AsyncTicket
 from oncekey.errors import StoreError, StoreOverloaded, StoreUnavailable
@@ -426,3 +426,92 @@ def test_a_store_that_only_reads_here_is_asked_here_while_that_finds_something()
         await asyncio.to_thread(lanes.close, PATIENCE)
 
     run(main)
+
+
+def test_who_was_left_to_the_lanes_is_not_left_to_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race is lost for one piece, then the loop ends during the next: what the lane has answered stays answered, also
+    when the store is down by then."""
+    monkeypatch.setattr(batches, "MAX_BATCH", 1)
+
+    class Raced(Quick):
+        async def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+            if batch[0].key == "a":
+                raise LostRace
+            self.store.arrived.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def main() -> None:
+        store = FastStore()
+        store.in_loop = lambda: Raced(store)  # type: ignore[method-assign]
+        lanes = await warmed(store)
+        gate = store.hold("reserve")
+        loop = asyncio.get_running_loop()
+        wanted = reservation("a")
+        first, second = (AsyncTicket(work, loop, PATIENCE) for work in (wanted, reservation("b")))
+        store.arrived.clear()
+        lanes.submit(first)
+        lanes.submit(second)
+        await store.arrived.wait()  # with the second piece; the first is with the lane
+        (now,) = lanes._expresses.values()
+        assert now._task is not None
+        store.break_("reserve", lambda: StoreError("down"), about=lambda batch: store.row(batch[0].key) is not None)
+        now._task.cancel()
+        await asyncio.to_thread(gate.wait)
+        gate.open()
+        found = await first.wait()
+        assert found.record.owner == wanted.owner
+        await second.wait()
+        await asyncio.to_thread(lanes.close, PATIENCE)
+        assert store.keys("reserve").count(["a"]) == 1
+        assert store.row("a") is not None, "it is in use, and was given back"
+
+    run(main)
+
+
+def test_a_bad_row_is_no_trouble() -> None:
+    """It is about one key: the lanes tell whose, and nobody else takes the long way for it."""
+
+    async def main() -> None:
+        store = FastStore()
+        lanes = await warmed(store)
+        store.fails_after = StoreError("the stored headers of a row are damaged")
+        await ask(lanes, reservation("a"))
+        store.fails_after = None
+        await ask(lanes, reservation("b"))
+        assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
+        await asyncio.to_thread(lanes.close, PATIENCE)
+
+    run(main)
+
+
+def test_a_loop_that_was_closed_by_hand_harms_no_other() -> None:
+    """Its callers are gone: what they had asked for is undone, and the next loop's first request is served."""
+    store = FastStore()
+    kept: list[Lanes] = []
+    loop = asyncio.new_event_loop()
+
+    async def first() -> None:
+        kept.append(await warmed(store))
+        store.held = asyncio.Event()
+        store.arrived.clear()
+        kept[0].submit(AsyncTicket(reservation("aboard"), loop, PATIENCE))
+        await store.arrived.wait()
+        kept[0].submit(AsyncTicket(reservation("waiting"), loop, PATIENCE))
+
+    loop.run_until_complete(first())
+    tasks = asyncio.all_tasks(loop)
+    loop.close()
+
+    async def second() -> None:
+        store.held = None
+        (found,) = await ask(kept[0], reservation("b"))
+        assert found.record.key == "b"
+
+    asyncio.run(second())
+    assert store.opened[0].abandoned == 1
+    assert kept[0].close(PATIENCE)
+    assert store.row("aboard") is None
+    assert store.row("waiting") is None
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # its loop is gone, as the test wants it

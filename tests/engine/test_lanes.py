@@ -386,6 +386,21 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_tokens(open_lanes: Open)
     assert store.asked("swap") == []
 
 
+def test_who_has_an_answer_keeps_it(open_lanes: Open) -> None:
+    """Asked about twice, by a rescue that came too late: the second asking fails, and what is in use is not undone."""
+    store = FakeStore()
+    lanes = open_lanes(store)
+    wanted = reservation("a")
+    (ticket,) = submit(lanes, wanted)
+    assert owner_found(ticket.wait(PATIENCE)) == wanted.owner
+    store.break_("reserve", lambda: StoreError("down"))
+    lanes._lane_for(ticket).enqueue([ticket])
+    assert lanes.close(PATIENCE)
+    assert len(store.asked("reserve")) == 2
+    assert store.row("a") is not None
+    assert ticket.error is None
+
+
 def test_a_store_that_stays_down_fails_everybody_once(open_lanes: Open) -> None:
     """Two tries for the batch as a whole, not one per row; every caller gets the first error."""
     store = FakeStore()

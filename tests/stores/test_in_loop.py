@@ -245,6 +245,30 @@ def test_a_race_that_is_lost_undoes_the_ends_of_the_batch_too(store: PostgresSto
     asyncio.run(main())
 
 
+def test_a_key_that_somebody_is_about_to_commit_holds_nobody_up(store: PostgresStore, postgres_url: str) -> None:
+    """Ends wait with the begins of their batch, so it gives up soon, as if a race was lost: the lanes have patience."""
+
+    async def main() -> None:
+        fast = InLoop(store)
+        end = await completion(fast, "a")
+        connection = fast._connection
+        with psycopg.connect(postgres_url) as rival:
+            rival.execute(
+                "INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, "
+                "state, attempt, owner, lease_until, created_at, retention_seconds, expires_at) VALUES "
+                "('tenant', 'raced', 'POST /', 'x', 1, 'external', 'in_progress', 1, 'rival', now(), now(), 60, now())"
+            )
+            began = time.monotonic()
+            with pytest.raises(LostRace):
+                await fast.both([wanted("raced")], [end])
+            assert time.monotonic() - began < store.lock_timeout * 0.9
+        assert fast._connection is connection
+        assert (await fast.swap([end]))[0] is not None
+        fast.abandon()
+
+    asyncio.run(main())
+
+
 def test_a_server_that_ends_the_connection_is_noticed_at_once(store: PostgresStore, postgres_url: str) -> None:
     """An administrator, a restart: its last words are no answer, and no reason to wait for one."""
 

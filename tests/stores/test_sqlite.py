@@ -392,3 +392,13 @@ def test_a_closed_store_opens_again(store: SqliteStore) -> None:
     thread.join()
     assert seen != [None]
     assert store.read([("tenant", "key-1")]) != [None]
+
+
+def test_a_reservation_that_is_neither_inserted_nor_found_is_nobodys(tmp_path: Path) -> None:
+    """SQLite's JSON ends a text at a NUL, so such a scope is not found again: an error, and never "yours" twice."""
+    store = SqliteStore(tmp_path / "keys.db")
+    wanted = Reservation("x\0y", "key", "POST /", b"f", 1, Effects.EXTERNAL, "owner-1", 60.0, 3600.0)
+    store.reserve([wanted])
+    with pytest.raises(StoreError, match="neither inserted nor found"):
+        store.reserve([replace(wanted, owner="owner-2")])
+    store.close()

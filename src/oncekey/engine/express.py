@@ -19,6 +19,7 @@ from typing import Any
 from oncekey.core.record import Reservation, Swap
 from oncekey.engine.batches import batches
 from oncekey.engine.tickets import AsyncTicket, Ticket
+from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.base import InLoop, LostRace
 
 Places = Sequence[list[AsyncTicket]]
@@ -142,9 +143,9 @@ class Express:
             else:
                 found, moved = await self._store.both(wanted, changes)
         except Exception as error:
-            if not isinstance(error, LostRace):
+            if not isinstance(error, LostRace) and _is_trouble(error):
                 self._rests_until = time.monotonic() + REST_SECONDS
-            self._fall_back([ticket for place in (*begins, *ends) for ticket in place])
+            self._fall_back(self._put_off([*begins, *ends]))
             return
         self._deliver(ends, moved)
         here = [(place, result) for place, result in zip(begins, found, strict=True) if result is not None]
@@ -152,10 +153,16 @@ class Express:
         if begins:
             self._found += 0.1 * (len(here) / len(begins) - self._found)
         if len(here) < len(begins):
-            for place, result in zip(begins, found, strict=True):
-                if result is None:
-                    for ticket in place:
-                        self._send_on(ticket)
+            absent = [place for place, result in zip(begins, found, strict=True) if result is None]
+            for ticket in self._put_off(absent):
+                self._send_on(ticket)
+
+    def _put_off(self, places: Places) -> list[AsyncTicket]:
+        """The tickets of these places, ours no longer: whoever gets them must be the only one to have them."""
+        tickets = [ticket for place in places for ticket in place]
+        gone = set(map(id, tickets))
+        self._aboard = [ticket for ticket in self._aboard if id(ticket) not in gone]
+        return tickets
 
     def _deliver(self, places: Places, results: Sequence[Any]) -> None:
         for place, result in zip(places, results, strict=True):
@@ -168,12 +175,19 @@ class Express:
         """No more after this. Called from any thread; what is under way ends in its loop, the rest takes the lanes."""
         self._stopped = True
         if self.loop.is_closed() or self._task is None:
-            rest, self._waiting = self._waiting, []
-            if rest:
-                self._fall_back(rest)
-            self._store.abandon()
-            self.idle.set()
+            rest, self._aboard, self._waiting = self._aboard + self._waiting, [], []
+            try:
+                if rest := [ticket for ticket in rest if not ticket.answered()]:
+                    self._fall_back(rest)
+            finally:
+                self._store.abandon()
+                self.idle.set()
 
     def here(self) -> bool:
         """Whether the calling thread is the one that runs this loop."""
         return asyncio._get_running_loop() is self.loop
+
+
+def _is_trouble(error: Exception) -> bool:
+    """Whether it is about the store, and not about a row in it (damaged, or written by a newer version)."""
+    return isinstance(error, StoreUnavailable) or not isinstance(error, StoreError)

@@ -349,6 +349,8 @@ class _Lane:
         self._on_error(verb, error)
         for place in places:
             for ticket in place:
+                if isinstance(ticket.result, Found):
+                    continue  # it has its answer, and what it reserved is in use
                 ticket.error = error
                 if isinstance(ticket.work, Reservation | Swap):
                     self._owe(undo(ticket.work))
@@ -418,7 +420,7 @@ class _Lane:
     def rescue(self, tickets: list[AsyncTicket]) -> None:
         """Take over what the express could not answer. It may have happened: who has left must be undone."""
         for ticket in tickets:
-            if not ticket.left():
+            if not (ticket.left() or ticket.loop.is_closed()):
                 ticket.arm()
             elif isinstance(ticket.work, Reservation):
                 self._owe(undo(ticket.work))

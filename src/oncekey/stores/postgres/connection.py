@@ -31,6 +31,8 @@ SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('sync
 """
 
 NOTICE_LOST_CLIENTS = "SET client_connection_check_interval = '1s'"
+NOT_NOTICED = (errors.UndefinedObject, errors.InvalidParameterValue, errors.FeatureNotSupported)
+"""Not before PostgreSQL 14, nor on every platform; late rows are discarded by the lane all the same."""
 
 _NO_SLOT = "it takes no more connections: raise max_connections, or put a pooler in front of it"
 _ADVICE = {
@@ -91,8 +93,7 @@ def connect(url: str, *, timeout: float, lock_timeout: float, deadline: float | 
 
 def _notice_lost_clients(connection: DeadlineConnection) -> None:
     """Let the server stop work whose client has gone: without it, an abandoned INSERT still commits later."""
-    # Not before PostgreSQL 14, nor on every platform; late rows are discarded by the lane all the same.
-    with suppress(errors.UndefinedObject, errors.InvalidParameterValue, errors.FeatureNotSupported):
+    with suppress(*NOT_NOTICED):
         connection.execute(NOTICE_LOST_CLIENTS)
 
 

@@ -25,10 +25,10 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 
 from oncekey.core.record import Found, Record, Reservation, Swap
-from oncekey.errors import StoreError, StoreUnavailable
+from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import LostRace
 from oncekey.stores.postgres import rows
-from oncekey.stores.postgres.connection import NOTICE_LOST_CLIENTS, options, settings
+from oncekey.stores.postgres.connection import NOT_NOTICED, NOTICE_LOST_CLIENTS, options, settings
 from oncekey.stores.postgres.statements import END, RESERVE
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 Rows = list[tuple[Any, ...]]
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
-_UNIQUE_VIOLATION = b"23505"
+_RACES = (b"23505", b"55P03", b"40P01")
+"""A key was inserted meanwhile, or is about to be: unique violation, lock not available, deadlock."""
+LOCK_SECONDS = 0.05
+"""How long a batch waits for somebody's uncommitted key: all that ends waits with it, and the lanes have patience."""
 
 
 class _Statement:
@@ -101,8 +104,8 @@ class InLoop:
         async with asyncio.timeout(store.timeout):
             connection = await psycopg.AsyncConnection.connect(store.url, **options(store.timeout))
             try:
-                await connection.execute(settings(store.timeout, store.lock_timeout))
-                with suppress(psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue):
+                await connection.execute(settings(store.timeout, min(store.lock_timeout, LOCK_SECONDS)))
+                with suppress(*NOT_NOTICED):
                     await connection.execute(NOTICE_LOST_CLIENTS)
                 connection.pgconn.nonblocking = 1
                 connection.pgconn.enter_pipeline_mode()
@@ -187,6 +190,7 @@ class _Exchange:
         return None
 
     def _time_out(self) -> None:
+        self._read()  # a loop that was busy meanwhile: the answer may be there
         self._end(StoreUnavailable("the store did not answer in time"))
 
     def _end(self, error: Exception | None) -> None:
@@ -205,9 +209,9 @@ class _Exchange:
                 answers.append(reader.load_rows(0, result.ntuples, tuple))
             elif result.status != pq.ExecStatus.COMMAND_OK:  # of a prepare
                 state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
-                if state == _UNIQUE_VIOLATION:
+                if state in _RACES:
                     raise LostRace
-                raise StoreError(f"PostgreSQL refused a statement: SQLSTATE {state.decode()}")
+                raise StoreUnavailable(f"PostgreSQL refused a statement: SQLSTATE {state.decode()}")
         return answers
 
 

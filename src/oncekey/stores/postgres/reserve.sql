@@ -2,7 +2,8 @@
 --
 -- It reads before it inserts: a row that somebody's open transaction has updated is seen as it was committed, where a
 -- bare ON CONFLICT would wait for that transaction and hold up the whole batch. ORDER BY makes two batches insert in the
--- same order, so they cannot deadlock. A row inserted by a rival between our snapshot and our insert shows up in neither
+-- same order, so that inserts cannot deadlock (together with end.sql in one transaction they can: it ends by the short
+-- lock_timeout of in_loop.py, and the lanes take over). A row inserted by a rival between our snapshot and our insert shows up in neither
 -- branch (or breaks the plain INSERT, which is tried first since it writes a third less): the caller asks again in a new
 -- statement. OFFSET 0: one look-up by primary key for each row, whatever the statistics say (see held.sql).
 -- Of rows that are new only the time is sent back, since the caller knows the rest: once for all of them where the plain

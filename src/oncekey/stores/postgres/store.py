@@ -51,7 +51,12 @@ class _LostRace(Exception):
 
 class PostgresStore(Lookups, PostgresOutbox, Probes):
     capabilities = Capabilities(
-        durable=True, shared=True, server_clock=True, writers=2, in_loop="all", enlists="postgresql"
+        durable=True,
+        shared=True,
+        server_clock=True,
+        writers=2,
+        in_loop="all" if psycopg.Pipeline.is_supported() else None,  # libpq 14
+        enlists="postgresql",
     )
 
     def __init__(self, url: str, *, timeout: float = 5.0, lock_timeout: float = 0.5) -> None:

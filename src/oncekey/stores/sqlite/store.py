@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from oncekey.core.record import Found, Record, Reservation, Swap
-from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
+from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Capabilities, Duty
 from oncekey.stores.sqlite import rows, schema
@@ -192,13 +192,18 @@ def _insert(
 ) -> None:
     """Insert what is not in ``found``, and put it there: our own row, or the one of a writer who was faster."""
     absent = [wanted for wanted in _in_order(batch) if (wanted.scope, wanted.key) not in found]
+    inserted = connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount
     there: dict[tuple[str, str], Record] = {}
-    if connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount < len(absent):
-        # Under the write lock the faster one's rows are there.
+    if inserted < len(absent):  # under the write lock the faster one's rows are there
         there = _read_many(connection, [(wanted.scope, wanted.key) for wanted in absent], now)
     for wanted in absent:
-        rival = there.get((wanted.scope, wanted.key))
-        found[wanted.scope, wanted.key] = wanted.record(now) if rival is None or rival.owner == wanted.owner else rival
+        at = (wanted.scope, wanted.key)
+        if inserted == len(absent) or (at in there and there[at].owner == wanted.owner):
+            found[at] = wanted.record(now)
+        elif at in there:
+            found[at] = there[at]
+        else:
+            raise StoreError("a reservation was neither inserted nor found: nobody may go on")
 
 
 def _swap_all(
