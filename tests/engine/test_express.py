@@ -495,8 +495,10 @@ def test_a_loop_that_was_closed_by_hand_harms_no_other() -> None:
         kept.append(await warmed(store))
         store.held = asyncio.Event()
         store.arrived.clear()
-        kept[0].submit(AsyncTicket(reservation("aboard"), loop, PATIENCE))
+        aboard = reservation("aboard")
+        kept[0].submit(AsyncTicket(aboard, loop, PATIENCE))
         await store.arrived.wait()
+        store.put(aboard)  # it was sent, and happened
         kept[0].submit(AsyncTicket(reservation("waiting"), loop, PATIENCE))
 
     loop.run_until_complete(first())
