@@ -145,7 +145,8 @@ class Express:
         except Exception as error:
             if not isinstance(error, LostRace) and _is_trouble(error):
                 self._rests_until = time.monotonic() + REST_SECONDS
-            self._fall_back(self._put_off([*begins, *ends]))
+            self._fall_back(_tickets((*begins, *ends)))
+            self._forget((*begins, *ends))
             return
         self._deliver(ends, moved)
         here = [(place, result) for place, result in zip(begins, found, strict=True) if result is not None]
@@ -154,15 +155,15 @@ class Express:
             self._found += 0.1 * (len(here) / len(begins) - self._found)
         if len(here) < len(begins):
             absent = [place for place, result in zip(begins, found, strict=True) if result is None]
-            for ticket in self._put_off(absent):
+            for ticket in _tickets(absent):
                 self._send_on(ticket)
+            self._forget(absent)
 
-    def _put_off(self, places: Places) -> list[AsyncTicket]:
-        """The tickets of these places, ours no longer: whoever gets them must be the only one to have them."""
-        tickets = [ticket for place in places for ticket in place]
-        gone = set(map(id, tickets))
+    def _forget(self, places: Places) -> None:
+        """They are the lanes' now, and must not be left to them again. After that, not before: nobody may be lost, and
+        who is asked about twice keeps the first answer."""
+        gone = set(map(id, _tickets(places)))
         self._aboard = [ticket for ticket in self._aboard if id(ticket) not in gone]
-        return tickets
 
     def _deliver(self, places: Places, results: Sequence[Any]) -> None:
         for place, result in zip(places, results, strict=True):
@@ -186,6 +187,10 @@ class Express:
     def here(self) -> bool:
         """Whether the calling thread is the one that runs this loop."""
         return asyncio._get_running_loop() is self.loop
+
+
+def _tickets(places: Places) -> list[AsyncTicket]:
+    return [ticket for place in places for ticket in place]
 
 
 def _is_trouble(error: Exception) -> bool:
