@@ -849,7 +849,8 @@ def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, url:
 
     def is_waiting() -> bool:
         with psycopg.connect(url, autocommit=True) as own:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%wanted%'"
+            ours = "query LIKE '%insert it where%'"
+            waiting = f"SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {ours}"
             found = own.execute(waiting.encode()).fetchone()
         return found == (1,)
 
