@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -152,7 +152,8 @@ class Scene:
 
     async def close(self) -> None:
         if self._beside is not None:
-            await self._beside[0].aclose(grace=0.2)
+            with suppress(Exception, asyncio.CancelledError):  # a fault that waits for a thread may strike here
+                await self._beside[0].aclose(grace=0.2)
         await self.once.aclose(grace=0.2)
 
     # -- the handlers ------------------------------------------------------------------------------------------------
