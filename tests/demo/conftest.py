@@ -31,6 +31,8 @@ def make_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 ON_BOTH = ("test_identical_twice", "test_killed_after_the_charge")
 """What `make test` runs on PostgreSQL as well."""
+LONG = ("test_killed_at_random", "test_the_worker_is_killed", "test_everything_is_killed", "test_restarts_lose_nothing")
+"""Several kills each: the campaign's short forms kill the same paths in `make test`, these do it in `make faults`."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,5 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The same paths are killed on PostgreSQL at every named point by tests/faults/points.py.
     """
     for item in items:
-        if item.path.parent.name == "demo" and "postgres" in item.name and not item.name.startswith(ON_BOTH):
+        if item.path.parent.name != "demo":
+            continue
+        if item.name.startswith(LONG) or ("postgres" in item.name and not item.name.startswith(ON_BOTH)):
             item.add_marker(pytest.mark.faults)

@@ -164,6 +164,7 @@ def test_a_small_world_to_its_end() -> None:
     assert found.states > 10_000
 
 
+@pytest.mark.faults
 def test_a_broken_promise_is_told(tmp_path: Path) -> None:
     every = frozenset(Effects)
     with patch.multiple("oncekey.upkeep.sweeper", MAY_RERUN=every), everything_may_rerun():

@@ -44,6 +44,7 @@ def test_doubt_where_there_should_be_none(tmp_path: Path, monkeypatch: pytest.Mo
     assert told == [" final, and it should be unknown", " unknown, and it should be final"]
 
 
+@pytest.mark.faults
 def test_a_pause_that_is_not_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner that does not hold its row after all, and one whose call nobody took for doubtful."""
     cases = (pauses.Case("phased", "phase", "before", holds=True), pauses.Case("once", "effect.call", "after"))

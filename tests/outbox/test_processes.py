@@ -52,6 +52,7 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> str:
     return out
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.faults), 4])
 def test_workers_never_run_one_job_at_once(box: Box, provider: Provider, start: Start, workers: int) -> None:
     """Several processes drain 400 jobs: every job once, none beside itself, and nobody did it all."""
@@ -154,6 +155,7 @@ def test_a_paused_worker_comes_back_to_nothing(box: Box, provider: Provider, sta
     assert box.key(key).state is State.UNKNOWN
 
 
+@pytest.mark.faults
 def test_a_job_that_kills_its_workers_ends_in_the_dead_letters(box: Box, provider: Provider, start: Start) -> None:
     """After its attempts it is not run again: a poison that nobody can catch stops killing."""
     job_id = box.add("deadly")
