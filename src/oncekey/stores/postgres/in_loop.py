@@ -5,7 +5,7 @@ the statements itself and goes on with other requests while the database works. 
 together and is **one transaction**: one round trip and one fsync for both. It is committed when the server has answered
 the Sync, and not before: an answer to a statement says only that it ran.
 
-Below psycopg's cursors, on its ``pq`` layer, because a cursor's fixed cost for each batch is large. Only what goes well is
+Below psycopg's cursors, on its ``pq`` layer, because a cursor costs much for each batch. Only what goes well is
 handled: whatever goes wrong is raised, the connection thrown away, and the tickets go to a lane's thread, which knows
 what to do (``engine/express.py``).
 """
