@@ -33,7 +33,7 @@ from benchmarks.growth_rounds import FINGERPRINT, Subject
 from benchmarks.places import DURABLE
 from benchmarks.quiet import others_seconds, tree_seconds
 from oncekey.testing.servers import PostgresServer
-from oncekey.web import garbage
+from oncekey.web import tuning
 
 SIZES = (10_000, 1_000_000, 10_000_000)
 SETTINGS = {"shared_buffers": "4GB", "max_wal_size": "16GB", "checkpoint_timeout": "15min"}
@@ -60,7 +60,7 @@ async def in_turns(urls: dict[int, str], rounds: int, server: int | None) -> dic
     shapes = {size: Shape(size, FINGERPRINT) for size in urls}
     found: dict[int, list[dict[str, float]]] = {size: [] for size in urls}
     subjects = {size: Subject(url, shapes[size]) for size, url in urls.items()}
-    garbage.settle()
+    tuning.settle()
     try:
         for number in range(rounds):
             for size in [size for size in urls if number and size < 100 * FIRST]:

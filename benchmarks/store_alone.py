@@ -107,12 +107,12 @@ async def through_lanes(url: str, seconds: float) -> float:
     """The one place that knows the engine: how a caller hands a reservation or a swap to a lane."""
     from oncekey.engine.lanes import Lanes
     from oncekey.engine.tickets import AsyncTicket
-    from oncekey.web import garbage
+    from oncekey.web import tuning
 
     store = open_store(url)
     store.migrate()
     lanes = Lanes(store)
-    garbage.settle()  # as the middleware does when a server has started
+    tuning.settle()  # as the middleware does when a server has started
     loop = asyncio.get_running_loop()
 
     async def submit(work: Reservation | Swap) -> Any:

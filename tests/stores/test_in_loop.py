@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,8 +23,8 @@ from oncekey.errors import SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.base import LostRace
 from oncekey.stores.postgres import PostgresStore, rows
 from oncekey.stores.postgres.in_loop import _END, _RESERVE, InLoop
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite.in_loop import SqliteInLoop
+from oncekey.stores.sqlite import SqliteStore, batch
+from oncekey.stores.sqlite.in_loop import LOCK_SECONDS, SqliteInLoop
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
 
@@ -351,27 +354,6 @@ def store_moment(store: PostgresStore, now: float) -> float:
 # ---------------------------------------------------------------- SQLite
 
 
-def test_sqlite_answers_what_is_there_and_leaves_the_rest(tmp_path: Path) -> None:
-    """A replay needs no thread; a new key is the lane's."""
-    store = SqliteStore(tmp_path / "keys.db")
-    (found,) = store.reserve([wanted("there")])
-    assert found.record is not None
-    store.swap([swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)])
-
-    async def main() -> None:
-        fast = SqliteInLoop(store)
-        known, unknown = await fast.reserve([wanted("there"), wanted("absent")])
-        assert known is not None
-        assert known.record is not None
-        assert known.record.response == RESPONSE
-        assert unknown is None
-        fast.abandon()
-
-    asyncio.run(main())
-    assert store.read([("tenant", "absent")]) == [None]
-    store.close()
-
-
 def test_sqlite_reads_while_another_writes(tmp_path: Path) -> None:
     """A writer that holds the file holds up no replay."""
     store = SqliteStore(tmp_path / "keys.db")
@@ -419,6 +401,267 @@ def test_sqlite_creates_no_tables_in_the_loop(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(SchemaError):
             await SqliteInLoop(store).reserve([wanted("a")])
+
+    asyncio.run(main())
+    store.close()
+
+
+class Still:
+    """A clock that stands."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.125
+
+    def __call__(self) -> float:
+        return self.now
+
+
+ENDINGS = [
+    (Event.COMPLETE, RESPONSE, None),
+    (Event.COMPLETE, StoredResponse(204, (), b""), None),
+    (Event.COMPLETE, StoredResponse(200, (("x", 'quo"te'), ("y", "\u00e9 \U0001f600")), None), "too large to be kept"),
+    (Event.COMPLETE, StoredResponse(200, (), bytes(range(256)) * 300), None),
+    (Event.FAIL, StoredResponse(402, (("content-type", "text/plain"),), b"no"), None),
+]
+
+
+def everything(path: Path) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT * FROM idempotency_keys ORDER BY scope, key").fetchall()
+
+
+def test_sqlite_leaves_the_rows_that_the_store_leaves(tmp_path: Path) -> None:
+    """Column for column, by way of JSON and a trigger: beginnings, and endings of all kinds."""
+    clock = Still()
+    fast_store, slow = (SqliteStore(tmp_path / name, clock=clock) for name in ("fast.db", "slow.db"))
+    slow.check()
+    fast_store.check()
+    begins = [wanted(f"k-{number}", scope="t\u00e9nant") for number in range(len(ENDINGS))]
+
+    async def main() -> None:
+        fast = SqliteInLoop(fast_store)
+        found = await fast.reserve(begins)
+        expected = slow.reserve(begins)
+        assert [each and each.record for each in found] == [each.record for each in expected]
+        assert everything(fast_store.path) == everything(slow.path)
+        clock.now += 7
+        changes = [
+            swap(there.record, event, Actor.OWNER, response=response, last_error=why)
+            for there, (event, response, why) in zip(expected, ENDINGS, strict=True)
+            if there.record is not None
+        ]
+        assert all(change.ends for change in changes)
+        more = [wanted("next")]
+        assert await fast.both(more, changes) == slow.both(more, changes)
+        assert everything(fast_store.path) == everything(slow.path)
+        fast.abandon()
+
+    asyncio.run(main())
+    fast_store.close()
+    slow.close()
+
+
+def test_sqlite_where_not_all_rows_change_the_rows_tell(tmp_path: Path) -> None:
+    """A lost lease, a key of somebody else, and beside them what went well: each gets its own answer."""
+    store = SqliteStore(tmp_path / "keys.db")
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        good, bad = (each.record for each in store.reserve([wanted("good"), wanted("bad")]))
+        (theirs,) = (each.record for each in store.reserve([wanted("theirs")]))
+        assert good
+        assert bad
+        assert theirs
+        ends = [swap(record, Event.COMPLETE, Actor.OWNER, response=RESPONSE) for record in (good, bad)]
+        store.swap([swap(bad, Event.RELEASE, Actor.OWNER)])
+        mine = wanted("mine")
+        found, moved = await fast.both([wanted("theirs"), mine], ends)
+        assert [each.record and each.record.owner for each in found] == [theirs.owner, mine.owner]
+        assert moved[0] is not None
+        assert (moved[0].state, moved[0].response) == (State.COMPLETED, RESPONSE)
+        assert moved[1] is None
+        (again,) = await fast.swap([ends[0]])
+        assert again is None, "it was moved before, and not by this"
+        fast.abandon()
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_sqlite_does_all_of_a_batch_or_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "keys.db")
+    (found,) = store.reserve([wanted("old")])
+    assert found.record is not None
+    done = swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as other, other:
+        other.execute(
+            "CREATE TRIGGER refuses BEFORE INSERT ON idempotency_keys WHEN NEW.key = 'bad' "
+            "BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        with pytest.raises(StoreUnavailable):
+            await fast.both([wanted("good"), wanted("bad")], [done])
+        assert [row.state if row else None for row in store.read([("tenant", "old"), ("tenant", "good")])] == [
+            State.IN_PROGRESS,
+            None,
+        ]
+        _, moved = await fast.both([wanted("good")], [done])
+        assert moved[0] is not None, "the next batch is as good as any"
+        fast.abandon()
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_sqlite_leaves_new_keys_to_the_lanes_while_the_app_has_the_file(tmp_path: Path) -> None:
+    """An enlisted transaction may take as long as its handler; replays do not wait for it."""
+    store = SqliteStore(tmp_path / "keys.db")
+    (there,) = store.reserve([wanted("there")])
+    assert there.record is not None
+    done = swap(there.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        assert store.gate.acquire(0, lane=False)
+        known, new = await fast.reserve([wanted("there"), wanted("new")])
+        assert known is not None
+        assert new is None
+        with pytest.raises(LostRace):
+            await fast.both([wanted("new")], [done])
+        store.gate.release()
+        assert all(await fast.reserve([wanted("there"), wanted("new")]))
+        fast.abandon()
+
+    asyncio.run(main())
+    store.close()
+
+
+@pytest.mark.parametrize("by", ["gate", "file"])
+def test_sqlite_waits_for_another_writer_but_not_for_long(tmp_path: Path, by: str) -> None:
+    """Behind another batch it waits its turn; who holds on is left to the lanes, soon."""
+    store = SqliteStore(tmp_path / "keys.db")
+    store.check()
+    holder = sqlite3.connect(tmp_path / "keys.db", isolation_level=None)
+
+    def hold() -> None:
+        if by == "gate":
+            assert store.gate.acquire(0, lane=True)
+        else:
+            holder.execute("BEGIN IMMEDIATE")
+
+    def let_go() -> None:
+        if by == "gate":
+            store.gate.release()
+        else:
+            holder.execute("ROLLBACK")
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        await fast.reserve([wanted("warm")])
+        hold()
+        asyncio.get_running_loop().call_later(LOCK_SECONDS / 10, let_go)
+        assert all(await fast.reserve([wanted("patient")]))
+        hold()
+        began = time.monotonic()
+        with pytest.raises(LostRace if by == "gate" else StoreUnavailable):
+            await fast.reserve([wanted("new")])
+        assert time.monotonic() - began < store.timeout / 2
+        let_go()
+        fast.abandon()
+
+    asyncio.run(main())
+    assert store.read([("tenant", "new")]) == [None]
+    holder.close()
+    store.close()
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
+def test_sqlite_sends_by_the_lanes_what_json_cannot_carry(tmp_path: Path, text: str) -> None:
+    """SQLite would cut the text at the NUL, and store it."""
+    store = SqliteStore(tmp_path / "keys.db")
+    store.check()
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        with pytest.raises(StoreError) as raised:
+            await fast.both([wanted("good"), wanted("bad", scope=text)], [])
+        assert not isinstance(raised.value, StoreUnavailable), "that would be the store's fault"
+        fast.abandon()
+
+    asyncio.run(main())
+    assert everything(store.path) == []
+    store.close()
+
+
+def test_sqlite_believes_no_commit_into_a_file_that_is_gone(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "keys.db")
+    store.check()
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        await fast.both([wanted("before")], [])
+        (tmp_path / "keys.db").rename(tmp_path / "elsewhere.db")
+        with pytest.raises(StoreUnavailable, match="removed or replaced"):
+            await fast.both([wanted("lost")], [])
+        fast.abandon()
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_sqlite_a_disk_that_hangs_is_given_up_in_time_and_what_waited_is_not_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was given up went to the lanes, and may have been undone there: a late reservation would be nobody's."""
+    store = SqliteStore(tmp_path / "keys.db", timeout=0.3)
+    store.check()
+    over = threading.Event()
+    apply = batch.apply
+
+    def hangs(*args: Any) -> bool:
+        over.wait(10.0)
+        return apply(*args)
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        await fast.reserve([wanted("warm")])
+        monkeypatch.setattr(batch, "apply", hangs)
+        for key in ("stuck", "behind"):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="took over"):
+                await fast.both([wanted(key)], [])
+            assert time.monotonic() - began < 5
+        monkeypatch.setattr(batch, "apply", apply)
+        over.set()
+        assert all(await fast.reserve([wanted("after")]))
+        stuck, behind = store.read([("tenant", "stuck"), ("tenant", "behind")])
+        assert stuck is not None, "it was under way, and the gate made the lanes wait for it"
+        assert behind is None
+        fast.abandon()
+
+    asyncio.run(main())
+    store.close()
+
+
+def test_sqlite_a_cancelled_verb_harms_no_other(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "keys.db")
+    store.check()
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        for number in range(20):
+            asking = asyncio.create_task(fast.both([wanted(f"left-{number}")], []))
+            await asyncio.sleep(0.0002 * number)
+            asking.cancel()
+            mine = wanted(f"stays-{number}")
+            (found,) = await fast.reserve([mine])
+            assert found is not None
+            assert found.record is not None
+            assert found.record.owner == mine.owner
+            assert asking.cancelled() or asking.done()
+        fast.abandon()
 
     asyncio.run(main())
     store.close()

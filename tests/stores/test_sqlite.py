@@ -121,7 +121,7 @@ def test_a_batch_is_one_immediate_transaction(store: SqliteStore) -> None:
 def test_a_replay_writes_nothing_and_waits_for_nobody(store: SqliteStore, path: Path) -> None:
     """While another process holds the file, finding, reading and listing go on; only a new key must wait."""
     completed(store)
-    store._timeout = 0.05
+    store.timeout = 0.05
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with store._connections.use() as connection:
@@ -173,11 +173,11 @@ def test_a_held_gate_is_unavailable_within_the_limit(path: Path) -> None:
     """A transaction of this process that never ends costs the time limit; reading goes on."""
     with closing(SqliteStore(path, timeout=0.05)) as store:
         completed(store)
-        assert store._gate.acquire(0, lane=False)
+        assert store.gate.acquire(0, lane=False)
         with pytest.raises(StoreUnavailable, match="another transaction of this process"):
             store.purge(1)
         assert store.read([("tenant", "key-1")]) != [None]
-        store._gate.release()
+        store.gate.release()
         assert store.purge(1) == 0
 
 

@@ -224,7 +224,7 @@ async def test_one_line_in_a_lifespan(place: Place, once: OnceKey, watch: Watch)
     async def running() -> None:
         threads.append(sum(thread.name.startswith("oncekey-sweep") for thread in threading.enumerate()))
 
-    app = Starlette(middleware=[Middleware(IdempotencyMiddleware, once=once, upkeep=True, tune_gc=False)])
+    app = Starlette(middleware=[Middleware(IdempotencyMiddleware, once=once, upkeep=True, tune=False)])
     sent: asyncio.Queue[dict[str, object]] = asyncio.Queue()
     received: asyncio.Queue[dict[str, object]] = asyncio.Queue()
     await received.put({"type": "lifespan.startup"})

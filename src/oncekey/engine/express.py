@@ -32,10 +32,10 @@ REST_SECONDS = 1.0
 
 
 WORTH_IT = 0.5
-"""A store that only reads in the loop is asked there while at least this share of the keys was found. New keys are the
-lane's business, and looking for them twice costs more than the replays save."""
+"""A store that leaves most keys to the lanes (SQLite does, while the app's own transactions hold the file) is not asked
+here: looking for them twice costs more than the others save."""
 SAMPLE = 32
-"""Otherwise one ticket in so many still goes that way, to notice when replays come."""
+"""But one ticket in so many still goes this way, to notice when that has changed."""
 
 
 def fits(ticket: Ticket) -> bool:

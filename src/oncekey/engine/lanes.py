@@ -86,7 +86,7 @@ class Lanes:
 
     def _by_express(self, ticket: AsyncTicket) -> bool:
         """Whether the ticket could go by the loop's own express, without a thread."""
-        if not express.fits(ticket) or (self._in_loop == "reads" and isinstance(ticket.work, Swap)):
+        if not express.fits(ticket):
             return False
         chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
         return chosen is not None and chosen.queued < self._max_queued and chosen.put(ticket)

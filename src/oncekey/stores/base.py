@@ -51,9 +51,8 @@ class Capabilities:
     """Leases are measured on a clock that all processes share, not on the host's."""
     writers: int
     """How many lanes may write at once; 1 means that reserve and swap share one."""
-    in_loop: Literal["all", "reads"] | None = None
-    """Whether the hot verbs can be had in the caller's event loop, without a thread (:meth:`Store.in_loop`): both,
-    or only reserve where the key is there already."""
+    in_loop: bool = False
+    """Whether the hot verbs can be had without a lane, for the caller's event loop (:meth:`Store.in_loop`)."""
     together: bool = False
     """Reservations and swaps can share a commit (:meth:`Store.both`), which is worth it where one lane does both."""
     enlists: Literal["postgresql", "sqlite"] | None = None

@@ -34,8 +34,7 @@ Action = Callable[[], None]
 VARIABLE = "ONCEKEY_FAULT"
 
 _STORES = ("stores.sqlite.store:SqliteStore", "stores.postgres.store:PostgresStore")
-_IN_LOOP = "stores.postgres.in_loop:InLoop"
-_TOGETHER = (f"{_IN_LOOP}.both", "stores.sqlite.store:SqliteStore.both")
+_IN_LOOPS = ("stores.sqlite.in_loop:SqliteInLoop", "stores.postgres.in_loop:InLoop")
 _LINKS = (
     "engine.enlist.sqlite:SqliteLink",
     "engine.enlist.psycopg:PsycopgLink",
@@ -49,12 +48,14 @@ def _each(kinds: tuple[str, ...], verb: str) -> tuple[str, ...]:
     return tuple(f"{kind}.{verb}" for kind in kinds)
 
 
+_TOGETHER = (*_each(_IN_LOOPS, "both"), "stores.sqlite.store:SqliteStore.both")
+
 POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     # The way of every request.
     "request.begin": ("engine.engine:Engine.begin",),
     "request.finish": ("engine.engine:Engine.finish",),
-    "store.reserve": (*_each(_STORES, "reserve"), f"{_IN_LOOP}.reserve", *_TOGETHER),
-    "store.swap": (*_each(_STORES, "swap"), f"{_IN_LOOP}.swap", *_TOGETHER),
+    "store.reserve": (*_each(_STORES, "reserve"), *_each(_IN_LOOPS, "reserve"), *_TOGETHER),
+    "store.swap": (*_each(_STORES, "swap"), *_each(_IN_LOOPS, "swap"), *_TOGETHER),
     # The transaction that the handler enlists, or that a phase opens. On the app's own connection.
     "enlist": ("engine.enlisting:enlist",),
     "enlist.open": _each(_LINKS, "open"),

@@ -28,7 +28,7 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError, SchemaError
 from oncekey.upkeep.service import Upkeep
-from oncekey.web import garbage
+from oncekey.web import tuning
 from oncekey.web.scopes import (
     SCOPE_KEY,
     InnerScope,
@@ -68,15 +68,15 @@ _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.respo
 class IdempotencyMiddleware:
     """``app.add_middleware(IdempotencyMiddleware, once=once)``.
 
-    ``tune_gc``: when the server has started, set Python's garbage collector for a server (``web/garbage.py``).
+    ``tune``: when the server has started, set Python's garbage collector and switch interval (``web/tuning.py``).
     ``upkeep``: True, or an Upkeep of your own: sweeper, reaper and reconciler run in this process, from its start
     to its end. Needs a server that speaks the lifespan protocol, as uvicorn does.
     """
 
-    def __init__(self, app: App, once: OnceKey, *, tune_gc: bool = True, upkeep: bool | Upkeep = False) -> None:
+    def __init__(self, app: App, once: OnceKey, *, tune: bool = True, upkeep: bool | Upkeep = False) -> None:
         self.app = app
         self.once = once
-        self.tune_gc = tune_gc
+        self.tune = tune
         self.upkeep = Upkeep(once) if upkeep is True else upkeep or None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,8 +113,8 @@ class IdempotencyMiddleware:
             if message["type"] == "lifespan.startup.complete":
                 if self.upkeep is not None:
                     self.upkeep.start()
-                if self.tune_gc:
-                    garbage.settle()
+                if self.tune:
+                    tuning.settle()
             elif message["type"] == "lifespan.shutdown.complete":
                 await self.once.aclose()
             await send(message)

@@ -55,7 +55,7 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         shared=True,
         server_clock=True,
         writers=2,
-        in_loop="all" if psycopg.Pipeline.is_supported() else None,  # libpq 14
+        in_loop=psycopg.Pipeline.is_supported(),  # libpq 14
         enlists="postgresql",
     )
 

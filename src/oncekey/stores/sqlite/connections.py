@@ -78,13 +78,17 @@ class Connections:
         self._handles: dict[threading.Thread, _Handle] = {}
 
     @contextmanager
-    def use(self) -> Iterator[sqlite3.Connection]:
-        """The calling thread's connection. What goes wrong in the block leaves as an error of oncekey."""
+    def use(self, *, check: bool = True) -> Iterator[sqlite3.Connection]:
+        """The calling thread's connection. What goes wrong in the block leaves as an error of oncekey.
+
+        Without ``check``, what was written or read in it is worth nothing before :meth:`check_files`.
+        """
         try:
             handle, connection = self._mine()
             try:
                 yield connection
-                self._still_there(handle)
+                if check:
+                    self._still_there(handle)
             except sqlite3.Error as error:
                 if _code(error) not in _BUSY:
                     handle.close()  # whatever is wrong with it, the next verb begins afresh
@@ -157,6 +161,13 @@ class Connections:
             raise ConfigurationError(
                 f"{self.path} cannot use write-ahead logging (it says '{mode}'): put it on a local disk"
             )
+
+    def check_files(self) -> None:
+        """As every ``use`` does at its end, for connections of other threads, which are at rest."""
+        for handle in list(self._handles.values()):
+            with handle.lock:
+                if handle.connection is not None:
+                    self._still_there(handle)
 
     def _still_there(self, handle: _Handle) -> None:
         """Whoever moved or deleted the file made everything that was just written or read worthless.

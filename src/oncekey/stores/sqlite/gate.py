@@ -40,6 +40,7 @@ class Gate:
         """Forget holder and queue: they are threads of another process (after a fork)."""
         self._mutex = threading.Lock()
         self._held = False
+        self._by_user = False
         self._lanes: deque[Turn] = deque()
         self._users: deque[Turn] = deque()
         self._overtaken = 0
@@ -48,7 +49,7 @@ class Gate:
         """True: yours until ``release``. False: not within ``timeout`` seconds."""
         with self._mutex:
             if not self._held:
-                self._held = True
+                self._held, self._by_user = True, not lane
                 return True
             turn = threading.Lock()
             turn.acquire()
@@ -68,7 +69,7 @@ class Gate:
             if self._held:
                 self._users.append(turn)
                 return False
-            self._held = True
+            self._held = self._by_user = True
             return True
 
     def leave(self, turn: Turn) -> bool:
@@ -84,12 +85,19 @@ class Gate:
             user_waits_too_long = self._users and self._overtaken >= OVERTAKES
             if self._lanes and not user_waits_too_long:
                 self._overtaken += 1 if self._users else 0
+                self._by_user = False
                 self._lanes.popleft().release()
             elif self._users:
                 self._overtaken = 0
+                self._by_user = True
                 self._users.popleft().release()
             else:
                 self._held = False
+
+    @property
+    def held_by_user(self) -> bool:
+        """Whether a user's transaction has it, which may take as long as a handler runs."""
+        return self._held and self._by_user
 
     @property
     def waiting(self) -> int:

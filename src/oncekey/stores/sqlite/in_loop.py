@@ -1,43 +1,170 @@
-"""Replays without a thread: the event loop reads the file itself, and leaves everything that writes to the lane.
+"""The hot verbs without a lane: replays in the event loop itself, everything else in one call, in a thread.
 
-A read of a WAL file takes no lock and a few microseconds; handing it to a thread and back costs more than the read. A
-write waits for the disk and for other writers, and never happens here. This connection waits for nobody: where SQLite
-would have it wait, it raises, and the lane takes over. So replays also go on while a writer holds the file.
+A read of a WAL file takes no lock and a few microseconds; handing it to a thread and back costs more than the read. So
+keys that are there are read here, and replays go on while a writer holds the file.
+
+A write waits for the disk, so it never happens in the loop. But all that can be done before and after is done here: the
+thread gets a packed batch (``batch.py``), makes one call, and says how many rows it changed. Thread and loop then
+need the GIL from each other as rarely as can be.
+
+Nobody waits here for long: where somebody holds the file, this raises, and the lanes, which have patience, ask instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.base import LostRace
+from oncekey.stores.sqlite import batch as batches
+from oncekey.stores.sqlite.batch import Packed
 from oncekey.stores.sqlite.connections import Connections
 
 if TYPE_CHECKING:
     from oncekey.stores.sqlite.store import SqliteStore
 
+_log = logging.getLogger("oncekey")
+
+LOCK_SECONDS = 0.05
+"""How long a batch waits for another writer: replays wait with it."""
+_READ_SECONDS = 0.001
+
 
 class SqliteInLoop:
-    """One connection of one event loop, for reading."""
+    """Two connections of one event loop: one to read, in the loop; one to write, in a thread."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
-        self._connections = Connections(store.path, 0.001, store.check_schema)
+        self._reading = Connections(store.path, _READ_SECONDS, store.check_schema)
+        self._writing = Connections(store.path, store.timeout, self._prepare)
+        self._writer = _Writer()
 
     async def reserve(self, batch: Sequence[Reservation]) -> list[Found | None]:
-        with self._connections.use() as connection:
-            found = self._store.read_on(connection, [(wanted.scope, wanted.key) for wanted in batch])
-        return [
-            Found(there) if (there := found.get((wanted.scope, wanted.key))) is not None else None for wanted in batch
-        ]
+        found = self._read(batch)
+        absent = [wanted for wanted in batch if (wanted.scope, wanted.key) not in found]
+        if absent and not self._store.gate.held_by_user:
+            found |= (await self._write(absent, ()))[0]
+        return [Found(there) if (there := found.get((one.scope, one.key))) is not None else None for one in batch]
 
     async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        raise NotImplementedError  # capabilities.in_loop says "reads"
+        return (await self.both((), batch))[1]
 
     async def both(
         self, begins: Sequence[Reservation], ends: Sequence[Swap]
-    ) -> tuple[list[Found | None], list[Record | None]]:
-        raise NotImplementedError
+    ) -> tuple[list[Found], list[Record | None]]:
+        if self._store.gate.held_by_user:
+            raise LostRace("a transaction of the app has the file")
+        found, moved = await self._write(begins, ends)
+        return [Found(found[wanted.scope, wanted.key]) for wanted in begins], moved
+
+    async def _write(
+        self, begins: Sequence[Reservation], ends: Sequence[Swap]
+    ) -> tuple[dict[tuple[str, str], Record], list[Record | None]]:
+        packed = batches.pack(begins, ends)
+        try:
+            async with asyncio.timeout(self._store.timeout):
+                now, complete = await self._writer.run(lambda: self._apply(packed))
+        except TimeoutError:
+            raise StoreUnavailable(f"{self._store.path} took over {self._store.timeout:g} s to commit") from None
+        self._writing.check_files()
+        if complete:
+            found = {(wanted.scope, wanted.key): wanted.record(now) for wanted in begins}
+            return found, [change.moved(change.seen, now) if change.seen else None for change in ends]
+        # Some keys were there already, or some rows were no longer what their movers saw. What the rows say now counts.
+        there = self._read([*begins, *ends])
+        if not all((wanted.scope, wanted.key) in there for wanted in begins):
+            raise LostRace("a key was deleted as soon as it was there")
+        return there, [_moved(change, there.get((change.scope, change.key)), now) for change in ends]
+
+    def _read(self, batch: Sequence[Reservation | Swap]) -> dict[tuple[str, str], Record]:
+        with self._reading.use() as connection:
+            return self._store.read_on(connection, [(work.scope, work.key) for work in batch])
+
+    def _apply(self, packed: Packed) -> tuple[float, bool]:
+        """In the thread. Who then believes the answer must look whether the file still is the file."""
+        with self._writing.use(check=False) as connection, self._store.at_the_gate(connection, LOCK_SECONDS):
+            now = self._store.clock()
+            return now, batches.apply(connection, packed, now)
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        self._store.check_schema(connection)
+        batches.prepare(connection)
+        connection.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000:.0f}")
 
     def abandon(self) -> None:
-        self._connections.close()
+        try:
+            self._reading.close()
+            self._writing.close()  # a batch under way ends first, or takes too long
+        finally:
+            self._writer.stop()
+
+
+def _moved(change: Swap, row: Record | None, now: float) -> Record | None:
+    """What became of a row, by our own move and no other: owner, state and moment are its."""
+    if row is not None and (row.owner, row.state, row.finished_at) == (change.owner, change.to_state, now):
+        return row
+    return None
+
+
+class _Writer:
+    """A thread that does one thing after the other, for a loop. It starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, do: Callable[[], tuple[float, bool]]) -> tuple[float, bool]:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="oncekey-writer", daemon=True)
+            thread.start()
+            self._thread = thread
+        job = _Job(do)
+        self._queue.put(job)
+        return await job.done
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._thread = None
+            self._queue.put(None)
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            job: _Job | None = None
+            try:
+                job = self._queue.get()
+                more = job is not None
+                if job is not None and not job.done.done():  # else it is the lanes' now, and they may have undone it
+                    job.tell(job.do(), None)
+            except BaseException as error:  # noqa: BLE001 - the thread must live, and its caller must hear of it
+                if job is not None:
+                    job.tell(None, error)
+                else:
+                    _log.exception("the writer stumbled; it goes on")
+
+
+class _Job:
+    def __init__(self, do: Callable[[], tuple[float, bool]]) -> None:
+        self.do = do
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[tuple[float, bool]] = self._loop.create_future()
+
+    def tell(self, answer: tuple[float, bool] | None, error: BaseException | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._set, answer, error)
+
+    def _set(self, answer: tuple[float, bool] | None, error: BaseException | None) -> None:
+        if self.done.done():  # whoever waited has left; the lanes will ask
+            return
+        if answer is not None:
+            self.done.set_result(answer)
+        elif error is not None:
+            self.done.set_exception(error)

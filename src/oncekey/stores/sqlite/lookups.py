@@ -34,7 +34,7 @@ class Lookups:
     """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which brings the connections."""
 
     _connections: Connections
-    _clock: Callable[[], float]
+    clock: Callable[[], float]
 
     def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
         with self._reading() as connection:
@@ -58,7 +58,7 @@ class Lookups:
         after: tuple[str, str] | None = None,
     ) -> list[Record]:
         with self._reading() as connection:
-            now = self._clock()
+            now = self.clock()
             created_by = None if older_than is None else now - older_than
             parameters = (*(after or ("", "")), scope, operation, created_by, limit)
             found = connection.execute(listing_statement(state, scope), parameters)
@@ -66,7 +66,7 @@ class Lookups:
 
     def counts(self) -> StoreHealth:
         with self._reading() as connection:
-            now = self._clock()
+            now = self.clock()
             counts = dict.fromkeys(State, 0)
             for name, number in connection.execute(_COUNTS, (COUNTED,)):
                 counts[State(name)] += number

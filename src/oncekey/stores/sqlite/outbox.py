@@ -62,16 +62,16 @@ class SqliteOutbox:
 
     if TYPE_CHECKING:
         _connections: Connections
-        _clock: Callable[[], float]
+        clock: Callable[[], float]
 
         def _writing(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
     def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
         with self._connections.use() as connection:
-            if not _free(connection, tasks, 1, self._clock()):
+            if not _free(connection, tasks, 1, self.clock()):
                 return []
         with self._writing() as connection:
-            now = self._clock()
+            now = self.clock()
             taken = []
             for job_id in _free(connection, tasks, limit, now):
                 job = _read(connection, job_id, now)
@@ -85,12 +85,12 @@ class SqliteOutbox:
 
     def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
         with self._writing() as connection:
-            until = self._clock() + lease_seconds
+            until = self.clock() + lease_seconds
             return [each for each in ids if connection.execute(_RENEW, (each, owner, until)).rowcount == 1]
 
     def conclude(self, batch: Sequence[Conclusion]) -> list[bool]:
         with self._writing() as connection:
-            now = self._clock()
+            now = self.clock()
             return [_conclude(connection, conclusion, now) for conclusion in batch]
 
     def note_provider(self, job_id: str, owner: str, provider_id: str) -> bool:
@@ -99,25 +99,25 @@ class SqliteOutbox:
 
     def jobs(self, state: JobState, limit: int) -> list[Job]:
         with self._connections.use() as connection:
-            now = self._clock()
+            now = self.clock()
             rows = connection.execute(_JOBS[state], (limit,)).fetchall()
             return [outbox_rows.job((*row, now)) for row in rows]
 
     def jobs_of(self, scope: str, key: str, limit: int) -> list[Job]:
         with self._connections.use() as connection:
-            now = self._clock()
+            now = self.clock()
             rows = connection.execute(_JOBS_OF, (scope, key, limit)).fetchall()
             return [outbox_rows.job((*row, now)) for row in rows]
 
     def job(self, job_id: str) -> Job | None:
         with self._connections.use() as connection:
             row = connection.execute(_JOB, (job_id,)).fetchone()
-            return None if row is None else outbox_rows.job((*row, self._clock()))
+            return None if row is None else outbox_rows.job((*row, self.clock()))
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
         event = outbox_rows.redirection(to_state)
         with self._writing() as connection:
-            now = self._clock()
+            now = self.clock()
             if connection.execute(_REDIRECT, (job_id, to_state.value, now)).rowcount != 1:
                 return None
             job = _read(connection, job_id, now)
@@ -129,16 +129,16 @@ class SqliteOutbox:
 
     def outbox_health(self) -> OutboxHealth:
         with self._connections.use() as connection:
-            ready, lag, dead = connection.execute(_HEALTH, (self._clock(), COUNTED)).fetchone()
+            ready, lag, dead = connection.execute(_HEALTH, (self.clock(), COUNTED)).fetchone()
             return OutboxHealth(ready=ready, lag_seconds=lag or 0.0, dead=dead)
 
     def purge_jobs(self, limit: int, keep_seconds: float) -> int:
         with self._writing() as connection:
-            return connection.execute(_PURGE, (self._clock() - keep_seconds, limit)).rowcount
+            return connection.execute(_PURGE, (self.clock() - keep_seconds, limit)).rowcount
 
     def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
         with self._writing() as connection:
-            now = self._clock()
+            now = self.clock()
             late = connection.execute(_LATE, (now, limit)).fetchall()
             for scope, key, owner, tried in late:
                 at = (scope, key, owner)

@@ -22,13 +22,13 @@ class Probes:
     """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which brings the connection."""
 
     if TYPE_CHECKING:
-        _clock: Callable[[], float]
+        clock: Callable[[], float]
 
         def _reading(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
     def diagnose(self) -> list[Diagnosis]:
         with self._reading() as connection:
-            return list(_diagnoses(connection, self._clock()))
+            return list(_diagnoses(connection, self.clock()))
 
 
 def _diagnoses(connection: sqlite3.Connection, now: float) -> Iterator[Diagnosis]:

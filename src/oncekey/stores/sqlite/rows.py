@@ -103,7 +103,7 @@ def setting(change: Swap, to_state: State) -> Row:
         change.reconcile_in,
         to_state in FINAL,
         None if answer is None else answer.status,
-        None if answer is None else _headers(answer),
+        None if answer is None else headers(answer),
         None if answer is None else answer.schema_version,
         None if answer is None else answer.body,
         None if change.effects is None else change.effects.value,
@@ -153,7 +153,7 @@ def json_text(data: bytes | None) -> str | None:
         raise StoreError("the result of a step is not valid text, and cannot be stored") from error
 
 
-def _headers(answer: StoredResponse) -> str:
+def headers(answer: StoredResponse) -> str:
     try:
         return orjson.dumps(answer.headers).decode()
     except TypeError as error:

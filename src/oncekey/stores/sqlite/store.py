@@ -21,7 +21,7 @@ from typing import TypeVar
 from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores import sqlfiles
-from oncekey.stores.base import Capabilities, Duty
+from oncekey.stores.base import Capabilities, Duty, LostRace
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.connections import Connections
 from oncekey.stores.sqlite.gate import gate_of
@@ -49,7 +49,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
     capabilities = Capabilities(
-        durable=True, shared=True, server_clock=False, writers=1, in_loop="reads", together=True, enlists="sqlite"
+        durable=True, shared=True, server_clock=False, writers=1, in_loop=True, together=True, enlists="sqlite"
     )
 
     def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
@@ -59,9 +59,9 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         if timeout <= 0:
             raise ConfigurationError(f"timeout={timeout} must be more than 0 seconds")
         self.path = Path(path).absolute()  # a later chdir must not lead to another file
-        self._timeout = timeout
-        self._clock = clock
-        self._gate = gate_of(self.path)
+        self.timeout = timeout
+        self.clock = clock
+        self.gate = gate_of(self.path)
         self._ran: list[str] = []
         self._connections = Connections(self.path, timeout, self._prepare)
 
@@ -69,17 +69,17 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         found = self._read([(wanted.scope, wanted.key) for wanted in batch])
         if len(found) < len(batch):
             with self._writing() as connection:
-                _insert(connection, batch, found, self._clock())
+                _insert(connection, batch, found, self.clock())
         return [Found(found[wanted.scope, wanted.key]) for wanted in batch]
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         with self._writing() as connection:
-            moved = _swap_all(connection, batch, self._clock())
+            moved = _swap_all(connection, batch, self.clock())
         return [moved[change.scope, change.key] for change in batch]
 
     def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
         with self._writing() as connection:
-            now = self._clock()
+            now = self.clock()
             moved = _swap_all(connection, ends, now)
             found = _read_many(connection, [(wanted.scope, wanted.key) for wanted in begins], now)
             _insert(connection, begins, found, now)
@@ -97,7 +97,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
             return self.read_on(connection, keys)
 
     def read_on(self, connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Record]:
-        return _read_many(connection, keys, self._clock())
+        return _read_many(connection, keys, self.clock())
 
     def check_schema(self, connection: sqlite3.Connection) -> None:
         """SchemaError unless the tables are there: for connections that must not create them."""
@@ -109,13 +109,13 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
         with self._reading() as connection:
-            now = self._clock()
+            now = self.clock()
             keys = connection.execute(_DUE[duty], (now, limit)).fetchall()
             return [rows.record(connection.execute(_MOVED, at).fetchone(), None, now) for at in keys]
 
     def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         with self._writing() as connection:
-            now = self._clock()
+            now = self.clock()
             doomed = [] if tombstones_only else connection.execute(_DOOMED_KEYS, (now, limit)).fetchall()
             doomed += connection.execute(_DOOMED_TOMBSTONES, (now, limit - len(doomed))).fetchall()
             connection.executemany(_FORGET_STEPS, [(scope, key) for _, scope, key in doomed])
@@ -146,7 +146,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
 
     def _migrate(self, connection: sqlite3.Connection) -> list[str]:
         with self._transaction(connection):
-            return schema.migrate(connection, str(self.path), self._clock())
+            return schema.migrate(connection, str(self.path), self.clock())
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -156,15 +156,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
         """The gate, then SQLite's write lock, within the time limit; then all of the block, or nothing."""
-        began = time.monotonic()
-        if not self._gate.acquire(self._timeout, lane=True):
-            raise StoreUnavailable(
-                f"{self.path} was held by another transaction of this process for over {self._timeout:g} s"
-            )
-        try:
-            waited = time.monotonic() - began
-            if waited > _PATIENCE_STEP:
-                _be_patient(connection, self._timeout - waited)
+        with self.at_the_gate(connection, self.timeout):
             # IMMEDIATE: a deferred transaction that reads and then writes fails at once, and no time-out
             # helps (hazard 23).
             connection.execute("BEGIN IMMEDIATE")
@@ -175,11 +167,28 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def at_the_gate(self, connection: sqlite3.Connection, timeout: float) -> Iterator[None]:
+        """A turn at the gate, for a connection that waits as long for SQLite. The one wait is taken off the other."""
+        began = time.monotonic()
+        if not self.gate.acquire(timeout, lane=True):
+            raise GateHeld(f"{self.path} was held by another transaction of this process for over {timeout:g} s")
+        try:
+            waited = time.monotonic() - began
+            if waited > _PATIENCE_STEP:
+                _be_patient(connection, timeout - waited)
+            try:
+                yield
             finally:
                 if waited > _PATIENCE_STEP:
-                    _be_patient(connection, self._timeout)
+                    _be_patient(connection, timeout)
         finally:
-            self._gate.release()
+            self.gate.release()
+
+
+class GateHeld(StoreUnavailable, LostRace):
+    """Somebody else of this process writes."""
 
 
 def _read(connection: sqlite3.Connection, scope: str, key: str, now: float) -> Record | None:

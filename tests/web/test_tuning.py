@@ -1,4 +1,4 @@
-"""The garbage collector is set for servers when a server has started, and only if the app has not done so itself."""
+"""Python is set for servers when a server has started, and only where the app has not done so itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def main():
         return said.pop(0)
     async def send(message):
         if message["type"] == "lifespan.startup.complete":
-            print(gc.isenabled(), *gc.get_threshold(), gc.get_freeze_count() > 1000)
+            print(gc.isenabled(), *gc.get_threshold(), gc.get_freeze_count() > 1000, round(sys.getswitchinterval(), 6))
     await middleware({{"type": "lifespan"}}, receive, send)
 
 asyncio.run(main())
@@ -36,13 +36,14 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("before", "options", "printed"),
     [
-        ("", {}, "True 10000 20 20 True"),
-        ("", {"tune_gc": False}, "True 700 10 10 False"),
-        ("gc.set_threshold(5000, 5, 5)", {}, "True 5000 5 5 False"),
-        ("gc.disable()", {}, "False 700 10 10 False"),
+        ("", {}, "True 10000 20 20 True 0.0002"),
+        ("", {"tune": False}, "True 700 10 10 False 0.005"),
+        ("gc.set_threshold(5000, 5, 5)", {}, "True 5000 5 5 False 0.0002"),
+        ("gc.disable()", {}, "False 700 10 10 False 0.0002"),
+        ("sys.setswitchinterval(0.001)", {}, "True 10000 20 20 True 0.001"),
     ],
 )
-def test_the_collector_after_startup(before: str, options: dict[str, bool], printed: str) -> None:
+def test_python_after_startup(before: str, options: dict[str, bool], printed: str) -> None:
     """In a process of its own, since the setting is the process's."""
     program = PROGRAM.format(before=before, options=options)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,105 @@
+"""A batch of hot moves in **one** call into SQLite: what ends, what begins, and their commit.
+
+Every call into SQLite gives the GIL away and then waits to get it back, behind an event loop that is busy. Row by row a
+batch makes a hundred such calls. So this is one statement, an INSERT into a view (``batch.sql``) whose trigger does the
+work. Outside of a transaction it is a transaction: all of it and its fsync, or nothing.
+
+The price: it answers with a number, how many rows were changed. If that is not all of them, the rows themselves tell.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from oncekey.core.record import Reservation, Swap
+from oncekey.core.values import value
+from oncekey.errors import StoreError
+from oncekey.stores import sqlfiles
+from oncekey.stores.sqlite import rows, schema
+
+_SCRIPT = sqlfiles.statement(schema.PACKAGE, "batch")
+_APPLY = "INSERT INTO temp.oncekey_batch (ends, begins, bytes, now) VALUES (?, ?, ?, ?)"
+
+
+@value
+class Packed:
+    """A batch as the parameters of its one statement."""
+
+    ends: str
+    begins: str
+    bytes: bytes
+    rows: int
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Make the view, for this connection alone."""
+    for statement in schema.statements(_SCRIPT):
+        connection.execute(statement)
+
+
+def pack(begins: Sequence[Reservation], ends: Sequence[Swap]) -> Packed:
+    """``ends``: only what ``Swap.ends``. StoreError where a value cannot go this way; the lanes find out which."""
+    pieces = _Pieces()
+    ending = [_ending(change, pieces) for change in sorted(ends, key=lambda change: (change.scope, change.key))]
+    beginning = [_beginning(wanted, pieces) for wanted in sorted(begins, key=lambda wanted: (wanted.scope, wanted.key))]
+    return Packed(_json(ending), _json(beginning), b"".join(pieces.all), len(ends) + len(begins))
+
+
+def apply(connection: sqlite3.Connection, packed: Packed, now: float) -> bool:
+    """Whether all of its rows were changed. Committed when it returns."""
+    before = connection.total_changes  # counts what triggers do, too
+    connection.execute(_APPLY, (packed.ends, packed.begins, packed.bytes, now))
+    return connection.total_changes - before == packed.rows
+
+
+class _Pieces:
+    """Bytes, which JSON cannot hold, one after the other, each known by where it begins and how long it is."""
+
+    def __init__(self) -> None:
+        self.all: list[bytes] = []
+        self._next = 1  # as substr() counts
+
+    def add(self, piece: bytes | None) -> tuple[int | None, int | None]:
+        if piece is None:
+            return None, None
+        self.all.append(piece)
+        at, self._next = self._next, self._next + len(piece)
+        return at, len(piece)
+
+
+def _ending(change: Swap, pieces: _Pieces) -> tuple[Any, ...]:
+    answer = change.response
+    to_state = change.to_state
+    assert to_state is not None  # noqa: S101 - a move that ends has one
+    start = (change.scope, change.key, change.owner, to_state.value, change.last_error)
+    if answer is None:
+        return (*start, None, None, None, None, None)
+    return (*start, answer.status, rows.headers(answer), answer.schema_version, *pieces.add(answer.body))
+
+
+def _beginning(wanted: Reservation, pieces: _Pieces) -> tuple[Any, ...]:
+    return (
+        wanted.scope,
+        wanted.key,
+        wanted.owner,
+        wanted.operation,
+        wanted.fingerprint_version,
+        wanted.effects.value,
+        *pieces.add(wanted.fingerprint),
+        wanted.lease_seconds,
+        wanted.retention_seconds,
+    )
+
+
+def _json(batch: list[tuple[Any, ...]]) -> str:
+    try:
+        text = orjson.dumps(batch).decode()
+    except TypeError as error:
+        raise StoreError("a value is not valid text, and cannot be stored") from error
+    if "\\u0000" in text:
+        raise StoreError("SQLite ends text in JSON at a NUL: this batch is for the lanes")
+    return text
