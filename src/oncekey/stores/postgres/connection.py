@@ -24,6 +24,7 @@ SET statement_timeout = {statement_ms};                -- the server gives up wi
 SET lock_timeout = {lock_ms};                          -- a lane never waits long for one row
 SET plan_cache_mode = force_generic_plan;              -- arrays of any length, one plan
 SET enable_seqscan = off;                              -- an empty table must not pick a plan for empty tables
+SET enable_bitmapscan = off;                           -- what has an order is read in it, and not sorted as a whole
 SET enable_hashjoin = off;
 SET enable_mergejoin = off;
 SET jit = off;
