@@ -488,6 +488,28 @@ def test_sqlite_where_not_all_rows_change_the_rows_tell(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("column", ["owner", "state"])
+def test_sqlite_ends_only_what_is_still_its_owners(tmp_path: Path, column: str) -> None:
+    """Fencing (I3): taken over by another owner, or no longer in progress, nothing is written."""
+    store = SqliteStore(tmp_path / "keys.db")
+    (found,) = store.reserve([wanted("k")])
+    assert found.record is not None
+    other = {"owner": "somebody", "state": "unknown"}[column]
+    with closing(sqlite3.connect(store.path)) as own, own:
+        own.execute(f"UPDATE idempotency_keys SET {column} = ?", (other,))
+    before = everything(store.path)
+    done = swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        assert await fast.swap([done]) == [None]
+        fast.abandon()
+
+    asyncio.run(main())
+    assert everything(store.path) == before
+    store.close()
+
+
 def test_sqlite_does_all_of_a_batch_or_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "keys.db")
     (found,) = store.reserve([wanted("old")])
