@@ -102,7 +102,7 @@ async def _leave_the_store(scene: Scene, story: Story) -> None:
 
 async def _store_fails(scene: Scene, story: Story) -> None:
     """The outcome cannot be stored at once: the keeper does it."""
-    scene.store.fail_swaps = 2
+    scene.store.fail_swaps = 3 if scene.path else 2  # by the loop's own way, and by the lane twice
     try:
         await story.ask(scene.app)
         await asyncio.sleep(0.05)

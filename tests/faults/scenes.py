@@ -28,6 +28,8 @@ from oncekey.engine.operation import Operation
 from oncekey.errors import Refused, StoreUnavailable
 from oncekey.outbox import Context, Response, Worker
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite.batch import Packed
+from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.faults.linearizable import Saw
@@ -69,7 +71,20 @@ class MoodyMemory(Moody, MemoryStore):
 
 
 class MoodySqlite(Moody, SqliteStore):
-    pass
+    def in_loop(self) -> SqliteInLoop:
+        return MoodyInLoop(self)
+
+
+class MoodyInLoop(SqliteInLoop):
+    _store: MoodySqlite
+
+    def _apply(self, packed: Packed) -> tuple[float, bool]:
+        if self._store.slow_reserve and packed.begins != "[]":
+            time.sleep(self._store.slow_reserve)
+        if self._store.fail_swaps and packed.ends != "[]":
+            self._store.fail_swaps -= 1
+            raise StoreUnavailable("gone for a moment")
+        return super()._apply(packed)
 
 
 @dataclass(frozen=True, slots=True)
