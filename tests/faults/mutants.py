@@ -141,10 +141,13 @@ def judged(trial: Trial) -> Outcome:
 
 
 def try_all(mutants: Sequence[Mutant], told: Callable[[Outcome], None], *, plainly: bool = True) -> None:
-    """Each mutant; and once all their tests without any, since a test that fails anyway has caught nothing."""
+    """Each mutant; and once all their tests without any, since a test that fails anyway has caught nothing. One that
+    failed there is given a second chance: the machine is busy, and it may have been the clock."""
     for name in WARM:
         importlib.import_module(name)
-    plain = Trial(sorted({mutant.test for mutant in mutants}), ()) if plainly else None
+    tests = sorted({mutant.test for mutant in mutants})
+    plain = Trial(tests, ()) if plainly else None
+    again = False
     running, waiting = [plain] if plain else [], list(mutants)
     outcomes: list[Outcome] = []
     fails = ""
@@ -160,6 +163,9 @@ def try_all(mutants: Sequence[Mutant], told: Callable[[Outcome], None], *, plain
                 raise RuntimeError(f"without any mutant (exit {trial.code}):\n{trial.said[-3000:]}")
             else:
                 fails = "\n".join(re.findall(r"^(?:FAILED|ERROR) (.+)$", trial.said, re.MULTILINE))
+                if fails and not again:
+                    again, plain = True, Trial([test for test in tests if test in fails], ())
+                    running.append(plain)
         if plain not in running:
             for outcome in outcomes:
                 anyway = outcome.mutant.test in fails
