@@ -180,7 +180,7 @@ def test_the_database_is_asked_and_not_our_connection(postgres_url: str) -> None
 
 def test_durability_of_sqlite(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "keys.db")
-    with store._connections.use() as connection:
+    with store.connections.use() as connection:
         connection.execute("PRAGMA synchronous = NORMAL")
     (found,) = [each for each in store.diagnose() if each.check == "durability"]
     assert (found.level, found.found.partition(":")[0]) == (Level.FAIL, "journal_mode wal, synchronous normal")

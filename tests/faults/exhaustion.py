@@ -214,7 +214,7 @@ def files(run: Run) -> None:
             """How many connections the app still has."""
             if server:
                 return _others(server, {server.info.backend_pid})
-            return sum(handle.connection is not None for handle in store._connections._handles.values())
+            return sum(handle.connection is not None for handle in store.connections._handles.values())
 
         def take(stack: ExitStack) -> None:
             """What the app loses it must not get back: a file that it closes is ours."""

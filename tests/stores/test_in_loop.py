@@ -396,6 +396,8 @@ def test_sqlite_does_not_wait_in_the_loop(tmp_path: Path) -> None:
 
 def test_sqlite_creates_no_tables_in_the_loop(tmp_path: Path) -> None:
     """Migrations are the lane's."""
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as own:
+        own.execute("CREATE TABLE business (id INTEGER)")
     store = SqliteStore(tmp_path / "keys.db")
 
     async def main() -> None:
@@ -627,6 +629,37 @@ def test_sqlite_believes_no_commit_into_a_file_that_is_gone(tmp_path: Path) -> N
         (tmp_path / "keys.db").rename(tmp_path / "elsewhere.db")
         with pytest.raises(StoreUnavailable, match="removed or replaced"):
             await fast.both([wanted("lost")], [])
+        fast.abandon()
+
+    asyncio.run(main())
+    store.close()
+
+
+@pytest.mark.parametrize("instead", [False, True])
+def test_sqlite_opens_no_other_file_than_the_stores(tmp_path: Path, instead: bool) -> None:
+    """Moved away before the loop's first look: an empty one in its place would make every key a first request, and
+    delete the log of the one that comes back."""
+    store = SqliteStore(tmp_path / "keys.db")
+    (found,) = store.reserve([wanted("there")])
+    other = SqliteStore(tmp_path / "other.db")
+    other.check()
+    other.close()
+    (tmp_path / "keys.db").rename(tmp_path / "away.db")
+    if instead:
+        (tmp_path / "other.db").rename(tmp_path / "keys.db")
+
+    async def main() -> None:
+        fast = SqliteInLoop(store)
+        for ask in (fast.reserve([wanted("there")]), fast.both([wanted("new")], [])):
+            with pytest.raises(StoreUnavailable):
+                await ask
+        assert (tmp_path / "keys.db").exists() is instead
+        (tmp_path / "away.db").rename(tmp_path / "keys.db")
+        (again,) = await fast.reserve([wanted("there")])
+        assert again is not None
+        assert again.record is not None
+        assert found.record is not None
+        assert again.record.owner == found.record.owner
         fast.abandon()
 
     asyncio.run(main())

@@ -59,13 +59,13 @@ def completed(store: SqliteStore, key: str = "key-1", **changes: object) -> None
 def traced(store: SqliteStore) -> list[str]:
     """The statements that the calling thread's connection runs from now on."""
     statements: list[str] = []
-    with store._connections.use() as connection:
+    with store.connections.use() as connection:
         connection.set_trace_callback(statements.append)
     return statements
 
 
 def pragma(store: SqliteStore, name: str) -> object:
-    with store._connections.use() as connection:
+    with store.connections.use() as connection:
         return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
 
@@ -124,7 +124,7 @@ def test_a_replay_writes_nothing_and_waits_for_nobody(store: SqliteStore, path: 
     store.timeout = 0.05
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with store._connections.use() as connection:
+        with store.connections.use() as connection:
             connection.execute("PRAGMA busy_timeout = 50")
         found = store.reserve([wanted(owner="somebody-else")])[0].record
         assert found
@@ -217,7 +217,7 @@ def test_the_schema_file_equals_the_migrations_replayed(store: SqliteStore) -> N
     """schema.sql is for readers: it must say what the migrations make."""
     store.migrate()
     listing = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
-    with store._connections.use() as connection, closing(sqlite3.connect(":memory:")) as fresh:
+    with store.connections.use() as connection, closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(sqlfiles.statement(schema.PACKAGE, "schema"))
         assert connection.execute(listing).fetchall() == fresh.execute(listing).fetchall()
         ran = connection.execute("SELECT number, name FROM oncekey_schema").fetchall()
@@ -228,7 +228,7 @@ def test_the_schema_file_equals_the_migrations_replayed(store: SqliteStore) -> N
 def test_every_duty_has_an_index_that_is_used(store: SqliteStore, duty: Duty) -> None:
     """Upkeep searches its partial index, and never scans the table."""
     store.migrate()
-    with store._connections.use() as connection:
+    with store.connections.use() as connection:
         plan = str(connection.execute("EXPLAIN QUERY PLAN " + store_module._DUE[duty], (0.0, 1)).fetchall())
     assert f"USING INDEX idempotency_keys_{duty.value} " in plan
     assert "SCAN" not in plan
@@ -255,7 +255,7 @@ def test_an_older_schema_is_upgraded_by_itself(store: SqliteStore, path: Path, m
         assert newer.migrate() == [f"{later.number:04d}_more"]  # what opening it has run
         assert newer.migrate() == []
         assert newer.read([("tenant", "key-1")]) != [None]
-    with store._connections.use() as connection:
+    with store.connections.use() as connection:
         assert connection.execute("SELECT id FROM more").fetchall() == [(";",)]
 
 
@@ -275,7 +275,7 @@ def test_a_migration_that_fails_leaves_nothing(
             newer.migrate()
     with closing(SqliteStore(path)) as old:
         old.check()
-        with old._connections.use() as connection:
+        with old.connections.use() as connection:
             assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'more'").fetchall() == []
 
 
@@ -353,12 +353,12 @@ def test_a_response_that_another_version_laid_out_is_not_even_read(store: Sqlite
 
 def test_an_opening_that_hangs_is_unavailable_within_the_limit(path: Path) -> None:
     """A thread that waits for another one's opening waits no longer than the limit."""
-    with closing(SqliteStore(path, timeout=0.05)) as store, store._connections._opening:
+    with closing(SqliteStore(path, timeout=0.05)) as store, store.connections._opening:
         with pytest.raises(StoreUnavailable, match=r"could not be opened within 0\.05 s"):
             store.check()
-        store._connections._opening.release()
+        store.connections._opening.release()
         store.check()
-        store._connections._opening.acquire()
+        store.connections._opening.acquire()
 
 
 def test_the_connection_of_a_thread_that_ended_is_closed(store: SqliteStore) -> None:
@@ -368,7 +368,7 @@ def test_the_connection_of_a_thread_that_ended_is_closed(store: SqliteStore) -> 
         thread.start()
         thread.join()
     store.check()
-    assert len(store._connections._handles) == 1
+    assert len(store.connections._handles) == 1
 
 
 def test_a_closed_store_opens_again(store: SqliteStore) -> None:
@@ -387,7 +387,7 @@ def test_a_closed_store_opens_again(store: SqliteStore) -> None:
     thread.start()
     opened.wait(10)
     store.close()
-    assert not store._connections._handles
+    assert not store.connections._handles
     go_on.set()
     thread.join()
     assert seen != [None]

@@ -105,7 +105,7 @@ def test_a_file_that_may_not_be_written() -> None:
 def test_a_disk_that_is_full(store: SqliteStore) -> None:
     """No room for a row is a sentence, nothing half-written, and over as soon as there is room."""
     store.migrate()
-    with store._connections.use() as connection:
+    with store.connections.use() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreUnavailable, match="cannot grow: the disk is full"):
@@ -222,7 +222,7 @@ def test_a_connection_that_could_not_be_closed_before_a_fork_is_left_alone(path:
         inside, go_on = threading.Event(), threading.Event()
 
         def stuck() -> None:
-            with store._connections.use():
+            with store.connections.use():
                 inside.set()
                 go_on.wait(10)
 

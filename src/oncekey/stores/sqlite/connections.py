@@ -60,12 +60,21 @@ class _Handle:
 
 
 class Connections:
-    """``prepare`` runs on every new connection, before anybody else gets it."""
+    """``prepare`` runs on every new connection, before anybody else gets it. ``beside``: others to the same file, which
+    they have made or found; then this neither makes it nor takes another one for it."""
 
-    def __init__(self, path: Path, timeout: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        timeout: float,
+        prepare: Callable[[sqlite3.Connection], None],
+        *,
+        beside: Connections | None = None,
+    ) -> None:
         self.path = path
         self.timeout = timeout
         self._prepare = prepare
+        self._beside = beside
         self._log = f"{path}-wal"
         self._file_id: FileId | None = None
         self._reset()
@@ -124,11 +133,13 @@ class Connections:
                 del self._handles[thread]
         if not self.path.parent.is_dir():
             raise StoreUnavailable(f"{self.path} cannot be opened: its folder does not exist")
-        if self._file_id is not None and _file_id(self.path) != self._file_id:
+        known = self._file_id if self._beside is None else self._beside._file_id
+        if known is not None and _file_id(self.path) != known:
             raise self._gone()
         # A file that was there is never made anew: an empty one in its place would also delete its log, with what was
         # committed last, before anybody could look (the check above may have been a moment too early).
-        name = f"{self.path.as_uri()}?mode={'rwc' if self._file_id is None else 'rw'}"
+        makes = known is None and self._beside is None
+        name = f"{self.path.as_uri()}?mode={'rwc' if makes else 'rw'}"
         connection = sqlite3.connect(
             name, timeout=self.timeout, isolation_level=None, check_same_thread=False, uri=True
         )
@@ -138,7 +149,7 @@ class Connections:
             connection.execute("PRAGMA foreign_keys = ON")  # for business tables that refer to a key
             self._prepare(connection)
             handle = _Handle(connection, _file_id(self.path), _file_id(self._log))
-            if self._file_id not in (None, handle.file_id):
+            if known not in (None, handle.file_id):
                 raise self._gone()
         except BaseException:
             connection.close()

@@ -33,7 +33,7 @@ _INDEXES = {
 class Lookups:
     """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which brings the connections."""
 
-    _connections: Connections
+    connections: Connections
     clock: Callable[[], float]
 
     def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
@@ -81,7 +81,7 @@ class Lookups:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One snapshot for all that is asked; it never writes."""
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection

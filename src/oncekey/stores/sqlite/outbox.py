@@ -61,13 +61,13 @@ class SqliteOutbox:
     """The outbox verbs of :class:`oncekey.stores.sqlite.store.SqliteStore`."""
 
     if TYPE_CHECKING:
-        _connections: Connections
+        connections: Connections
         clock: Callable[[], float]
 
         def _writing(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
     def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             if not _free(connection, tasks, 1, self.clock()):
                 return []
         with self._writing() as connection:
@@ -98,19 +98,19 @@ class SqliteOutbox:
             return connection.execute(_PROVIDER, (job_id, owner, provider_id)).rowcount == 1
 
     def jobs(self, state: JobState, limit: int) -> list[Job]:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             now = self.clock()
             rows = connection.execute(_JOBS[state], (limit,)).fetchall()
             return [outbox_rows.job((*row, now)) for row in rows]
 
     def jobs_of(self, scope: str, key: str, limit: int) -> list[Job]:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             now = self.clock()
             rows = connection.execute(_JOBS_OF, (scope, key, limit)).fetchall()
             return [outbox_rows.job((*row, now)) for row in rows]
 
     def job(self, job_id: str) -> Job | None:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             row = connection.execute(_JOB, (job_id,)).fetchone()
             return None if row is None else outbox_rows.job((*row, self.clock()))
 
@@ -128,7 +128,7 @@ class SqliteOutbox:
             return job
 
     def outbox_health(self) -> OutboxHealth:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             ready, lag, dead = connection.execute(_HEALTH, (self.clock(), COUNTED)).fetchone()
             return OutboxHealth(ready=ready, lag_seconds=lag or 0.0, dead=dead)
 

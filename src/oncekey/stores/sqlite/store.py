@@ -63,7 +63,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         self.clock = clock
         self.gate = gate_of(self.path)
         self._ran: list[str] = []
-        self._connections = Connections(self.path, timeout, self._prepare)
+        self.connections = Connections(self.path, timeout, self._prepare)
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
         found = self._read([(wanted.scope, wanted.key) for wanted in batch])
@@ -93,7 +93,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         return [found.get(at) for at in keys]
 
     def _read(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Record]:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             return self.read_on(connection, keys)
 
     def read_on(self, connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Record]:
@@ -123,21 +123,21 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
             return len(doomed)
 
     def migrate(self) -> list[str]:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             ran = self._migrate(connection)
         # Opening the file has upgraded it already: that is what the caller wants to hear of.
         ran, self._ran = self._ran + ran, []
         return ran
 
     def check(self) -> None:
-        with self._connections.use() as connection:
+        with self.connections.use() as connection:
             self._prepare(connection)
 
     def disconnect(self) -> None:
-        self._connections.disconnect()
+        self.connections.disconnect()
 
     def close(self) -> None:
-        self._connections.close()
+        self.connections.close()
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """SQLite creates and upgrades its tables by itself; only a newer schema is somebody else's work."""
@@ -150,7 +150,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._connections.use() as connection, self._transaction(connection):
+        with self.connections.use() as connection, self._transaction(connection):
             yield connection
 
     @contextmanager
