@@ -85,6 +85,7 @@ def charges_per_key(demo: Demo) -> Counter[int]:
     return Counter(charge["amountCents"] for charge in demo.charges() if charge["amountCents"] >= 10_000)
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(180)
 def test_killed_at_random_with_a_provider_that_honours_keys(make_demo: MakeDemo) -> None:
     """Every key ends in 201, with exactly one charge and one payment."""
