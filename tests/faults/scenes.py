@@ -328,7 +328,10 @@ class Scene:
             await worker.serve(until="drained")
 
     def _later(self, ctx: Context, payload: Any) -> Response:
-        self.charged[ctx.key] += 1
+        """A job runs at least once (I8), so it charges under its downstream key, which the provider honours."""
+        if ctx.downstream_key not in self._known:
+            self._known.add(ctx.downstream_key)
+            self.charged[ctx.key] += 1
         return Response(201, {"done": ctx.key})
 
     # -- what they left ----------------------------------------------------------------------------------------------
