@@ -463,6 +463,30 @@ def test_sqlite_leaves_the_rows_that_the_store_leaves(tmp_path: Path) -> None:
     slow.close()
 
 
+@pytest.mark.parametrize(("event", "response", "why"), ENDINGS)
+def test_sqlite_leaves_the_row_that_the_store_leaves_alone_in_its_batch(
+    tmp_path: Path, event: Event, response: StoredResponse, why: str | None
+) -> None:
+    """Nothing but an empty body, or no body: an empty one is not a tombstone."""
+    clock = Still()
+    fast_store, slow = (SqliteStore(tmp_path / name, clock=clock) for name in ("fast.db", "slow.db"))
+    begin = wanted("k")
+    (found,), _ = fast_store.reserve([begin]), slow.reserve([begin])
+    assert found.record is not None
+    change = swap(found.record, event, Actor.OWNER, response=response, last_error=why)
+
+    async def main() -> None:
+        fast = SqliteInLoop(fast_store)
+        assert await fast.swap([change]) == slow.swap([change])
+        fast.abandon()
+
+    asyncio.run(main())
+    assert everything(fast_store.path) == everything(slow.path)
+    assert fast_store.read([("tenant", "k")]) == slow.read([("tenant", "k")])
+    fast_store.close()
+    slow.close()
+
+
 def test_sqlite_where_not_all_rows_change_the_rows_tell(tmp_path: Path) -> None:
     """A lost lease, a key of somebody else, and beside them what went well: each gets its own answer."""
     store = SqliteStore(tmp_path / "keys.db")

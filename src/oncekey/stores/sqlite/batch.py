@@ -60,8 +60,8 @@ class _Pieces:
     """Bytes, which JSON cannot hold, one after the other, each known by where it begins and how long it is."""
 
     def __init__(self) -> None:
-        self.all: list[bytes] = []
-        self._next = 1  # as substr() counts
+        self.all: list[bytes] = [b"-"]  # of nothing at all, substr() makes NULL: an empty body would be a tombstone
+        self._next = 2  # as substr() counts
 
     def add(self, piece: bytes | None) -> tuple[int | None, int | None]:
         if piece is None:
