@@ -63,7 +63,7 @@ async def in_turns(urls: dict[int, str], rounds: int, server: int | None) -> dic
     tuning.settle()
     try:
         for number in range(rounds):
-            for size in [size for size in urls if number and size < 100 * FIRST]:
+            for size in _small(urls) if number else ():
                 subjects.pop(size).close()
                 await asyncio.to_thread(fill, urls[size], shapes[size], lambda _: None)
                 subjects[size] = Subject(urls[size], shapes[size])
@@ -78,6 +78,11 @@ async def in_turns(urls: dict[int, str], rounds: int, server: int | None) -> dic
         for subject in subjects.values():
             subject.close()
     return found
+
+
+def _small(urls: dict[int, str]) -> list[int]:
+    """The sizes that a round changes beyond recognition: they are filled anew before whatever comes next."""
+    return [size for size in urls if size < 100 * FIRST]
 
 
 async def one_round(
@@ -195,6 +200,8 @@ def on_postgres(options: argparse.Namespace, settings: dict[str, str]) -> tuple[
             if "rounds" in options.parts:
                 found["rounds"] = asyncio.run(in_turns(urls, options.rounds, server.pid))
                 ok = report("PostgreSQL", found["rounds"])
+            for size in _small(urls):
+                fill(urls[size], Shape(size, FINGERPRINT), lambda _: None)
             if "plans" in options.parts:
                 found["plans"] = {size: growth_plans.look_at(url, say) for size, url in urls.items()}
                 ok &= growth_plans.report(found["plans"])

@@ -1,9 +1,9 @@
 """What one request costs the database: commits, round trips, bytes and records of WAL, page images, CPU.
 
 Read from the server's own log (``pg_walinspect``, PostgreSQL 15 and later) over thousands of pairs of reserve and
-complete in batches of 1, 8 and 64, of replays, and of keys that a reaper deletes. ``fresh``: right after a checkpoint,
-when the first touch of a page writes all of it; the larger the table, the more often a touch is a first one. That is
-the one cost that grows.
+complete in batches of 1, 8 and 64, of replays, of leases that a sweeper ends, and of keys that a reaper deletes.
+``fresh``: right after a checkpoint, when the first touch of a page writes all of it; the larger the table, the more
+often a touch is a first one. That is the one cost that grows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from benchmarks.growth_fill import Say, Shape, replayable_key
 from benchmarks.growth_rounds import BATCH, chance, spread
 from benchmarks.quiet import tree_seconds
 from benchmarks.store_alone import PairFailed, completion
+from oncekey.core.states import Effects
 from oncekey.stores.base import Duty
 from oncekey.stores.postgres.store import PostgresStore
 from oncekey.testing.servers import PostgresServer
+from oncekey.upkeep import Sweeper
 
 PAIRS = 12_800
 ONES = 1_000
@@ -106,6 +108,8 @@ def _costs(server: PostgresServer, store: Counting, meter: Meter, size: int) -> 
     for batch, pairs in ((64, PAIRS), (8, PAIRS // 4), (1, ONES)):
         yield _counted(meter, "first request", size, batch, pairs, partial(_pairs, store, batch, pairs))
     yield _counted(meter, "replay", size, 64, PAIRS, lambda: _replays(store, Shape(size)))
+    store.reserve([replace(spread(), lease_seconds=0.0, effects=Effects.REPEATABLE) for _ in range(BATCH)])
+    yield _counted(meter, "sweep", size, BATCH, BATCH, lambda: _sweep(store))
     reaped = 2 * BATCH
     yield _counted(meter, "reap", size, BATCH, reaped, lambda: _reap(store, reaped))
 
@@ -176,6 +180,12 @@ def lingering(url: str, say: Say, steps: int = 4, ended: int = 12_800) -> list[d
     return found
 
 
+def _sweep(store: PostgresStore) -> None:
+    if Sweeper(store, batch=BATCH).run().released != BATCH:
+        raise PairFailed("the sweeper did not release them all")
+
+
 def _reap(store: PostgresStore, count: int) -> None:
     for _ in range(count // BATCH):
-        store.purge(BATCH)
+        if store.purge(BATCH) != BATCH:
+            raise PairFailed("there was not enough to reap: give the store a larger shape")

@@ -43,7 +43,7 @@ class Shape:
     @property
     def due(self) -> int:
         """How many are past their expiry: the oldest."""
-        return min(10_000, self.keys // 4)
+        return min(20_000, self.keys // 4)
 
     @property
     def replayable(self) -> int:

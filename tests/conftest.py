@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 
 from oncekey.testing.servers import PostgresServer, RedisServer, ServerUnavailable
+from tests import databases
 
 _numbers = count(1)
 
@@ -37,6 +38,18 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     yield postgres_server.database(name)
     postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def _ready_database(postgres_server: PostgresServer) -> str:
+    return databases.ready(postgres_server, "ready")
+
+
+@pytest.fixture
+def ready_url(_ready_database: str) -> str:
+    """A database with our tables, and nothing in them. For tests that leave the tables as they are."""
+    databases.empty(_ready_database)
+    return _ready_database
 
 
 @pytest.fixture(scope="session")

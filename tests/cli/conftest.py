@@ -14,7 +14,7 @@ from tests.cli.desk import Desk, Run, runner
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     """A store without keys, of each kind."""
     file = f"sqlite:///{tmp_path / 'keys.db'}"
-    desk = Desk(file if request.param == "sqlite" else request.getfixturevalue("postgres_url"))
+    desk = Desk(file if request.param == "sqlite" else request.getfixturevalue("ready_url"))
     yield desk
     desk.close()
 

@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from oncekey.stores.urls import open_store
-from oncekey.testing.servers import PostgresServer
 from tests.enlist.shop import POSTGRES, SQLITE, Shop, Till, sqlite_url
 
 
-@pytest.fixture(scope="session")
-def shop_database(postgres_server: PostgresServer) -> str:
-    """One database for all tests of a worker: emptying it is quicker than making another."""
-    url = postgres_server.database("shop")
-    store = open_store(url)
-    store.migrate()
-    store.disconnect()
-    return url
-
-
 @pytest.fixture
-def postgres_shop(shop_database: str) -> Shop:
-    shop = Shop(shop_database)
-    with psycopg.connect(shop_database, autocommit=True) as connection:
-        connection.execute("TRUNCATE idempotency_keys, payments")
-    return shop
+def postgres_shop(ready_url: str) -> Shop:
+    return Shop(ready_url)
 
 
 @pytest.fixture

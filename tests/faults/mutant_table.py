@@ -9,7 +9,7 @@ Edit = tuple[str, str, str]
 """Where, what stands there, and what is put in its place: see ``mutating/sitecustomize.py``."""
 
 SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
-IN_LOOP = "tests/stores/test_in_loop.py"
+IN_LOOP = "tests/stores/test_sqlite_in_loop.py"
 SQLITE_SUITE = "tests/stores/test_sqlite.py::TestSqliteStore"
 POSTGRES_SUITE = "tests/stores/test_postgres.py::TestPostgresStore"
 SQLITE_OUTBOX = "tests/stores/test_outbox.py::TestSqliteOutbox"
@@ -46,10 +46,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _(1, "I3", "the owner is compared when a request ends (PostgreSQL)",
       f"{POSTGRES_SUITE}::test_a_late_owner_writes_nothing",
       (f"{POSTGRES}/end", " AND i.owner = w.owner", ""), (f"{POSTGRES}/held", " AND i.owner = w.owner", "")),
-    _(1, "I3", "the owner is compared when a request ends (SQLite)", f"{IN_LOOP}::test_sqlite_ends_only_what_is_still_its_owners",
+    _(1, "I3", "the owner is compared when a request ends (SQLite)", f"{IN_LOOP}::test_ends_only_what_is_still_its_owners",
       (f"{SQLITE}/batch", "      AND idempotency_keys.owner = json_extract(w.value, '$[2]')\n", "")),
     _(1, "I3", "a batch that did not change all of its rows is looked at (SQLite)",
-      f"{IN_LOOP}::test_sqlite_where_not_all_rows_change_the_rows_tell",
+      f"{IN_LOOP}::test_where_not_all_rows_change_the_rows_tell",
       (f"{SQLITE}.batch", "connection.total_changes - before == packed.rows", "True")),
     _(1, "I3", "the owner is compared in the dictionary", "tests/stores/test_memory.py::TestMemoryStore::test_a_late_owner_writes_nothing",
       ("oncekey.stores.memory", " or row.owner != change.owner", "")),
@@ -156,11 +156,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _(12, "I7", "a file that vanished is not begun anew", "tests/stores/test_sqlite_files.py::test_a_file_that_vanished_is_never_begun_anew",
       (f"{SQLITE}.connections", "if known is not None and _file_id(self.path) != known:", "if False:"),
       (f"{SQLITE}.connections", "        if _file_id(self.path) != handle.file_id:\n", "        if False:\n")),
-    _(12, "I7", "an event loop opens no other file than its store", f"{IN_LOOP}::test_sqlite_opens_no_other_file_than_the_stores",
+    _(12, "I7", "an event loop opens no other file than its store", f"{IN_LOOP}::test_opens_no_other_file_than_the_stores",
       (f"{SQLITE}.in_loop", "store.check_schema, beside=store.connections)", "store.check_schema)"),
       (f"{SQLITE}.in_loop", "self._prepare, beside=store.connections)", "self._prepare)")),
     _(12, "I4", "what was given up is not done later (SQLite)",
-      f"{IN_LOOP}::test_sqlite_a_disk_that_hangs_is_given_up_in_time_and_what_waited_is_not_done_later",
+      f"{IN_LOOP}::test_a_disk_that_hangs_is_given_up_in_time_and_what_waited_is_not_done_later",
       (f"{SQLITE}.in_loop", " and not job.done.done()", "")),
     _(12, "I7", "a response that could not be stored is not sent", "tests/web/test_store_faults.py::test_the_store_dies_between_begin_and_finish",
       ("oncekey.web.asgi", "            return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)\n", "            return operation.record\n")),

@@ -14,6 +14,6 @@ from tests.outbox.boxes import Box
 def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Box]:
     """An empty outbox on each store."""
     file = f"sqlite:///{tmp_path / 'keys.db'}"
-    box = Box(file if request.param == "sqlite" else request.getfixturevalue("postgres_url"))
+    box = Box(file if request.param == "sqlite" else request.getfixturevalue("ready_url"))
     yield box
     box.close()

@@ -16,6 +16,7 @@ import pytest
 
 from oncekey.core.jobs import JobState
 from oncekey.core.states import State
+from tests.cli.desk import runner
 from tests.engine.doubles import eventually
 from tests.outbox.boxes import Box, errors
 from tests.outbox.jobs import Provider
@@ -208,12 +209,11 @@ def test_one_batch_as_a_command(box: Box, start: Start) -> None:
         (["tests.outbox.jobs:worker", "--store", "memory://"], "has no outbox"),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], words: str) -> None:
-    command = [sys.executable, "-m", "oncekey", "worker", *arguments]
-    environ = os.environ | {"ONCEKEY_TEST_LEDGER": str(tmp_path)}
-    environ.pop("ONCEKEY_STORE", None)
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("oncekey: ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_mistakes_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    code, out, error = runner("", monkeypatch, capsys)("worker", *arguments)
+    assert (code, out) == (1, "")
+    assert error.startswith("oncekey: ")
+    assert words in error
+    assert error.count("\n") == 1

@@ -26,6 +26,7 @@ from oncekey.stores.base import Store
 from oncekey.stores.enqueue import enqueue_statement, job_parameters
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
+from tests import databases
 from tests.stores.outbox_model import OutboxModel
 from tests.stores.test_outbox import POSTGRES_ENQUEUE
 from tests.stores.test_stores_agree import AUDITS, GRID, IDS, KEYS, RESPONSES, SECONDS, SqliteAgrees, StoresAgree
@@ -168,10 +169,8 @@ class PostgresOutboxAgrees(OutboxesAgree):
     url: str
 
     def make_store(self, clock: Callable[[], float]) -> Store:
-        store = PostgresStore(self.url)
-        store.migrate()
-        self._run(f"TRUNCATE {', '.join([*AGED, 'idempotency_steps', 'idempotency_audit'])}")
-        return store
+        databases.empty(self.url)
+        return PostgresStore(self.url)
 
     def add(self, job: NewJob) -> None:
         self._run(POSTGRES_ENQUEUE, job_parameters(job))

@@ -25,7 +25,6 @@ from oncekey.stores.postgres import outbox as postgres_outbox
 from oncekey.stores.postgres.connection import settings
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite import outbox as sqlite_outbox
-from oncekey.testing.servers import PostgresServer
 from oncekey.testing.store_suite import OutboxSuite
 from oncekey.testing.store_suite_outbox import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job
 from tests.engine.doubles import eventually, reservation
@@ -56,26 +55,13 @@ class TestSqliteOutbox(OutboxSuite):
             own.execute(enqueue_statement("sqlite"), job_parameters(job))
 
 
-@pytest.fixture(scope="module")
-def url(postgres_server: PostgresServer) -> Iterator[str]:
-    """One database for all tests of this file: making one takes longer than most of them."""
-    yield postgres_server.database("outbox")
-    postgres_server.drop_database("outbox")
-
-
-class PostgresBase:
-    url: str
-
+class TestPostgresOutbox(OutboxSuite):
     @pytest.fixture(autouse=True)
-    def _database(self, url: str) -> None:
-        self.url = url
+    def _database(self, ready_url: str) -> None:
+        self.url = ready_url
 
     def make_store(self) -> PostgresStore:
-        store = PostgresStore(self.url)
-        store.migrate()
-        with psycopg.connect(self.url, autocommit=True) as own:
-            own.execute("TRUNCATE idempotency_keys, idempotency_steps, idempotency_outbox, idempotency_audit")
-        return store
+        return PostgresStore(self.url)
 
     def run(self, statement: str, **parameters: Any) -> None:
         with psycopg.connect(self.url, autocommit=True) as own:
@@ -93,8 +79,6 @@ class PostgresBase:
     def now(self) -> float:
         return time.time()
 
-
-class TestPostgresOutbox(PostgresBase, OutboxSuite):
     # company: what only a server with several writers can get wrong
 
     def test_a_job_that_commits_late_is_delivered(self, store: Store) -> None:

@@ -42,6 +42,7 @@ from oncekey.testing.company import Child
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import HOST, PostgresServer, ServerUnavailable, free_port
 from oncekey.testing.store_suite import StoreSuite
+from tests import databases
 from tests.engine.doubles import PATIENCE, RESPONSE, eventually, record_of, reservation
 from tests.engine.test_lanes_ending import FORK_RESULT, FORK_SCRIPT
 from tests.stores import test_stores_agree
@@ -80,7 +81,7 @@ def _shared_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def url(_shared_url: str) -> str:
-    """An empty database: the same for many tests, since making and dropping one takes longer than most of them."""
+    """A database without our tables: the same for many tests, since making one takes longer than most of them."""
     empty(_shared_url)
     return _shared_url
 
@@ -89,14 +90,15 @@ def empty(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as own:
         own.execute(
             "DROP TABLE IF EXISTS idempotency_keys, idempotency_steps, idempotency_outbox, idempotency_audit, "
-            "oncekey_schema, holders"
+            "oncekey_schema"
         )
 
 
 class TestPostgresStore(StoreSuite):
     @pytest.fixture(autouse=True)
-    def _database(self, url: str) -> None:
-        self.url = url
+    def _database(self, request: pytest.FixtureRequest) -> None:
+        """Our tables are there, but for the tests that make them."""
+        self.url = request.getfixturevalue("url" if "migrating" in request.node.name else "ready_url")
 
     def make_store(self) -> PostgresStore:
         return PostgresStore(self.url)
@@ -110,7 +112,7 @@ class PostgresAgrees(test_stores_agree.StoresAgree):
     url: str
 
     def make_store(self, clock: Callable[[], float]) -> Store:
-        empty(self.url)
+        databases.empty(self.url)
         return PostgresStore(self.url)
 
     def tick(self, seconds: float) -> None:
@@ -118,11 +120,11 @@ class PostgresAgrees(test_stores_agree.StoresAgree):
 
 
 @pytest.mark.timeout(240)  # many small transactions on a real server: slow on a busy machine
-def test_it_does_what_the_model_does(url: str) -> None:
+def test_it_does_what_the_model_does(ready_url: str) -> None:
     """Random moves against PostgreSQL and the dictionary: every answer and every row is the same."""
     from hypothesis.stateful import run_state_machine_as_test
 
-    PostgresAgrees.url = url
+    PostgresAgrees.url = ready_url
     run_state_machine_as_test(
         PostgresAgrees,
         settings=settings(
@@ -139,8 +141,8 @@ def test_it_does_what_the_model_does(url: str) -> None:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(url)
+def store(ready_url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(ready_url)
     store.migrate()
     yield store
     store.close()
@@ -219,9 +221,9 @@ VERBS: dict[str, Callable[[PostgresStore], Any]] = {
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
-def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, url: str, verb: str) -> None:
+def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, ready_url: str, verb: str) -> None:
     """Every verb ends within its limit with StoreUnavailable; the next one works, on another connection."""
-    with opened(url, timeout=0.4) as store:
+    with opened(ready_url, timeout=0.4) as store:
         store.migrate()
         put(store, "there")
         before = backend(store)
@@ -238,10 +240,10 @@ def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, url: 
         assert backend(store) != before
 
 
-def test_a_network_that_hangs_is_left_in_time_from_the_first_byte(proxy: TcpProxy, url: str) -> None:
+def test_a_network_that_hangs_is_left_in_time_from_the_first_byte(proxy: TcpProxy, ready_url: str) -> None:
     """Also connecting has a limit: the kernel accepts, and nobody answers."""
     proxy.hang()
-    with opened(proxy.rewrite(url), timeout=2.0) as store:
+    with opened(proxy.rewrite(ready_url), timeout=2.0) as store:
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable):
             store.check()
@@ -251,11 +253,11 @@ def test_a_network_that_hangs_is_left_in_time_from_the_first_byte(proxy: TcpProx
 
 
 def test_a_verb_has_one_limit_however_many_round_trips_it_needs(
-    store: PostgresStore, proxy: TcpProxy, url: str
+    store: PostgresStore, proxy: TcpProxy, ready_url: str
 ) -> None:
     """On a slow network connecting, checking and asking share the verb's time limit: they do not add up."""
     proxy.delay(0.2)
-    with opened(proxy.rewrite(url), timeout=1.0) as slow:
+    with opened(proxy.rewrite(ready_url), timeout=1.0) as slow:
 
         def ask() -> None:
             try:
@@ -267,11 +269,11 @@ def test_a_verb_has_one_limit_however_many_round_trips_it_needs(
 
 
 def test_a_late_answer_is_never_the_answer_to_the_next_question(
-    store: PostgresStore, proxy: TcpProxy, url: str
+    store: PostgresStore, proxy: TcpProxy, ready_url: str
 ) -> None:
     """The answer to the first question arrives after its deadline: the second question gets its own."""
     put(store, "first", "second")
-    with opened(proxy.rewrite(url), timeout=0.3) as lane:
+    with opened(proxy.rewrite(ready_url), timeout=0.3) as lane:
         lane.check()
         before = backend(lane)
         lane.read([("tenant-1", "warm")])
@@ -287,10 +289,10 @@ def test_a_late_answer_is_never_the_answer_to_the_next_question(
 
 @pytest.mark.parametrize(("when", "happened"), [("before", False), ("after", True)])
 def test_a_reservation_that_is_cut_can_be_asked_for_again(
-    store: PostgresStore, proxy: TcpProxy, url: str, when: Any, happened: bool
+    store: PostgresStore, proxy: TcpProxy, ready_url: str, when: Any, happened: bool
 ) -> None:
     """The same error whether it happened or not; asked again, the row carries our own token (hazards 8 and 9)."""
-    with opened(proxy.rewrite(url)) as lane:
+    with opened(proxy.rewrite(ready_url)) as lane:
         lane.check()
         wanted = reservation("cut-this-key")
         cut = proxy.cut_on("to_server", b"cut-this-key", when=when)
@@ -308,11 +310,11 @@ def test_a_reservation_that_is_cut_can_be_asked_for_again(
 
 @pytest.mark.parametrize(("when", "happened"), [("before", False), ("after", True)])
 def test_a_completion_that_is_cut_can_be_read(
-    store: PostgresStore, proxy: TcpProxy, url: str, when: Any, happened: bool
+    store: PostgresStore, proxy: TcpProxy, ready_url: str, when: Any, happened: bool
 ) -> None:
     """Cut before: the row is in progress, and the swap works again. Cut after: it is completed, and by us."""
     (record,) = put(store, "cut-this-key")
-    with opened(proxy.rewrite(url)) as lane:
+    with opened(proxy.rewrite(ready_url)) as lane:
         lane.check()
         cut = proxy.cut_on("to_server", b"cut-this-key", when=when)
         with pytest.raises(StoreUnavailable):
@@ -328,10 +330,10 @@ def test_a_completion_that_is_cut_can_be_read(
         assert (after.owner, after.response) == (record.owner, RESPONSE)
 
 
-def test_a_connection_that_the_server_ended_is_replaced(store: PostgresStore, url: str) -> None:
+def test_a_connection_that_the_server_ended_is_replaced(store: PostgresStore, ready_url: str) -> None:
     """An operator or a timeout ends the backend: one StoreUnavailable, then a new connection."""
     before = backend(store)
-    with psycopg.connect(url, autocommit=True) as own:
+    with psycopg.connect(ready_url, autocommit=True) as own:
         own.execute("SELECT pg_terminate_backend(%s)", [before])
     with pytest.raises(StoreUnavailable):
         eventually(lambda: store.read([("tenant-1", "x")]) is None)
@@ -456,9 +458,9 @@ def test_a_database_whose_default_is_read_only_works(postgres_server: PostgresSe
         put(store, "a")
 
 
-def test_a_row_that_postgres_cannot_hold_does_not_close_the_door_for_others(url: str) -> None:
+def test_a_row_that_postgres_cannot_hold_does_not_close_the_door_for_others(ready_url: str) -> None:
     """Anybody can ask for a path with %00 in it: it fails alone, and opens no breaker for all tenants (I6)."""
-    with OnceKey(url, scope=SINGLE_TENANT, migrate=True) as once:
+    with OnceKey(ready_url, scope=SINGLE_TENANT, migrate=True) as once:
         engine = once.engine
         for number in range(6):
             bad = replace(reservation(f"bad-{number}"), operation="POST /payments\x00")
@@ -474,7 +476,7 @@ def _alter(server: PostgresServer, url: str, setting: str) -> None:
     server.execute(f'ALTER DATABASE "{url.rpartition("/")[2]}" SET {setting}')
 
 
-def test_a_lanes_settings_are_in_force(url: str) -> None:
+def test_a_lanes_settings_are_in_force(ready_url: str) -> None:
     """Each setting as the session shows it; statement and lock timeouts are the store's own."""
     wanted = {
         "default_transaction_isolation": "read committed",
@@ -491,7 +493,7 @@ def test_a_lanes_settings_are_in_force(url: str) -> None:
         "synchronous_commit": "on",
         "client_encoding": "UTF8",
     }
-    with opened(url, timeout=3.0, lock_timeout=0.25) as store:
+    with opened(ready_url, timeout=3.0, lock_timeout=0.25) as store:
         assert {name: show(store, name) for name in wanted} == wanted
         parameters = store._connection(checked=False).info.get_parameters()
         assert {name: parameters[name] for name in ("connect_timeout", "keepalives_idle", "keepalives_count")} == {
@@ -555,9 +557,9 @@ def test_the_databases_encoding_does_not_matter(postgres_server: PostgresServer,
         postgres_server.drop_database(name)
 
 
-def test_the_clients_encoding_does_not_matter(store: PostgresStore, url: str) -> None:
+def test_the_clients_encoding_does_not_matter(store: PostgresStore, ready_url: str) -> None:
     """A client encoding in the URL or in PGCLIENTENCODING does not change how a tenant's name is stored."""
-    with opened(f"{url}?client_encoding=latin1") as other:
+    with opened(f"{ready_url}?client_encoding=latin1") as other:
         wanted = reservation(scope="café")
         (found,) = other.reserve([wanted])
         assert found.record is not None
@@ -567,18 +569,18 @@ def test_the_clients_encoding_does_not_matter(store: PostgresStore, url: str) ->
 
 
 def test_settings_that_fail_leave_no_connection_behind(
-    postgres_server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+    postgres_server: PostgresServer, ready_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that could not be set up is closed: no backend stays."""
     monkeypatch.setattr(connection, "_SETTINGS", "SELECT 1 / 0")
-    with opened(url) as store, pytest.raises(StoreError, match="DivisionByZero"):
+    with opened(ready_url) as store, pytest.raises(StoreError, match="DivisionByZero"):
         store.check()
-    name = url.rpartition("/")[2]
+    name = ready_url.rpartition("/")[2]
     query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'"
     eventually(lambda: postgres_server.execute(query) == [("0",)])
 
 
-def test_a_server_that_cannot_notice_lost_clients_will_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_notice_lost_clients_will_do(ready_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before PostgreSQL 14, and on some platforms, there is no such setting: the store works without."""
     real = DeadlineConnection.execute
 
@@ -588,15 +590,15 @@ def test_a_server_that_cannot_notice_lost_clients_will_do(url: str, monkeypatch:
         return real(self, query, *arguments, **options)
 
     monkeypatch.setattr(DeadlineConnection, "execute", execute)
-    with opened(url) as store:
+    with opened(ready_url) as store:
         store.migrate()
         put(store, "a")
         assert show(store, "client_connection_check_interval") == "0"
 
 
-def test_a_connection_without_a_deadline_waits_as_psycopg_does(url: str) -> None:
+def test_a_connection_without_a_deadline_waits_as_psycopg_does(ready_url: str) -> None:
     """Until a verb sets its deadline there is none: connecting has its own limit."""
-    with DeadlineConnection.connect(url, autocommit=True) as own:
+    with DeadlineConnection.connect(ready_url, autocommit=True) as own:
         assert own.deadline == 0.0
         assert own.execute("SELECT 1").fetchone() == (1,)
 
@@ -622,19 +624,19 @@ HOLDS = {
 
 
 @pytest.fixture
-def patient(url: str) -> Iterator[PostgresStore]:
+def patient(ready_url: str) -> Iterator[PostgresStore]:
     """A store that would wait half a minute for a lock: whoever ends sooner has not waited."""
-    with opened(url, timeout=30.0, lock_timeout=30.0) as store:
+    with opened(ready_url, timeout=30.0, lock_timeout=30.0) as store:
         store.migrate()
         yield store
 
 
 @pytest.mark.parametrize("hold", list(HOLDS))
-def test_a_reservation_never_waits_for_a_transaction(patient: PostgresStore, url: str, hold: str) -> None:
+def test_a_reservation_never_waits_for_a_transaction(patient: PostgresStore, ready_url: str, hold: str) -> None:
     """The held row is read as it was committed, at once, and its neighbours in the batch are inserted."""
     (held,) = put(patient, "held")
     wanted = [reservation(key) for key in ("after", "held", "before")]
-    with holding(url, HOLDS[hold]):
+    with holding(ready_url, HOLDS[hold]):
         begun = time.monotonic()
         found = patient.reserve(wanted)
         assert time.monotonic() - begun < 4
@@ -646,12 +648,12 @@ def test_a_reservation_never_waits_for_a_transaction(patient: PostgresStore, url
 
 @pytest.mark.parametrize("hold", list(HOLDS))
 @pytest.mark.parametrize("event", [Event.COMPLETE, Event.ADVANCE, Event.DISCARD, Event.RESERVE])
-def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, url: str, hold: str, event: Event) -> None:
+def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, ready_url: str, hold: str, event: Event) -> None:
     """A held row is skipped, at once: None for it, and its neighbours in the batch move."""
     records = put(patient, "after", "held", "before")
     if event is Event.RESERVE:
         records = [one for one in patient.swap([complete(record) for record in records]) if one is not None]
-        older(url, 100_000)
+        older(ready_url, 100_000)
     changes = [
         swap(
             record,
@@ -663,7 +665,7 @@ def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, url: str, 
         )
         for record in records
     ]
-    with holding(url, HOLDS[hold]):
+    with holding(ready_url, HOLDS[hold]):
         begun = time.monotonic()
         moved = patient.swap(changes)
         assert time.monotonic() - begun < 4
@@ -672,7 +674,7 @@ def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, url: str, 
     assert [one and one.key for one in again] == ["held"]
 
 
-def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStore, url: str) -> None:
+def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStore, ready_url: str) -> None:
     """A business row that refers to a key locks it FOR KEY SHARE until it commits: busy, not waited for."""
     held, free = put(patient, "held", "free")
     changes = [swap(record, Event.DISCARD, Actor.OWNER) for record in (held, free)]
@@ -685,7 +687,7 @@ def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStor
 
     with (
         ThreadPoolExecutor(1) as pool,
-        holding(url, "SELECT 1 FROM idempotency_keys WHERE key = 'held' FOR KEY SHARE"),
+        holding(ready_url, "SELECT 1 FROM idempotency_keys WHERE key = 'held' FOR KEY SHARE"),
     ):
         moved = pool.submit(discard)
         waited = not wait([moved], timeout=1.0).done
@@ -693,12 +695,12 @@ def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStor
     assert [one and one.key for one in moved.result(PATIENCE)] == [None, "free"]
 
 
-def test_purging_skips_what_somebody_holds(patient: PostgresStore, url: str) -> None:
+def test_purging_skips_what_somebody_holds(patient: PostgresStore, ready_url: str) -> None:
     """The held row is left for the next purge; the others go, at once."""
     patient.swap([complete(record) for record in put(patient, "held", "a", "b")])
-    older(url, 100_000)
+    older(ready_url, 100_000)
     for lock in ("FOR UPDATE", "FOR KEY SHARE"):
-        with holding(url, f"SELECT 1 FROM idempotency_keys WHERE key = 'held' {lock}"):
+        with holding(ready_url, f"SELECT 1 FROM idempotency_keys WHERE key = 'held' {lock}"):
             begun = time.monotonic()
             patient.purge(10)
             assert time.monotonic() - begun < 4
@@ -707,14 +709,14 @@ def test_purging_skips_what_somebody_holds(patient: PostgresStore, url: str) -> 
     assert patient.purge(10) == 1
 
 
-def test_a_lock_that_has_to_be_waited_for_ends_with_its_timeout(store: PostgresStore, url: str) -> None:
+def test_a_lock_that_has_to_be_waited_for_ends_with_its_timeout(store: PostgresStore, ready_url: str) -> None:
     """An uncommitted insert of the same key is the one thing that a reservation waits for, and briefly."""
     statement = """
         INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt,
             owner, lease_until, created_at, retention_seconds, expires_at)
         VALUES ('tenant-1', 'held', '', '', 1, 'external', 'in_progress', 1, 'rival', now(), now(), 1, now())
     """
-    with opened(url, lock_timeout=0.1) as lane, holding(url, statement):
+    with opened(ready_url, lock_timeout=0.1) as lane, holding(ready_url, statement):
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             lane.reserve([reservation("held")])
@@ -790,12 +792,12 @@ def _hold(
         counts["twice"] += twice
 
 
-def test_two_processes_never_own_a_key_at_once(store: PostgresStore, url: str) -> None:
+def test_two_processes_never_own_a_key_at_once(store: PostgresStore, ready_url: str) -> None:
     """64 hot keys, two processes of two threads, reserved and deleted for two seconds: no key has two owners (I1)."""
-    with psycopg.connect(url, autocommit=True) as own:
+    with psycopg.connect(ready_url, autocommit=True) as own:
         own.execute("CREATE TABLE holders (key text PRIMARY KEY)")
     store.disconnect()
-    children = [Child(lambda number=number: _race(url, number, 2.0)) for number in range(2)]  # type: ignore[misc]
+    children = [Child(lambda number=number: _race(ready_url, number, 2.0)) for number in range(2)]  # type: ignore[misc]
     results = [child.result() for child in children]
     assert sum(result["twice"] for result in results) == 0
     assert sum(result["lost"] for result in results) == 0
@@ -828,7 +830,7 @@ def test_batches_in_any_order_do_not_deadlock(store: PostgresStore) -> None:
     assert sum(totals) >= 25 * 40
 
 
-def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, url: str) -> None:
+def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, ready_url: str) -> None:
     """Two batches that insert the same keys in different orders would wait for each other (hazard 7). This one waits
     for 'b', which somebody is inserting: it has inserted 'a' before, and not 'c'."""
     insert = """
@@ -838,7 +840,7 @@ def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, url:
     """
 
     def is_free(key: str) -> bool:
-        with psycopg.connect(url) as own:
+        with psycopg.connect(ready_url) as own:
             try:
                 own.execute(f"SET lock_timeout = '200ms'; {insert.format(key)}".encode())
             except psycopg.errors.LockNotAvailable:
@@ -848,7 +850,7 @@ def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, url:
         return True
 
     def is_waiting() -> bool:
-        with psycopg.connect(url, autocommit=True) as own:
+        with psycopg.connect(ready_url, autocommit=True) as own:
             ours = "query LIKE '%insert it where%'"
             waiting = f"SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {ours}"
             found = own.execute(waiting.encode()).fetchone()
@@ -860,8 +862,8 @@ def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, url:
         finally:
             lane.disconnect()
 
-    with opened(url, lock_timeout=20, timeout=20) as lane, ThreadPoolExecutor(1) as pool:
-        with holding(url, insert.format("b")):
+    with opened(ready_url, lock_timeout=20, timeout=20) as lane, ThreadPoolExecutor(1) as pool:
+        with holding(ready_url, insert.format("b")):
             reserved = pool.submit(reserve, lane)
             eventually(is_waiting, "the batch waits")
             assert (is_free("a"), is_free("c")) == (False, True)
@@ -907,6 +909,14 @@ def test_the_schema_is_what_the_migrations_add_up_to(postgres_server: PostgresSe
         postgres_server.drop_database(name)
 
 
+@pytest.fixture
+def fresh(url: str) -> Iterator[PostgresStore]:
+    """For tests that change its tables."""
+    with opened(url) as store:
+        store.migrate()
+        yield store
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -916,7 +926,7 @@ def test_the_schema_is_what_the_migrations_add_up_to(postgres_server: PostgresSe
         ("UPDATE oncekey_schema SET number = 9999 WHERE number = 1", "has oncekey schema 9999, newer than the"),
     ],
 )
-def test_other_tables_are_refused_with_what_to_run(store: PostgresStore, url: str, change: str, sentence: str) -> None:
+def test_other_tables_are_refused_with_what_to_run(fresh: PostgresStore, url: str, change: str, sentence: str) -> None:
     """Missing, older, newer: every verb of a fresh connection says so before it touches a row."""
     with psycopg.connect(url, autocommit=True) as own:
         own.execute(change)
@@ -928,16 +938,16 @@ def test_other_tables_are_refused_with_what_to_run(store: PostgresStore, url: st
             assert str(caught.value).startswith("PostgreSQL database 'shared' at 127.0.0.1 has ")
 
 
-def test_tables_that_change_under_a_connection_are_noticed(store: PostgresStore, url: str) -> None:
+def test_tables_that_change_under_a_connection_are_noticed(fresh: PostgresStore, url: str) -> None:
     """Dropped or altered after the check: a SchemaError with what to run, not a driver's message."""
-    put(store, "a")
+    put(fresh, "a")
     with psycopg.connect(url, autocommit=True) as own:
         own.execute("ALTER TABLE idempotency_keys DROP COLUMN reconcile_tries")
         with pytest.raises(SchemaError, match="has an older oncekey schema: run `oncekey migrate`"):
-            store.due(Duty.UNKNOWNS, 1)
+            fresh.due(Duty.UNKNOWNS, 1)
         own.execute("DROP TABLE idempotency_keys")
         with pytest.raises(SchemaError, match="has no oncekey tables: run `oncekey migrate`"):
-            store.due(Duty.LEASES, 1)
+            fresh.due(Duty.LEASES, 1)
 
 
 def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
@@ -1043,10 +1053,10 @@ def test_every_thread_has_a_connection_of_its_own(store: PostgresStore) -> None:
 
 
 def test_closing_closes_the_connections_of_all_threads(
-    postgres_server: PostgresServer, store: PostgresStore, url: str
+    postgres_server: PostgresServer, store: PostgresStore, ready_url: str
 ) -> None:
     """No backend is left, and a verb after the close simply connects again."""
-    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{url.rpartition('/')[2]}'"
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{ready_url.rpartition('/')[2]}'"
     store.close()
     eventually(lambda: postgres_server.execute(query) == [("0",)])
     with ThreadPoolExecutor(1) as pool:
@@ -1059,9 +1069,9 @@ def test_closing_closes_the_connections_of_all_threads(
         pool.submit(store.disconnect).result(PATIENCE)
 
 
-def test_closing_beside_a_verb_that_hangs(store: PostgresStore, proxy: TcpProxy, url: str) -> None:
+def test_closing_beside_a_verb_that_hangs(store: PostgresStore, proxy: TcpProxy, ready_url: str) -> None:
     """Closing from another thread while a verb waits for a hung server: the verb ends with StoreUnavailable."""
-    with ThreadPoolExecutor(1) as pool, opened(proxy.rewrite(url), timeout=1.0) as lane:
+    with ThreadPoolExecutor(1) as pool, opened(proxy.rewrite(ready_url), timeout=1.0) as lane:
         pool.submit(row, lane, "x").result(PATIENCE)
         proxy.hang()
         hung = pool.submit(row, lane, "x")
@@ -1074,10 +1084,10 @@ def test_closing_beside_a_verb_that_hangs(store: PostgresStore, proxy: TcpProxy,
         pool.submit(lane.disconnect).result(PATIENCE)
 
 
-def test_a_forked_child_has_connections_of_its_own(url: str) -> None:
+def test_a_forked_child_has_connections_of_its_own(ready_url: str) -> None:
     """Parent and child go on with the same OnceKey, each over its own sockets (hazard 26)."""
     done = subprocess.run(
-        [sys.executable, "-c", FORK_SCRIPT, url], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", FORK_SCRIPT, ready_url], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.stderr, done.stdout.strip()) == ("", FORK_RESULT)
 
@@ -1116,9 +1126,13 @@ def test_a_tombstone_and_a_body_share_a_batch(store: PostgresStore) -> None:
     assert [one and one.last_error for one in seen] == [None, None, "not executed"]
 
 
-def test_a_rival_that_inserts_first_is_found_and_nobody_else_suffers(store: PostgresStore, url: str) -> None:
+def test_a_rival_that_inserts_first_is_found_and_nobody_else_suffers(store: PostgresStore, ready_url: str) -> None:
     """The plain INSERT breaks on a key that a rival commits meanwhile: the batch is asked again, politely."""
-    with psycopg.connect(url) as rival, ThreadPoolExecutor(1) as pool, psycopg.connect(url, autocommit=True) as watcher:
+    with (
+        psycopg.connect(ready_url) as rival,
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(ready_url, autocommit=True) as watcher,
+    ):
         rival.execute(
             "INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, "
             "attempt, owner, lease_until, created_at, retention_seconds, expires_at) "

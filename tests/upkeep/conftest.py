@@ -14,7 +14,7 @@ from tests.upkeep.places import Place
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """An empty place for keys, of every kind in turn."""
     urls = {"memory": lambda: "memory://", "sqlite": lambda: f"sqlite:///{tmp_path / 'keys.db'}"}
-    make = urls.get(request.param, lambda: request.getfixturevalue("postgres_url"))
+    make = urls.get(request.param, lambda: request.getfixturevalue("ready_url"))
     made = Place(make())
     yield made
     made.close()
@@ -24,7 +24,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """As ``place``, where there is an outbox."""
     made = Place(
-        f"sqlite:///{tmp_path / 'keys.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+        f"sqlite:///{tmp_path / 'keys.db'}" if request.param == "sqlite" else request.getfixturevalue("ready_url")
     )
     yield made
     made.close()

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from oncekey.core.states import Effects, State
 from oncekey.stores.sqlite import SqliteStore
+from tests.cli.desk import runner
 from tests.upkeep.places import Place
 
 APP = """
@@ -109,7 +111,9 @@ def test_until_it_is_told_to_stop(shop: Place) -> None:
     assert said["health"]["duties"]["sweep"]["succeeded_seconds_ago"] is not None
 
 
-def test_what_goes_wrong_is_one_sentence(tmp_path: Path, postgres_url: str) -> None:
+def test_what_goes_wrong_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], postgres_url: str
+) -> None:
     """No store, no tables, no such module: exit code 1, no traceback."""
     for arguments, words in (
         (("--once",), "no store is given"),
@@ -117,7 +121,7 @@ def test_what_goes_wrong_is_one_sentence(tmp_path: Path, postgres_url: str) -> N
         (("nowhere:once", "--once"), "there is no module"),
         (("app:once", "--store", "memory://"), "give one of them"),
     ):
-        code, out, error = _run(*arguments, cwd=tmp_path)
+        code, out, error = runner("", monkeypatch, capsys)("upkeep", *arguments)
         assert (code, out, error.count("\n")) == (1, "", 1)
         assert words in error
 

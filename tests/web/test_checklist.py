@@ -1,4 +1,4 @@
-"""The checklists of the seeds, line by line, over HTTP: every store, both frameworks."""
+"""The checklists of the seeds, line by line, over HTTP: every store, both frameworks (tests/web/conftest.py)."""
 
 from __future__ import annotations
 

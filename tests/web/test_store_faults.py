@@ -64,14 +64,14 @@ def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-async def far(empty_database: str, proxy: TcpProxy) -> AsyncIterator[Callable[..., Api]]:
+async def far(ready_url: str, proxy: TcpProxy) -> AsyncIterator[Callable[..., Api]]:
     """Makes apps whose store is behind the proxy, with short limits."""
     made: list[Api] = []
 
     def make(*args: Any, timeout: float = 0.5, policy: Policy = PATIENCE, **options: Any) -> Api:
-        store = PostgresStore(proxy.rewrite(empty_database), timeout=timeout, lock_timeout=0.2)
+        store = PostgresStore(proxy.rewrite(ready_url), timeout=timeout, lock_timeout=0.2)
         options |= {"store": store, "policy": policy, "migrate": False}
-        made.append(Api(World(empty_database), "starlette", *args, **options))
+        made.append(Api(World(ready_url), "starlette", *args, **options))
         return made[-1]
 
     yield make
@@ -288,7 +288,7 @@ def watching_for_locks(url: str) -> Iterator[list[str]]:
         thread.join(SECONDS)
 
 
-async def test_an_open_transaction_slows_nobody_else(empty_database: str) -> None:
+async def test_an_open_transaction_slows_nobody_else(ready_url: str) -> None:
     """One transaction has updated one key's row: 64 clients on other keys are served as before, nobody waits for its
     lock, and a duplicate of that key gets its 409 at once."""
     gate = Gate()
@@ -298,7 +298,7 @@ async def test_an_open_transaction_slows_nobody_else(empty_database: str) -> Non
             await gate.wait()
         return paid(request, run)
 
-    api = Api(World(empty_database), "starlette", respond, migrate=False)
+    api = Api(World(ready_url), "starlette", respond, migrate=False)
     first = api.start("held", "/payments?hold")
     await soon(gate.entered.wait())
 
@@ -325,7 +325,7 @@ async def test_an_open_transaction_slows_nobody_else(empty_database: str) -> Non
     try:
         await wave("warm")
         without, _ = await wave("without")
-        with open_transaction(empty_database, "held"), watching_for_locks(empty_database) as waits:
+        with open_transaction(ready_url, "held"), watching_for_locks(ready_url) as waits:
             with_it, slowest = await wave("with")
         assert waits == []
         assert with_it < 5 * without + 0.2
@@ -336,7 +336,7 @@ async def test_an_open_transaction_slows_nobody_else(empty_database: str) -> Non
         await api.close()
 
 
-async def test_a_finish_waits_for_a_row_that_is_held_for_a_moment(empty_database: str) -> None:
+async def test_a_finish_waits_for_a_row_that_is_held_for_a_moment(ready_url: str) -> None:
     """The owner tries again while somebody holds its row, and the client gets its answer, not an error; nobody else's
     finish waits with it."""
     gate = Gate()
@@ -346,11 +346,11 @@ async def test_a_finish_waits_for_a_row_that_is_held_for_a_moment(empty_database
             await gate.wait()
         return paid(request, run)
 
-    api = Api(World(empty_database), "starlette", respond, migrate=False)
+    api = Api(World(ready_url), "starlette", respond, migrate=False)
     first = api.start("held", "/payments?hold")
     await soon(gate.entered.wait())
     try:
-        with open_transaction(empty_database, "held"), watching_for_locks(empty_database) as waits:
+        with open_transaction(ready_url, "held"), watching_for_locks(ready_url) as waits:
             gate.go.set()
             for number in range(20):
                 assert (await api.post(f"k-{number}")).status_code == 201

@@ -162,7 +162,7 @@ class Worker:
     def _opened(self, given: str | Store | None) -> Iterator[Store]:
         """The store of this run. Whoever opened it closes it."""
         wanted = given or self._store or os.environ.get("ONCEKEY_STORE")
-        if wanted is None:
+        if not wanted:
             raise ConfigurationError(f"the worker has no store: give it one of {KNOWN}")
         if isinstance(wanted, OnceKey):
             wanted = wanted.store

@@ -21,8 +21,7 @@ from oncekey.errors import StoreError
 from oncekey.stores import sqlfiles
 from oncekey.stores.sqlite import rows, schema
 
-_SCRIPT = sqlfiles.statement(schema.PACKAGE, "batch")
-_APPLY = "INSERT INTO temp.oncekey_batch (ends, begins, bytes, now) VALUES (?, ?, ?, ?)"
+_SCRIPT, _APPLY = (sqlfiles.statement(schema.PACKAGE, name) for name in ("batch", "batch_apply"))
 
 
 @value
@@ -44,8 +43,8 @@ def prepare(connection: sqlite3.Connection) -> None:
 def pack(begins: Sequence[Reservation], ends: Sequence[Swap]) -> Packed:
     """``ends``: only what ``Swap.ends``. StoreError where a value cannot go this way; the lanes find out which."""
     pieces = _Pieces()
-    ending = [_ending(change, pieces) for change in sorted(ends, key=lambda change: (change.scope, change.key))]
-    beginning = [_beginning(wanted, pieces) for wanted in sorted(begins, key=lambda wanted: (wanted.scope, wanted.key))]
+    ending = [_ending(change, pieces) for change in rows.in_order(ends)]
+    beginning = [_beginning(wanted, pieces) for wanted in rows.in_order(begins)]
     return Packed(_json(ending), _json(beginning), b"".join(pieces.all), len(ends) + len(begins))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -18,10 +18,16 @@ from oncekey.errors import StoreError
 from oncekey.stores.stored_responses import stored_response
 
 Row = tuple[Any, ...]
+_Work = TypeVar("_Work", Reservation, Swap)
 
 # A dictionary is four times as fast as calling the enum, and rows are decoded on every replay.
 _STATES = {state.value: state for state in State}
 _EFFECTS = {effects.value: effects for effects in Effects}
+
+
+def in_order(batch: Sequence[_Work]) -> list[_Work]:
+    """A batch in the order of (scope, key), which is the order of the tree."""
+    return sorted(batch, key=lambda work: (work.scope, work.key))
 
 
 def record(row: Row, response: StoredResponse | None, now: float) -> Record:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
@@ -200,7 +199,7 @@ def _insert(
     connection: sqlite3.Connection, batch: Sequence[Reservation], found: dict[tuple[str, str], Record], now: float
 ) -> None:
     """Insert what is not in ``found``, and put it there: our own row, or the one of a writer who was faster."""
-    absent = [wanted for wanted in _in_order(batch) if (wanted.scope, wanted.key) not in found]
+    absent = [wanted for wanted in rows.in_order(batch) if (wanted.scope, wanted.key) not in found]
     inserted = connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount
     there: dict[tuple[str, str], Record] = {}
     if inserted < len(absent):  # under the write lock the faster one's rows are there
@@ -219,7 +218,7 @@ def _swap_all(
     connection: sqlite3.Connection, batch: Sequence[Swap], now: float
 ) -> dict[tuple[str, str], Record | None]:
     moved = _swap_alike(connection, batch, now) if all(map(_is_plain, batch)) else None
-    return moved or {(change.scope, change.key): _swap(connection, change, now) for change in _in_order(batch)}
+    return moved or {(change.scope, change.key): _swap(connection, change, now) for change in rows.in_order(batch)}
 
 
 def _swap(connection: sqlite3.Connection, change: Swap, now: float) -> Record | None:
@@ -267,7 +266,7 @@ def _swap_alike(
     """All of them by one statement, and one more for the answers; None, and nothing done, unless all could be moved."""
     if len(batch) == 1:
         return None
-    changes = _in_order(batch)
+    changes = rows.in_order(batch)
     connection.execute("SAVEPOINT alike")
     parameters = [
         rows.comparing(change, now) + rows.setting(change, change.to_state)
@@ -282,14 +281,6 @@ def _swap_alike(
     ).fetchall()
     times = {(scope, key): (lease_until, point) for scope, key, lease_until, point in answer}
     return {(c.scope, c.key): rows.moved(c, *times[c.scope, c.key], now) for c in changes}
-
-
-_Work = TypeVar("_Work", Reservation, Swap)
-
-
-def _in_order(batch: Sequence[_Work]) -> list[_Work]:
-    """A batch in the order of (scope, key), which is the order of the tree."""
-    return sorted(batch, key=lambda work: (work.scope, work.key))
 
 
 def _be_patient(connection: sqlite3.Connection, seconds: float) -> None:

@@ -1,0 +1,282 @@
+"""PostgreSQL's hot verbs in an event loop: the same answers as the store's own, in time or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import floats
+
+from oncekey.core.record import StoredResponse, swap
+from oncekey.core.states import Actor, Event, State
+from oncekey.errors import StoreError, StoreUnavailable
+from oncekey.stores.base import LostRace
+from oncekey.stores.postgres import PostgresStore, rows
+from oncekey.stores.postgres.in_loop import _END, _RESERVE, InLoop
+from oncekey.testing.proxy import TcpProxy
+from oncekey.testing.servers import PostgresServer
+from tests.engine.doubles import RESPONSE, reservation
+from tests.stores.hot import completion, reserved
+
+RIVAL = """
+INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner,
+                              lease_until, created_at, retention_seconds, expires_at)
+VALUES ('tenant-1', 'raced', 'POST /', 'x', 1, 'external', 'in_progress', 1, 'rival', now(), now(), 60, now())
+"""
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
+    with TcpProxy("127.0.0.1", postgres_server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def store(proxy: TcpProxy, postgres_url: str) -> Iterator[PostgresStore]:
+    direct = PostgresStore(postgres_url)
+    direct.migrate()
+    direct.close()
+    made = PostgresStore(proxy.rewrite(postgres_url), timeout=1.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def fast(store: PostgresStore) -> AsyncIterator[InLoop]:
+    made = InLoop(store)
+    yield made
+    made.abandon()
+
+
+@pytest.fixture
+def shared(postgres_url: str) -> Iterator[PostgresStore]:
+    made = PostgresStore(postgres_url)
+    made.migrate()
+    yield made
+    made.close()
+
+
+async def test_gives_the_answers_of_the_store(store: PostgresStore, fast: InLoop) -> None:
+    """New, found, moved, not moved: record for record what the blocking verbs say."""
+    mine = [reservation("b"), reservation("a"), reservation("c")]
+    found = await fast.reserve(mine)
+    assert [answer.record and answer.record.owner for answer in found] == [one.owner for one in mine]
+    first, second, third = (answer.record for answer in found)
+    assert first
+    assert second
+    assert third
+    done = completion(first)
+    lost = completion(second)
+    store.swap([swap(second, Event.RELEASE, Actor.OWNER)])
+    moved = await fast.swap([done, lost])
+    assert moved[0] is not None
+    assert moved[0].state is State.COMPLETED
+    assert moved[1] is None
+    again = await fast.reserve([reservation("b"), reservation("c")])
+    read = store.read([("tenant-1", "b"), ("tenant-1", "c")])
+    for here, there in zip(again, read, strict=True):
+        assert here.record is not None
+        assert there is not None
+        assert (here.record.owner, here.record.state, here.record.response, here.record.expires_at) == (
+            there.owner,
+            there.state,
+            there.response,
+            there.expires_at,
+        )
+
+
+async def test_a_race_that_is_lost_is_said_and_keeps_the_connection(
+    store: PostgresStore, fast: InLoop, postgres_url: str
+) -> None:
+    """A rival inserts one of the keys between our look and our insert: here, by a transaction that commits late."""
+    await fast.reserve([reservation("warm")])
+    connection = fast._connection
+    with psycopg.connect(postgres_url) as rival:
+        rival.execute(RIVAL)
+        asking = asyncio.create_task(fast.reserve([reservation("raced"), reservation("other")]))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with psycopg.connect(postgres_url, autocommit=True) as look:
+            while look.execute(waiting).fetchone() == (0,):
+                await asyncio.sleep(0.01)
+        rival.commit()
+    with pytest.raises(LostRace):
+        await asking
+    assert fast._connection is connection
+    assert (await fast.reserve([reservation("after")]))[0].record is not None
+
+
+async def test_a_cut_connection_is_thrown_away_and_the_next_verb_opens_another(
+    store: PostgresStore, fast: InLoop, proxy: TcpProxy
+) -> None:
+    await fast.reserve([reservation("a")])
+    await asyncio.to_thread(proxy.cut)
+    with pytest.raises(psycopg.Error):
+        await fast.reserve([reservation("b")])
+    assert fast._connection is None
+    assert (await fast.reserve([reservation("c")]))[0].record is not None
+
+
+async def test_a_server_that_says_nothing_is_given_up_in_time(
+    store: PostgresStore, fast: InLoop, proxy: TcpProxy
+) -> None:
+    """The store's time limit holds here too, and the loop goes on meanwhile."""
+    await fast.reserve([reservation("a")])
+    await asyncio.to_thread(proxy.hang)
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(fast.reserve([reservation("b")]), 20)
+    assert time.monotonic() - began < 15
+    assert fast._connection is None
+
+
+async def test_a_cancelled_verb_leaves_no_answer_behind(store: PostgresStore, fast: InLoop, proxy: TcpProxy) -> None:
+    """Its answer may still come: nobody may read it as the answer to the next question (hazard 4)."""
+    await fast.reserve([reservation("a")])
+    await asyncio.to_thread(proxy.hang, "to_client")
+    asking = asyncio.create_task(fast.reserve([reservation("cancelled")]))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await asyncio.to_thread(proxy.pass_through)
+    assert fast._connection is None
+    (found,) = await fast.reserve([reservation("b")])
+    assert found.record is not None
+    assert found.record.key == "b"
+
+
+async def test_what_ends_and_what_begins_are_one_transaction(store: PostgresStore, fast: InLoop) -> None:
+    """One commit for both; and who asks again for a key that ends in the same batch finds its response."""
+    ends = [completion(reserved(store, key)) for key in ("a", "b")]
+    found, moved = await fast.both([reservation("new"), reservation("a")], ends)
+    assert [record and record.state for record in moved] == [State.COMPLETED, State.COMPLETED]
+    new, again = (answer.record for answer in found)
+    assert new
+    assert again
+    assert (new.state, again.response) == (State.IN_PROGRESS, RESPONSE)
+    numbers = store._execute("SELECT xmin FROM idempotency_keys WHERE key IN ('a', 'b', 'new')", None).fetchall()
+    assert len(numbers) == 3
+    assert len(set(numbers)) == 1
+
+
+async def test_a_commit_that_fails_is_not_taken_for_done(store: PostgresStore, fast: InLoop, postgres_url: str) -> None:
+    """Every statement has answered, and then the commit fails: here by a check that the database makes at its end."""
+    end = completion(reserved(store, "a"))
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$"
+        )
+        admin.execute(
+            "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON idempotency_keys "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        with pytest.raises(StoreError, match="P0001"):
+            await fast.both([reservation("b")], [end])
+        with pytest.raises(StoreError, match="P0001"):
+            await fast.reserve([reservation("b")])
+        admin.execute("DROP TRIGGER refuse ON idempotency_keys")
+    there, absent = store.read([("tenant-1", "a"), ("tenant-1", "b")])
+    assert there is not None
+    assert there.state is State.IN_PROGRESS
+    assert absent is None
+
+
+async def test_a_race_that_is_lost_undoes_the_ends_of_the_batch_too(store: PostgresStore, fast: InLoop) -> None:
+    """All or nothing: the lanes are asked about both."""
+    end = completion(reserved(store, "a"))
+    twins = [reservation("twin"), reservation("twin")]
+    with pytest.raises(LostRace):  # the same key twice stands for a rival's
+        await fast._ask((_END, rows.end_columns([end])), (_RESERVE, rows.reservation_columns(twins)))
+    (record,) = store.read([("tenant-1", "a")])
+    assert record is not None
+    assert record.state is State.IN_PROGRESS
+    assert (await fast.swap([end]))[0] is not None, "the connection is as good as before"
+
+
+async def test_a_key_that_somebody_is_about_to_commit_holds_nobody_up(
+    store: PostgresStore, fast: InLoop, postgres_url: str
+) -> None:
+    """Ends wait with the begins of their batch, so it gives up soon, as if a race was lost: the lanes have patience."""
+    end = completion(reserved(store, "a"))
+    await fast.reserve([reservation("warm")])
+    connection = fast._connection
+    with psycopg.connect(postgres_url) as rival:
+        rival.execute(RIVAL)
+        began = time.monotonic()
+        with pytest.raises(LostRace):
+            await fast.both([reservation("raced")], [end])
+        assert time.monotonic() - began < store.lock_timeout * 0.9
+    assert fast._connection is connection
+    assert (await fast.swap([end]))[0] is not None
+
+
+async def test_a_server_that_ends_the_connection_is_noticed_at_once(
+    store: PostgresStore, fast: InLoop, postgres_url: str
+) -> None:
+    """An administrator, a restart: its last words are no answer, and no reason to wait for one."""
+    await fast.reserve([reservation("a")])
+    assert fast._connection is not None
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(
+            "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_sleep(30); RETURN NEW; END $$"
+        )
+        admin.execute("CREATE TRIGGER dawdle BEFORE INSERT ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION dawdle()")
+        asking = asyncio.create_task(fast.reserve([reservation("b")]))
+        await asyncio.sleep(0.1)
+        admin.execute("SELECT pg_terminate_backend(%s)", [fast._connection.pgconn.backend_pid])
+        with pytest.raises((psycopg.Error, StoreError)) as ended:
+            await asyncio.wait_for(asking, 0.8)  # the store's own limit is a second
+    assert "in time" not in str(ended.value)
+    assert fast._connection is None
+
+
+async def test_more_than_the_socket_takes_at_once(shared: PostgresStore) -> None:
+    """Large responses: sent in pieces, while the loop goes on."""
+    fast = InLoop(shared)
+    found = await fast.reserve([reservation(f"large-{number}") for number in range(8)])
+    response = StoredResponse(200, (), b"x" * 1_000_000)
+    ends = [swap(answer.record, Event.COMPLETE, Actor.OWNER, response=response) for answer in found if answer.record]
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.0005)
+            turns += 1
+
+    counting = asyncio.create_task(count_turns())
+    moved = await fast.swap(ends)
+    counting.cancel()
+    assert all(moved)
+    assert turns > 3
+    (there,) = shared.read([("tenant-1", "large-7")])
+    assert there is not None
+    assert there.response == response
+    fast.abandon()
+
+
+@given(
+    now=floats(1.6e9, 2.5e9),
+    lease=floats(0.001, 86_400.0),
+    retention=floats(0.001, 40_000_000.0),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_times_are_those_of_the_database_to_the_microsecond(
+    now: float, lease: float, retention: float, shared: PostgresStore
+) -> None:
+    """They are computed here, and not sent back: a replay must say the same date as the first response."""
+    asked = "SELECT date_part('epoch', t + %s * interval '1 second') FROM (SELECT to_timestamp(%s) AS t) AS x"
+    for seconds in (lease, retention):
+        moment = store_moment(shared, now)
+        ((there,),) = shared._execute(asked, [seconds, now]).fetchall()
+        assert rows.later(moment, seconds) == there
+
+
+def store_moment(store: PostgresStore, now: float) -> float:
+    ((moment,),) = store._execute("SELECT date_part('epoch', to_timestamp(%s))", [now]).fetchall()
+    return float(moment)
