@@ -17,6 +17,9 @@ PINS  := requirements/dev.txt requirements/optional.txt
 CODE  := $(wildcard src tests benchmarks examples)
 GATED := src/oncekey/core/*,src/oncekey/engine/*,src/oncekey/stores/*
 
+# Tests start hundreds of processes that import us: compiled once, whatever this machine is set to.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Looked up only when a virtualenv has to be made.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
