@@ -20,6 +20,16 @@ GATED := src/oncekey/core/*,src/oncekey/engine/*,src/oncekey/stores/*
 # Tests start hundreds of processes that import us: compiled once, whatever this machine is set to.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Before a test run: its files go to memory where there is room for them. What a test kills is a process, never the
+# machine, so it is as durable as a disk, and nobody waits for one.
+define in_memory
+room=$$(df -Pk /dev/shm 2> /dev/null | awk 'NR == 2 { print $$4 }'); \
+if [ -w /dev/shm ] && [ "$${room:-0}" -gt 4000000 ]; then \
+	TMPDIR=$$(mktemp -d /dev/shm/oncekey-XXXXXX); export TMPDIR; chmod 755 "$$TMPDIR"; \
+	trap 'rm -rf "$$TMPDIR"' EXIT; trap 'exit 130' INT TERM; \
+fi
+endef
+
 # Looked up only when a virtualenv has to be made.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -35,12 +45,12 @@ run: $(STAMP) ## the demo: an API, a client that retries, and what is stored
 
 .PHONY: test
 test: $(STAMP) ## all tests but the long fault campaign, two at a time
-	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: coverage
 coverage: $(STAMP) ## the same tests, measured: core, engine and stores must be covered to the gate (half as long again)
 	@rm -f .coverage .coverage.*
-	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report= $(ARGS)
+	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report= $(ARGS)
 	@echo "coverage of core, engine and stores (lines and branches, at least $(COVERAGE) %)"
 	@$(BIN)/coverage report --include='$(GATED)' --fail-under=$(COVERAGE)
 
