@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.policy import Policy
-from oncekey.core.routes import MAX_NAME_LENGTH, Routes
+from oncekey.core.routes import MAX_NAME_LENGTH, REMEMBERED, Routes
 from oncekey.errors import ConfigurationError
 
 OWN = Policy(effects="repeatable")
@@ -67,3 +67,21 @@ def test_who_decided() -> None:
     asked = [("POST", "/login"), ("PUT", "/files/7"), ("POST", "/payments"), ("GET", "/login"), ("POST", "/files/7")]
     assert [routes.listed_as(*each) for each in asked] == ["POST /login", "PUT /files/{id}", None, None, None]
     assert routes.match("POST", "/login") is None
+
+
+def test_what_clients_ask_for_fills_no_memory() -> None:
+    """Routes are remembered by path, and paths are the clients': so many, and none that is long."""
+    routes = Routes(Policy(), {"POST /login": None})
+    for number in range(REMEMBERED + 100):
+        assert routes.match("POST", f"/{number}") == routes.match("POST", f"/{number}")
+        assert routes.match("POST", "/login") is None
+    routes = Routes(Policy())
+    routes.match("POST", "/" + "x" * MAX_NAME_LENGTH)
+    assert routes._remembered == {}
+
+
+def test_no_more_is_remembered_than_that() -> None:
+    routes = Routes(Policy())
+    for number in range(REMEMBERED + 100):
+        routes.match("POST", f"/{number}")
+    assert len(routes._remembered) == REMEMBERED

@@ -13,6 +13,8 @@ from oncekey.errors import ConfigurationError
 
 MAX_NAME_LENGTH = 200
 """Of a path in the name of an operation; longer ones end in a hash."""
+REMEMBERED = 1_000
+"""Routes of requests that are looked up once only. Paths come from clients, so there is an end to it."""
 
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
 METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
@@ -43,6 +45,7 @@ class Routes:
         """The routes that differ, by operation."""
         self._exact: dict[tuple[str, str], _Listed] = {}
         self._patterns: list[tuple[str, re.Pattern[str], _Listed]] = []
+        self._remembered: dict[tuple[str, str], Route | None] = {}
         for text, own in (routes or {}).items():
             split = METHOD_AND_PATH.fullmatch(text)
             if split is None:
@@ -58,6 +61,15 @@ class Routes:
 
     def match(self, method: str, path: str) -> Route | None:
         """The route of a request, or None where it passes untouched."""
+        at = (method, path)
+        if at in self._remembered:
+            return self._remembered[at]
+        route = self._match(method, path)
+        if len(self._remembered) < REMEMBERED and len(path) <= MAX_NAME_LENGTH:
+            self._remembered[at] = route
+        return route
+
+    def _match(self, method: str, path: str) -> Route | None:
         if (found := self._find(method, path)) is not None:
             return found[1]
         if method in self._policy.methods:

@@ -120,13 +120,15 @@ class Engine:
 
     def _decided(self, decision: Decision, policy: Policy) -> None:
         emit, wants = self.emitter.emit, self.emitter.wants
+        if isinstance(decision, Execute):
+            if wants(events.Reserved):
+                emit(events.Reserved(*about(decision.record)))
+            return
         match decision:
-            case Execute(record):
-                if wants(events.Reserved):
-                    emit(events.Reserved(*about(record)))
-            case Replay(record) if wants(events.Replayed):
-                status = record.response.status if record.response else 0
-                emit(events.Replayed(*about(record), status=status))
+            case Replay(record):
+                if wants(events.Replayed):
+                    status = record.response.status if record.response else 0
+                    emit(events.Replayed(*about(record), status=status))
             case Busy(record) if record is not None:
                 if wants(events.FoundInFlight):
                     emit(events.FoundInFlight(*about(record)))

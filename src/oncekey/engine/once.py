@@ -62,6 +62,8 @@ class OnceKey:
         if not (isinstance(scope, SingleTenant) or callable(scope)):
             raise ConfigurationError("OnceKey(scope=…): it takes a function of the request, or SINGLE_TENANT")
         self.scope = scope
+        self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
+        """The scope of all requests, where the app said that there is one."""
         self.policy = policy or Policy()
         self.routes = Routes(self.policy, routes)
         self.profile = profile
@@ -192,11 +194,6 @@ class OnceKey:
                 f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
             )
         return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
-
-    @property
-    def single_tenant(self) -> str | None:
-        """The scope of all requests, where the app said that there is one."""
-        return SINGLE_SCOPE if isinstance(self.scope, SingleTenant) else None
 
     def start(self) -> None:
         """Check the tables, or bring them up to date when told to; SchemaError says what to run. Blocks."""

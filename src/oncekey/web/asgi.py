@@ -439,15 +439,18 @@ class _Exchange:
         await self._respond(answer.status, answer_headers(answer, self.key_header, record), answer.body)
 
     async def _respond(self, status: int, headers: Headers, body: bytes) -> None:
-        await self._pass_on({"type": "http.response.start", "status": status, "headers": headers})
-        await self._pass_on({"type": "http.response.body", "body": body, "more_body": False})
+        await self._pass_on(
+            {"type": "http.response.start", "status": status, "headers": headers},
+            {"type": "http.response.body", "body": body, "more_body": False},
+        )
 
-    async def _pass_on(self, message: Message) -> None:
+    async def _pass_on(self, *messages: Message) -> None:
         if self.held is not None:
-            self.held.append(message)
+            self.held += messages
             return
         try:
-            await self.send(message)
+            for message in messages:
+                await self.send(message)
         except OSError:
             # The client has gone. The record does not care, and the handler must not learn of it.
             _log.debug("the client left before its response was sent")
