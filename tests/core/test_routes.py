@@ -69,19 +69,21 @@ def test_who_decided() -> None:
     assert routes.match("POST", "/login") is None
 
 
-def test_what_clients_ask_for_fills_no_memory() -> None:
-    """Routes are remembered by path, and paths are the clients': so many, and none that is long."""
+def test_remembered_or_not_the_answer_is_the_same() -> None:
     routes = Routes(Policy(), {"POST /login": None})
     for number in range(REMEMBERED + 100):
-        assert routes.match("POST", f"/{number}") == routes.match("POST", f"/{number}")
+        first, again = routes.match("POST", f"/{number}"), routes.match("POST", f"/{number}")
+        assert first is not None
+        assert (first.operation, again) == (f"POST /{number}", first)
         assert routes.match("POST", "/login") is None
-    routes = Routes(Policy())
-    routes.match("POST", "/" + "x" * MAX_NAME_LENGTH)
-    assert routes._remembered == {}
 
 
-def test_no_more_is_remembered_than_that() -> None:
+def test_what_clients_ask_for_fills_no_memory() -> None:
+    """So many are remembered, and none that is long."""
     routes = Routes(Policy())
+    for method, path in (("POST", "/" + "x" * MAX_NAME_LENGTH), ("X" * MAX_NAME_LENGTH, "/")):
+        routes.match(method, path)
+        assert routes._remembered == {}
     for number in range(REMEMBERED + 100):
         routes.match("POST", f"/{number}")
     assert len(routes._remembered) == REMEMBERED

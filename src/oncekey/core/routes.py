@@ -14,7 +14,7 @@ from oncekey.errors import ConfigurationError
 MAX_NAME_LENGTH = 200
 """Of a path in the name of an operation; longer ones end in a hash."""
 REMEMBERED = 1_000
-"""Routes of requests that are looked up once only. Paths come from clients, so there is an end to it."""
+"""Routes of requests that are looked up once only. Both words come from clients, so there is an end to it."""
 
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
 METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
@@ -65,7 +65,7 @@ class Routes:
         if at in self._remembered:
             return self._remembered[at]
         route = self._match(method, path)
-        if len(self._remembered) < REMEMBERED and len(path) <= MAX_NAME_LENGTH:
+        if len(self._remembered) < REMEMBERED and len(method) + len(path) <= MAX_NAME_LENGTH:
             self._remembered[at] = route
         return route
 
