@@ -129,7 +129,7 @@ FAULTS = (
         "model: every interleaving",
         run,
         {"-": 2_000_000},
-        short=800,
+        short=2_000,
         promises=("I1", "I2", "I3", "I4", "I5"),
         unit="states",
         seconds=200.0,
