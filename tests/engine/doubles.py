@@ -19,6 +19,7 @@ from oncekey.core.states import Effects, State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.engine.engine import Engine
 from oncekey.engine.operation import Operation
+from oncekey.engine.tickets import AsyncTicket
 from oncekey.stores.base import Capabilities, Duty
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry.events import Emitter, Event
@@ -55,6 +56,11 @@ def eventually(check: Callable[[], _T], what: str = "") -> _T:
 
 
 # ---------------------------------------------------------------- values
+
+
+async def waiting(ticket: AsyncTicket) -> Any:
+    """As a request waits: in a task of its own, which can be cancelled."""
+    return await ticket.wait()
 
 
 def reservation(

@@ -14,7 +14,7 @@ from oncekey.engine import lanes as lanes_module
 from oncekey.engine.lanes import Lanes
 from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
 from oncekey.errors import StoreError, StoreUnavailable
-from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, eventually, reservation
+from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, eventually, reservation, waiting
 
 Open = Callable[..., Lanes]
 
@@ -96,7 +96,7 @@ def test_a_cancelled_coroutine_leaves_no_reservation(open_lanes: Open) -> None:
     async def main() -> None:
         ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
         lanes.submit(ticket)
-        task = asyncio.create_task(ticket.wait())
+        task = asyncio.create_task(waiting(ticket))
         await asyncio.to_thread(gate.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -138,7 +138,7 @@ def test_a_caller_that_left_while_the_lanes_close_leaves_no_reservation(open_lan
     async def main() -> None:
         ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
         lanes.submit(ticket)
-        task = asyncio.create_task(ticket.wait())
+        task = asyncio.create_task(waiting(ticket))
         await asyncio.to_thread(gate.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

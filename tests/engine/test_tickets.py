@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.engine.tickets import AsyncTicket, QuietTicket, SyncTicket, Ticket
 from oncekey.errors import StoreError, StoreUnavailable
-from tests.engine.doubles import PATIENCE
+from tests.engine.doubles import PATIENCE, waiting
 
 WORK = ("tenant-1", "key-1")
 
@@ -98,6 +98,7 @@ def test_a_coroutine_gets_its_result_or_its_error() -> None:
         assert await good.wait() == "answer"
         with pytest.raises(StoreError, match="refused"):
             await bad.wait()
+        await asyncio.sleep(0)
         assert good._timer
         assert good._timer.cancelled()
         assert bad._timer
@@ -116,7 +117,7 @@ def test_a_coroutine_that_gave_up_or_was_cancelled_takes_nothing_more() -> None:
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             await late.wait()
         gone = AsyncTicket(WORK, loop, PATIENCE)
-        task = asyncio.create_task(gone.wait())
+        task = asyncio.create_task(waiting(gone))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -7,13 +7,11 @@ from typing import Any
 from unittest.mock import patch
 
 import orjson
-import pytest
 from hypothesis import strategies as st
 
 from oncekey.core.header import parse_key
 from oncekey.core.record import StoredResponse
 from oncekey.errors import StoreError
-from oncekey.stores.stored_responses import stored_response
 from tests.core import test_header
 from tests.faults import fuzz
 from tests.faults.campaign import Run
@@ -51,10 +49,3 @@ def test_as_many_examples_as_were_asked_for(tmp_path: Path) -> None:
 
     fuzz.search(run, test, {"number": st.integers()}, "I5", 120)
     assert len(seen) == run.hits >= 120
-
-
-@pytest.mark.parametrize("headers", ['["ab"]', '{"ab": 1}', '[["a", 5]]', '[["a"]]', "null", "[", '"ab"'])
-def test_headers_that_are_no_list_of_pairs(headers: str) -> None:
-    """Each was once read as something: ``["ab"]`` as the header ``a`` with the value ``b``."""
-    with pytest.raises(StoreError, match="headers of a row are damaged"):
-        stored_response(201, headers, b"", 1)

@@ -18,7 +18,7 @@ from typing import Any
 
 from oncekey.core.record import Reservation, Swap
 from oncekey.engine.batches import batches
-from oncekey.engine.tickets import AsyncTicket, Ticket
+from oncekey.engine.tickets import AsyncTicket, Ticket, Work
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.base import InLoop, LostRace
 
@@ -38,9 +38,8 @@ SAMPLE = 32
 """But one ticket in so many still goes this way, to notice when that has changed."""
 
 
-def fits(ticket: Ticket) -> bool:
+def fits(work: Work) -> bool:
     """Whether the express takes it: a reservation, or the end of an attempt."""
-    work = ticket.work
     return isinstance(work, Reservation) or (isinstance(work, Swap) and work.ends)
 
 

@@ -86,7 +86,7 @@ class Lanes:
 
     def _by_express(self, ticket: AsyncTicket) -> bool:
         """Whether the ticket could go by the loop's own express, without a thread."""
-        if not express.fits(ticket):
+        if not express.fits(ticket.work):
             return False
         chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
         return chosen is not None and chosen.queued < self._max_queued and chosen.put(ticket)

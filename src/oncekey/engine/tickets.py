@@ -58,18 +58,16 @@ class AsyncTicket(Ticket):
     def arm(self) -> None:
         """Give up at the deadline by a timer of its own. Whoever sees to the deadline otherwise need not."""
         if self._timer is None:
-            self._timer = self.loop.call_at(self.deadline, self.give_up)
+            self._timer = timer = self.loop.call_at(self.deadline, self.give_up)
+            self._future.add_done_callback(lambda _: timer.cancel())
 
     def give_up(self) -> None:
         if not self._future.done():
             self._future.set_exception(StoreUnavailable(GAVE_UP))
 
-    async def wait(self) -> Any:
-        try:
-            return await self._future
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
+    def wait(self) -> asyncio.Future[Any]:
+        """What to await: the future itself, since a coroutine around it would be one more for every request."""
+        return self._future
 
     def left(self) -> bool:
         return self._future.done() and not self._delivered

@@ -3,6 +3,7 @@ stores."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -24,12 +25,22 @@ def stored_response(status: Any, headers: Any, body: Any, version: Any) -> Store
     if body is not None and type(body) is not bytes:
         raise StoreError("the stored body of a row is damaged")
     try:
-        pairs = orjson.loads(headers)
+        pairs = _remembered_headers(headers) if len(headers) <= REMEMBERED_LENGTH else _headers(headers)
     except (TypeError, ValueError) as error:
         raise StoreError("the stored headers of a row are damaged") from error
+    return StoredResponse(status, pairs, body, version)
+
+
+def _headers(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = orjson.loads(text)
     if type(pairs) is not list or not _are_headers(pairs):
-        raise StoreError("the stored headers of a row are damaged")
-    return StoredResponse(status, tuple(map(tuple, pairs)), body, version)
+        raise ValueError("not a list of pairs of texts")
+    return tuple(map(tuple, pairs))
+
+
+REMEMBERED_LENGTH = 200
+_remembered_headers = lru_cache(maxsize=256)(_headers)
+"""Most responses of an API have one and the same header, their type."""
 
 
 _only_lists, _only_twos, _only_texts = (

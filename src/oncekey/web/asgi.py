@@ -379,7 +379,7 @@ class _Exchange:
         if self.streaming or body is None:
             return
         headers = first_headers(self.operation, status, raw_headers, len(body), self.key_header, record)
-        await self._respond(status, headers, body)
+        await self._pass_on(*_messages(status, headers, body))
 
     async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
@@ -436,13 +436,7 @@ class _Exchange:
         await self._answer(refusal(self.once, situation, detail=detail, retry_after=retry_after), None)
 
     async def _answer(self, answer: Answer, record: Record | None) -> None:
-        await self._respond(answer.status, answer_headers(answer, self.key_header, record), answer.body)
-
-    async def _respond(self, status: int, headers: Headers, body: bytes) -> None:
-        await self._pass_on(
-            {"type": "http.response.start", "status": status, "headers": headers},
-            {"type": "http.response.body", "body": body, "more_body": False},
-        )
+        await self._pass_on(*_messages(answer.status, answer_headers(answer, self.key_header, record), answer.body))
 
     async def _pass_on(self, *messages: Message) -> None:
         if self.held is not None:
@@ -454,3 +448,10 @@ class _Exchange:
         except OSError:
             # The client has gone. The record does not care, and the handler must not learn of it.
             _log.debug("the client left before its response was sent")
+
+
+def _messages(status: int, headers: Headers, body: bytes) -> tuple[Message, Message]:
+    return (
+        {"type": "http.response.start", "status": status, "headers": headers},
+        {"type": "http.response.body", "body": body, "more_body": False},
+    )

@@ -29,6 +29,7 @@ from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
 _log = logging.getLogger("oncekey")
 
 Headers = list[tuple[bytes, bytes]]
+Pairs = tuple[tuple[str, str], ...]
 
 UNKNOWN_RETRY_SECONDS = 30.0
 """An unknown outcome is settled by asking somebody else: that takes longer than a handler does."""
@@ -136,24 +137,28 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
     """The response as it is kept: the headers of the allow-list, and the body unless it is too large (tombstone)."""
     allowed = policy.stored_headers
-    kept = [(text, value.decode("latin-1")) for name, value in headers if (text := _lower(name)) in allowed]
+    kept = tuple([(text, value.decode("latin-1")) for name, value in headers if (text := _lower(name)) in allowed])
     if body is not None and len(body) > policy.max_response_bytes:
         body = None
-    return StoredResponse(status, tuple(_clean(kept)), body)
+    return StoredResponse(status, _clean(kept), body)
 
 
-def _clean(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _clean(headers: Pairs) -> Pairs:
     """Without those that could end a header early, or cannot be one: checked when stored, and again when replayed."""
-    all_of_them = list(headers)
-    if not _BREAKS("".join(map("".join, all_of_them))):  # as good as always
-        return all_of_them
+    if _are_clean(headers):  # as good as always
+        return headers
     good = []
-    for name, text in all_of_them:
+    for name, text in headers:
         if _BREAKS(name) or _BREAKS(text):
             _log.error("a stored response header with a line break, or a character that cannot be sent, was left out")
         else:
             good.append((name, text))
-    return good
+    return tuple(good)
+
+
+@lru_cache(maxsize=256)
+def _are_clean(headers: Pairs) -> bool:
+    return not _BREAKS("".join(map("".join, headers)))
 
 
 def replay(record: Record, once: Voice) -> Answer:
@@ -162,7 +167,7 @@ def replay(record: Record, once: Voice) -> Answer:
     if response is None:
         # A final row without a response: written by hand, or by a version we do not know. Done, and not readable.
         response = StoredResponse(200, (), None)
-    headers = _clean(response.headers)
+    headers = [*_clean(response.headers)]
     body = response.body
     if not response.replayable or body is None:
         note = tombstone_note(once.profile, response.status)
@@ -255,8 +260,12 @@ def first_headers(
 
 
 def answer_headers(answer: Answer, key: bytes | None, record: Record | None) -> Headers:
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
-    return encoded + marks(key, record)
+    return [*map(_encoded, answer.headers), *marks(key, record)]
+
+
+@lru_cache(maxsize=1024)
+def _encoded(header: tuple[str, str]) -> tuple[bytes, bytes]:
+    return header[0].encode("latin-1"), header[1].encode("latin-1")
 
 
 @lru_cache(maxsize=1024)
