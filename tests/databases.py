@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 
 from oncekey.stores.postgres import PostgresStore
@@ -34,7 +37,43 @@ def ready(server: PostgresServer, name: str) -> str:
     return url
 
 
+_kept: dict[str, psycopg.Connection] = {}
+_NAME = "kept by the tests"
+"""Of the connection that this process keeps to a database it empties: a new one for each look at a table would cost
+more than the look, several thousand times."""
+
+
 def empty(url: str) -> None:
-    """Our tables without a row, no other tables, and nobody connected."""
-    with psycopg.connect(url, autocommit=True) as own:
-        own.execute(_EMPTY)
+    """Our tables without a row, no other tables, and nobody connected but ourselves."""
+    try:
+        _keep(url).execute(_EMPTY)
+    except psycopg.OperationalError:  # the server was restarted meanwhile
+        del _kept[url]
+        _keep(url).execute(_EMPTY)
+
+
+def is_ready(url: str) -> bool:
+    """Whether it is one that is emptied between tests, and has our tables."""
+    return url in _kept
+
+
+@contextmanager
+def beside(url: str) -> Iterator[psycopg.Connection]:
+    """A connection from outside of what is tested, each statement in a transaction of its own."""
+    if is_ready(url):
+        yield _kept[url]
+    else:
+        with psycopg.connect(url, autocommit=True) as own:
+            yield own
+
+
+def connected(server: PostgresServer, url: str) -> int:
+    """How many others are connected to it."""
+    mine = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{url.rpartition('/')[2]}'"
+    return int(server.execute(f"{mine} AND application_name <> '{_NAME}'")[0][0] or 0)
+
+
+def _keep(url: str) -> psycopg.Connection:
+    if url not in _kept:
+        _kept[url] = psycopg.connect(url, autocommit=True, application_name=_NAME)
+    return _kept[url]

@@ -30,6 +30,7 @@ from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.stores.urls import open_store
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests import databases
 
 TRANSACTIONAL = Policy(effects="transactional")
 CREATE = "CREATE TABLE IF NOT EXISTS payments (key text NOT NULL, cents integer NOT NULL)"
@@ -42,9 +43,10 @@ class Shop:
         self.url = url
         self.kind = "sqlite" if url.startswith("sqlite") else "postgresql"
         self.path = url.removeprefix("sqlite:///")
-        store = open_store(url)
-        store.migrate()
-        store.close()
+        if not databases.is_ready(url):
+            store = open_store(url)
+            store.migrate()
+            store.close()
         self.ask(CREATE)
         self.apis: list[Api] = []
 
@@ -54,7 +56,7 @@ class Shop:
                 rows = connection.execute(sql).fetchall()
             connection.close()
             return rows
-        with psycopg.connect(self.url) as server:
+        with databases.beside(self.url) as server:
             cursor = server.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
 

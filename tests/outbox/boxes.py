@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any
 
 import orjson
-import psycopg
 
 from oncekey.core.jobs import Job, JobState, NewJob
 from oncekey.core.record import Record, Reservation, swap
@@ -18,6 +17,7 @@ from oncekey.core.states import Actor, Effects, Event
 from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
+from tests import databases
 
 POSTGRES_ENQUEUE = re.sub(r":(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
 
@@ -59,7 +59,7 @@ class Box:
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own, own:
                 own.executemany(enqueue_statement("sqlite"), rows)
         else:
-            with psycopg.connect(self.url) as connection:
+            with databases.beside(self.url) as connection, connection.transaction():
                 connection.cursor().executemany(POSTGRES_ENQUEUE, rows)
 
     def add(self, task: str, payload: Any = None, *, of: Record | None = None, run_at: float | None = None) -> str:
@@ -99,7 +99,7 @@ class Box:
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own, own:
                 own.execute(statement)
         else:
-            with psycopg.connect(self.url) as connection:
+            with databases.beside(self.url) as connection:
                 connection.execute(statement.encode())
 
     def steal(self, job_id: str) -> Job:

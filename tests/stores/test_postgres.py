@@ -66,7 +66,7 @@ def older(url: str, seconds: float, scope: str | None = None, key: str | None = 
     statement = sql.SQL(OLDER).format(seconds=sql.Literal(seconds))
     if scope is not None:
         statement += sql.SQL("WHERE scope = {} AND key = {}").format(sql.Literal(scope), sql.Literal(key))
-    with psycopg.connect(url, autocommit=True) as own:
+    with databases.beside(url) as own:
         own.execute(statement)
 
 
@@ -575,9 +575,7 @@ def test_settings_that_fail_leave_no_connection_behind(
     monkeypatch.setattr(connection, "_SETTINGS", "SELECT 1 / 0")
     with opened(ready_url) as store, pytest.raises(StoreError, match="DivisionByZero"):
         store.check()
-    name = ready_url.rpartition("/")[2]
-    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'"
-    eventually(lambda: postgres_server.execute(query) == [("0",)])
+    eventually(lambda: databases.connected(postgres_server, ready_url) == 0)
 
 
 def test_a_server_that_cannot_notice_lost_clients_will_do(ready_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1056,15 +1054,14 @@ def test_closing_closes_the_connections_of_all_threads(
     postgres_server: PostgresServer, store: PostgresStore, ready_url: str
 ) -> None:
     """No backend is left, and a verb after the close simply connects again."""
-    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{ready_url.rpartition('/')[2]}'"
     store.close()
-    eventually(lambda: postgres_server.execute(query) == [("0",)])
+    eventually(lambda: databases.connected(postgres_server, ready_url) == 0)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(backend, store).result(PATIENCE)
         backend(store)
-        assert postgres_server.execute(query) == [("2",)]
+        assert databases.connected(postgres_server, ready_url) == 2
         store.close()
-        eventually(lambda: postgres_server.execute(query) == [("0",)])
+        eventually(lambda: databases.connected(postgres_server, ready_url) == 0)
         assert pool.submit(row, store, "x").result(PATIENCE) is None
         pool.submit(store.disconnect).result(PATIENCE)
 

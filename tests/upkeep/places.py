@@ -9,8 +9,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.jobs import NewJob
 from oncekey.core.record import Record, Reservation, StoredResponse, Swap, swap
@@ -22,6 +20,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.urls import open_store
 from oncekey.telemetry.events import Event as Told
+from tests import databases
 from tests.outbox.boxes import POSTGRES_ENQUEUE
 
 SCOPE = "single-tenant"
@@ -89,7 +88,7 @@ class Place:
         if self.kind != "postgresql":
             self.clock.now += seconds
             return
-        with psycopg.connect(self.url) as connection:
+        with databases.beside(self.url) as connection, connection.transaction():
             for table, columns in (("idempotency_keys", _TIMES), ("idempotency_outbox", _JOB_TIMES)):
                 past = ", ".join(f"{name} = {name} - interval '{seconds} seconds'" for name in columns)
                 connection.execute(f"UPDATE {table} SET {past}".encode())
@@ -161,7 +160,7 @@ class Place:
                 own.execute(enqueue_statement("sqlite"), parameters)
                 own.execute("UPDATE idempotency_outbox SET run_at = ? WHERE id = ?", (self.clock.now, job.id))
         else:
-            with psycopg.connect(self.url) as connection:
+            with databases.beside(self.url) as connection:
                 connection.execute(POSTGRES_ENQUEUE.encode(), parameters)
         return job.id
 

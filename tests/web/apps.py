@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
 import uvicorn
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -38,6 +37,7 @@ from oncekey.stores.urls import open_store
 from oncekey.telemetry import events
 from oncekey.testing.servers import free_port
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests import databases
 
 ROOT = Path(__file__).parents[2]
 ONE = "single-tenant"
@@ -129,7 +129,7 @@ class World:
                 assert done.rowcount == 1, "no such key"
             connection.close()
         else:
-            with psycopg.connect(self.url, autocommit=True) as server:
+            with databases.beside(self.url) as server:
                 aged = server.execute(
                     "UPDATE idempotency_keys SET lease_until = lease_until - %s * interval '1 second',"
                     " expires_at = expires_at - %s * interval '1 second' WHERE scope = %s AND key = %s",
@@ -151,7 +151,7 @@ class World:
                 return connection.execute(count).fetchone()[0]
             finally:
                 connection.close()
-        with psycopg.connect(self.url) as server:
+        with databases.beside(self.url) as server:
             row = server.execute(count).fetchone()
             return row[0] if row else 0
 
