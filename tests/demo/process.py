@@ -49,7 +49,9 @@ class Demo:
         command += self.options
         with self.log.open("ab") as log:
             # A group of its own, so that the parent and its children can be killed as one.
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"ONCEKEY_DEMO_PACE": "0.5"}
+            )
         self.wait_until_up()
 
     def wait_until_up(self) -> None:

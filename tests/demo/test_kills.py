@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -112,6 +114,19 @@ def test_the_children_end_with_the_parent(tmp_path: Path, how: signal.Signals) -
         demo.process.send_signal(how)
         demo.process.wait(PATIENCE_SECONDS)
         demo.until(lambda: not any(_runs(child) for child in children), "a child outlived its parent")
+
+
+def test_a_stop_waits_for_the_payment_under_way(tmp_path: Path) -> None:
+    """The provider is the last to go: a worker that was told to end can still charge, and does not wait in vain."""
+    file = tmp_path / "demo.db"
+    with Demo(f"sqlite:///{file}", tmp_path, "--background") as demo, closing(sqlite3.connect(file)) as own:
+        demo.pay("slow-0001", 779, simulate="slow")
+        job = "SELECT state FROM idempotency_outbox"
+        demo.until(lambda: own.execute(job).fetchone() == ("running",), "nobody took the job")
+        demo.process.terminate()
+        assert demo.process.wait(PATIENCE_SECONDS) == 0
+        assert demo.ledger.read_text().count("779") == 1
+        assert own.execute(job).fetchone() == ("done",)
 
 
 def _runs(process: int) -> bool:

@@ -25,18 +25,17 @@ from pydantic import BaseModel, Field
 from oncekey import NotAuthenticated, OnceKey, OutcomeUnknown, Policy
 from oncekey import Request as KeyRequest
 from oncekey.demo.book import Book, Connection
+from oncekey.demo.pace import LEASE_SECONDS, LOOK_SECONDS, QUARANTINE_SECONDS, SLOW_SECONDS
 from oncekey.demo.provider import Charge, Provider
 from oncekey.demo.resolve import ask_the_ledger
-from oncekey.demo.settle import LARGE_BYTES, SLOW_SECONDS, TASK
+from oncekey.demo.settle import LARGE_BYTES, TASK
 from oncekey.upkeep import Upkeep
 from oncekey.web.fastapi import CurrentOperation, protect
 from oncekey.web.status import status_app, status_path
 
 TENANTS = {"Bearer tenant-a": "tenant-a", "Bearer tenant-b": "tenant-b"}
-LEASE = timedelta(seconds=3)
-"""Short, so that you see quickly what a crash leads to; 60 s is the default."""
-QUARANTINE = timedelta(seconds=5)
-"""Likewise; 5 minutes is the default."""
+LEASE = timedelta(seconds=LEASE_SECONDS)
+QUARANTINE = timedelta(seconds=QUARANTINE_SECONDS)
 
 Simulate = Annotated[Literal["slow", "error", "decline", "timeout", "crash", "large"] | None, Query()]
 
@@ -83,7 +82,7 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
         migrate=True,
     )
     once.resolve_with("POST /payments", ask_the_ledger(once, book, provider))
-    protect(app, once, upkeep=Upkeep(once, sweep_every=1.0, reconcile_every=1.0))
+    protect(app, once, upkeep=Upkeep(once, sweep_every=LOOK_SECONDS, reconcile_every=LOOK_SECONDS))
     app.mount("/idempotency", status_app(once))
 
     def connection() -> Iterator[Connection]:

@@ -65,9 +65,9 @@ class Family:
         self._events.put(member)
 
     def _stop(self) -> None:
-        for member in self._members:
+        """The last one first: what is under way may still need those that were there before it."""
+        for member in reversed(self._members):
             member.process.terminate()
-        for member in self._members:
             try:
                 member.process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:

@@ -10,19 +10,18 @@ from contextlib import closing
 
 from oncekey.demo.book import Book, Payment
 from oncekey.demo.family import follow_parent
+from oncekey.demo.pace import LEASE_SECONDS, SLOW_SECONDS
 from oncekey.demo.provider import Provider
 from oncekey.errors import OutcomeUnknown
 from oncekey.outbox import Context, Response, Worker
 
 TASK = "settle_payment"
-SLOW_SECONDS = 3.0
 LARGE_BYTES = 2 * 1024 * 1024
 GRACE_SECONDS = 5.0
 
 
 def make_worker(store: str, provider: Provider) -> Worker:
-    # The lease is short, so that you see quickly what a crash leads to; 30 s is the default.
-    worker = Worker(store, lease=3.0, poll=0.2)
+    worker = Worker(store, lease=LEASE_SECONDS, poll=0.2)
     book = Book(store)
     # Who does not honour our key must not be asked twice: after one attempt that never ended, a human has to look.
     attempts = 8 if provider.honours else 1
