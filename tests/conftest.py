@@ -29,6 +29,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     try:
         yield server
     finally:
+        databases.let_go()
         server.stop()
 
 

@@ -73,6 +73,13 @@ def connected(server: PostgresServer, url: str) -> int:
     return int(server.execute(f"{mine} AND application_name <> '{_NAME}'")[0][0] or 0)
 
 
+def let_go() -> None:
+    """Before the server stops."""
+    for connection in _kept.values():
+        connection.close()
+    _kept.clear()
+
+
 def _keep(url: str) -> psycopg.Connection:
     if url not in _kept:
         _kept[url] = psycopg.connect(url, autocommit=True, application_name=_NAME)

@@ -140,8 +140,8 @@ class Till:
             await done
 
     async def close(self) -> None:
-        for thing in self.opened:
-            done = thing.close()
+        while self.opened:
+            done = self.opened.pop().close()
             if inspect.isawaitable(done):
                 await done
         await self.dispose()
@@ -217,8 +217,8 @@ class AsyncpgPool(Asyncpg):
         return await self.pool.acquire()
 
     async def close(self) -> None:
-        for thing in self.opened:
-            await self.pool.release(thing)
+        while self.opened:
+            await self.pool.release(self.opened.pop())
         if self.pool is not None:
             await self.pool.close()
             self.pool = None

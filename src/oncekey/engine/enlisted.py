@@ -52,7 +52,7 @@ def finish(
     """As Engine.finish, for an operation that has enlisted."""
     enlisted = operation.enlisted
     assert enlisted is not None  # noqa: S101 - who calls has looked
-    if enlisted.stage in (Stage.UNSETTLED, Stage.WRITTEN):
+    if enlisted.stage in (Stage.UNSETTLED, Stage.WRITTEN, Stage.CUT_OFF):
         return (yield from settle(engine, operation, event, response, reason))
     if enlisted.stage is Stage.NEW and event in COMMITTING:
         why = "op.enlist(…) was not awaited, so nothing was enlisted: write `await op.enlist(…)`"
@@ -126,7 +126,8 @@ def settle(
     """Find out by the key's row whether the commit happened; the last statement of the transaction was the key's.
 
     Where it did not, the key is released. That cannot come too early: the row is locked for as long as the commit may
-    still happen.
+    still happen. Where it was cut off, perhaps before that last statement, the row proves nothing by itself: the
+    handler may have committed before.
     """
     enlisted = operation.enlisted
     assert enlisted is not None  # noqa: S101 - who calls has looked
@@ -138,16 +139,18 @@ def settle(
             operation.enlisted = None
             return engine._lost(operation, event, seen)
         if seen.state is State.IN_PROGRESS:
-            why, undone = "the enlisted transaction was not committed", _undone(operation)
-            moved: Record | None = yield swap(seen, undone, Actor.OWNER, last_error=why)
+            why, event_instead = "the enlisted transaction was not committed", _undone(operation)
+            if enlisted.stage is Stage.CUT_OFF and not (yield from undone(engine, enlisted)):
+                why, event_instead = "the end of the enlisted transaction was cut off", Event.DOUBT
+            moved: Record | None = yield swap(seen, event_instead, Actor.OWNER, last_error=why)
             if moved is None:  # still locked, so still undecided
                 yield Pause(at, 0.01 * 4**tries)
                 continue
             if enlisted.link.caller:
                 _log.error("enlist(commit='caller'): the app has returned and did not commit")
             operation.enlisted = None
-            engine._finished(undone, moved, None, why)
-            return Finished(False, moved, undone=undone is Event.RELEASE)
+            engine._finished(event_instead, moved, None, why)
+            return Finished(False, moved, undone=event_instead is Event.RELEASE)
         operation.enlisted = None
         if seen.state in (State.FAILED_RETRYABLE, State.UNKNOWN):  # its lease was over, and a sweeper came by
             return Finished(False, seen, undone=seen.state is State.FAILED_RETRYABLE)
@@ -324,10 +327,11 @@ async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
 
 def _left_alone(engine: Engine, item: Unfinished, task: asyncio.Task[Finished]) -> None:
     """Nobody waits any more for how it went."""
-    if task.cancelled() and item.operation.enlisted is not None:
-        # Cut off, nobody knows where. The app closes its connection next, and a thread of its own may be at work on it:
-        # the keeper leaves it alone, and asks the key's row.
-        item.operation.enlisted.stage = Stage.UNSETTLED
+    enlisted = item.operation.enlisted
+    if task.cancelled() and enlisted is not None and enlisted.is_open:
+        # The app closes its connection next, and a thread of its own may be at work on it: the keeper leaves it alone,
+        # and asks the key's row and the server.
+        enlisted.stage = Stage.CUT_OFF
     if task.cancelled() or isinstance(task.exception(), OperatorError):
         engine.keeper.adopt(item)
     elif (error := task.exception()) is not None:

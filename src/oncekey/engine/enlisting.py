@@ -63,6 +63,7 @@ class Stage(Enum):
     WRITTEN = "the app commits"
     ENDED = "ended by the handler, and nobody knows yet how"
     UNSETTLED = "its commit was asked for, and nobody knows yet what came of it"
+    CUT_OFF = "its end was cut off, and nobody knows where"
 
 
 class Enlisted:
