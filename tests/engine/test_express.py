@@ -185,34 +185,38 @@ def test_trouble_is_left_to_the_lanes(when: str) -> None:
 
 
 def test_after_its_rest_the_express_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trouble does not last."""
+    """Trouble does not last, and is told, though the lanes got by."""
     monkeypatch.setattr(express, "REST_SECONDS", 0.0)
+    told: list[tuple[str, str]] = []
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        lanes = await warmed(store, on_error=lambda verb, error: told.append((verb, str(error))))
         store.fails_before = StoreUnavailable("cut")
         await ask(lanes, reservation("a"))
         store.fails_before = None
         await ask(lanes, reservation("b"))
         assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
         assert len(store.batches) == 1
+        assert told == [("reserve", "cut")]
         await asyncio.to_thread(lanes.close, PATIENCE)
 
     run(main)
 
 
 def test_a_lost_race_is_no_trouble() -> None:
-    """A rival was faster with one key: the lanes read its row, and the express does not rest."""
+    """A rival was faster with one key: the lanes read its row, and the express does not rest, nor complain."""
+    told: list[str] = []
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        lanes = await warmed(store, on_error=lambda verb, _: told.append(verb))
         store.fails_before = LostRace()
         await ask(lanes, reservation("a"))
         store.fails_before = None
         await ask(lanes, reservation("b"))
         assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
+        assert told == []
         await asyncio.to_thread(lanes.close, PATIENCE)
 
     run(main)

@@ -47,7 +47,7 @@ class Express:
     """The hot verbs of one event loop.
 
     Where tickets go that it does not answer: ``fall_back`` takes those about which nothing is known to the lanes,
-    ``send_on`` those that are not here, and ``orphaned`` undoes what nobody took.
+    ``send_on`` those that are not here, and ``orphaned`` undoes what nobody took. ``on_error`` is told of trouble.
     """
 
     def __init__(
@@ -57,12 +57,14 @@ class Express:
         fall_back: Callable[[list[AsyncTicket]], None],
         orphaned: Callable[[Ticket], None],
         send_on: Callable[[AsyncTicket], None],
+        on_error: Callable[[str, Exception], None],
     ) -> None:
         self.loop = loop
         self._store = store
         self._fall_back = fall_back
         self._orphaned = orphaned
         self._send_on = send_on
+        self._on_error = on_error
         self._waiting: list[AsyncTicket] = []
         self._aboard: list[AsyncTicket] = []
         self._looking = False
@@ -144,6 +146,8 @@ class Express:
         except Exception as error:
             if not isinstance(error, LostRace) and _is_trouble(error):
                 self._rests_until = time.monotonic() + REST_SECONDS
+                # Told even where the lanes then get by: a fast way that never works should not go unnoticed.
+                self._on_error("reserve" if wanted else "swap", error)
             self._fall_back(_tickets((*begins, *ends)))
             self._forget((*begins, *ends))
             return

@@ -106,6 +106,7 @@ class Lanes:
                 partial(_rescue, lanes),
                 lambda ticket: _lane_of(ticket, lanes).orphaned(ticket),
                 lanes[0].gather,
+                self._on_error,
             )
             self._expresses[loop] = opened
             return opened
