@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from oncekey import NotExecuted, OutcomeUnknown
 from oncekey.core.states import Effects, State
 from oncekey.core.steps import StepState
+from oncekey.engine import steps
 from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost, StepError, StoreUnavailable
 from oncekey.testing import faults
@@ -207,6 +208,12 @@ async def test_an_intent_that_took_too_long(desk: Desk) -> None:
 # ---------------------------------------------------------------- a store that is down
 
 
+@pytest.fixture
+def again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that could not be written are tried again in quick succession."""
+    monkeypatch.setattr(steps, "AGAIN_SECONDS", 0.02)
+
+
 @contextmanager
 def outage(from_swap: int, swaps: int) -> Iterator[None]:
     """That swap and the ones behind it fail, so many of them. (A lane tries twice: one alone would go unnoticed.)"""
@@ -219,6 +226,7 @@ def outage(from_swap: int, swaps: int) -> Iterator[None]:
             down.pop().remove()
 
 
+@pytest.mark.usefixtures("again_soon")
 async def test_a_result_is_written_when_the_store_is_back(desk: Desk) -> None:
     """It has happened, and only we know how it ended."""
     with outage(2, swaps=5):
@@ -233,6 +241,7 @@ async def test_a_result_that_was_written_and_not_confirmed(desk: Desk) -> None:
     assert (desk.calls, desk.state) == ({"charge": 1}, State.COMPLETED)
 
 
+@pytest.mark.usefixtures("again_soon")
 async def test_a_store_that_stays_down(desk: Desk) -> None:
     """For longer than the lease: a call that may not be repeated is unknown, and nobody makes it again."""
     serve = charging(repeatable=False, times=0)
@@ -342,16 +351,22 @@ async def test_an_error_of_the_database_is_the_handlers_to_answer(desk: Desk) ->
 # ---------------------------------------------------------------- cancelled
 
 
+async def out_of_time(limit: asyncio.Timeout) -> None:
+    """It hangs, and its caller's limit is reached: here, and not while the store is asked before."""
+    limit.reschedule(asyncio.get_running_loop().time())
+    await asyncio.Event().wait()
+
+
 async def test_a_phase_that_ran_out_of_time(desk: Desk) -> None:
     """The handler's own limit: the phase is undone at once, and the handler may go on."""
 
     async def serve(desk: Desk, op: Operation, connection: Any) -> None:
         async def hang() -> None:
             await desk.pay(connection)
-            await asyncio.Event().wait()
+            await out_of_time(limit)
 
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(None) as limit:
                 await op.phase("row", hang, on=connection)
         assert (op.enlisted, desk.is_free()) == (None, True)
         await op.phase("note", desk.pay, connection, on=connection)
@@ -379,8 +394,8 @@ async def test_an_effect_that_ran_out_of_time(desk: Desk, repeatable: bool) -> N
 
     async def serve(desk: Desk, op: Operation, connection: Any) -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await op.effect("charge", asyncio.Event().wait, repeatable=repeatable)
+            async with asyncio.timeout(None) as limit:
+                await op.effect("charge", out_of_time, limit, repeatable=repeatable)
         await op.phase("note", desk.pay, connection, on=connection)
         raise ConnectionError("stumbled")
 

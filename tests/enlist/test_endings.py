@@ -106,7 +106,7 @@ async def test_an_enlisted_handler_outlives_its_lease(postgres_shop: Shop) -> No
         await gate.wait()
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, hold), SHORT)
+    api = postgres_shop.api(handler(till, hold), Policy(effects="transactional", lease=timedelta(seconds=0.6)))
     first = asyncio.create_task(api.post())
     await soon(gate.entered.wait())
 
@@ -262,7 +262,7 @@ async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Sh
         vars(link).update(commit=fail, complete=count)
         return paid("k-1")
 
-    policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.5))
+    policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.5), lease=timedelta(seconds=1.2))
     api = Api(far.url, handler(till, break_commit), policy)
     answer = await api.post()
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-stored")

@@ -124,7 +124,7 @@ def test_an_unexpected_error_while_storing_under_wsgi(monkeypatch: pytest.Monkey
 
 def test_a_key_that_is_renewed_for_ever_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Keeper, "_given_up", lambda self, operation: False)
-    monkeypatch.setattr(scenes, "PATIENCE", 1.5)
+    monkeypatch.setattr(scenes, "PATIENCE", 1.5 * scenes.LEASE)  # its lease would be over, and its client told
     name, store, place = BUGS["an unexpected error while storing: renewed for ever"]
     ((promise, what),) = inject(Run(store, 1, 1, tmp_path), (name, place, RuntimeError))
     assert promise == "I4"
@@ -139,7 +139,7 @@ def test_a_dead_lane_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             tickets = []
 
     monkeypatch.setattr(_Lane, "_run", run)
-    monkeypatch.setattr(scenes, "PATIENCE", 0.5)
+    monkeypatch.setattr(scenes, "PATIENCE", scenes.BEGIN)
     name, store, place = BUGS["a lane that ends"]
     found = inject(Run(store, 1, 1, tmp_path), (name, place, RuntimeError))
     assert any("another key is not served any more" in what for _, what in found)
@@ -155,6 +155,7 @@ def test_a_second_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         store._rows.pop((operation.record.scope, operation.record.key), None)
 
     monkeypatch.setattr(Keeper, "unwatch", give_back)
+    monkeypatch.setattr(scenes, "LEASE", scenes.LEASE / 2)  # of the slow handler, which need not be so slow
     found = inject(Run("memory", 1, 1, tmp_path), ("renewed", first_line(Keeper.look, "thread"), RuntimeError))
     assert any(promise == "I1" for promise, _ in found)
 

@@ -27,6 +27,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite import outbox as sqlite_outbox
 from oncekey.testing.store_suite import OutboxSuite
 from oncekey.testing.store_suite_outbox import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job
+from tests import databases
 from tests.engine.doubles import eventually, reservation
 
 POSTGRES_ENQUEUE = re.sub(r":(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
@@ -64,7 +65,7 @@ class TestPostgresOutbox(OutboxSuite):
         return PostgresStore(self.url)
 
     def run(self, statement: str, **parameters: Any) -> None:
-        with psycopg.connect(self.url, autocommit=True) as own:
+        with databases.beside(self.url) as own:
             own.execute(statement.encode(), parameters)
 
     def add_job(self, store: Store, job: NewJob) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -58,6 +59,12 @@ def once(place: Place, watch: Watch) -> Iterator[OnceKey]:
     made.close()
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the moment that a duty may take before its first turn, none is taken."""
+    monkeypatch.setattr("oncekey.upkeep.service.random", SimpleNamespace(uniform=lambda low, high: low))
+
+
 def test_all_duties_together(place: Place, once: OnceKey, watch: Watch) -> None:
     """A key of each kind is where it belongs after a few turns, without anybody's help."""
     gone, external = *place.finished(), *place.reserved()
@@ -91,8 +98,9 @@ class _Broken(Sweeper):
 def test_a_duty_that_fails(place: Place, once: OnceKey, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told and tried again, the others go on, and when it works again all is as before."""
     monkeypatch.setattr("oncekey.upkeep.service.FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("oncekey.upkeep.service.LONGEST_RETRY_SECONDS", 0.02)
     sweeper = _Broken(place.store)
-    with Upkeep(once, sweep_every=0.05, reap_every=0.05, reconcile_every=0.05, sweeper=sweeper) as upkeep:
+    with Upkeep(once, sweep_every=0.02, reap_every=0.02, reconcile_every=0.02, sweeper=sweeper) as upkeep:
         watch.wait_for(DutyFailed, "sweep", 2)
         watch.wait_for(DutyDone, "reap", watch.count(DutyDone, "reap") + 2)
         (sweep,) = [duty for duty in upkeep.health().duties if duty.name == "sweep"]
@@ -143,6 +151,7 @@ def test_a_resolver_that_hangs(place: Place, once: OnceKey, watch: Watch) -> Non
     assert place.get(record).state is State.UNKNOWN
 
 
+@pytest.mark.usefixtures("at_once")
 def test_stop_is_quick_and_start_comes_after(place: Place, once: OnceKey, watch: Watch) -> None:
     """Schedules of an hour do not hold it up; it can be started again; twice at once is refused."""
     upkeep = Upkeep(once, sweep_every=3600, reap_every=3600, reconcile_every=3600)
@@ -215,6 +224,7 @@ def test_its_own_loop_is_one_for_all_turns(place: Place, once: OnceKey, watch: W
 # -- in an ASGI app ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("at_once")
 async def test_one_line_in_a_lifespan(place: Place, once: OnceKey, watch: Watch) -> None:
     """It runs from the start of the app to the beginning of its end, before the app closes what resolvers use."""
     (record,) = place.reserved(effects=Effects.REPEATABLE)

@@ -37,6 +37,10 @@ from oncekey.testing.servers import PostgresServer
 from tests.web.apps import ONE, SECONDS, Api, Gate, World, paid, same, soon, until
 
 PATIENCE = Policy(begin_timeout=timedelta(seconds=0.3))
+ATTENTIVE = Policy(begin_timeout=timedelta(seconds=0.3), lease=timedelta(seconds=1.2))
+"""The same, and its keeper looks every tenth of a second: twelve times a lease."""
+IMPATIENT = Policy(begin_timeout=timedelta(seconds=0.15))
+"""For what is to be refused; what is to run is sent until it does."""
 
 
 def assert_refused(answer: httpx.Response, kind: str = "store-unavailable") -> None:
@@ -101,9 +105,9 @@ async def test_store_down_hung_slow_is_503_and_the_handler_is_not_called(
     far: Callable[..., Api], proxy: TcpProxy, fault: Callable[[TcpProxy], None], connected: bool
 ) -> None:
     """I7: no answer in time is a refusal in time; when the store is back, the same keys run."""
-    api = far()
+    api = far(policy=IMPATIENT)
     if connected:
-        assert (await api.post("before")).status_code == 201
+        await eventually(api, "before", 201)
     before = api.runs
     fault(proxy)
     began = time.monotonic()
@@ -119,11 +123,17 @@ async def test_store_down_hung_slow_is_503_and_the_handler_is_not_called(
 
 async def test_a_lane_does_not_hang_with_a_hung_server(far: Callable[..., Api], proxy: TcpProxy) -> None:
     """A server that keeps its sockets open and says nothing holds a lane for a bounded time, not until it speaks."""
-    api = far()
-    assert (await api.post("before")).status_code == 201
+    api = far(timeout=0.2, policy=IMPATIENT)
+    await eventually(api, "before", 201)
+
+    def given_up() -> int:
+        """By lanes: an express that gives up says so too, with a time-out of its own."""
+        return sum("StoreUnavailable" in event.error for event in api.saw(events.StoreFailed))
+
+    before = given_up()
     proxy.hang("to_client")
     assert_refused(await api.post())
-    await until(lambda: api.saw(events.StoreFailed), "the lane has given up, while the server still hangs")
+    await until(lambda: given_up() > before, "the lane has given up, and the server still hangs")
     assert api.runs == 1
 
 
@@ -164,7 +174,7 @@ async def test_the_store_dies_between_begin_and_finish(
             raise RuntimeError("it broke")
         return JSONResponse({"run": run}, 500 if ending == "500" else 201)
 
-    api = far(respond)
+    api = far(respond, policy=ATTENTIVE)
     first = api.start()
     await soon(gate.entered.wait())
     fault(proxy)
@@ -556,7 +566,7 @@ async def test_one_outcome_that_cannot_be_stored_does_not_hold_up_the_others(
 ) -> None:
     """Of the outcomes that the keeper holds, one may meet a row that somebody keeps locked: the rest are stored."""
     gate = Gate()
-    api, store = near(held(gate))
+    api, store = near(held(gate), policy=ATTENTIVE)
     tasks = [api.start("stuck"), api.start("k-2")]
     await until(lambda: api.runs == 2, "both run")
 
