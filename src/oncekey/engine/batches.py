@@ -40,7 +40,10 @@ def rounds(tickets: Sequence[_T]) -> Iterator[list[list[_T]]]:
 
 
 def pieces(places: list[list[_T]]) -> Iterator[list[list[_T]]]:
-    """The places of a round in pieces that one statement can carry."""
+    """The places of a round, all of one kind, in pieces that one statement can carry."""
+    if len(places) <= MAX_BATCH and isinstance(places[0][0].work, Reservation):  # nothing large in it
+        yield places
+        return
     piece: list[list[_T]] = []
     size = 0
     for place in places:

@@ -76,19 +76,16 @@ class Express:
         self.idle = threading.Event()
         self.idle.set()
 
-    @property
-    def queued(self) -> int:
-        return len(self._waiting)
-
-    def put(self, ticket: AsyncTicket) -> bool:
+    def put(self, ticket: AsyncTicket, max_queued: int) -> bool:
         """Take a ticket along; False: take the lanes. Called in the loop."""
-        if self._stopped or (self._rests_until and time.monotonic() < self._rests_until):
+        waiting = self._waiting
+        if self._stopped or (self._rests_until and time.monotonic() < self._rests_until) or len(waiting) >= max_queued:
             return False
         if self._found < WORTH_IT:
             self._passed_by += 1
             if self._passed_by % SAMPLE:
                 return False
-        self._waiting.append(ticket)
+        waiting.append(ticket)
         if self._task is None or self._task.done():
             self.idle.clear()
             self._task = self.loop.create_task(self._run())

@@ -89,7 +89,7 @@ class Lanes:
         if not express.fits(ticket.work):
             return False
         chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
-        return chosen is not None and chosen.queued < self._max_queued and chosen.put(ticket)
+        return chosen is not None and chosen.put(ticket, self._max_queued)
 
     def _open_express(self, loop: AbstractEventLoop) -> Express | None:
         lanes = self._lanes

@@ -61,6 +61,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LARGE_BODY_BYTES = 64 * 1024
 
+_READ = frozenset({b"idempotency-key", b"content-type", b"accept-encoding"})
+
 # Ways around the body that we have to see; without them servers and frameworks send it as messages.
 _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
@@ -209,12 +211,13 @@ class _Exchange:
         keys: list[bytes] = []
         content_type = None
         for name, value in self.scope["headers"]:
-            if name == b"idempotency-key":
-                keys.append(value)
-            elif name == b"content-type":
-                content_type = value.decode("latin-1")
-            elif name == b"accept-encoding":
-                self.compressible = True
+            if name in _READ:  # one look for most of them
+                if name == b"idempotency-key":
+                    keys.append(value)
+                elif name == b"content-type":
+                    content_type = value.decode("latin-1")
+                else:
+                    self.compressible = True
         return keys, content_type
 
     async def _tenant(self) -> str:

@@ -167,19 +167,19 @@ def replay(record: Record, once: Voice) -> Answer:
     if response is None:
         # A final row without a response: written by hand, or by a version we do not know. Done, and not readable.
         response = StoredResponse(200, (), None)
-    headers = [*_clean(response.headers)]
+    headers = _clean(response.headers)
     body = response.body
-    if not response.replayable or body is None:
+    if body is None or not response.replayable:
         note = tombstone_note(once.profile, response.status)
         body = note.body
-        headers = [(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY]
+        headers = tuple([(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY])
         if note.content_type:
-            headers.append(("content-type", note.content_type))
+            headers += (("content-type", note.content_type),)
     if response.status not in BODILESS:
-        headers.append(("content-length", str(len(body))))
+        headers += (("content-length", str(len(body))),)
     if (marker := replay_marker(once.profile)) is not None:
-        headers.append(marker)
-    return Answer(response.status, tuple(headers), body)
+        headers += (marker,)
+    return Answer(response.status, headers, body)
 
 
 def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:

@@ -140,15 +140,21 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
 
     ``response`` is what the caller has just written, where the statement does not send it back.
     """
-    if row[11] is not None:
-        response = stored_response(row[11], row[12], row[13], row[14])
+    (
+        scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,
+        recovery_point, status, headers, body, schema_version, last_error, reconcile_at, reconcile_tries, created_at,
+        finished_at, retention_seconds, expires_at, now,
+    ) = row  # fmt: skip
+    if status is not None:
+        response = stored_response(status, headers, body, schema_version)
     try:
-        effects, state = _EFFECTS[row[5]], _STATES[row[6]]
+        effects, state = _EFFECTS[effects], _STATES[state]
     except KeyError as error:
         raise StoreError(f"a row says {error}, which this version of oncekey does not know") from error
     return Record(
-        row[0], row[1], row[2], row[3], row[4], effects, state, row[7], row[8],
-        row[9], row[10], response, row[15], row[16], row[17], row[18], row[19], row[20], row[21], row[22],
+        scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,
+        recovery_point, response, last_error, reconcile_at, reconcile_tries, created_at, finished_at, retention_seconds,
+        expires_at, now,
     )  # fmt: skip
 
 
