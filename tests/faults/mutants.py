@@ -41,7 +41,8 @@ WARM = (
 AT_ONCE = 2
 SECONDS = 300
 NO_PROGRAM = re.compile(
-    r"^E +(?:SyntaxError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError)", re.MULTILINE
+    r"^E +(?:SyntaxError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|AttributeError: '(?!NoneType))",
+    re.MULTILINE,
 )
 SHORT = ("the owner is compared in the dictionary", "422 before 409", "a bad row is asked for alone")
 
