@@ -6,6 +6,7 @@ What the handler has committed by then is there. Only what is proven not to have
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -73,6 +74,24 @@ async def test_committed_by_hand(postgres_shop: Shop) -> None:
     assert await settled(postgres_shop) is State.UNKNOWN
     assert (await api.post()).status_code == 409
     assert postgres_shop.payments() == 1
+    await api.close()
+
+
+async def test_while_it_was_being_opened(postgres_shop: Shop) -> None:
+    """The handler gave up on enlisting, and answered all the same: nothing is done, and the key is not stuck."""
+    till = PsycopgAsync(postgres_shop)
+
+    async def pay(request: Request) -> Response:
+        thing = await till.open()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await current().enlist(thing)
+        return paid("k-1")
+
+    api = postgres_shop.api(pay)
+    await cut_off(api)
+    await till.close()
+    assert await settled(postgres_shop) is State.FAILED_RETRYABLE
     await api.close()
 
 

@@ -328,7 +328,7 @@ async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
 def _left_alone(engine: Engine, item: Unfinished, task: asyncio.Task[Finished]) -> None:
     """Nobody waits any more for how it went."""
     enlisted = item.operation.enlisted
-    if task.cancelled() and enlisted is not None and enlisted.is_open:
+    if task.cancelled() and enlisted is not None and enlisted.stage in (Stage.OPENING, Stage.OPEN):
         # The app closes its connection next, and a thread of its own may be at work on it: the keeper leaves it alone,
         # and asks the key's row and the server.
         enlisted.stage = Stage.CUT_OFF

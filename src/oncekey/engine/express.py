@@ -141,12 +141,13 @@ class Express:
             else:
                 found, moved = await self._store.both(wanted, changes)
         except Exception as error:
-            if not isinstance(error, LostRace) and _is_trouble(error):
+            trouble = not isinstance(error, LostRace) and _is_trouble(error)
+            if trouble:
                 self._rests_until = time.monotonic() + REST_SECONDS
-                # Told even where the lanes then get by: a fast way that never works should not go unnoticed.
-                self._on_error("reserve" if wanted else "swap", error)
             self._fall_back(_tickets((*begins, *ends)))
             self._forget((*begins, *ends))
+            if trouble:  # told even where the lanes get by: a fast way that never works should not go unnoticed
+                self._on_error("reserve" if wanted else "swap", error)
             return
         self._deliver(ends, moved)
         here = [(place, result) for place, result in zip(begins, found, strict=True) if result is not None]
