@@ -76,9 +76,9 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
     if record.fingerprint != wanted.fingerprint:
         # Before the state: a different request learns that it is one, also while the first is in flight (I5).
         return Mismatch(record)
+    if record.state in FINAL:
+        return Replay(record)
     match record.state:
-        case State.COMPLETED | State.FAILED:
-            return Replay(record)
         case State.PENDING:
             return Deferred(record)
         case State.UNKNOWN:
@@ -94,10 +94,9 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
 
 
 def _free_for_a_new_request(record: Record) -> bool:
-    if record.state is State.EXPIRED:
-        return True
-    over = record.state in FINAL or (record.state is State.FAILED_RETRYABLE and not record.has_steps)
-    return over and record.past_expiry
+    if record.state in FINAL or (record.state is State.FAILED_RETRYABLE and not record.has_steps):
+        return record.past_expiry
+    return record.state is State.EXPIRED
 
 
 UNDECIDED_STATUSES: frozenset[int] = frozenset({401, 403, 408, 425, 429})

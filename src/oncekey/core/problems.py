@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
@@ -59,10 +60,10 @@ class Situation(StrEnum):
 
 @value
 class Answer:
-    """A whole response. Header names are lower case; content-type and content-length are among them."""
+    """A whole response, as it is sent. Header names are lower case; content-type and content-length are among them."""
 
     status: int
-    headers: tuple[tuple[str, str], ...]
+    headers: Sequence[tuple[bytes, bytes]]
     body: bytes
 
 
@@ -231,14 +232,14 @@ def problem(
     return _build(asked)
 
 
-def replay_marker(profile: ProfileName) -> tuple[str, str] | None:
+def replay_marker(profile: ProfileName) -> tuple[bytes, bytes] | None:
     """The header that marks a replay; None for governance, where the echoed key is the sign."""
     return _MARKERS[profile]
 
 
-_MARKERS: dict[ProfileName, tuple[str, str] | None] = {
-    "ietf": ("idempotency-replayed", "true"),
-    "stripe": ("idempotent-replayed", "true"),
+_MARKERS: dict[ProfileName, tuple[bytes, bytes] | None] = {
+    "ietf": (b"idempotency-replayed", b"true"),
+    "stripe": (b"idempotent-replayed", b"true"),
     "governance": None,
 }
 
@@ -330,7 +331,7 @@ def _build(asked: _Asked) -> Answer:
         headers.append(("www-authenticate", asked.challenge))
     if asked.location and situation is Situation.DEFERRED:
         headers.append(("location", _in_header(asked.location)))
-    return Answer(status, tuple(headers), body)
+    return Answer(status, tuple([(name.encode(), text.encode("latin-1")) for name, text in headers]), body)
 
 
 _constant = lru_cache(maxsize=512)(_build)

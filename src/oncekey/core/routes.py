@@ -29,6 +29,7 @@ class Route:
 
 
 _Listed = tuple[str, Route | None]
+_UNSEEN = Route("", Policy())
 
 
 class Routes:
@@ -62,11 +63,11 @@ class Routes:
     def match(self, method: str, path: str) -> Route | None:
         """The route of a request, or None where it passes untouched."""
         at = (method, path)
-        if at in self._remembered:
-            return self._remembered[at]
-        route = self._match(method, path)
-        if len(self._remembered) < REMEMBERED and len(method) + len(path) <= MAX_NAME_LENGTH:
-            self._remembered[at] = route
+        route = self._remembered.get(at, _UNSEEN)
+        if route is _UNSEEN:
+            route = self._match(method, path)
+            if len(self._remembered) < REMEMBERED and len(method) + len(path) <= MAX_NAME_LENGTH:
+                self._remembered[at] = route
         return route
 
     def _match(self, method: str, path: str) -> Route | None:

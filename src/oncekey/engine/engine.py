@@ -68,8 +68,28 @@ class Engine:
         """Read or reserve, and decide; StoreError where that cannot be done, and then nothing may run (I7)."""
         if not self.breaker.allows():
             raise StoreUnavailable("the store has failed repeatedly; the next try is a moment away")
+        wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
+        step, claims = FIRST_WAIT_SECONDS, 0
         try:
-            decision = yield from self._begin(wanted, policy)
+            while True:
+                found: Found = yield wanted
+                decision = decide(found.record, wanted)
+                if isinstance(decision, Claim):
+                    claims += 1
+                    moved: Record | None = yield _claim(decision, wanted)
+                    if moved is not None:
+                        decision = self._claimed(decision.event, moved)
+                        break
+                    # Somebody was faster, or holds the row: look again, but not for ever.
+                    if claims < CLAIM_TRIES:
+                        continue
+                    decision = Busy(decision.record)
+                if isinstance(decision, Busy) and (left := wait_until - time.monotonic()) > 0:
+                    yield Pause((wanted.scope, wanted.key), min(left, step * random.uniform(0.7, 1.3)))
+                    step, claims = min(step * 2, LONGEST_WAIT_SECONDS), 0
+                    continue
+                self._decided(decision, policy)
+                break
         except StoreOverloaded as error:
             self.emitter.emit(events.QueueFull(verb="reserve", error=describe(error)))
             raise
@@ -79,28 +99,6 @@ class Engine:
         # Any other StoreError is about this one request: the store is there, and others need not suffer.
         self.breaker.succeeded()
         return decision
-
-    def _begin(self, wanted: Reservation, policy: Policy) -> Flow[Decision]:
-        wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
-        step, claims = FIRST_WAIT_SECONDS, 0
-        while True:
-            found: Found = yield wanted
-            decision = decide(found.record, wanted)
-            if isinstance(decision, Claim):
-                claims += 1
-                moved: Record | None = yield _claim(decision, wanted)
-                if moved is not None:
-                    return self._claimed(decision.event, moved)
-                # Somebody was faster, or holds the row: look again, but not for ever.
-                if claims < CLAIM_TRIES:
-                    continue
-                decision = Busy(decision.record)
-            if isinstance(decision, Busy) and (left := wait_until - time.monotonic()) > 0:
-                yield Pause((wanted.scope, wanted.key), min(left, step * random.uniform(0.7, 1.3)))
-                step, claims = min(step * 2, LONGEST_WAIT_SECONDS), 0
-                continue
-            self._decided(decision, policy)
-            return decision
 
     def _claimed(self, event: Event, moved: Record) -> Decision:
         emit, wants = self.emitter.emit, self.emitter.wants
@@ -124,11 +122,12 @@ class Engine:
             if wants(events.Reserved):
                 emit(events.Reserved(*about(decision.record)))
             return
+        if isinstance(decision, Replay):
+            if wants(events.Replayed):
+                response = decision.record.response
+                emit(events.Replayed(*about(decision.record), status=response.status if response else 0))
+            return
         match decision:
-            case Replay(record):
-                if wants(events.Replayed):
-                    status = record.response.status if record.response else 0
-                    emit(events.Replayed(*about(record), status=status))
             case Busy(record) if record is not None:
                 if wants(events.FoundInFlight):
                     emit(events.FoundInFlight(*about(record)))

@@ -108,12 +108,14 @@ class Express:
         """Batch after batch, until nobody waits."""
         try:
             while self._waiting:
-                # Nobody waits any more for a reservation whose caller has left; everything else still matters.
-                self._aboard = [t for t in self._waiting if not (isinstance(t.work, Reservation) and t.left())]
-                self._waiting = []
-                begins = batches([ticket for ticket in self._aboard if isinstance(ticket.work, Reservation)])
-                ends = batches([ticket for ticket in self._aboard if isinstance(ticket.work, Swap)])
-                for together in zip_longest(begins, ends, fillvalue=()):
+                begins, ends = [], []
+                for ticket in self._waiting:
+                    if not isinstance(ticket.work, Reservation):
+                        ends.append(ticket)
+                    elif not ticket.left():  # or nobody waits for it any more; what ends still matters
+                        begins.append(ticket)
+                self._aboard, self._waiting = begins + ends, []
+                for together in zip_longest(batches(begins), batches(ends), fillvalue=()):
                     await self._ask(*together)
         except BaseException:
             # A bug of ours, or the loop is ending: nobody is left behind.
@@ -150,15 +152,18 @@ class Express:
                 self._on_error("reserve" if wanted else "swap", error)
             return
         self._deliver(ends, moved)
-        here = [(place, result) for place, result in zip(begins, found, strict=True) if result is not None]
-        self._deliver([place for place, _ in here], [result for _, result in here])
-        if begins:
-            self._found += 0.1 * (len(here) / len(begins) - self._found)
-        if len(here) < len(begins):
+        if all(found):
+            self._deliver(begins, found)
+            absent: Places = ()
+        else:
+            here = [(place, result) for place, result in zip(begins, found, strict=True) if result is not None]
+            self._deliver([place for place, _ in here], [result for _, result in here])
             absent = [place for place, result in zip(begins, found, strict=True) if result is None]
             for ticket in _tickets(absent):
                 self._send_on(ticket)
             self._forget(absent)
+        if begins:
+            self._found += 0.1 * (1 - len(absent) / len(begins) - self._found)
 
     def _forget(self, places: Places) -> None:
         """They are the lanes' now, and must not be left to them again. After that, not before: nobody may be lost, and

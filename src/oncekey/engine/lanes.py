@@ -73,8 +73,10 @@ class Lanes:
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket; StoreOverloaded or StoreUnavailable at once when it cannot be."""
-        if self._in_loop and isinstance(ticket, AsyncTicket) and self._by_express(ticket):
-            return
+        if self._in_loop and isinstance(ticket, AsyncTicket) and express.fits(ticket.work):
+            chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
+            if chosen is not None and chosen.put(ticket, self._max_queued):
+                return  # by the loop's own express, without a thread
         lane = self._lane_for(ticket)
         # Only who wants to begin is turned away: what has begun must always be able to end.
         if lane.queued >= self._max_queued and isinstance(ticket.work, Reservation):
@@ -83,13 +85,6 @@ class Lanes:
             lane.gather(ticket)
         else:
             lane.enqueue([ticket])
-
-    def _by_express(self, ticket: AsyncTicket) -> bool:
-        """Whether the ticket could go by the loop's own express, without a thread."""
-        if not express.fits(ticket.work):
-            return False
-        chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
-        return chosen is not None and chosen.put(ticket, self._max_queued)
 
     def _open_express(self, loop: AbstractEventLoop) -> Express | None:
         lanes = self._lanes

@@ -92,7 +92,9 @@ class OnceKey:
     ) -> Reservation:
         """What a request asks of the store."""
         policy = route.policy
-        scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
+        scope = tenant
+        if tenant is not self.single_tenant or policy.key_per != "tenant":
+            scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
         digest = fingerprint(
             method=method,
             path=path,

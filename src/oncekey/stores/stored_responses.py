@@ -3,8 +3,6 @@ stores."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import orjson
@@ -25,35 +23,20 @@ def stored_response(status: Any, headers: Any, body: Any, version: Any) -> Store
     if body is not None and type(body) is not bytes:
         raise StoreError("the stored body of a row is damaged")
     try:
-        pairs = _remembered_headers(headers) if len(headers) <= REMEMBERED_LENGTH else _headers(headers)
+        pairs = _headers(headers)
     except (TypeError, ValueError) as error:
         raise StoreError("the stored headers of a row are damaged") from error
     return StoredResponse(status, pairs, body, version)
 
 
 def _headers(text: str) -> tuple[tuple[str, str], ...]:
-    pairs = orjson.loads(text)
-    if type(pairs) is not list or not _are_headers(pairs):
-        raise ValueError("not a list of pairs of texts")
-    return tuple(map(tuple, pairs))
-
-
-REMEMBERED_LENGTH = 200
-_remembered_headers = lru_cache(maxsize=256)(_headers)
-"""Most responses of an API have one and the same header, their type."""
-
-
-_only_lists, _only_twos, _only_texts = (
-    frozenset({list}).issuperset,
-    frozenset({2}).issuperset,
-    frozenset({str}).issuperset,
-)
-
-
-def _are_headers(pairs: list[Any]) -> bool:
-    """Lists of two texts; without a Python function for each, since every replay comes here."""
-    return (
-        _only_lists(map(type, pairs))
-        and _only_twos(map(len, pairs))
-        and _only_texts(map(type, chain.from_iterable(pairs)))
-    )
+    read = orjson.loads(text)
+    if type(read) is not list:
+        raise ValueError("not a list")
+    pairs = []
+    for pair in read:
+        name, content = pair
+        if type(pair) is not list or type(name) is not str or type(content) is not str:
+            raise ValueError("not a pair of texts")
+        pairs.append((name, content))
+    return tuple(pairs)

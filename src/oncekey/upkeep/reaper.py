@@ -141,5 +141,5 @@ class Reaper:
 def timed_out_response(profile: ProfileName) -> StoredResponse:
     """The final answer of a deferred request that nobody settled."""
     answer = problem(profile, Situation.TIMED_OUT)
-    kept = tuple((name, text) for name, text in answer.headers if name in STORED_HEADERS)
-    return StoredResponse(answer.status, kept, answer.body)
+    headers = ((name.decode(), text.decode("latin-1")) for name, text in answer.headers)
+    return StoredResponse(answer.status, tuple(item for item in headers if item[0] in STORED_HEADERS), answer.body)

@@ -237,14 +237,13 @@ class _Exchange:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 return None
-            chunk = message.get("body", b"")
+            chunks.append(chunk := message.get("body", b""))
             size += len(chunk)
             if size > limit:
                 await self._refuse(Situation.BODY_TOO_LARGE)
                 return None
-            if not message.get("more_body", False):
-                return b"".join([*chunks, chunk]) if chunks else chunk
-            chunks.append(chunk)
+            if not message.get("more_body"):
+                return b"".join(chunks)
 
     # -- the handler ---------------------------------------------------------------------------------------------
 
@@ -438,8 +437,8 @@ class _Exchange:
     ) -> None:
         await self._answer(refusal(self.once, situation, detail=detail, retry_after=retry_after), None)
 
-    async def _answer(self, answer: Answer, record: Record | None) -> None:
-        await self._pass_on(*_messages(answer.status, answer_headers(answer, self.key_header, record), answer.body))
+    def _answer(self, answer: Answer, record: Record | None) -> Awaitable[None]:
+        return self._pass_on(*_messages(answer.status, answer_headers(answer, self.key_header, record), answer.body))
 
     async def _pass_on(self, *messages: Message) -> None:
         if self.held is not None:

@@ -96,4 +96,4 @@ def _remember(response: Response) -> Response:
 
 
 def _response(answer: Answer) -> Response:
-    return Response(answer.body, answer.status, list(answer.headers))
+    return Response(answer.body, answer.status, [(n.decode("latin-1"), v.decode("latin-1")) for n, v in answer.headers])

@@ -159,9 +159,9 @@ class _Shared:
             ),
         }
         if (marker := replay_marker(self._profile)) is not None:
-            name = marker[0].title()
+            name, content = marker[0].decode().title(), marker[1].decode()
             said = _header("Present, with this value, on a response that was stored earlier and is sent again.")
-            said["schema"] = {"type": "string", "enum": [marker[1]]}
+            said["schema"] = {"type": "string", "enum": [content]}
             headers[name] = self._refer("headers", name.replace("-", ""), said)
         return headers
 
@@ -203,15 +203,15 @@ def _either(there: Fragment | None, ours: Fragment) -> Fragment:
 
 
 def _media_type(answer: Answer) -> str:
-    return dict(answer.headers)["content-type"]
+    return dict(answer.headers)[b"content-type"].decode()
 
 
 def _header_fragments(answer: Answer) -> Iterator[tuple[str, Fragment]]:
     names = {name for name, _ in answer.headers}
-    if "retry-after" in names:
+    if b"retry-after" in names:
         said = "How many seconds to wait before the same request is sent again with the same key."
         yield "Retry-After", _header(said, {"type": "integer", "minimum": 1})
-    if "www-authenticate" in names:
+    if b"www-authenticate" in names:
         yield "WWW-Authenticate", _header("How to authenticate.")
 
 

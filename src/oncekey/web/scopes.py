@@ -24,7 +24,10 @@ _STARLETTE_HANDLERS = "starlette.exception_handlers"
 def route_path(scope: Scope) -> str:
     """The path as the app's routes see it: servers put the prefix that a proxy took away in front."""
     path: str = scope["path"]
-    root: str = scope.get("root_path", "").rstrip("/")
+    root: str | None = scope.get("root_path")
+    if not root:
+        return path
+    root = root.rstrip("/")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 

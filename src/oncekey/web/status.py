@@ -46,8 +46,8 @@ __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"
 
 MAX_KEY_LENGTH = 255
 MAX_OPERATION_LENGTH = 400
-_NOT_ALLOWED = Answer(405, (("allow", "GET, HEAD"), ("content-length", "0")), b"")
-_CACHING = frozenset({"cache-control", "expires", "etag", "last-modified"})
+_NOT_ALLOWED = Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"0")), b"")
+_CACHING = frozenset({b"cache-control", b"expires", b"etag", b"last-modified"})
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -151,7 +151,7 @@ def _the_same_again(record: Record) -> Reservation:
 def _uncached(answer: Answer) -> Answer:
     """The response was to a POST, and may have allowed what is wrong for this GET, whose answer changes."""
     headers = [item for item in answer.headers if item[0] not in _CACHING]
-    return Answer(answer.status, (*headers, ("cache-control", "no-store")), answer.body)
+    return Answer(answer.status, (*headers, (b"cache-control", b"no-store")), answer.body)
 
 
 def _as_header(key: str) -> bytes:

@@ -18,7 +18,7 @@ from oncekey.core.decision import Decision, Deferred, Ending, Mismatch, Replay, 
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
-from oncekey.core.record import Record, Reservation, StoredResponse
+from oncekey.core.record import RESPONSE_SCHEMA_VERSION, Record, Reservation, StoredResponse
 from oncekey.core.states import Event
 from oncekey.core.values import value
 from oncekey.engine.flows import Finished
@@ -29,7 +29,6 @@ from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
 _log = logging.getLogger("oncekey")
 
 Headers = list[tuple[bytes, bytes]]
-Pairs = tuple[tuple[str, str], ...]
 
 UNKNOWN_RETRY_SECONDS = 30.0
 """An unknown outcome is settled by asking somebody else: that takes longer than a handler does."""
@@ -39,7 +38,7 @@ BODILESS = frozenset({204, 205, 304})
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
 _OURS_AND_LENGTH = _OURS | {b"content-length", b"transfer-encoding"}
-_OF_THE_LOST_BODY = frozenset({"content-type", "content-encoding", "etag", "content-disposition", "last-modified"})
+_OF_THE_LOST_BODY = frozenset({b"content-type", b"content-encoding", b"etag", b"content-disposition", b"last-modified"})
 
 
 class Voice(Protocol):
@@ -137,28 +136,20 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
     """The response as it is kept: the headers of the allow-list, and the body unless it is too large (tombstone)."""
     allowed = policy.stored_headers
-    kept = tuple([(text, value.decode("latin-1")) for name, value in headers if (text := _lower(name)) in allowed])
+    kept = [(text, value.decode("latin-1")) for name, value in headers if (text := _lower(name)) in allowed]
     if body is not None and len(body) > policy.max_response_bytes:
         body = None
-    return StoredResponse(status, _clean(kept), body)
+    return StoredResponse(status, tuple([pair for pair in kept if _is_clean(*pair)]), body)
 
 
-def _clean(headers: Pairs) -> Pairs:
-    """Without those that could end a header early, or cannot be one: checked when stored, and again when replayed."""
-    if _are_clean(headers):  # as good as always
-        return headers
-    good = []
-    for name, text in headers:
-        if _BREAKS(name) or _BREAKS(text):
-            _log.error("a stored response header with a line break, or a character that cannot be sent, was left out")
-        else:
-            good.append((name, text))
-    return tuple(good)
-
-
-@lru_cache(maxsize=256)
-def _are_clean(headers: Pairs) -> bool:
-    return not _BREAKS("".join(map("".join, headers)))
+def _is_clean(name: str, text: str) -> bool:
+    """Not one that could end a header early, or cannot be one: looked at when stored, and again when replayed."""
+    if name.isascii() and name.isprintable() and text.isascii() and text.isprintable():  # as good as always
+        return True
+    if _BREAKS(name) or _BREAKS(text) or not name.isascii():
+        _log.error("a stored response header with a line break, or a character that cannot be sent, was left out")
+        return False
+    return True
 
 
 def replay(record: Record, once: Voice) -> Answer:
@@ -167,26 +158,26 @@ def replay(record: Record, once: Voice) -> Answer:
     if response is None:
         # A final row without a response: written by hand, or by a version we do not know. Done, and not readable.
         response = StoredResponse(200, (), None)
-    headers = _clean(response.headers)
+    headers = [(n.encode(), text.encode("latin-1")) for n, text in response.headers if _is_clean(n, text)]
     body = response.body
-    if body is None or not response.replayable:
+    if body is None or response.schema_version != RESPONSE_SCHEMA_VERSION:
         note = tombstone_note(once.profile, response.status)
         body = note.body
-        headers = tuple([(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY])
+        headers = [(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY]
         if note.content_type:
-            headers += (("content-type", note.content_type),)
+            headers.append((b"content-type", note.content_type.encode()))
     if response.status not in BODILESS:
-        headers += (("content-length", str(len(body))),)
+        headers.append((b"content-length", b"%d" % len(body)))
     if (marker := replay_marker(once.profile)) is not None:
-        headers += (marker,)
+        headers.append(marker)
     return Answer(response.status, headers, body)
 
 
 def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
     """What a request gets that does not run."""
+    if isinstance(decision, Replay):
+        return replay(decision.record, once)
     match decision:
-        case Replay(record):
-            return replay(record, once)
         case Mismatch():
             return refusal(once, Situation.MISMATCH)
         case Unknown():
@@ -232,12 +223,10 @@ def refusal(
 
 def marks(key: bytes | None, record: Record | None) -> Headers:
     """Every protected response names its key and until when it is remembered."""
-    headers = []
-    if key is not None:
-        headers.append((b"idempotency-key", key))
+    named = [] if key is None else [(b"idempotency-key", key)]
     if record is not None:
-        headers.append((b"idempotency-expires", _http_date(int(record.expires_at))))
-    return headers
+        named.append((b"idempotency-expires", _http_date(int(record.expires_at))))
+    return named
 
 
 def first_headers(
@@ -260,12 +249,7 @@ def first_headers(
 
 
 def answer_headers(answer: Answer, key: bytes | None, record: Record | None) -> Headers:
-    return [*map(_encoded, answer.headers), *marks(key, record)]
-
-
-@lru_cache(maxsize=1024)
-def _encoded(header: tuple[str, str]) -> tuple[bytes, bytes]:
-    return header[0].encode("latin-1"), header[1].encode("latin-1")
+    return [*answer.headers, *marks(key, record)]
 
 
 @lru_cache(maxsize=1024)

@@ -8,22 +8,34 @@ several times; here the type is fixed by the column and an element costs about 0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct, pack
 from typing import Any, ClassVar
 
 from psycopg import pq
 from psycopg.adapt import AdaptersMap, Dumper
 
-_HEADER = Struct(">iiIii")  # dimensions, has nulls, element type, length, lower bound
-_NULL = b"\xff\xff\xff\xff"
+_FROM_ONE = pack(">i", 1)  # the lower bound, which ends an array's head
+_NULL = pack(">i", -1)
+_pack_int, _pack_float = Struct(">ii").pack, Struct(">id").pack
+
+
+@lru_cache(maxsize=1024)
+def _length(number: int) -> bytes:
+    """Remembered, since few numbers make nearly all lengths."""
+    return number.to_bytes(4, "big")
 
 
 class Column:
     """One array parameter: the values of one column of a batch."""
 
     __slots__ = ("values",)
-    element_oid: ClassVar[int]
     array_oid: ClassVar[int]
+    _start: ClassVar[bytes]
+
+    def __init_subclass__(cls, element_oid: int, array_oid: int) -> None:
+        cls.array_oid = array_oid
+        cls._start = pack(">iiI", 1, 1, element_oid)  # dimensions, has nulls, type of the elements
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = values
@@ -31,57 +43,71 @@ class Column:
     def encode(self) -> bytes:
         values = self.values
         length = len(values)
-        header = _HEADER.pack(1, 1, self.element_oid, length, 1)
+        header = self._start + _length(length) + _FROM_ONE
         first = values[0] if length else None
         if values.count(first) == length:  # most columns of a batch say the same in every row
             return header + (_NULL if first is None else self.element(first)) * length
-        return header + b"".join([_NULL if value is None else self.element(value) for value in values])
+        return header + self.elements()
+
+    def elements(self) -> bytes:
+        """All of them, one behind the other."""
+        return b"".join([_NULL if value is None else self.element(value) for value in self.values])
 
     @staticmethod
     def element(value: Any) -> bytes:
         raise NotImplementedError  # pragma: no cover
 
 
-class Text(Column):
+def _joined(values: Sequence[bytes]) -> bytes:
+    """Each behind its length. Most columns have values of one length (UUIDs, hashes): then no step for each of them."""
+    lengths = set(map(len, values))
+    if len(lengths) == 1:
+        before = _length(lengths.pop())
+        return before + before.join(values)
+    return b"".join([_length(len(value)) + value for value in values])
+
+
+class Text(Column, element_oid=25, array_oid=1009):
     __slots__ = ()
-    element_oid, array_oid = 25, 1009
+
+    def elements(self) -> bytes:
+        return super().elements() if None in self.values else _joined([*map(str.encode, self.values)])
 
     @staticmethod
     def element(value: str) -> bytes:
         data = value.encode()
-        return len(data).to_bytes(4, "big") + data
+        return _length(len(data)) + data
 
 
-class Bytea(Column):
+class Bytea(Column, element_oid=17, array_oid=1001):
     __slots__ = ()
-    element_oid, array_oid = 17, 1001
+
+    def elements(self) -> bytes:
+        return super().elements() if None in self.values else _joined(self.values)
 
     @staticmethod
     def element(value: bytes) -> bytes:
-        return len(value).to_bytes(4, "big") + value
+        return _length(len(value)) + value
 
 
-class Float8(Column):
+class Float8(Column, element_oid=701, array_oid=1022):
     __slots__ = ()
-    element_oid, array_oid = 701, 1022
 
     @staticmethod
     def element(value: float) -> bytes:
-        return pack(">id", 8, value)
+        return _pack_float(8, value)
 
 
-class Int4(Column):
+class Int4(Column, element_oid=23, array_oid=1007):
     __slots__ = ()
-    element_oid, array_oid = 23, 1007
 
     @staticmethod
     def element(value: int) -> bytes:
-        return pack(">ii", 4, value)
+        return _pack_int(4, value)
 
 
-class Bool(Column):
+class Bool(Column, element_oid=16, array_oid=1000):
     __slots__ = ()
-    element_oid, array_oid = 16, 1000
 
     @staticmethod
     def element(value: bool) -> bytes:

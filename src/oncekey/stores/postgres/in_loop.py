@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import pq
+from psycopg import abc, pq
 from psycopg.adapt import Transformer
 
 from oncekey.core.record import Found, Record, Reservation, Swap
@@ -39,6 +39,7 @@ Rows = list[tuple[Any, ...]]
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _RACES = (b"23505", b"55P03", b"40P01")
 """A key was inserted meanwhile, or is about to be: unique violation, lock not available, deadlock."""
+_GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 LOCK_SECONDS = 0.05
 """How long a batch waits for somebody's uncommitted key: all that ends waits with it, and the lanes have patience."""
 
@@ -66,6 +67,7 @@ class InLoop:
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._readers: dict[_Statement, abc.Transformer] = {}
         self._pid = os.getpid()
 
     async def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
@@ -91,13 +93,26 @@ class InLoop:
             exchange = _Exchange(self._connection)
             for statement, columns in questions:
                 exchange.execute(statement, columns)
-            return await exchange.run(deadline - time.monotonic())
+            results = await exchange.run(deadline - time.monotonic())
+            return [self._rows(question[0], result) for question, result in zip(questions, results, strict=True)]
         except LostRace:
             raise  # and the connection is as good as before
         except BaseException:
             # Cancelled and timed out included: the answer may still arrive, and is nobody's.
             self.abandon()
             raise
+
+    def _rows(self, statement: _Statement, result: pq.abc.PGresult) -> Rows:
+        """As Python values. How to read each column is looked up with the first answer of a connection."""
+        reader = self._readers.get(statement)
+        if reader is None:
+            reader = self._readers[statement] = Transformer(self._connection)
+            reader.set_pgresult(result)
+        else:
+            reader.set_pgresult(result, set_loaders=False)
+        read: Rows = reader.load_rows(0, result.ntuples, tuple)
+        reader.set_pgresult(None, set_loaders=False)  # its bodies are not kept until the next batch
+        return read
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         store = self._store
@@ -116,6 +131,7 @@ class InLoop:
             except BaseException:
                 connection.pgconn.finish()
                 raise
+        self._readers = {}
         return connection
 
     def abandon(self) -> None:
@@ -130,7 +146,6 @@ class _Exchange:
     """Statements sent in one go, and their answers up to the Sync that commits them."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        self._connection = connection
         self._pgconn = connection.pgconn
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -143,8 +158,8 @@ class _Exchange:
         values = [columns[name].encode() for name in statement.parameters]
         self._pgconn.send_query_prepared(statement.name, values, statement.formats, pq.Format.BINARY)
 
-    async def run(self, timeout: float) -> list[Rows]:
-        """The rows of each statement, when all are committed."""
+    async def run(self, timeout: float) -> list[pq.abc.PGresult]:
+        """The answer to each statement, when all are committed."""
         self._pgconn.pipeline_sync()
         loop, socket = self._loop, self._pgconn.socket
         timer = loop.call_later(max(0.001, timeout), self._time_out)
@@ -159,7 +174,13 @@ class _Exchange:
             loop.remove_reader(socket)
             if writes:
                 loop.remove_writer(socket)
-        return self._answers()
+        for result in self._results:
+            if result.status not in _GOOD:
+                state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+                if state in _RACES:
+                    raise LostRace
+                raise StoreUnavailable(f"PostgreSQL refused a statement: SQLSTATE {state.decode()}")
+        return self._results
 
     def _write(self) -> None:
         try:
@@ -199,20 +220,6 @@ class _Exchange:
                 self._over.set_result(None)
             else:
                 self._over.set_exception(error)
-
-    def _answers(self) -> list[Rows]:
-        answers: list[Rows] = []
-        reader = Transformer(self._connection)
-        for result in self._results:
-            if result.status == pq.ExecStatus.TUPLES_OK:
-                reader.set_pgresult(result)
-                answers.append(reader.load_rows(0, result.ntuples, tuple))
-            elif result.status != pq.ExecStatus.COMMAND_OK:  # of a prepare
-                state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
-                if state in _RACES:
-                    raise LostRace
-                raise StoreUnavailable(f"PostgreSQL refused a statement: SQLSTATE {state.decode()}")
-        return answers
 
 
 def _found(batch: Sequence[Reservation], answer: Rows) -> list[Found]:
