@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from itertools import chain
 from email.utils import parsedate_to_datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
