@@ -294,26 +294,28 @@ def swap(
     while (state, owner) stays the same (attempt, steps, effects) are checked here.
     """
     move = find(record.state, event, by, to_state)
+    lease_over_by, past_expiry, from_effects = None, False, None
     if move.when:
         _check(move, record, by, quarantine_seconds)
-    attempt = None
+        if Condition.LEASE_OVER in move.when:
+            lease_over_by = 0.0
+        elif Condition.QUARANTINE_OVER in move.when:
+            lease_over_by = quarantine_seconds
+        past_expiry = Condition.PAST_EXPIRY in move.when
+        from_effects = record.effects if Condition.MAY_RERUN in move.when else None
+    attempt = restart = tries = None
     starts = event in STARTS
     if starts != (reservation is not None):
         raise IllegalTransition(f"'{event}' {'needs' if starts else 'takes no'} new reservation")
     if step is not None and (starts or move.target in (None, State.EXPIRED)):
         raise IllegalTransition(f"'{event}' takes no step: it begins an attempt, or forgets the steps of the key")
     if starts:
-        attempt = 1 if event is Event.RESERVE else record.attempt + 1
-    lease_over_by = None
-    if Condition.LEASE_OVER in move.when:
-        lease_over_by = 0.0
-    elif Condition.QUARANTINE_OVER in move.when:
-        lease_over_by = quarantine_seconds
-    tries = None
-    if event is Event.POSTPONE:
-        tries = record.reconcile_tries + 1  # and without ``reconcile_in`` it is asked no more: a dead letter
-    elif move.target is State.UNKNOWN and reconcile_in is None:
-        reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
+        attempt, restart = (1, reservation) if event is Event.RESERVE else (record.attempt + 1, None)
+    elif move.target is State.UNKNOWN:
+        if event is Event.POSTPONE:
+            tries = record.reconcile_tries + 1  # and without ``reconcile_in`` it is asked no more: a dead letter
+        elif reconcile_in is None:
+            reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
     return Swap(
         record.scope,
         record.key,
@@ -321,7 +323,7 @@ def swap(
         record.state,
         record.owner,
         lease_over_by,
-        Condition.PAST_EXPIRY in move.when,
+        past_expiry,
         move.target,
         reservation.owner if reservation else None,
         attempt,
@@ -333,8 +335,8 @@ def swap(
         # The code that runs now says where its effects live, not the code that ran before the last deploy.
         reservation.effects if reservation else effects,
         tries,
-        reservation if event is Event.RESERVE else None,
-        record.effects if Condition.MAY_RERUN in move.when else None,
+        restart,
+        from_effects,
         step,
         audit,
         record,

@@ -38,6 +38,7 @@ BODILESS = frozenset({204, 205, 304})
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
 _OURS_AND_LENGTH = _OURS | {b"content-length", b"transfer-encoding"}
+_WITH_RESPONSE = frozenset({Event.COMPLETE, Event.FAIL})
 _OF_THE_LOST_BODY = frozenset({b"content-type", b"content-encoding", b"etag", b"content-disposition", b"last-modified"})
 
 
@@ -85,7 +86,7 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
         # What a *returned* 5xx means may be declared; what was raised is judged by where the effects live.
         ending = "raised"
     event = _judge(operation, ending, status)
-    if event not in (Event.COMPLETE, Event.FAIL):
+    if event not in _WITH_RESPONSE:
         return Move(event, None, f"the handler {'raised' if ending == 'raised' else 'answered'} {status}")
     response = storable(status, headers, body, policy)
     reason = None
