@@ -45,6 +45,8 @@ NOTHING = timedelta(0)
         ("lease", timedelta(days=2), "longer than a lease"),
         ("stored_headers", frozenset({"Set-Cookie"}), "set-cookie would leak"),
         ("stored_headers", frozenset({"location", "AUTHORIZATION"}), "authorization would leak"),
+        ("stored_headers", frozenset({"location", "l\xefnk"}), "'l\xefnk' is not the name of a header"),
+        ("stored_headers", frozenset({"location:"}), "'location:' is not the name of a header"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(setting: str, value: object, sentence: str) -> None:

@@ -192,6 +192,9 @@ def test_a_scope_that_names_nobody_is_refused(once: OnceKey, tenant: Any) -> Non
     """Empty, unprintable or too long: an error of the app, before any look-up."""
     with pytest.raises(ConfigurationError, match="1 to 255 printable characters"):
         ask(once, tenant)
+    of_many = OnceKey("memory://", scope=lambda request: "acme")
+    with of_many, pytest.raises(ConfigurationError, match="1 to 255 printable characters"):
+        ask(of_many, tenant)
 
 
 @pytest.mark.parametrize("tenant", [7, b"acme", object()])

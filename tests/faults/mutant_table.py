@@ -274,5 +274,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(30, "I6", "authentication comes before the replay", "tests/web/test_asgi_auth.py::test_a_revoked_user_gets_no_replay",
       ("oncekey.web.asgi", "            await self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)\n            return\n", "            tenant = \"ann\"\n")),
     _(30, "I6", "a key is its tenant's", "tests/web/test_asgi_auth.py::test_a_key_of_somebody_else_looks_unused",
-      ("oncekey.engine.once", "        scope = self.key_scope(tenant, None if", "        scope = self.key_scope(\"everybody\", None if")),
+      ("oncekey.engine.once", "            scope = self.key_scope(tenant, None if", "            scope = self.key_scope(\"everybody\", None if")),
+    _(30, "I6", "who has no name shares no keys", "tests/web/test_asgi_auth.py::test_a_tenant_that_cannot_be_one_never_runs",
+      ("oncekey.engine.once", "if tenant is not SINGLE_SCOPE or", "if tenant is not self.single_tenant or")),
 )  # fmt: skip

@@ -149,6 +149,15 @@ async def test_a_cancelled_verb_leaves_no_answer_behind(store: PostgresStore, fa
     assert found.record.key == "b"
 
 
+async def test_nothing_of_an_answer_is_kept_and_nothing_of_a_connection(store: PostgresStore, fast: InLoop) -> None:
+    """How to read a column is remembered for a connection; 256 bodies of a megabyte are not, nor another one's types."""
+    end = completion(reserved(store, "a"))
+    await fast.both([reservation("b")], [end])
+    assert [reader.pgresult for reader in fast._readers.values()] == [None, None]
+    fast.abandon()
+    assert fast._readers == {}
+
+
 async def test_what_ends_and_what_begins_are_one_transaction(store: PostgresStore, fast: InLoop) -> None:
     """One commit for both; and who asks again for a key that ends in the same batch finds its response."""
     ends = [completion(reserved(store, key)) for key in ("a", "b")]

@@ -112,8 +112,8 @@ async def test_the_scope_function_sees_the_request(make_api: MakeApi) -> None:
     assert seen == [("POST", "/payments", "1, 2", "http")]
 
 
-@pytest.mark.parametrize("tenant", ["", "a\x1fb", "a\nb", "x" * 256])
-async def test_a_tenant_that_cannot_be_one_never_runs(make_api: MakeApi, world: World, tenant: str) -> None:
+@pytest.mark.parametrize("tenant", ["", "a\x1fb", "a\nb", "x" * 256, None, 7])
+async def test_a_tenant_that_cannot_be_one_never_runs(make_api: MakeApi, world: World, tenant: Any) -> None:
     """A scope that is empty, or could be taken for another one, is the app's mistake: refused, nothing run."""
     api = make_api(scope=lambda request: tenant)
     assert (await api.post()).status_code == 500

@@ -627,6 +627,16 @@ def test_the_scope_function_sees_method_path_headers_and_environ(make: Make) -> 
     assert server.store.read([("ann", "k-1")])[0] is not None
 
 
+@pytest.mark.parametrize("tenant", ["", None, 7])
+def test_a_tenant_that_cannot_be_one_never_runs(make: Make, tenant: Any) -> None:
+    """Else all callers whom the function could not name would share their keys, and their answers."""
+    server = make(paid, scope=lambda request: tenant)
+    with pytest.raises(ConfigurationError, match="printable characters that name the tenant"):
+        server.post()
+    assert server.runs == 0
+    assert server.store._rows == {}
+
+
 def test_an_async_scope_function_is_refused_with_a_clear_error(make: Make) -> None:
     """A WSGI app has no loop to await in: the developer is told what to change, and nothing is looked up or run."""
 

@@ -5,6 +5,7 @@ Owns the settings and their checks. How a failure is judged is ``decision.py``; 
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -198,6 +199,8 @@ class Policy:
             raise ConfigurationError(
                 f"Policy(stored_headers=…): {', '.join(sorted(forbidden))} would leak to whoever repeats the key"
             )
+        if strange := sorted(name for name in self.stored_headers if not _HEADER_NAME(name)):
+            raise ConfigurationError(f"Policy(stored_headers=…): {strange[0]!r} is not the name of a header")
         if self.ttl < timedelta(hours=1):
             warnings.warn(
                 f"Policy(ttl={self.ttl}): under one hour, a client that comes back later runs the operation again; "
@@ -206,6 +209,7 @@ class Policy:
             )
 
 
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
 _CHOICES: dict[str, tuple[object, ...]] = {
     "effects": get_args(EffectsName),
     "in_flight": get_args(InFlight),

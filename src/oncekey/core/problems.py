@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
@@ -63,7 +62,7 @@ class Answer:
     """A whole response, as it is sent. Header names are lower case; content-type and content-length are among them."""
 
     status: int
-    headers: Sequence[tuple[bytes, bytes]]
+    headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
 

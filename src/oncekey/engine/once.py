@@ -93,7 +93,7 @@ class OnceKey:
         """What a request asks of the store."""
         policy = route.policy
         scope = tenant
-        if tenant is not self.single_tenant or policy.key_per != "tenant":
+        if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":  # which needs no check
             scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
         digest = fingerprint(
             method=method,

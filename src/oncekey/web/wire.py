@@ -171,7 +171,7 @@ def replay(record: Record, once: Voice) -> Answer:
         headers.append((b"content-length", b"%d" % len(body)))
     if (marker := replay_marker(once.profile)) is not None:
         headers.append(marker)
-    return Answer(response.status, headers, body)
+    return Answer(response.status, tuple(headers), body)
 
 
 def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:

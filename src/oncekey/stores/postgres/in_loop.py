@@ -131,12 +131,11 @@ class InLoop:
             except BaseException:
                 connection.pgconn.finish()
                 raise
-        self._readers = {}
         return connection
 
     def abandon(self) -> None:
         """Let go of the connection, from any thread, unless a verb is under way; the next verb opens another."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._readers = self._connection, None, {}
         if connection is not None and self._pid == os.getpid():
             connection._closed = True  # or it warns that nobody closed it
             connection.pgconn.finish()
