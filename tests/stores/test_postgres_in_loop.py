@@ -150,7 +150,7 @@ async def test_a_cancelled_verb_leaves_no_answer_behind(store: PostgresStore, fa
 
 
 async def test_nothing_of_an_answer_is_kept_and_nothing_of_a_connection(store: PostgresStore, fast: InLoop) -> None:
-    """How to read a column is remembered for a connection; 256 bodies of a megabyte are not, nor another one's types."""
+    """How to read a column is remembered for a connection; neither megabytes of bodies nor another one's types are."""
     end = completion(reserved(store, "a"))
     await fast.both([reservation("b")], [end])
     assert [reader.pgresult for reader in fast._readers.values()] == [None, None]
