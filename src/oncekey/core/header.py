@@ -96,11 +96,11 @@ def parse_key(
     # A blank key is what a client sends whose variable was not set: everybody's requests would share it.
     if not key or key.isspace():
         raise BadKey("empty")
-    if not min_length <= len(key) <= max_length:
-        if len(key) > max_length:
-            raise BadKey("too_long", max_length=max_length)
+    if len(key) > max_length:
+        raise BadKey("too_long", max_length=max_length)
+    if len(key) < min_length:
         raise BadKey("too_short", min_length=min_length)
-    if key_format is not None and _UUID(key) is None:
+    if key_format == "uuid" and _UUID(key) is None:
         raise BadKey("not_uuid")
     return key
 

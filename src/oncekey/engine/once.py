@@ -92,8 +92,8 @@ class OnceKey:
     ) -> Reservation:
         """What a request asks of the store."""
         policy = route.policy
-        scope = tenant
-        if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":  # which needs no check
+        scope = tenant  # ours, where there is one tenant; what a scope function has returned is looked at
+        if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":
             scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
         digest = fingerprint(
             method=method,

@@ -18,7 +18,7 @@ from oncekey.core.decision import Decision, Deferred, Ending, Mismatch, Replay, 
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
-from oncekey.core.record import RESPONSE_SCHEMA_VERSION, Record, Reservation, StoredResponse
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Event
 from oncekey.core.values import value
 from oncekey.engine.flows import Finished
@@ -161,7 +161,7 @@ def replay(record: Record, once: Voice) -> Answer:
         response = StoredResponse(200, (), None)
     headers = [(n.encode(), text.encode("latin-1")) for n, text in response.headers if _is_clean(n, text)]
     body = response.body
-    if body is None or response.schema_version != RESPONSE_SCHEMA_VERSION:
+    if body is None or not response.replayable:
         note = tombstone_note(once.profile, response.status)
         body = note.body
         headers = [(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY]
@@ -224,10 +224,12 @@ def refusal(
 
 def marks(key: bytes | None, record: Record | None) -> Headers:
     """Every protected response names its key and until when it is remembered."""
-    named = [] if key is None else [(b"idempotency-key", key)]
+    headers = []
+    if key is not None:
+        headers.append((b"idempotency-key", key))
     if record is not None:
-        named.append((b"idempotency-expires", _http_date(int(record.expires_at))))
-    return named
+        headers.append((b"idempotency-expires", _http_date(int(record.expires_at))))
+    return headers
 
 
 def first_headers(

@@ -8,34 +8,22 @@ several times; here the type is fixed by the column and an element costs about 0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from struct import Struct, pack
 from typing import Any, ClassVar
 
 from psycopg import pq
 from psycopg.adapt import AdaptersMap, Dumper
 
-_FROM_ONE = pack(">i", 1)  # the lower bound, which ends an array's head
-_NULL = pack(">i", -1)
-_pack_int, _pack_float = Struct(">ii").pack, Struct(">id").pack
-
-
-@lru_cache(maxsize=1024)
-def _length(number: int) -> bytes:
-    """Remembered, since few numbers make nearly all lengths."""
-    return number.to_bytes(4, "big")
+_HEADER = Struct(">iiIii")  # dimensions, has nulls, element type, length, lower bound
+_NULL = b"\xff\xff\xff\xff"
 
 
 class Column:
     """One array parameter: the values of one column of a batch."""
 
     __slots__ = ("values",)
+    element_oid: ClassVar[int]
     array_oid: ClassVar[int]
-    _start: ClassVar[bytes]
-
-    def __init_subclass__(cls, element_oid: int, array_oid: int) -> None:
-        cls.array_oid = array_oid
-        cls._start = pack(">iiI", 1, 1, element_oid)  # dimensions, has nulls, type of the elements
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = values
@@ -43,7 +31,7 @@ class Column:
     def encode(self) -> bytes:
         values = self.values
         length = len(values)
-        header = self._start + _length(length) + _FROM_ONE
+        header = _HEADER.pack(1, 1, self.element_oid, length, 1)
         first = values[0] if length else None
         if values.count(first) == length:  # most columns of a batch say the same in every row
             return header + (_NULL if first is None else self.element(first)) * length
@@ -62,52 +50,57 @@ def _joined(values: Sequence[bytes]) -> bytes:
     """Each behind its length. Most columns have values of one length (UUIDs, hashes): then no step for each of them."""
     lengths = set(map(len, values))
     if len(lengths) == 1:
-        before = _length(lengths.pop())
+        before = lengths.pop().to_bytes(4, "big")
         return before + before.join(values)
-    return b"".join([_length(len(value)) + value for value in values])
+    return b"".join([len(value).to_bytes(4, "big") + value for value in values])
 
 
-class Text(Column, element_oid=25, array_oid=1009):
+class Text(Column):
     __slots__ = ()
+    element_oid, array_oid = 25, 1009
 
     def elements(self) -> bytes:
-        return super().elements() if None in self.values else _joined([*map(str.encode, self.values)])
+        return super().elements() if None in self.values else _joined([value.encode() for value in self.values])
 
     @staticmethod
     def element(value: str) -> bytes:
         data = value.encode()
-        return _length(len(data)) + data
+        return len(data).to_bytes(4, "big") + data
 
 
-class Bytea(Column, element_oid=17, array_oid=1001):
+class Bytea(Column):
     __slots__ = ()
+    element_oid, array_oid = 17, 1001
 
     def elements(self) -> bytes:
         return super().elements() if None in self.values else _joined(self.values)
 
     @staticmethod
     def element(value: bytes) -> bytes:
-        return _length(len(value)) + value
+        return len(value).to_bytes(4, "big") + value
 
 
-class Float8(Column, element_oid=701, array_oid=1022):
+class Float8(Column):
     __slots__ = ()
+    element_oid, array_oid = 701, 1022
 
     @staticmethod
     def element(value: float) -> bytes:
-        return _pack_float(8, value)
+        return pack(">id", 8, value)
 
 
-class Int4(Column, element_oid=23, array_oid=1007):
+class Int4(Column):
     __slots__ = ()
+    element_oid, array_oid = 23, 1007
 
     @staticmethod
     def element(value: int) -> bytes:
-        return _pack_int(4, value)
+        return pack(">ii", 4, value)
 
 
-class Bool(Column, element_oid=16, array_oid=1000):
+class Bool(Column):
     __slots__ = ()
+    element_oid, array_oid = 16, 1000
 
     @staticmethod
     def element(value: bool) -> bytes:
