@@ -57,11 +57,12 @@ class Server:
                 },
                 cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_die_with_us,  # noqa: PLW1509
             )  # fmt: skip
-        # One connection per request: a kept one would always lead to the same worker.
-        limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
+        # One connection per request: a kept one would always lead to the same worker. Said in the request, since a pool
+        # that keeps none may close one that it has just given to another thread (encode/httpcore#1110).
         self.client = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=30.0, trust_env=False, verify=False
-        )
+            base_url=f"http://127.0.0.1:{port}", headers={"Connection": "close"}, timeout=30.0, trust_env=False,
+            limits=httpx.Limits(max_connections=200), verify=False,
+        )  # fmt: skip
         self._threads = ThreadPoolExecutor(60)
         try:
             until(self._answers, f"{kind} starts", START_SECONDS)
