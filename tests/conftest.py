@@ -11,11 +11,16 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from hypothesis import settings
 
 from oncekey.testing.servers import PostgresServer, RedisServer, ServerUnavailable
 from tests import databases
 
 _numbers = count(1)
+
+# A property that took long on a crowded machine is not broken.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

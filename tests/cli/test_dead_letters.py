@@ -11,7 +11,7 @@ from oncekey.core.record import Audit
 from oncekey.core.states import Actor, Event, State
 from oncekey.errors import MoveRefused
 from oncekey.operators import changes, dead_letters
-from oncekey.telemetry.events import redact
+from oncekey.telemetry.redaction import redact
 from tests.cli.desk import Desk, Run
 
 KEY = "order-1-of-today"

@@ -13,7 +13,7 @@ import pytest
 from oncekey.cli.showing import plain
 from oncekey.core.states import State
 from oncekey.engine.once import ENDPOINT_MARK
-from oncekey.telemetry.events import redact
+from oncekey.telemetry.redaction import redact
 from tests.cli.desk import Desk, Run
 
 HOUR = 3600.0

@@ -14,7 +14,7 @@ from oncekey.core.responses import MAX_RESPONSE_BYTES
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.errors import MoveRefused
 from oncekey.operators import changes
-from oncekey.telemetry.events import redact
+from oncekey.telemetry.redaction import redact
 from tests.cli.desk import LEASE, RESPONSE, Desk, Run
 
 KEY = "order-1-of-today"

@@ -11,11 +11,11 @@ import pytest
 from oncekey.core.record import Record
 from oncekey.core.states import Effects, State
 from oncekey.telemetry import events
+from oncekey.telemetry.emitter import Emitter, log_event
 from oncekey.telemetry.events import (
     BreakerClosed,
     BreakerOpened,
     Completed,
-    Emitter,
     Event,
     JobEvent,
     KeyEvent,
@@ -28,10 +28,8 @@ from oncekey.telemetry.events import (
     StoreEvent,
     StoreFailed,
     about,
-    describe,
-    log_event,
-    redact,
 )
+from oncekey.telemetry.redaction import describe, redact
 
 KEY = "550e8400-e29b-41d4-a716-446655440000"
 

@@ -40,6 +40,7 @@ STATUSES = {
     "not-authenticated": (401, 401, 401),
     "not-executed": (503, 503, 503),
     "refused": (422, 422, 422),
+    "refused-late": (422, 422, 422),
     "status-expired": (410, 410, 410),
     "status-not-found": (404, 404, 404),
     "status-retryable": (409, 409, 409),
@@ -175,7 +176,7 @@ def test_retry_after_is_where_a_retry_helps(profile: ProfileName, situation: Sit
     given = headers_of(problem(profile, situation, retry_after=7.0)).get("retry-after")
     if situation in WITH_RETRY_AFTER:
         assert (int(without or 0) >= 1, given) == (True, "7")
-    elif situation is Situation.REFUSED:
+    elif situation in (Situation.REFUSED, Situation.REFUSED_LATE):
         assert (without, given) == (None, "7"), "a handler may refuse for a while"
     else:
         assert (without, given) == (None, None)
@@ -310,6 +311,16 @@ def test_a_refusal_has_the_status_and_words_of_the_handler(profile: ProfileName)
     assert "Nothing was executed" in message
     if profile == "ietf":
         assert body_of(answer)["status"] == 415
+
+
+@each_profile
+def test_a_late_refusal_does_not_say_that_nothing_was_executed(profile: ProfileName) -> None:
+    """Nor that the key is unused. What the handler said becomes a sentence if it is none."""
+    message = message_of(profile, problem(profile, Situation.REFUSED_LATE, status=409, detail="Sold out"))
+    assert message.startswith("Sold out. ")
+    assert "needs a new key" in message
+    assert "executed" not in message
+    assert "unused" not in message
 
 
 @pytest.mark.parametrize("status", [200, 302, 399, 500])

@@ -1,13 +1,19 @@
-"""A desk for phased requests, on each SQL store."""
+"""A desk for phased requests, lanes that are closed at the end, and a keeper that looks when it is told to."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from oncekey.engine import keeper as keeper_module
+from oncekey.engine.keeper import Keeper
+from oncekey.engine.lanes import Lanes
 from tests.engine.desk import Desk
+from tests.engine.doubles import Clock, FakeStore
+from tests.engine.keeping import Kept
+from tests.engine.lanes import Open
 from tests.enlist.shop import Shop, sqlite_url
 
 
@@ -29,3 +35,29 @@ async def sqlite_desk(tmp_path: Path) -> AsyncIterator[Desk]:
 def desk(request: pytest.FixtureRequest) -> Desk:
     desk: Desk = request.getfixturevalue(request.param)
     return desk
+
+
+@pytest.fixture
+def open_lanes() -> Iterator[Open]:
+    """Makes Lanes that are closed when the test is over."""
+    opened: list[Lanes] = []
+
+    def make(store: FakeStore, **options: object) -> Lanes:
+        opened.append(Lanes(store, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield make
+    for lanes in opened:
+        lanes.close(0.2)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    """Looks only when it is told to, on a clock that stands still."""
+    clock = Clock()
+    monkeypatch.setattr(keeper_module, "time", clock)
+    monkeypatch.setattr(Keeper, "_look_within", lambda self, seconds: None)
+    kept = Kept(clock)
+    yield kept
+    kept.keeper._unfinished.clear()
+    kept.engine.close(1.0)

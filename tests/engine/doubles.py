@@ -22,9 +22,11 @@ from oncekey.engine.operation import Operation
 from oncekey.engine.tickets import AsyncTicket
 from oncekey.stores.base import Capabilities, Duty
 from oncekey.stores.memory import MemoryStore
-from oncekey.telemetry.events import Emitter, Event
+from oncekey.telemetry.emitter import Emitter
+from oncekey.telemetry.events import Event
 
-PATIENCE = 10.0
+PATIENCE = 25.0
+"""How long a test waits for what must happen. Only a failing one waits so long: a crowded machine is no failure."""
 LEASE = 60.0
 RETENTION = 3600.0
 RESPONSE = StoredResponse(201, (("content-type", "application/json"),), b'{"id":"pay_1"}')

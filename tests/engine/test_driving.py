@@ -22,7 +22,7 @@ from oncekey.engine.flows import Pause
 from oncekey.engine.tickets import SyncTicket
 from oncekey.errors import ConfigurationError, StoreOverloaded, StoreUnavailable
 from oncekey.telemetry import events
-from oncekey.telemetry.events import Emitter
+from oncekey.telemetry.emitter import Emitter
 from tests.engine.doubles import (
     PATIENCE,
     RESPONSE,

@@ -10,7 +10,7 @@ import pytest
 
 from oncekey.core.record import Record, swap
 from oncekey.core.states import Actor, Event, State
-from oncekey.engine import lanes as lanes_module
+from oncekey.engine import lane as lane_module
 from oncekey.engine.lanes import Lanes
 from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
 from oncekey.errors import StoreError, StoreUnavailable
@@ -22,7 +22,7 @@ Open = Callable[..., Lanes]
 @pytest.fixture
 def open_lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes Lanes that are closed when the test is over, and that look every 10 ms whether they can give back."""
-    monkeypatch.setattr(lanes_module, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(lane_module, "_RETRY_SECONDS", 0.01)
     opened: list[Lanes] = []
 
     def make(store: FakeStore, **options: object) -> Lanes:
@@ -352,7 +352,7 @@ def test_two_debts_on_one_key_are_both_paid(open_lanes: Open) -> None:
 
 def test_closing_pays_every_debt_that_can_be_paid(open_lanes: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end everything owed is given back, also where one round does not do (two undos of one key)."""
-    monkeypatch.setattr(lanes_module, "_RETRY_SECONDS", PATIENCE)
+    monkeypatch.setattr(lane_module, "_RETRY_SECONDS", PATIENCE)
     store = FakeStore()
     lanes = open_lanes(store)
     down(store)
@@ -378,7 +378,7 @@ def test_closing_does_not_wait_for_a_store_that_is_down(open_lanes: Open) -> Non
 
 def test_debts_are_bounded(open_lanes: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the store is down for long, what is remembered does not grow for ever."""
-    monkeypatch.setattr(lanes_module, "MAX_BATCH", 1)
+    monkeypatch.setattr(lane_module, "MAX_BATCH", 1)
     store = FakeStore()
     lanes = open_lanes(store)
     down(store)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from oncekey import NotExecuted, OutcomeUnknown
-from oncekey.core.states import Effects, State
+from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Refused
+from oncekey.core.states import Effects, Event, State
 from oncekey.core.steps import StepState
 from oncekey.engine import steps
 from oncekey.engine.operation import Operation
@@ -20,7 +20,9 @@ from oncekey.errors import LeaseLost, StepError, StoreUnavailable
 from oncekey.testing import faults
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
-from tests.engine.desk import Desk, Serve, now, short
+from oncekey.web.wire import raised
+from tests.engine.desk import PHASED, Desk, Serve, now, short
+from tests.engine.doubles import record_of, reservation
 from tests.enlist.shop import Shop
 
 CUT = ConnectionError("the line was cut")
@@ -97,6 +99,17 @@ async def test_answered_while_in_doubt(desk: Desk, status: int, state: str) -> N
     assert desk.state == state
     await api.post()
     assert desk.calls == {"charge": 1}
+
+
+def test_refused_by_who_comes_after_a_doubt() -> None:
+    """A later attempt turns the request away; what an earlier one has done stays the question, and the answer."""
+    record = record_of(reservation(effects=Effects.EXTERNAL), attempt=2)
+    once = OnceKey("memory://", scope=SINGLE_TENANT)
+    move, answer = raised(Operation(record, PHASED, record.scope), Refused("sold out"), once)
+    assert move.event is Event.DOUBT
+    assert answer is not None
+    assert answer.status == 409
+    assert b"outcome-unknown" in answer.body
 
 
 @pytest.mark.parametrize("repeatable", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,3 +43,15 @@ async def till(request: pytest.FixtureRequest) -> AsyncIterator[Till]:
     await till.close()
     for api in shop.apis:
         await api.close()
+
+
+@pytest.fixture
+def dispose_of_engines() -> Iterator[None]:
+    """For modules whose tests make engines by ``refusals.create_engine``."""
+    from tests.enlist import refusals
+
+    yield
+    refusals.dispose_of_engines()
+
+
+pytest.register_assert_rewrite("tests.enlist.refusals")

@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from oncekey import current
 from oncekey.core.states import State
+from tests.enlist.handlers import INSERT, every_driver, handler
 from tests.enlist.shop import Api, PsycopgAsync, Shop, SqlAlchemy, Till, paid
-from tests.enlist.test_drivers import INSERT, every_driver, handler
 from tests.web.apps import until
 
 

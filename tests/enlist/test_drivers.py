@@ -16,30 +16,8 @@ from starlette.responses import JSONResponse, Response
 
 from oncekey import Policy, Refused, current
 from oncekey.core.states import State
-from tests.enlist.shop import ALL, SYNC, Asyncpg, Psycopg, PsycopgAsync, Till, paid
-
-INSERT = "INSERT INTO payments (key, cents) VALUES ('k-1', 5)"
-
-every_driver = pytest.mark.parametrize("till", ALL, ids="-".join, indirect=True)
-every_sync_driver = pytest.mark.parametrize("till", SYNC, ids="-".join, indirect=True)
-
-
-def handler(till: Till, then: Any = None, **options: Any) -> Any:
-    """Enlists, pays, and ends as the test says."""
-
-    async def pay(request: Request) -> Response:
-        op = current()
-        thing = await till.open()
-        await op.enlist(thing, **options)
-        done = till.pay(thing, op.key)
-        if till.is_async:
-            await done
-        if then is not None:
-            answer = then(thing)
-            return (await answer) if asyncio.iscoroutine(answer) else answer
-        return paid(op.key)
-
-    return pay
+from tests.enlist.handlers import INSERT, every_driver, every_sync_driver, handler
+from tests.enlist.shop import Asyncpg, Psycopg, PsycopgAsync, Till, paid
 
 
 @every_driver

@@ -1,281 +1,39 @@
-"""How an enlisted request ends when something is against it: lost leases, lost answers, late failures, cancellation."""
+"""How an enlisted request ends: how many commits it takes, late failures, and what the app commits itself."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
 import sqlalchemy as sa
 from fastapi import Depends, FastAPI
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from starlette.middleware import Middleware
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.states import State
-from oncekey.testing.proxy import TcpProxy
-from oncekey.testing.servers import PostgresServer
 from oncekey.web import fastapi as web
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests.enlist.handlers import handler
 from tests.enlist.shop import (
     TRANSACTIONAL,
-    Api,
-    Asyncpg,
     Psycopg,
     PsycopgAsync,
     Shop,
     SqlAlchemy,
     SqlAlchemyAsync,
-    SqlAlchemyAsyncpg,
     Till,
     paid,
 )
-from tests.enlist.test_drivers import every_driver, handler
-from tests.web.apps import Gate, soon, until
-
-SHORT = Policy(effects="transactional", lease=timedelta(seconds=1.2))
+from tests.web.apps import until
 
 
-# ---------------------------------------------------------------- the lease
-
-
-@every_driver
-async def test_a_lost_lease_writes_nothing_and_answers_as_the_record_says(till: Till) -> None:
-    """I3: between reservation and enlist the key went to another attempt."""
-    gate = Gate()
-    went_on: list[Any] = []
-
-    async def pay(request: Request) -> Response:
-        await gate.wait()
-        return await handler(till, went_on.append)(request)
-
-    api = till.shop.api(pay)
-    first = asyncio.create_task(api.post())
-    await soon(gate.entered.wait())
-    till.shop.ask("UPDATE idempotency_keys SET owner = 'another', attempt = 2")
-    gate.go.set()
-    answer = await first
-    assert (answer.status_code, answer.json()["type"]) == (409, "urn:oncekey:problem:in-flight")
-    assert not went_on, "the handler is stopped by enlist()"
-    assert till.shop.payments() == 0
-    record = till.shop.record()
-    assert record is not None
-    assert (record.owner, record.state) == ("another", State.IN_PROGRESS)
-
-
-@every_driver
-async def test_nobody_takes_over_what_is_enlisted(till: Till) -> None:
-    """The row's lock is the lease: a retry after the end of the lease is told to wait, and the first completes."""
-    gate = Gate()
-
-    async def hold(thing: Any) -> Response:
-        await gate.wait()
-        return paid("k-1")
-
-    api = till.shop.api(handler(till, hold))
-    other = Api(till.shop.url, handler(till), Policy(effects="transactional", begin_timeout=timedelta(seconds=0.3)))
-    till.shop.apis.append(other)
-    first = asyncio.create_task(api.post())
-    await soon(gate.entered.wait())
-    if till.shop.kind == "postgresql":  # on SQLite nobody can even write that the lease is over
-        with psycopg.connect(till.shop.url, autocommit=True) as connection:
-            connection.execute("SET lock_timeout = 100")
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                connection.execute("UPDATE idempotency_keys SET lease_until = now() - interval '1 hour'")
-    assert (await other.post()).status_code in (409, 503)
-    gate.go.set()
-    assert (await first).status_code == 201
-    assert till.shop.payments() == 1
-
-
-async def test_an_enlisted_handler_outlives_its_lease(postgres_shop: Shop) -> None:
-    """No renewal passes its lock, and none is needed."""
-    till = PsycopgAsync(postgres_shop)
-    gate = Gate()
-
-    async def hold(thing: Any) -> Response:
-        await gate.wait()
-        return paid("k-1")
-
-    api = postgres_shop.api(handler(till, hold), Policy(effects="transactional", lease=timedelta(seconds=0.6)))
-    first = asyncio.create_task(api.post())
-    await soon(gate.entered.wait())
-
-    def lease_is_over() -> bool:
-        record = postgres_shop.record()
-        return record is not None and record.lease_over
-
-    await until(lease_is_over, "the end of the lease")
-    api.once.engine.keeper.look()
-    assert (await api.post()).status_code == 409
-    gate.go.set()
-    assert (await first).status_code == 201
-    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
-    await till.close()
-    await api.close()
-
-
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "asyncpg", "session", "async-session"])
-async def test_isolation_levels(postgres_shop: Shop, level: Any, driver: str) -> None:
-    """The snapshot is taken at enlist; neither a renewal nor the completion gets in its way."""
-
-    class AtLevel(SqlAlchemy):
-        def make(self) -> Any:
-            return Session(self.engine.execution_options(isolation_level=level))
-
-    class AsyncAtLevel(SqlAlchemyAsync):
-        def make(self) -> Any:
-            return AsyncSession(self.engine.execution_options(isolation_level=level))
-
-    class PsycopgAtLevel(Psycopg):
-        def make(self) -> Any:
-            connection = super().make()
-            connection.isolation_level = getattr(psycopg.IsolationLevel, level.replace(" ", "_"))
-            return connection
-
-    class AsyncPsycopgAtLevel(PsycopgAsync):
-        async def make(self) -> Any:
-            connection = await super().make()
-            await connection.set_isolation_level(getattr(psycopg.IsolationLevel, level.replace(" ", "_")))
-            return connection
-
-    class AsyncpgAtLevel(Asyncpg):
-        async def make(self) -> Any:
-            connection = await super().make()
-            await connection.execute(f"SET default_transaction_isolation = '{level}'")
-            return connection
-
-    kinds = {
-        "psycopg": PsycopgAtLevel,
-        "psycopg-async": AsyncPsycopgAtLevel,
-        "asyncpg": AsyncpgAtLevel,
-        "session": AtLevel,
-        "async-session": AsyncAtLevel,
-    }
-    till = kinds[driver](postgres_shop)
-
-    def look(thing: Any) -> Response:
-        engine = current().engine
-        assert engine is not None
-        current().renew_at = 0.0
-        engine.keeper.look()
-        return paid("k-1")
-
-    api = postgres_shop.api(handler(till, look), SHORT)
-
-    assert (await api.post()).status_code == 201
-    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
-    await till.close()
-    await api.close()
-
-
-# ---------------------------------------------------------------- the wire
-
-
-@pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
-    with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
-        yield proxy
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync, Asyncpg, SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncpg])
-async def test_commit_cut_on_the_wire(postgres_shop: Shop, proxy: TcpProxy, when: Any, kind: type[Till]) -> None:
-    """Hazard 9: the same error whether it happened or not; the key tells, and a retry finds the truth."""
-    far = Shop(proxy.rewrite(postgres_shop.url))
-    till = kind(far)
-    api = postgres_shop.api(handler(till))
-    cut = proxy.cut_on("to_server", b"COMMIT", when=when)
-    answer = await api.post()
-    assert cut.wait(5)
-    if when == "after":
-        assert answer.status_code == 201
-        assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
-    else:
-        assert answer.status_code == 503
-        assert postgres_shop.payments() == 0
-        assert postgres_shop.state() is State.FAILED_RETRYABLE
-    again = await api.post()
-    assert again.status_code == 201
-    assert postgres_shop.payments() == 1
-    await close_broken(till)
-    await api.close()
-
-
-@pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync, Asyncpg, SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncpg])
-async def test_the_connection_dies_in_the_handler(postgres_shop: Shop, proxy: TcpProxy, kind: type[Till]) -> None:
-    till = kind(Shop(proxy.rewrite(postgres_shop.url)))
-
-    def cut(thing: Any) -> Response:
-        proxy.cut()
-        return paid("k-1")
-
-    api = postgres_shop.api(handler(till, cut))
-    assert (await api.post()).status_code == 503
-    await until(lambda: postgres_shop.state() is State.FAILED_RETRYABLE, "released")
-    assert postgres_shop.payments() == 0
-    await close_broken(till)
-    await api.close()
-
-
-async def close_broken(till: Till) -> None:
-    for thing in till.opened:
-        try:
-            done = thing.close()
-            if asyncio.iscoroutine(done):
-                await done
-        except Exception:
-            continue
-    till.opened.clear()
-    await till.dispose()
-
-
-async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Shop, proxy: TcpProxy) -> None:
-    """COMMIT never arrives, nor do the lane's questions: nothing is claimed until somebody answers."""
-    far = Shop(proxy.rewrite(postgres_shop.url))
-    till = Psycopg(postgres_shop)
-
-    def fail() -> None:
-        proxy.refuse()
-        raise ConnectionError
-
-    completions: list[int] = []
-
-    def break_commit(thing: Any) -> Response:
-        link = current().enlisted.link  # type: ignore[union-attr]
-        complete = link.complete
-
-        def count(*args: Any) -> Any:
-            completions.append(threading.get_ident())
-            return complete(*args)
-
-        vars(link).update(commit=fail, complete=count)
-        return paid("k-1")
-
-    policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.5), lease=timedelta(seconds=1.2))
-    api = Api(far.url, handler(till, break_commit), policy)
-    answer = await api.post()
-    assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-stored")
-    assert postgres_shop.state() is State.IN_PROGRESS
-    proxy.pass_through()
-    await until(lambda: postgres_shop.state() is State.FAILED_RETRYABLE, "released by the keeper")
-    assert postgres_shop.payments() == 0
-    assert len(completions) == 1, "the app's connection is not the keeper's to use"
-    await till.close()
-    await api.close()
-
-
-async def test_two_commits_in_all(postgres_server: PostgresServer, postgres_shop: Shop) -> None:
+async def test_two_commits_in_all(postgres_shop: Shop) -> None:
     """The reservation in the lane, and the handler's own with the completion in it."""
     till = PsycopgAsync(postgres_shop)
     api = postgres_shop.api(handler(till))
@@ -348,7 +106,7 @@ async def test_a_flush_that_fails_at_the_end(shop: Shop) -> None:
     engine.dispose()
 
 
-async def test_with_effects_elsewhere_a_lost_commit_is_unknown(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_effects_elsewhere_a_lost_commit_is_unknown(shop: Shop) -> None:
     """The transaction did not happen, but what the handler did outside of it may have: no second run."""
     till = SqlAlchemy(shop)
 
@@ -360,16 +118,6 @@ async def test_with_effects_elsewhere_a_lost_commit_is_unknown(shop: Shop, monke
     assert (await api.post()).status_code == 409
     assert (shop.payments(), shop.state()) == (0, State.UNKNOWN)
     await till.close()
-
-
-async def test_with_effects_elsewhere_a_failed_commit_is_unknown(postgres_shop: Shop, proxy: TcpProxy) -> None:
-    till = Psycopg(Shop(proxy.rewrite(postgres_shop.url)))
-    api = postgres_shop.api(handler(till), Policy(effects="external"))
-    proxy.cut_on("to_server", b"COMMIT", when="before")
-    assert (await api.post()).status_code == 409
-    assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.UNKNOWN)
-    await close_broken(till)
-    await api.close()
 
 
 @pytest.mark.parametrize(("status", "payments", "state"), [(201, 1, State.COMPLETED), (404, 0, State.FAILED)])
@@ -411,6 +159,40 @@ async def test_a_tombstone_commits_with_the_writes(shop: Shop) -> None:
     assert record is not None
     assert record.response is not None
     assert record.response.body is None
+    await till.close()
+
+
+async def test_cancelled_while_it_finishes(shop: Shop) -> None:
+    """A time limit of the app around its own sending does not cut the commit in two, and waits for its end."""
+    till = SqlAlchemyAsync(shop)
+    over: list[bool] = []
+
+    class Hasty:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def send_in_no_time(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    return await send(message)
+                sending = asyncio.ensure_future(send(message))
+                await asyncio.sleep(0)  # it has begun
+                sending.cancel()
+                await asyncio.wait([sending])
+                over.append(operation.enlisted is None)
+                return None
+
+            operation = current()
+            await self.app(scope, receive, send_in_no_time)
+
+    api = shop.api(handler(till))
+    api.app.user_middleware.append(Middleware(Hasty))  # further in than ours
+    request = asyncio.ensure_future(api.post())
+    await until(lambda: over, "cancelled")
+    assert over == [True]
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+    request.cancel()
+    await asyncio.wait([request])
     await till.close()
 
 
@@ -502,37 +284,3 @@ async def test_committed_by_hand_and_then_raised(postgres_shop: Shop) -> None:
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.UNKNOWN)
     await till.close()
     await api.close()
-
-
-async def test_cancelled_while_it_finishes(shop: Shop) -> None:
-    """A time limit of the app around its own sending does not cut the commit in two, and waits for its end."""
-    till = SqlAlchemyAsync(shop)
-    over: list[bool] = []
-
-    class Hasty:
-        def __init__(self, app: Any) -> None:
-            self.app = app
-
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            async def send_in_no_time(message: Any) -> None:
-                if message["type"] == "http.response.start":
-                    return await send(message)
-                sending = asyncio.ensure_future(send(message))
-                await asyncio.sleep(0)  # it has begun
-                sending.cancel()
-                await asyncio.wait([sending])
-                over.append(operation.enlisted is None)
-                return None
-
-            operation = current()
-            await self.app(scope, receive, send_in_no_time)
-
-    api = shop.api(handler(till))
-    api.app.user_middleware.append(Middleware(Hasty))  # further in than ours
-    request = asyncio.ensure_future(api.post())
-    await until(lambda: over, "cancelled")
-    assert over == [True]
-    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
-    request.cancel()
-    await asyncio.wait([request])
-    await till.close()

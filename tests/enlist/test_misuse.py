@@ -1,17 +1,17 @@
-"""What cannot be enlisted is refused with a sentence that says what to do, before any business write."""
+"""What cannot be enlisted is refused with a sentence that says what to do, before any business write.
+
+The wrong moment in a transaction is in test_misused_transactions.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import aiosqlite
-import asyncpg
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -25,9 +25,9 @@ from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.states import State
 from oncekey.engine.operation import Operation
 from oncekey.errors import EnlistError, NoOperation
-from oncekey.stores.sqlite.gate import gate_of
 from oncekey.testing.servers import PostgresServer
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.enlist.refusals import INSERT, create_engine, refused
 from tests.enlist.shop import (
     TRANSACTIONAL,
     Api,
@@ -42,56 +42,7 @@ from tests.enlist.shop import (
     paid,
 )
 
-INSERT = "INSERT INTO payments (key, cents) VALUES ('k-1', 5)"
-
-
-_engines: list[sa.Engine] = []
-
-
-def create_engine(url: str, **options: Any) -> sa.Engine:
-    _engines.append(sa.create_engine(url, **options))
-    return _engines[-1]
-
-
-@pytest.fixture(autouse=True)
-def dispose_of_engines() -> Iterator[None]:
-    yield
-    while _engines:
-        _engines.pop().dispose()
-
-
-class Tried:
-    """What came of an enlist inside a handler."""
-
-    error: BaseException | None = None
-
-
-@asynccontextmanager
-async def refused(shop: Shop, attempt: Callable[[Operation], Any], match: str) -> AsyncIterator[None]:
-    """Run ``attempt`` in a handler; its enlist must raise, the request ends without effect, and the file is free."""
-    tried = Tried()
-
-    async def pay(request: Request) -> Response:
-        try:
-            answer = attempt(current())
-            if asyncio.iscoroutine(answer):
-                await answer
-        except BaseException as error:
-            tried.error = error
-            raise
-        return paid("k-1")
-
-    api = shop.api(pay)
-    assert (await api.post()).status_code == 500
-    assert isinstance(tried.error, EnlistError), tried.error
-    assert match in str(tried.error)
-    assert shop.payments() == 0
-    assert shop.state() is State.FAILED_RETRYABLE
-    if shop.kind == "sqlite":
-        gate = gate_of(Path(shop.path))
-        assert gate.acquire(0, lane=True), "the gate is still held"
-        gate.release()
-    yield
+pytestmark = pytest.mark.usefixtures("dispose_of_engines")
 
 
 async def test_something_else(shop: Shop) -> None:
@@ -119,6 +70,9 @@ async def test_keys_in_memory(sqlite_shop: Shop) -> None:
     assert (await api.post()).status_code == 201
     assert "keep them in the app's own database" in errors[0]
     await api.close()
+
+
+# ---------------------------------------------------------------- another database
 
 
 async def test_another_kind_of_database(postgres_shop: Shop, tmp_path: Path) -> None:
@@ -208,149 +162,7 @@ async def test_a_postgres_database_without_our_tables(
     postgres_server.drop_database("bare")
 
 
-async def test_two_phase_sessions(postgres_shop: Shop) -> None:
-    engine = create_engine(SqlAlchemy(postgres_shop).url())
-
-    async def attempt(op: Operation) -> None:
-        with Session(engine, twophase=True) as session:
-            await op.enlist(session)
-
-    async with refused(postgres_shop, attempt, "two-phase"):
-        engine.dispose()
-        await postgres_shop.apis[0].close()
-
-
-async def test_a_connection_that_is_not_open(postgres_shop: Shop) -> None:
-    engine = create_async_engine(SqlAlchemy(postgres_shop).url(), poolclass=NullPool)
-    async with refused(postgres_shop, lambda op: op.enlist(engine.connect()), "is not open"):
-        await postgres_shop.apis[0].close()
-
-
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_a_snapshot_older_than_the_request(postgres_shop: Shop, level: str) -> None:
-    engine = create_engine(SqlAlchemy(postgres_shop).url(), isolation_level=level)
-    session = Session(engine)
-    session.execute(sa.text("SELECT 1"))
-    async with refused(postgres_shop, lambda op: op.enlist(session), "its snapshot is older than the request"):
-        session.close()
-        engine.dispose()
-        await postgres_shop.apis[0].close()
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async"])
-async def test_autocommit(postgres_shop: Shop, driver: str) -> None:
-    url = postgres_shop.url
-
-    async def attempt(op: Operation) -> None:
-        if driver == "psycopg":
-            with psycopg.connect(url, autocommit=True) as plain:
-                await op.enlist(plain)
-        elif driver == "psycopg-async":
-            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-                await op.enlist(connection)
-        elif driver == "sqlalchemy":
-            engine = create_engine(SqlAlchemy(postgres_shop).url(), isolation_level="AUTOCOMMIT")
-            with Session(engine) as session:
-                await op.enlist(session)
-        else:
-            later = create_async_engine(SqlAlchemy(postgres_shop).url(), poolclass=NullPool)
-            async with later.connect() as raw:
-                await raw.execution_options(isolation_level="AUTOCOMMIT")
-                await op.enlist(raw)
-
-    async with refused(postgres_shop, attempt, "autocommit"):
-        await postgres_shop.apis[0].close()
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "asyncpg", "session", "connection", "async-session"])
-async def test_inside_a_block_that_commits_by_itself(postgres_shop: Shop, driver: str) -> None:
-    url, sync_url = postgres_shop.url, SqlAlchemy(postgres_shop).url()
-
-    async def attempt(op: Operation) -> None:
-        match driver:
-            case "psycopg":
-                with psycopg.connect(url) as plain, plain.transaction():
-                    await op.enlist(plain)
-            case "psycopg-async":
-                async with await psycopg.AsyncConnection.connect(url) as connection, connection.transaction():
-                    await op.enlist(connection)
-            case "asyncpg":
-                raw = await asyncpg.connect(url)
-                try:
-                    async with raw.transaction():
-                        await op.enlist(raw)
-                finally:
-                    await raw.close()
-            case "session":
-                with Session(create_engine(sync_url)) as session, session.begin():
-                    await op.enlist(session)
-            case "connection":
-                with create_engine(sync_url).begin() as held:
-                    await op.enlist(held)
-            case _:
-                async with AsyncSession(create_async_engine(sync_url, poolclass=NullPool)) as later, later.begin():
-                    await op.enlist(later)
-
-    async with refused(postgres_shop, attempt, "commit='caller'"):
-        await postgres_shop.apis[0].close()
-
-
-async def test_inside_a_savepoint(shop: Shop) -> None:
-    engine = create_engine(SqlAlchemy(shop).url())
-
-    async def attempt(op: Operation) -> None:
-        with Session(engine) as session, session.begin_nested():
-            await op.enlist(session)
-
-    async with refused(shop, attempt, "before begin_nested()"):
-        engine.dispose()
-
-
-async def test_a_session_that_joins_an_outer_transaction(postgres_shop: Shop) -> None:
-    engine = create_engine(SqlAlchemy(postgres_shop).url())
-
-    async def attempt(op: Operation) -> None:
-        with engine.connect() as outer, outer.begin(), Session(outer) as session:
-            await op.enlist(session)
-
-    async with refused(postgres_shop, attempt, "enlist that connection itself"):
-        engine.dispose()
-        await postgres_shop.apis[0].close()
-
-
-@pytest.mark.parametrize("driver", ["sqlite3", "aiosqlite", "sqlalchemy"])
-async def test_sqlite_that_has_written_already(sqlite_shop: Shop, driver: str) -> None:
-    async def attempt(op: Operation) -> None:
-        if driver == "sqlite3":
-            plain = sqlite3.connect(sqlite_shop.path)
-            try:
-                plain.execute(INSERT)
-                await op.enlist(plain)
-            finally:
-                plain.close()
-        elif driver == "aiosqlite":
-            async with aiosqlite.connect(sqlite_shop.path) as connection:
-                await connection.execute(INSERT)
-                await op.enlist(connection)
-        else:
-            engine = create_engine(sqlite_shop.url)
-            with Session(engine) as session:
-                session.execute(sa.text(INSERT))
-                await op.enlist(session)
-
-    async with refused(sqlite_shop, attempt, "before its first statement"):
-        await sqlite_shop.apis[0].close()
-
-
-async def test_a_failed_transaction(postgres_shop: Shop) -> None:
-    async def attempt(op: Operation) -> None:
-        with psycopg.connect(postgres_shop.url) as connection:
-            with pytest.raises(psycopg.Error):
-                connection.execute("SELECT nothing")
-            await op.enlist(connection)
-
-    async with refused(postgres_shop, attempt, "is in a failed transaction"):
-        await postgres_shop.apis[0].close()
+# ---------------------------------------------------------------- another thread, another loop
 
 
 async def test_a_sqlite_connection_of_a_thread_pool(sqlite_shop: Shop) -> None:
@@ -428,6 +240,9 @@ def call_wsgi(app: Any, key: str = "k-1") -> tuple[str, bytes]:
     except EnlistError:
         return "500", b""
     return answer[0], body
+
+
+# ---------------------------------------------------------------- at the wrong moment
 
 
 @pytest.mark.parametrize("effects", ["transactional", "external"])

@@ -20,6 +20,7 @@ from oncekey import Policy, current
 from oncekey.core.states import State
 from oncekey.engine.enlist.sqlite import _Turn
 from oncekey.stores.sqlite.gate import gate_of
+from tests.enlist.handlers import handler
 from tests.enlist.shop import (
     SQLITE,
     Aiosqlite,
@@ -32,7 +33,6 @@ from tests.enlist.shop import (
     paid,
     sqlite_url,
 )
-from tests.enlist.test_drivers import handler
 from tests.web.apps import Gate, soon, until
 
 SHORT = Policy(effects="transactional", lease=timedelta(seconds=1.2))

@@ -14,7 +14,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.proxy import TcpProxy, When
+from oncekey.testing.proxy import TcpProxy
+from oncekey.testing.proxy_links import When
 from tests.faults.campaign import Fault, Run
 from tests.faults.till import Till, gather
 from tests.faults.till_check import checked, prepare

@@ -20,7 +20,7 @@ from typing import Any
 
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
-from oncekey.testing.servers import PostgresServer, _temporary_root
+from oncekey.testing.servers import PostgresServer, temporary_root
 from tests.faults.campaign import Fault, NotHere, Run
 from tests.faults.till import PATIENCE_SECONDS, Story, Till, gather
 from tests.faults.till_check import checked, prepare
@@ -57,7 +57,7 @@ class SmallDisk:
 @contextmanager
 def open_folder() -> Iterator[Path]:
     """A temporary folder that the user of a server can reach, which pytest's cannot be."""
-    with TemporaryDirectory(prefix="oncekey-fault-", dir=_temporary_root()) as name:
+    with TemporaryDirectory(prefix="oncekey-fault-", dir=temporary_root()) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 

@@ -29,7 +29,13 @@ from oncekey.errors import StoreError
 from oncekey.stores.stored_responses import stored_response
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.wire import answer_headers, replay
-from tests.core import test_fingerprint, test_header, test_multipart
+from tests.core import (
+    test_fingerprint,
+    test_fingerprint_json,
+    test_fingerprint_properties,
+    test_header,
+    test_multipart,
+)
 from tests.engine.doubles import record_of, reservation
 from tests.faults.campaign import Fault, Run
 
@@ -62,12 +68,17 @@ def search(run: Run, test: Callable[..., None], strategies: dict[str, Any], prom
         run.hit(asked - before)
 
 
-def long_form_of(module: Any, promise: str = "I5") -> Callable[[Run], None]:
-    """All property tests of a module, each with its share of the examples."""
-    tests = [value for name, value in vars(module).items() if name.startswith("test_") and hasattr(value, "hypothesis")]
+def long_form_of(*modules: Any, promise: str = "I5") -> Callable[[Run], None]:
+    """All property tests of these modules, each with its share of the examples."""
+    tests = [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if name.startswith("test_") and hasattr(value, "hypothesis")
+    ]
 
     def go(run: Run) -> None:
-        assert tests, f"{module.__name__} has no property tests"
+        assert tests, f"{', '.join(module.__name__ for module in modules)}: no property tests"
         for test in tests:
             handle = test.hypothesis
             search(run, handle.inner_test, handle._given_kwargs, promise, -(-run.count // len(tests)))
@@ -226,9 +237,10 @@ def rows(run: Run) -> None:
             runner.run(damaged.once.aclose())
 
 
+FINGERPRINT = long_form_of(test_fingerprint, test_fingerprint_json, test_fingerprint_properties)
 FAULTS = (
     Fault("fuzz: header", long_form_of(test_header), {"-": 20_000}, 0, ("I5",), "examples", 60.0),
-    Fault("fuzz: fingerprint", long_form_of(test_fingerprint), {"-": 10_000}, 0, ("I5",), "examples", 120.0),
+    Fault("fuzz: fingerprint", FINGERPRINT, {"-": 10_000}, 0, ("I5",), "examples", 120.0),
     Fault("fuzz: multipart", long_form_of(test_multipart), {"-": 10_000}, 0, ("I5",), "examples", 60.0),
     Fault("fuzz: stored responses", responses, {"-": 20_000}, 300, ("I2",), "examples", 60.0),
     Fault("fuzz: damaged rows", rows, {"sqlite": 1_000, "postgres": 500}, 20, ("I2", "I5", "I7"), "examples", 60.0),

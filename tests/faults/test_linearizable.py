@@ -113,7 +113,7 @@ calls = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(calls, max_size=6))
 def test_it_agrees_with_a_search_that_tries_everything(history: list[Call]) -> None:
     assert (illegal(history) is None) == everything(frozenset(range(len(history))), Key(), history)
@@ -181,7 +181,7 @@ def broken(chance: random.Random, history: list[Call]) -> list[Call] | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_what_a_right_key_shows_is_legal_and_a_lie_is_not(seed: int, clients: int) -> None:
     chance = random.Random(seed)

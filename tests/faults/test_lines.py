@@ -21,7 +21,7 @@ from oncekey.engine.engine import Engine
 from oncekey.engine.enlist.sqlite import Hold
 from oncekey.engine.express import Express
 from oncekey.engine.keeper import Keeper
-from oncekey.engine.lanes import _Lane
+from oncekey.engine.lane import Lane
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.tickets import AsyncTicket
 from oncekey.stores.memory import MemoryStore
@@ -55,7 +55,7 @@ def inject(run: Run, *faults: tuple[str, Place, type[BaseException]]) -> list[tu
 
 BUGS = {
     "an unexpected error while storing: renewed for ever": ("first", "memory", first_line(Engine.move, "loop")),
-    "a lane that ends": ("first", "memory", first_line(_Lane._collect, "thread")),
+    "a lane that ends": ("first", "memory", first_line(Lane._collect, "thread")),
     "an express that ends: its callers hung": ("replay", "sqlite", first_line(Express._ask, "loop")),
     "an answer half handed over": (
         "replay", "sqlite", line_with(AsyncTicket.deliver, "if self.error is not None"),
@@ -63,7 +63,7 @@ BUGS = {
     "a handler's end that nobody heard of": (
         "first", "memory", line_with(asgi._Exchange._handle, "done.set_result(None)"),
     ),
-    "a turn of the loop that never came": ("first", "memory", first_line(_Lane._flush, "loop")),
+    "a turn of the loop that never came": ("first", "memory", first_line(Lane._flush, "loop")),
     "the file's gate, never given back": ("enlisted", "sqlite", first_line(enlisted.finish, "loop")),
     "a commit on a connection that its app is just closing": (
         "enlisted", "sqlite", first_line(enlisted._commit, "loop"),
@@ -132,13 +132,13 @@ def test_a_key_that_is_renewed_for_ever_is_noticed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_dead_lane_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(lane: _Lane) -> None:
+    def run(lane: Lane) -> None:
         tickets: list[Any] = []
         while lane._collect(tickets):
             lane._process(tickets)
             tickets = []
 
-    monkeypatch.setattr(_Lane, "_run", run)
+    monkeypatch.setattr(Lane, "_run", run)
     monkeypatch.setattr(scenes, "PATIENCE", scenes.BEGIN)
     name, store, place = BUGS["a lane that ends"]
     found = inject(Run(store, 1, 1, tmp_path), (name, place, RuntimeError))
@@ -233,3 +233,13 @@ def test_a_handler_that_dies_with_its_client_is_noticed(tmp_path: Path, monkeypa
     run = Run("sqlite", 40, 1, tmp_path)
     disconnects.every_message(run)
     assert any("made its key unknown" in what for what in run.violations)
+
+
+async def test_a_fault_ends_with_its_scenario(tmp_path: Path) -> None:
+    """A handler that runs later, for a client's retry, does not arm it again: it would strike the campaign itself."""
+    scenario = next(each for each in scenarios.SCENARIOS if each.after)
+    campaign, tracer = Campaign(Run("memory", 1, 1, tmp_path), tmp_path / "work"), Tracer(("loop", "nowhere", 0))
+    case = await campaign.play(scenario, tracer, "a line that nobody comes by")
+    case.scene.entered()
+    assert not tracer._armed
+    await case.scene.close()

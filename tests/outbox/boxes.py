@@ -17,6 +17,7 @@ from oncekey.core.states import Actor, Effects, Event
 from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
+from oncekey.testing.servers.processes import pause_all
 from tests import databases
 
 POSTGRES_ENQUEUE = re.sub(r":(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
@@ -101,6 +102,16 @@ class Box:
         else:
             with databases.beside(self.url) as connection:
                 connection.execute(statement.encode())
+
+    def pause(self, pid: int) -> None:
+        """SIGSTOP, at a moment when that process does not hold the lock of an SQLite file: nobody could write again."""
+        if not self.is_sqlite:
+            return pause_all([pid])
+        with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own:
+            own.execute("BEGIN IMMEDIATE")
+            pause_all([pid])
+            own.rollback()
+        return None
 
     def steal(self, job_id: str) -> Job:
         """Another worker has taken this job, as if our lease had been over; in one step, whoever else may look."""

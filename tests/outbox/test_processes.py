@@ -137,7 +137,7 @@ def test_a_paused_worker_comes_back_to_nothing(box: Box, provider: Provider, sta
     job_id = box.add("slow", of=key)
     first = start("--json", ONCEKEY_TEST_LEASE="1")
     eventually(lambda: provider.lines("begun"), "it has begun")
-    first.send_signal(signal.SIGSTOP)
+    box.pause(first.pid)
     second = start("--json", ONCEKEY_TEST_LEASE="1")
     eventually(lambda: len(provider.lines("begun")) == 2, "the second has begun it")
     before = box.get(job_id)

@@ -26,7 +26,7 @@ from oncekey.stores.postgres.connection import settings
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite import outbox as sqlite_outbox
 from oncekey.testing.store_suite import OutboxSuite
-from oncekey.testing.store_suite_outbox import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job
+from oncekey.testing.store_suite_jobs_base import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job
 from tests import databases
 from tests.engine.doubles import eventually, reservation
 

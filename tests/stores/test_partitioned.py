@@ -22,7 +22,7 @@ from oncekey.stores.base import Duty, Store
 from oncekey.stores.postgres import PostgresStore, statements
 from oncekey.testing.store_suite import StoreSuite
 from tests.engine.doubles import RESPONSE, reservation
-from tests.stores.test_postgres import older
+from tests.stores.postgres import older
 
 SCALING = Path(__file__).parents[2] / "docs/scaling.md"
 TENANTS = 40

@@ -274,7 +274,7 @@ async def test_more_than_the_socket_takes_at_once(shared: PostgresStore) -> None
     lease=floats(0.001, 86_400.0),
     retention=floats(0.001, 40_000_000.0),
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_times_are_those_of_the_database_to_the_microsecond(
     now: float, lease: float, retention: float, shared: PostgresStore
 ) -> None:

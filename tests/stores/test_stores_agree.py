@@ -265,6 +265,5 @@ TestSqliteAgrees = pytest.mark.timeout(400)(SqliteAgrees.TestCase)
 TestSqliteAgrees.settings = settings(
     max_examples=40,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

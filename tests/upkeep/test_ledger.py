@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.errors import LedgerError
@@ -130,7 +130,6 @@ sides = st.lists(entries, max_size=KEPT)
 
 
 @given(ours=sides, theirs=sides, rows=st.integers(2, 30), fan_in=st.integers(2, 4))
-@settings(deadline=None)
 def test_as_the_model_says_whatever_the_memory(ours: list[Entry], theirs: list[Entry], rows: int, fan_in: int) -> None:
     """Any ids, values and orders; with runs of one row and merges of merges, as with all in memory."""
     before = ledger_sort.FAN_IN

@@ -9,7 +9,7 @@ import pytest
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.errors import ConfigurationError
-from oncekey.telemetry.events import Emitter
+from oncekey.telemetry.emitter import Emitter
 from oncekey.upkeep import Reaper
 from oncekey.upkeep.reaper import KEEP_JOBS_SECONDS, timed_out_response
 from tests.upkeep.places import RESPONSE, RETENTION, Place

@@ -1,48 +1,44 @@
 """The apps that the HTTP tests protect, and the few helpers with which the tests drive them.
 
 ``Api`` is one protected app in this process: its handler counts its runs, and what it answers is the test's to say.
-``create`` is the app that real uvicorn processes serve; ``Process`` starts one. Nothing here asserts.
+``World`` is where its keys are. One ASGI request by hand is in tests/web/wire.py, real servers are in
+tests/web/processes.py. Nothing here asserts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import socket
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oncekey import SINGLE_TENANT, OnceKey, Policy
+from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.record import Record
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.urls import open_store
 from oncekey.telemetry import events
-from oncekey.testing.servers import free_port
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import databases
 
-ROOT = Path(__file__).parents[2]
 ONE = "single-tenant"
 """The scope of all keys of an app with SINGLE_TENANT and ``key_per="tenant"``."""
 PAYMENT = {"amount": 1000, "currency": "EUR"}
+PATIENCE = Policy(begin_timeout=timedelta(seconds=0.3))
+"""For an app whose store fails: it is not waited for any longer than this."""
+ATTENTIVE = Policy(begin_timeout=timedelta(seconds=0.3), lease=timedelta(seconds=1.2))
+"""The same, and its keeper looks every tenth of a second: twelve times a lease."""
 ROUTES = (
     "POST /payments",
     "PATCH /payments",
@@ -173,6 +169,27 @@ def paid(request: Request, run: int) -> Response:
     return JSONResponse({"id": f"pay_{run}"}, 201, headers={"location": f"/payments/pay_{run}"})
 
 
+def held(gate: Gate, answer: Callable[[Request, int], Response] = paid) -> Callable[[Request, int], Any]:
+    """A handler that waits in a gate before it answers."""
+
+    async def respond(request: Request, run: int) -> Response:
+        await gate.wait()
+        return answer(request, run)
+
+    return respond
+
+
+def raising(error: Callable[[], Exception]) -> Callable[[Request, int], Response]:
+    """A handler whose first run raises; any other says which attempt it is."""
+
+    def respond(request: Request, run: int) -> Response:
+        if run == 1:
+            raise error()
+        return JSONResponse({"attempt": current().attempt}, 201)
+
+    return respond
+
+
 def make_app(framework: str, endpoint: Callable[..., Any], routes: tuple[str, ...] = ROUTES) -> Starlette:
     """One endpoint behind every route, in either framework."""
     app: Starlette = FastAPI(openapi_url=None) if framework == "fastapi" else Starlette()
@@ -254,6 +271,9 @@ class Api:
         await self.once.aclose(grace=2.0)
 
 
+MakeApi = Callable[..., Api]
+
+
 def same(first: httpx.Response, second: httpx.Response) -> bool:
     """Whether two answers are the same, byte for byte, apart from the mark that says which is the replay."""
     return first.status_code == second.status_code and first.content == second.content and _bare(first) == _bare(second)
@@ -262,195 +282,3 @@ def same(first: httpx.Response, second: httpx.Response) -> bool:
 def _bare(response: httpx.Response) -> list[tuple[str, str]]:
     marks = ("idempotency-replayed", "idempotent-replayed")
     return sorted((name.lower(), value) for name, value in response.headers.multi_items() if name.lower() not in marks)
-
-
-# ---------------------------------------------------------------- ASGI by hand
-
-
-class Wire:
-    """One ASGI request, driven by hand: what the server would send in, and everything that came out."""
-
-    def __init__(
-        self,
-        app: Any,
-        *,
-        key: str | None = "k-1",
-        path: str = "/payments",
-        body: bytes = b'{"amount":1000,"currency":"EUR"}',
-        headers: Mapping[str, str] | None = None,
-        spec_version: str = "2.3",
-        extensions: Mapping[str, Any] | None = None,
-    ) -> None:
-        fields = {"content-type": "application/json", "host": "api.test", **(headers or {})}
-        if key is not None:
-            fields["idempotency-key"] = key
-        self.scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": spec_version},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(name.encode(), value.encode("latin-1")) for name, value in fields.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("api.test", 80),
-            "state": {},
-            "extensions": dict(extensions or {}),
-        }
-        self._app = app
-        self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
-        self.sent: list[dict[str, Any]] = []
-        self.broken = False
-        """From now on the client is gone: sending raises, as servers of ASGI 2.4 do."""
-
-    def disconnect(self) -> None:
-        self.incoming.put_nowait({"type": "http.disconnect"})
-
-    async def send(self, message: Any) -> None:
-        if self.broken:
-            raise OSError("the client has gone")
-        self.sent.append(dict(message))
-
-    def start(self) -> asyncio.Task[None]:
-        return asyncio.create_task(self._app(self.scope, self.incoming.get, self.send))
-
-    @property
-    def status(self) -> int:
-        return next((message["status"] for message in self.sent if message["type"] == "http.response.start"), 0)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        start = next(message for message in self.sent if message["type"] == "http.response.start")
-        return {name.decode().lower(): value.decode("latin-1") for name, value in start["headers"]}
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self.sent if message["type"] == "http.response.body")
-
-    @property
-    def ended(self) -> bool:
-        return any(m["type"] == "http.response.body" and not m.get("more_body", False) for m in self.sent)
-
-
-# ---------------------------------------------------------------- a real server in this process
-
-
-@contextmanager
-def served(app: Any, http: str = "h11") -> Iterator[int]:
-    """Serve an app with uvicorn, in a thread; its port."""
-    port = free_port()
-    config = uvicorn.Config(app, port=port, http=http, loop="asyncio", log_config=None, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="served")
-    thread.start()
-    try:
-        deadline = time.monotonic() + SECONDS
-        while not server.started:
-            assert thread.is_alive(), "uvicorn did not start"
-            assert time.monotonic() < deadline, "uvicorn did not start in time"
-            time.sleep(0.005)
-        yield port
-    finally:
-        server.should_exit = True
-        thread.join(SECONDS)
-
-
-def talk(port: int, *pieces: bytes, seconds: float = SECONDS) -> bytes:
-    """Send raw bytes to a server and return all that it says until it closes.
-
-    A server that answers before it has read everything, and closes, has the rest of our bytes answered with a reset:
-    what it said before that counts.
-    """
-    said = b""
-    with socket.create_connection(("127.0.0.1", port), seconds) as sock:
-        with suppress(ConnectionError):
-            for piece in pieces:
-                sock.sendall(piece)
-        with suppress(ConnectionError):
-            while piece := sock.recv(65536):
-                said += piece
-    return said
-
-
-# ---------------------------------------------------------------- real processes
-
-
-def create() -> Starlette:
-    """What a uvicorn process of the tests serves. Effects are lines in a file; handlers wait for a file named go."""
-    folder = Path(os.environ["ONCEKEY_TEST_FOLDER"])
-
-    async def effect(request: Request) -> Response:
-        name = request.path_params["name"]
-        mark(folder / f"{name}.effects", str(os.getpid()))
-        while not (folder / f"{name}.go").exists():
-            await asyncio.sleep(0.01)
-        number = len((folder / f"{name}.effects").read_text().splitlines())
-        return JSONResponse({"effect": number, "by": os.getpid()}, 201)
-
-    def policy(**more: Any) -> Policy:
-        return Policy(wait=timedelta(seconds=20), **more)
-
-    routes = {
-        "POST /conflict/{name}": policy(),
-        "POST /wait/{name}": policy(in_flight="wait"),
-        "POST /repeatable/{name}": policy(effects="repeatable"),
-    }
-    app = Starlette(routes=[Route("/{kind}/{name}", effect, methods=["POST"])])
-    once = OnceKey(os.environ["ONCEKEY_TEST_STORE"], scope=SINGLE_TENANT, routes=dict(routes), migrate=True)
-    app.add_middleware(IdempotencyMiddleware, once=once)
-    return app
-
-
-def mark(path: Path, text: str) -> None:
-    """Append a line, in one write that no other process can come between."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        os.write(file, f"{text}\n".encode())
-    finally:
-        os.close(file)
-
-
-class Process:
-    """One uvicorn process that serves :func:`create`."""
-
-    def __init__(self, store: str, folder: Path) -> None:
-        self.port = free_port()
-        command = [sys.executable, "-m", "uvicorn", "--factory", "tests.web.apps:create", "--app-dir", str(ROOT)]
-        self._process = subprocess.Popen(
-            [*command, "--port", str(self.port), "--log-level", "warning", "--timeout-graceful-shutdown", "2"],
-            env=os.environ | {"ONCEKEY_TEST_STORE": store, "ONCEKEY_TEST_FOLDER": str(folder)},
-            cwd=ROOT,
-        )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def answers(self) -> bool:
-        assert self._process.poll() is None, "the process has ended"
-        try:
-            socket.create_connection(("127.0.0.1", self.port), 1.0).close()
-        except OSError:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """As ``kill -9`` does."""
-        self._process.kill()
-        self._process.wait(SECONDS)
-
-    def stop(self) -> None:
-        """As an operator does, and by force if that is not enough."""
-        self._process.terminate()
-        try:
-            self._process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()

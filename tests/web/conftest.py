@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.web.apps import Api, World
+from tests.web.frameworks import STACKS
+from tests.web.stacks import MakeStack, Stack
+from tests.web.wsgi_server import MakeServer, Server
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -46,6 +49,66 @@ async def make_api(world: World, framework: str) -> AsyncIterator[Callable[..., 
     yield make
     for api in made:
         await api.close()
+
+
+@pytest.fixture(params=STACKS)
+def name(request: pytest.FixtureRequest) -> str:
+    """Each of STACKS in turn. A test that wants some of them only is parametrized with their names."""
+    framework: str = request.param
+    return framework
+
+
+@pytest.fixture
+def make_stack() -> Iterator[MakeStack]:
+    """Makes protected apps of STACKS; the arguments are those of Stack. All of them are closed at the end."""
+    made: list[Stack] = []
+
+    def make(*args: Any, **options: Any) -> Stack:
+        made.append(Stack(*args, **options))
+        return made[-1]
+
+    yield make
+    for stack in made:
+        stack.close()
+
+
+@pytest.fixture
+def stack(name: str, make_stack: MakeStack) -> Stack:
+    """The app of one framework, as it is by default."""
+    return make_stack(name)
+
+
+@pytest.fixture
+def make_server() -> Iterator[MakeServer]:
+    """Makes protected WSGI apps; the arguments are those of Server. All of them are closed at the end."""
+    made: list[Server] = []
+
+    def make(*args: Any, **options: Any) -> Server:
+        made.append(Server(*args, **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.once.close()
+
+
+@pytest.fixture
+def make_shop() -> Iterator[Callable[..., Any]]:
+    """Makes protected Flask apps; the arguments are those of Shop. All of them are closed at the end."""
+    from tests.web.flask_shop import Shop
+
+    made: list[Shop] = []
+
+    def make(*args: Any, **options: Any) -> Shop:
+        made.append(Shop(*args, **options))
+        return made[-1]
+
+    yield make
+    for shop in made:
+        shop.once.close()
+
+
+pytest.register_assert_rewrite("tests.web.checks")
 
 
 @pytest.hookimpl(tryfirst=True)

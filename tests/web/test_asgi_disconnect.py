@@ -24,7 +24,8 @@ from oncekey.engine.tickets import AsyncTicket
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.apps import SECONDS, Api, Gate, Wire, World, paid, soon, until
+from tests.web.apps import SECONDS, Api, Gate, World, paid, soon, until
+from tests.web.wire import Wire
 
 MakeApi = Callable[..., Api]
 BODY = b'{"amount":1000,"currency":"EUR"}'

@@ -20,7 +20,8 @@ from oncekey import Policy, current
 from oncekey.core.states import State
 from oncekey.telemetry import events
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.apps import Api, Gate, Wire, World, same, soon
+from tests.web.apps import Api, Gate, World, same, soon
+from tests.web.wire import Wire
 
 MakeApi = Callable[..., Api]
 LARGE = 1024 * 1024 + 1

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-import sqlite3
 import string
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
-import psycopg
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from oncekey import SINGLE_TENANT, OnceKey, Policy
-from oncekey.errors import ConfigurationError, SchemaError
-from oncekey.stores.memory import MemoryStore
-from oncekey.stores.urls import open_store
+from oncekey import Policy
 from oncekey.telemetry import events
-from tests.web.apps import Api, World, same, served, soon, talk, until
+from tests.web.apps import MakeApi, World, same, soon
+from tests.web.processes import served, talk
 
-MakeApi = Callable[..., Api]
 JSON = {"content-type": "application/json"}
 LIMIT = 1024 * 1024
 
@@ -296,180 +289,3 @@ async def test_on_a_raw_socket(make_api: MakeApi, http: str) -> None:
     assert said["head"].startswith(b"HTTP/1.1 201")
     assert said["options"].startswith(b"HTTP/1.1 201")
     assert said["large"].startswith(b"HTTP/1.1 413")
-
-
-# ---------------------------------------------------------------- the store
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("mongodb://localhost/keys", "no store is known"),
-        ("keys.db", "no store is known"),
-        ("", "no store is known"),
-        ("sqlite://", "names no file"),
-        ("sqlite:///:memory:", "memory://"),
-        ("postgresql://[", "postgresql://user@host/database"),
-    ],
-)
-def test_an_unknown_store_url_says_what_to_use(url: str, words: str) -> None:
-    """One sentence, when the app is made and not at the first request."""
-    with pytest.raises(ConfigurationError, match=words) as caught:
-        OnceKey(url, scope=SINGLE_TENANT)
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    assert "://" in sentence
-
-
-def test_the_password_of_a_bad_url_is_not_repeated() -> None:
-    """The sentence ends up in logs."""
-    with pytest.raises(ConfigurationError) as caught:
-        OnceKey("postgresql://me:hunter2@host:notaport:1/db?what=", scope=SINGLE_TENANT)
-    assert "hunter2" not in str(caught.value)
-
-
-def _migrate(url: str) -> None:
-    store = open_store(url)
-    store.migrate()
-    store.close()
-
-
-def _without_tables(url: str) -> None:
-    del url
-
-
-def _older(url: str) -> None:
-    _migrate(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "UPDATE oncekey_schema SET number = 0 WHERE number = (SELECT max(number) FROM oncekey_schema)"
-        )
-
-
-def _newer(url: str) -> None:
-    _migrate(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("INSERT INTO oncekey_schema (number, name) VALUES (9999, 'from_the_future')")
-
-
-SCHEMAS = [(_without_tables, "oncekey migrate"), (_older, "oncekey migrate"), (_newer, "upgrade the oncekey package")]
-
-
-@pytest.mark.parametrize(("damage", "words"), SCHEMAS, ids=["missing", "older", "newer"])
-async def test_a_wrong_schema_refuses_to_start_and_says_what_to_run(
-    postgres_url: str, damage: Callable[[str], None], words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The lifespan fails with one sentence, and a request that comes all the same is refused, not run."""
-    damage(postgres_url)
-    api = Api(World(postgres_url), "starlette", migrate=False)
-    with pytest.raises(SchemaError, match=words) as caught:
-        api.once.start()
-    assert "\n" not in str(caught.value)
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "lifespan.startup"}
-
-    with caplog.at_level(logging.ERROR, "oncekey"):
-        await soon(api.app({"type": "lifespan", "asgi": {}, "state": {}}, receive, send))
-    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
-    assert words in sent[0]["message"]
-    assert words in caplog.text
-    assert "postgres@" not in sent[0]["message"]
-    answer = await api.post()
-    assert answer.status_code == 503
-    assert "retry-after" in answer.headers
-    assert api.runs == 0
-    assert any(words.split(maxsplit=1)[0] in event.error for event in api.saw(events.StoreFailed))
-    await api.close()
-
-
-async def test_a_newer_sqlite_file_refuses_to_start(tmp_path: Path) -> None:
-    """SQLite upgrades itself, but never goes back: the file of a newer version is left as it is."""
-    path = tmp_path / "keys.db"
-    _migrate(f"sqlite:///{path}")
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute("INSERT INTO oncekey_schema VALUES (9999, 'from_the_future', 0)")
-    connection.close()
-    api = Api(World(f"sqlite:///{path}"), "starlette")
-    with pytest.raises(SchemaError, match="upgrade the oncekey package"):
-        api.once.start()
-    assert (await api.post()).status_code == 503
-    assert api.runs == 0
-    await api.close()
-
-
-async def test_tables_that_are_made_later_are_found_without_a_restart(postgres_url: str) -> None:
-    """``oncekey migrate`` is enough: the running process needs nothing."""
-    api = Api(World(postgres_url), "starlette", migrate=False)
-    assert (await api.post()).status_code == 503
-    _migrate(postgres_url)
-    assert (await api.post()).status_code == 201
-    await api.close()
-
-
-@pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
-async def test_a_table_that_disappears_is_503_and_never_a_first_request(make_api: MakeApi) -> None:
-    """Hazard 12: what is missing is not new."""
-    api = make_api()
-    assert (await api.post()).status_code == 201
-    with psycopg.connect(api.world.url, autocommit=True) as connection:
-        connection.execute("ALTER TABLE idempotency_keys RENAME TO hidden")
-        try:
-            answer = await api.post()
-        finally:
-            connection.execute("ALTER TABLE hidden RENAME TO idempotency_keys")
-    assert answer.status_code == 503
-    assert api.runs == 1
-    assert (await api.post()).status_code == 201
-    assert api.runs == 1
-
-
-async def test_a_store_that_is_down_at_the_start_does_not_keep_the_app_down(tmp_path: Path) -> None:
-    """Only a wrong schema refuses to start: a database that restarts together with the app comes back by itself."""
-    folder = tmp_path / "not-yet"
-    api = Api(World(f"sqlite:///{folder / 'keys.db'}"), "starlette")
-    sent: list[str] = []
-    incoming: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
-
-    lifespan = asyncio.create_task(api.app({"type": "lifespan", "asgi": {}, "state": {}}, incoming.get, send))
-    incoming.put_nowait({"type": "lifespan.startup"})
-    await until(lambda: sent, "it has started")
-    assert sent == ["lifespan.startup.complete"]
-    assert (await api.post()).status_code == 503
-    folder.mkdir()
-    assert (await api.post()).status_code == 201
-    incoming.put_nowait({"type": "lifespan.shutdown"})
-    await soon(lifespan)
-    assert api.runs == 1
-    await api.close()
-
-
-async def test_a_setting_that_makes_no_sense_at_the_start_refuses_to_start() -> None:
-    """An error that no waiting cures is a failed start, in words. Raised out of the lifespan, uvicorn takes it for an
-    app that has none, and serves: without the app's own start-up, and with a 503 for every request."""
-
-    class Impossible(MemoryStore):
-        def check(self) -> None:
-            raise ConfigurationError("the file cannot use write-ahead logging: put it on a local disk")
-
-    api = Api(World("memory://"), "starlette", store=Impossible())
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "lifespan.startup"}
-
-    await soon(api.app({"type": "lifespan", "asgi": {}, "state": {}}, receive, send))
-    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
-    assert "local disk" in sent[0]["message"]
-    await api.close()

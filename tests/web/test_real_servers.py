@@ -20,7 +20,7 @@ import pytest
 from oncekey.core.record import Record
 from oncekey.stores.urls import open_store
 from oncekey.testing.servers import PostgresServer, free_port
-from tests.web.frameworks import ONE, until
+from tests.web.stacks import ONE, until
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 20.0
@@ -29,11 +29,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") el
 
 GUNICORN = [sys.executable, "-m", "gunicorn", "--pythonpath", str(ROOT), "--graceful-timeout", "15", "--preload"]
 COMMANDS = {
-    "forked": [*GUNICORN, "--workers", "2", "tests.web.frameworks:serve_flask()"],
-    "threads": [*GUNICORN, "--workers", "1", "--threads", "16", "tests.web.frameworks:serve_flask()"],
+    "forked": [*GUNICORN, "--workers", "2", "tests.web.served_apps:serve_flask()"],
+    "threads": [*GUNICORN, "--workers", "1", "--threads", "16", "tests.web.served_apps:serve_flask()"],
     "uvicorn": [
         *(sys.executable, "-m", "uvicorn", "--factory", "--app-dir", str(ROOT)),
-        *("--workers", "2", "--timeout-graceful-shutdown", "15", "tests.web.frameworks:serve_starlette"),
+        *("--workers", "2", "--timeout-graceful-shutdown", "15", "tests.web.served_apps:serve_starlette"),
     ],
 }
 

@@ -1,61 +1,45 @@
 """The store is down, hung, slow, or dies half-way: 503, the handler is not called, and nothing stays stuck.
 
-PostgreSQL is ill-treated on the wire, by the proxy; what cannot be done there is done by doubles of the store in
-memory, in whose verbs a test can hold the lane or let it fail.
+PostgreSQL is ill-treated on the wire, by the proxy, and a SQLite file by a rival. What cannot be done there is done by
+doubles of the store, in test_breaker_queue_keeper.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from oncekey import Policy, current
-from oncekey.core.record import Found, Record, Reservation, Swap
-from oncekey.core.states import Event, State
-from oncekey.engine.breaker import FAILURES_TO_OPEN
-from oncekey.errors import StoreUnavailable
-from oncekey.stores.memory import MemoryStore
+from oncekey.core.states import State
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.telemetry import events
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
-from tests.web.apps import ONE, SECONDS, Api, Gate, World, paid, same, soon, until
+from tests.web.apps import ATTENTIVE, PATIENCE, SECONDS, Api, Gate, World, same, soon, until
+from tests.web.checks import assert_refused
 
-PATIENCE = Policy(begin_timeout=timedelta(seconds=0.3))
-ATTENTIVE = Policy(begin_timeout=timedelta(seconds=0.3), lease=timedelta(seconds=1.2))
-"""The same, and its keeper looks every tenth of a second: twelve times a lease."""
 IMPATIENT = Policy(begin_timeout=timedelta(seconds=0.15))
 """For what is to be refused; what is to run is sent until it does."""
 
 
-def assert_refused(answer: httpx.Response, kind: str = "store-unavailable") -> None:
-    assert answer.status_code == 503
-    assert answer.json()["type"] == f"urn:oncekey:problem:{kind}"
-    assert int(answer.headers["retry-after"]) >= 1
-    assert "Keep the key" in answer.json()["detail"]
-
-
-def held(gate: Gate) -> Callable[[Request, int], Any]:
-    async def respond(request: Request, run: int) -> Response:
-        await gate.wait()
-        return paid(request, run)
-
-    return respond
+async def eventually(api: Api, key: str, status: int, seconds: float = SECONDS) -> httpx.Response:
+    """Send the request, as a client that keeps its key does, until it gets this answer."""
+    deadline = time.monotonic() + seconds
+    while (answer := await api.post(key)).status_code != status:
+        assert time.monotonic() < deadline, answer.text
+        await asyncio.sleep(0.02)
+    return answer
 
 
 # ---------------------------------------------------------------- PostgreSQL behind a bad network
@@ -135,15 +119,6 @@ async def test_a_lane_does_not_hang_with_a_hung_server(far: Callable[..., Api], 
     assert_refused(await api.post())
     await until(lambda: given_up() > before, "the lane has given up, and the server still hangs")
     assert api.runs == 1
-
-
-async def eventually(api: Api, key: str, status: int, seconds: float = SECONDS) -> httpx.Response:
-    """Send the request, as a client that keeps its key does, until it gets this answer."""
-    deadline = time.monotonic() + seconds
-    while (answer := await api.post(key)).status_code != status:
-        assert time.monotonic() < deadline, answer.text
-        await asyncio.sleep(0.02)
-    return answer
 
 
 async def test_a_replay_needs_the_store_too(far: Callable[..., Api], proxy: TcpProxy) -> None:
@@ -260,361 +235,6 @@ async def test_a_lost_connection_is_replaced_without_a_word(far: Callable[..., A
     proxy.cut()
     assert (await api.post("k-2")).status_code == 201
     assert not api.saw(events.StoreFailed)
-
-
-# ---------------------------------------------------------------- somebody's open transaction
-
-
-@contextmanager
-def open_transaction(url: str, key: str) -> Iterator[psycopg.Connection]:
-    """A transaction that has updated a key's row, as an enlisted one has; rolled back at the end."""
-    with psycopg.connect(url) as connection:
-        done = connection.execute("UPDATE idempotency_keys SET last_error = 'x' WHERE key = %s", [key])
-        assert done.rowcount == 1
-        yield connection
-        connection.rollback()
-
-
-@contextmanager
-def watching_for_locks(url: str) -> Iterator[list[str]]:
-    """Every statement that is seen waiting for a lock, looked at all the time."""
-    seen: list[str] = []
-    end = threading.Event()
-
-    def look() -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
-            while not end.wait(0.002):
-                waiting = connection.execute(
-                    "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-                )
-                seen.extend(row[0] for row in waiting)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        end.set()
-        thread.join(SECONDS)
-
-
-async def test_an_open_transaction_slows_nobody_else(ready_url: str) -> None:
-    """One transaction has updated one key's row: 64 clients on other keys are served as before, nobody waits for its
-    lock, and a duplicate of that key gets its 409 at once."""
-    gate = Gate()
-
-    async def respond(request: Request, run: int) -> Response:
-        if request.url.query == "hold":
-            await gate.wait()
-        return paid(request, run)
-
-    api = Api(World(ready_url), "starlette", respond, migrate=False)
-    first = api.start("held", "/payments?hold")
-    await soon(gate.entered.wait())
-
-    async def client(name: str) -> Counter[int]:
-        return Counter([(await api.post(f"{name}-{number}")).status_code for number in range(3)])
-
-    async def wave(name: str) -> tuple[float, float]:
-        """How long 64 clients take, and how long the slowest of 8 duplicates in their midst."""
-
-        async def duplicate() -> float:
-            asked = time.monotonic()
-            answer = await api.post("held", "/payments?hold")
-            assert answer.status_code == 409
-            assert "retry-after" in answer.headers
-            return time.monotonic() - asked
-
-        began = time.monotonic()
-        clients = [asyncio.create_task(client(f"{name}-{number}")) for number in range(64)]
-        duplicates = [asyncio.create_task(duplicate()) for _ in range(8)]
-        slowest = max([await task for task in duplicates])
-        assert sum([await task for task in clients], Counter()) == {201: 192}
-        return time.monotonic() - began, slowest
-
-    try:
-        await wave("warm")
-        without, _ = await wave("without")
-        with open_transaction(ready_url, "held"), watching_for_locks(ready_url) as waits:
-            with_it, slowest = await wave("with")
-        assert waits == []
-        assert with_it < 5 * without + 0.2
-        assert slowest < without + 0.4
-        gate.go.set()
-        assert (await first).status_code == 201
-    finally:
-        await api.close()
-
-
-async def test_a_finish_waits_for_a_row_that_is_held_for_a_moment(ready_url: str) -> None:
-    """The owner tries again while somebody holds its row, and the client gets its answer, not an error; nobody else's
-    finish waits with it."""
-    gate = Gate()
-
-    async def respond(request: Request, run: int) -> Response:
-        if request.url.query == "hold":
-            await gate.wait()
-        return paid(request, run)
-
-    api = Api(World(ready_url), "starlette", respond, migrate=False)
-    first = api.start("held", "/payments?hold")
-    await soon(gate.entered.wait())
-    try:
-        with open_transaction(ready_url, "held"), watching_for_locks(ready_url) as waits:
-            gate.go.set()
-            for number in range(20):
-                assert (await api.post(f"k-{number}")).status_code == 201
-            assert not first.done()
-        assert waits == []
-        answer = await first
-        assert answer.status_code == 201
-        assert same(answer, await api.post("held", "/payments?hold"))
-    finally:
-        await api.close()
-
-
-# ---------------------------------------------------------------- doubles
-
-
-class Double(MemoryStore):
-    """A store in memory that can be told to fail, and in which a lane can be held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fails: Callable[[str, Sequence[Any]], Exception | None] = lambda verb, batch: None
-        self.asked: Counter[str] = Counter()
-        self.hold = False
-        self.entered = threading.Event()
-        self.go = threading.Event()
-
-    def _check(self, verb: str, batch: Sequence[Any]) -> None:
-        self.asked[verb] += 1
-        if self.hold:
-            self.entered.set()
-            assert self.go.wait(SECONDS)
-        if error := self.fails(verb, batch):
-            raise error
-
-    def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        self._check("reserve", batch)
-        return super().reserve(batch)
-
-    def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        self._check("swap", batch)
-        return super().swap(batch)
-
-    def row(self, key: str) -> Record:
-        record = self.read([(ONE, key)])[0]
-        assert record is not None
-        return record
-
-
-def down(verb: str, batch: Sequence[Any]) -> Exception:
-    return StoreUnavailable("down")
-
-
-@pytest.fixture
-async def near() -> AsyncIterator[Callable[..., tuple[Api, Double]]]:
-    """Makes apps on a double."""
-    made: list[Api] = []
-
-    def make(*args: Any, policy: Policy = PATIENCE, **options: Any) -> tuple[Api, Double]:
-        store = Double()
-        made.append(Api(World("memory://"), "starlette", *args, store=store, policy=policy, **options))
-        return made[-1], store
-
-    yield make
-    for api in made:
-        store: Any = api.once.store
-        store.hold, store.fails = False, lambda verb, batch: None
-        store.go.set()
-        await api.close()
-
-
-async def test_the_breaker_opens_and_closes(near: Callable[..., tuple[Api, Double]]) -> None:
-    """After failures in a row requests are refused without asking; after a pause one asks, and its success is for
-    all."""
-    api, store = near()
-    now = [1000.0]
-    api.once.engine.breaker._clock = lambda: now[0]
-    store.fails = down
-    for number in range(FAILURES_TO_OPEN):
-        assert not api.saw(events.BreakerOpened)
-        assert_refused(await api.post(f"k-{number}"))
-    assert len(api.saw(events.BreakerOpened)) == 1
-    asked = store.asked["reserve"]
-    for number in range(20):
-        assert_refused(await api.post(f"open-{number}"))
-    assert store.asked["reserve"] == asked
-    now[0] += 1.5
-    assert_refused(await api.post("probe"))  # one may look, and it is still down
-    assert_refused(await api.post("not-a-probe"))
-    assert store.asked["reserve"] == asked + 2  # a lane asks twice
-    store.fails = lambda verb, batch: None
-    assert_refused(await api.post("too-early"))
-    assert api.runs == 0
-    now[0] += 1.5
-    assert (await api.post("probe")).status_code == 201
-    assert len(api.saw(events.BreakerClosed)) == 1
-    assert [(await api.post(f"k-{number}")).status_code for number in range(5)] == [201] * 5
-
-
-async def test_a_success_between_failures_keeps_the_breaker_closed(near: Callable[..., tuple[Api, Double]]) -> None:
-    """Only failures in a row count: a service that mostly works is not switched off."""
-    api, store = near()
-    for number in range(4 * FAILURES_TO_OPEN):
-        store.fails = down if number % FAILURES_TO_OPEN else (lambda verb, batch: None)
-        await api.post(f"k-{number}")
-    assert not api.saw(events.BreakerOpened)
-
-
-async def test_an_open_breaker_lets_owners_finish(near: Callable[..., tuple[Api, Double]]) -> None:
-    """The breaker gates begin only: whoever holds a key stores its outcome, renews and releases."""
-    gate = Gate()
-    api, store = near(held(gate))
-    first = api.start("k-1")
-    await soon(gate.entered.wait())
-    store.fails = down
-    for number in range(FAILURES_TO_OPEN):
-        await api.post(f"down-{number}")
-    assert api.saw(events.BreakerOpened)
-    store.fails = lambda verb, batch: None
-    gate.go.set()
-    assert (await first).status_code == 201
-    assert store.row("k-1").state is State.COMPLETED
-
-
-async def test_a_store_that_is_slow_is_503_and_late_work_is_given_back(
-    near: Callable[..., tuple[Api, Double]],
-) -> None:
-    """The answer comes after the caller's patience: not called, and no reservation stays."""
-    api, store = near()
-    store.hold = True
-    assert_refused(await api.post())
-    store.hold = False
-    store.go.set()
-    await until(lambda: store.asked["swap"] >= 1 and not store._rows, "the late reservation is given back")
-    assert (await api.post()).status_code == 201
-    assert api.runs == 1
-
-
-async def test_a_store_with_a_bug_is_503_too(near: Callable[..., tuple[Api, Double]]) -> None:
-    """Whatever a store raises, the handler is not called, and the message tells no values."""
-    api, store = near()
-    store.fails = lambda verb, batch: KeyError(f"secret {batch[0].key}")
-    answer = await api.post("my-secret-key")
-    assert_refused(answer)
-    assert "secret" not in answer.text
-    assert all("secret" not in str(event) for event in api.events)
-    assert api.runs == 0
-
-
-async def test_a_store_that_sees_neither_row_nor_place_is_409(near: Callable[..., tuple[Api, Double]]) -> None:
-    """Hazard 6: a race that cannot be told is "somebody else", never "proceed"."""
-    api, store = near()
-    store.reserve = lambda batch: [Found(None) for _ in batch]  # type: ignore[method-assign]
-    answer = await api.post()
-    assert answer.status_code == 409
-    assert "retry-after" in answer.headers
-    assert api.runs == 0
-
-
-async def test_a_full_queue_is_503_at_once(near: Callable[..., tuple[Api, Double]]) -> None:
-    """More callers than the queue holds are refused without waiting; that is load, and no reason for the breaker."""
-    api, store = near(max_queued=2, policy=Policy(begin_timeout=timedelta(seconds=20)))
-    store.hold = True
-    waiting = [api.start("k-0")]
-    await until(store.entered.is_set, "the lane is busy")
-    for number in (1, 2):
-        waiting.append(api.start(f"k-{number}"))
-        await asyncio.sleep(0)
-    await until(lambda: _queued(api) >= 2, "two are in the queue")
-    for number in range(FAILURES_TO_OPEN + 3):
-        assert_refused(await soon(api.post(f"more-{number}"), 5.0))
-    assert len(api.saw(events.QueueFull)) == FAILURES_TO_OPEN + 3
-    assert not api.saw(events.BreakerOpened)
-    store.hold = False
-    store.go.set()
-    assert [(await task).status_code for task in waiting] == [201, 201, 201]
-    assert api.runs == 3
-
-
-def _queued(api: Api) -> int:
-    return sum(lane.queued for lane in api.once.engine.lanes._lanes or ())
-
-
-async def test_one_bad_row_harms_nobody_else(near: Callable[..., tuple[Api, Double]]) -> None:
-    """Hazard 25: of a batch that fails as a whole, all but the bad row are served."""
-    api, store = near(policy=Policy(begin_timeout=timedelta(seconds=20)))
-
-    def poisoned(verb: str, batch: Sequence[Any]) -> Exception | None:
-        return ValueError("a bad row") if any(item.key == "bad" for item in batch) else None
-
-    store.fails = poisoned
-    store.hold = True
-    tasks = {key: api.start(key) for key in ["first", "a", "bad", "b", "c"]}
-    await until(store.entered.is_set, "the lane is busy")
-    await asyncio.sleep(0.02)
-    store.hold = False
-    store.go.set()
-    statuses = {key: (await task).status_code for key, task in tasks.items()}
-    assert statuses == {"first": 201, "a": 201, "bad": 503, "b": 201, "c": 201}
-
-
-async def test_one_outcome_that_cannot_be_stored_does_not_hold_up_the_others(
-    near: Callable[..., tuple[Api, Double]],
-) -> None:
-    """Of the outcomes that the keeper holds, one may meet a row that somebody keeps locked: the rest are stored."""
-    gate = Gate()
-    api, store = near(held(gate), policy=ATTENTIVE)
-    tasks = [api.start("stuck"), api.start("k-2")]
-    await until(lambda: api.runs == 2, "both run")
-
-    def both(verb: str, batch: Sequence[Any]) -> Exception | None:
-        ends = any(change.event is Event.COMPLETE for change in batch)
-        return StoreUnavailable("locked") if verb == "swap" and ends else None
-
-    store.fails = both
-    gate.go.set()
-    for task in tasks:
-        assert_refused(await task, "not-stored")
-
-    def stuck(verb: str, batch: Sequence[Any]) -> Exception | None:
-        return both(verb, batch) if any(change.key == "stuck" for change in batch) else None
-
-    store.fails = stuck
-    await until(lambda: store.row("k-2").state is State.COMPLETED, "the other outcome is stored", 5.0)
-    store.fails = lambda verb, batch: None
-    await until(lambda: store.row("stuck").state is State.COMPLETED, "and in the end the first one too", 5.0)
-
-
-async def test_the_lease_is_kept_while_an_outcome_waits_for_the_store(
-    near: Callable[..., tuple[Api, Double]],
-) -> None:
-    """An outcome that could not be stored yet is still its owner's: nobody takes over and runs it again."""
-    policy = Policy(effects="repeatable", lease=timedelta(seconds=0.3), begin_timeout=timedelta(seconds=0.3))
-    api, store = near(policy=policy)
-    store.fails = lambda verb, batch: (
-        StoreUnavailable("no") if verb == "swap" and any(change.event is Event.COMPLETE for change in batch) else None
-    )
-    assert_refused(await api.post(), "not-stored")
-    row = store.row("k-1")
-    await until(lambda: store.row("k-1").lease_until > row.created_at + 3 * 0.3, "the lease is renewed")
-    assert (await api.post()).status_code == 409
-    store.fails = lambda verb, batch: None
-    await until(lambda: store.row("k-1").state is State.COMPLETED, "the outcome is stored")
-    assert (await api.post()).content == b'{"id":"pay_1"}'
-    assert api.runs == 1
-
-
-async def test_shutdown_stores_what_is_unfinished(near: Callable[..., tuple[Api, Double]]) -> None:
-    """The last chance of an outcome is the end of the process, and it is taken."""
-    api, store = near()
-    store.fails = lambda verb, batch: StoreUnavailable("no") if verb == "swap" else None
-    assert_refused(await api.post(), "not-stored")
-    store.fails = lambda verb, batch: None
-    await api.once.aclose()
-    assert store.row("k-1").state is State.COMPLETED
 
 
 # ---------------------------------------------------------------- SQLite

@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.web.apps import Process, World, until
+from tests.web.apps import World, until
+from tests.web.processes import Process
 
 LIMITS = httpx.Limits(max_connections=100)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oncekey.engine.once import ENDPOINT_MARK
-from oncekey.telemetry.events import redact
+from oncekey.telemetry.redaction import redact
 
 _WIDE = 100_000
 

@@ -51,6 +51,7 @@ class Situation(StrEnum):
     NOT_AUTHENTICATED = "not-authenticated"
     NOT_EXECUTED = "not-executed"
     REFUSED = "refused"
+    REFUSED_LATE = "refused-late"  # after the operation had begun: as any other 4xx of a handler
     STATUS_EXPIRED = "status-expired"
     STATUS_NOT_FOUND = "status-not-found"
     STATUS_RETRYABLE = "status-retryable"
@@ -166,6 +167,12 @@ _ENTRIES: dict[Situation, _Entry] = {
         "The request was refused before the operation began.",
         "Nothing was executed: correct the request; the key is unused, so send it with the same one or a new one.",
         (_INVALID, "request_refused"), "REQUEST_REFUSED"),
+    _S.REFUSED_LATE: _Entry(
+        (422, 422, 422), "The request was refused while it was processed",
+        "The request was refused after the operation had begun.",
+        "The key stands for this request: look up what it has done before you send a corrected one, which needs "
+        "a new key.",
+        (_INVALID, "request_refused_late"), "REQUEST_REFUSED_LATE"),
     _S.STATUS_EXPIRED: _Entry(
         (410, 410, 410), "The Idempotency-Key has expired",
         "A request with this key was finished, and the time for which its result is kept is over.",
@@ -194,6 +201,8 @@ _ENTRIES: dict[Situation, _Entry] = {
 }
 # fmt: on
 
+_REFUSALS = frozenset({Situation.REFUSED, Situation.REFUSED_LATE})
+
 _LINKED = frozenset({Situation.KEY_MISSING, Situation.MISMATCH, Situation.IN_FLIGHT})
 """The draft, section 2.7: these carry a link to documentation, in the body or as a Link header."""
 
@@ -213,12 +222,12 @@ def problem(
 ) -> Answer:
     """The answer for a situation.
 
-    ``retry_after`` is used where a retry makes sense, ``status`` by REFUSED alone, ``location`` by DEFERRED,
+    ``retry_after`` is used where a retry makes sense, ``status`` by refusals alone, ``location`` by DEFERRED,
     ``challenge`` by NOT_AUTHENTICATED; ``fault_id`` and ``trace_id`` by the governance profile, from outside,
     since nothing here is random. ``docs_url`` is the app's page about idempotency, or, if it ends in a slash,
     the folder with a page for each situation.
     """
-    if situation is Situation.REFUSED:
+    if situation in _REFUSALS:
         if status is not None and not 400 <= status < 500:
             raise ValueError(f"a refused request has a 4xx status, not {status}")
     elif status is not None:
@@ -301,7 +310,7 @@ def _build(asked: _Asked) -> Answer:
     profile, situation, wait = asked.profile, asked.situation, asked.wait
     entry = _ENTRIES[situation]
     status = asked.status or entry.statuses[PROFILES.index(profile)]
-    message = f"{asked.detail or entry.happened} {entry.advice}"
+    message = f"{_sentence(asked.detail) if asked.detail else entry.happened} {entry.advice}"
     docs = _in_header(asked.docs_url) if asked.docs_url else None
     content_type = "application/json"
     members: dict[str, object]
@@ -322,7 +331,7 @@ def _build(asked: _Asked) -> Answer:
         ("content-length", str(len(body))),
         ("cache-control", "no-store"),
     ]
-    if entry.retry_seconds is not None or (situation is Situation.REFUSED and wait is not None):
+    if entry.retry_seconds is not None or (situation in _REFUSALS and wait is not None):
         headers.append(("retry-after", str(entry.retry_seconds if wait is None else wait)))
     if docs or (profile == "ietf" and situation in _LINKED):
         headers.append(("link", f'<{docs or THE_DRAFT}>; rel="describedby"'))
@@ -334,6 +343,10 @@ def _build(asked: _Asked) -> Answer:
 
 
 _constant = lru_cache(maxsize=512)(_build)
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith((".", "!", "?", "…")) else f"{words}."
 
 
 def _type(situation: Situation, docs: str | None) -> str:

@@ -32,7 +32,9 @@ from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
 from oncekey.errors import ApplicationError, OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.base import Store
 from oncekey.telemetry import events
-from oncekey.telemetry.events import Emitter, about, describe
+from oncekey.telemetry.emitter import Emitter
+from oncekey.telemetry.events import about
+from oncekey.telemetry.redaction import describe
 
 _log = logging.getLogger("oncekey")
 

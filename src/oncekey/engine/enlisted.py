@@ -31,7 +31,7 @@ from oncekey.engine.enlist.base import LEAVE_IT, Rows
 from oncekey.engine.enlisting import Enlisted, Stage, statements_of
 from oncekey.engine.flows import Call, Finished, Flow, Pause
 from oncekey.errors import EnlistError, OperatorError, StoreUnavailable
-from oncekey.telemetry.events import describe
+from oncekey.telemetry.redaction import describe
 
 if TYPE_CHECKING:
     from oncekey.engine.engine import Engine

@@ -21,7 +21,7 @@ from oncekey.engine.request import ScopeFunction, SingleTenant
 from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
-from oncekey.telemetry.events import Emitter, Hook
+from oncekey.telemetry.emitter import Emitter, Hook
 
 MAX_SCOPE_LENGTH = 255
 SINGLE_SCOPE = "single-tenant"

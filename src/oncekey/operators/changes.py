@@ -15,7 +15,7 @@ from oncekey.core.states import Actor, Event, State
 from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
 from oncekey.operators.sight import look_at
 from oncekey.stores.base import Store
-from oncekey.telemetry.events import redact
+from oncekey.telemetry.redaction import redact
 
 WHY_CHARS = 500
 

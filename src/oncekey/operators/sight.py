@@ -9,7 +9,7 @@ from oncekey.core.values import value
 from oncekey.errors import KeyNotFound
 from oncekey.operators.outlook import Outlook, outlook
 from oncekey.stores.base import Store
-from oncekey.telemetry.events import redact
+from oncekey.telemetry.redaction import redact
 
 SHOWN = 100
 """How many jobs and how many lines of the history are looked up."""

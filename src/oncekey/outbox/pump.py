@@ -27,7 +27,9 @@ from oncekey.outbox.tasks import Task, buried
 from oncekey.stores.base import Store
 from oncekey.stores.outbox_rows import AFTER
 from oncekey.telemetry import events
-from oncekey.telemetry.events import Emitter, about_job, describe
+from oncekey.telemetry.emitter import Emitter
+from oncekey.telemetry.events import about_job
+from oncekey.telemetry.redaction import describe
 
 _log = logging.getLogger("oncekey")
 

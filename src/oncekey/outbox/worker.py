@@ -27,7 +27,9 @@ from oncekey.outbox.threads import Threads
 from oncekey.stores.base import Store
 from oncekey.stores.urls import KNOWN, open_store
 from oncekey.telemetry import events
-from oncekey.telemetry.events import Emitter, Hook, about_job, describe
+from oncekey.telemetry.emitter import Emitter, Hook
+from oncekey.telemetry.events import about_job
+from oncekey.telemetry.redaction import describe
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -1,6 +1,6 @@
 """The seam: what a store must do, and nothing of how.
 
-A store is plain blocking code that takes **batches**; ``engine/lanes.py`` turns concurrent callers into them. It knows
+A store is plain blocking code that takes **batches**; ``engine/lane.py`` turns concurrent callers into them. It knows
 keys, not payments, and no policy: it compares and sets. Three rules bind every implementation, and
 ``oncekey.testing.store_suite`` checks them:
 

@@ -1,27 +1,22 @@
 """What happened, as values: the events that logs, metrics and the app's own hook are fed from.
 
-Owns the list of events, the name of each one's metric, the level at which it is logged, and how a key and an
-error are shown (hazard 28: ``redact`` and ``describe``; no event has a field for a key or a body). Must not
-know Prometheus or OpenTelemetry: those read ``metric`` and ``amount`` in modules of their own.
+Owns the list of events, the name of each one's metric and the level at which it is logged. No event has a field for a
+key or a body (hazard 28; ``redaction.py`` has how they are shown). Must not know Prometheus or OpenTelemetry: those
+read ``metric`` and ``amount`` in modules of their own.
 
-The first twelve metric names are those of seed 003, section 7; oncekey's own follow the same style. On the
-hot path ask :meth:`Emitter.wants` first, so that an event nobody reads is never built.
+The first twelve metric names are those of seed 003, section 7; oncekey's own follow the same style. ``emitter.py``
+sends them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import ClassVar
 
 from oncekey.core.jobs import Job
 from oncekey.core.record import Record
-
-LOGGER = logging.getLogger("oncekey")
+from oncekey.telemetry.redaction import redact
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class KeyEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreEvent(Event):
-    """About the store. ``verb`` is what was asked of it; ``error`` is in the words of :func:`describe`."""
+    """About the store. ``verb`` is what was asked of it; ``error`` is in the words of ``describe``."""
 
     verb: str
     error: str
@@ -438,70 +433,3 @@ def about_job(job: Job) -> tuple[str, str, str, int, str, str]:
 def about(record: Record) -> tuple[str, str, str, int]:
     """The fields of a :class:`KeyEvent`, in order."""
     return record.scope, redact(record.key), record.operation, record.attempt
-
-
-def redact(key: str) -> str:
-    """Shows that it is the same key, and not which: at most 4 characters, and 8 hex digits of its hash.
-
-    Of a key shorter than 12 characters only the hash: 4 characters of it would be too much of it.
-    """
-    mark = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    start = key[:4] if len(key) >= 12 else ""
-    return f"{start}~{mark}" if start.isprintable() else f"~{mark}"
-
-
-_VALUES = re.compile(
-    r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | \w+://\S+ | =\s*\([^)]*\)""",
-    re.VERBOSE,
-)
-"""Where messages of databases and drivers put values: in quotes, in URLs, and after ``Key (a, b)=``."""
-
-
-def describe(error: BaseException) -> str:
-    """The class and the message without values: its first line (later ones quote the row), quotes emptied."""
-    lines = str(error).splitlines()
-    message = _VALUES.sub("…", lines[0])[:200] if lines else ""
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-Hook = Callable[[Event], None]
-"""The app's own listener. It runs on the way of the request: be quick, and put slow work elsewhere."""
-
-
-def log_event(event: Event) -> None:
-    """One line on the logger ``oncekey``, at the event's level, with the event itself as ``event``."""
-    if not LOGGER.isEnabledFor(event.level):
-        return
-    shown = " ".join(f"{item.name}={_shown(getattr(event, item.name))}" for item in fields(event))
-    LOGGER.log(event.level, "%s %s", type(event).__name__, shown, extra={"event": event})
-
-
-def _shown(value: object) -> str:
-    """Quoted and escaped unless it is one plain word: a client's path must not write log lines."""
-    text = str(value)
-    return text if text and text.isprintable() and not set(text) & set(" \"'=") else repr(text)
-
-
-class Emitter:
-    """Sends events to the log and to one hook. Nothing that a hook does can break a request."""
-
-    __slots__ = ("_complained", "_hook")
-
-    def __init__(self, hook: Hook | None = None) -> None:
-        self._hook = hook
-        self._complained = False
-
-    def wants(self, event_type: type[Event]) -> bool:
-        """Whether anybody reads such an event. Cheap: loggers remember the answer."""
-        return self._hook is not None or LOGGER.isEnabledFor(event_type.level)
-
-    def emit(self, event: Event) -> None:
-        log_event(event)
-        if self._hook is None:
-            return
-        try:
-            self._hook(event)
-        except Exception:
-            if not self._complained:  # once: a broken hook breaks at every request
-                self._complained = True
-                LOGGER.exception("the hook failed on %s; it is not reported again", type(event).__name__)

@@ -31,111 +31,19 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
+from oncekey.testing.proxy_links import Cut, Direction, Link, Pipe, When
 from oncekey.testing.servers import HOST, free_port
-
-Direction = Literal["to_server", "to_client"]
-When = Literal["before", "after"]
 
 _CHUNK: Final = 65536
 _HELD: Final = 4 * _CHUNK  # what one direction of one connection may hold before its sender has to wait
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close() sends RST
 _COMMAND_SECONDS: Final = 10.0
-
-
-@dataclass(eq=False)
-class Cut:
-    """One ``cut_on``: how often it has struck, and how many times it still may."""
-
-    direction: Direction
-    pattern: bytes | Callable[[bytes], bool]
-    when: When
-    left: int
-    struck: int = 0
-    _event: threading.Event = field(default_factory=threading.Event)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until it has struck for the first time; False when it has not in time."""
-        return self._event.wait(timeout)
-
-    def cancel(self) -> None:
-        """Strike no more."""
-        self.left = 0
-
-    def _matches(self, before: bytes, chunk: bytes) -> bool:
-        if callable(self.pattern):
-            return self.pattern(chunk)
-        overlap = len(self.pattern) - 1
-        return self.pattern in (before[-overlap:] if overlap else b"") + chunk
-
-    @contextlib.contextmanager
-    def _striking(self) -> Iterator[None]:
-        """Counted before a client can notice, announced when it is done."""
-        self.struck += 1
-        yield
-        self._event.set()
-
-
-class _Pipe:
-    """One direction of one connection: where bytes come from, where they go, and those on the way."""
-
-    def __init__(self, direction: Direction, source: socket.socket, sink: socket.socket) -> None:
-        self.direction: Direction = direction
-        self.source = source
-        self.sink = sink
-        self.held: deque[tuple[float, bytes]] = deque()  # (when it is due, bytes)
-        self.size = 0
-        self.tail = b""  # the last bytes seen, for a pattern that falls between two chunks
-        self.blocked = False  # the sink takes no more for now
-        self.ended = False  # the source will send no more
-        self.closed = False  # and the sink has been told so
-
-    def push(self, due: float, chunk: bytes) -> None:
-        self.held.append((due, chunk))
-        self.size += len(chunk)
-
-    def hurry(self) -> None:
-        """Everything held is due now."""
-        self.held = deque((0.0, chunk) for _, chunk in self.held)
-
-    def flush(self, now: float) -> None:
-        """Pass on what is due, as far as the sink takes it; then the end, if that was the last of it."""
-        self.blocked = False
-        while self.held and self.held[0][0] <= now:
-            due, chunk = self.held.popleft()
-            sent = 0
-            with contextlib.suppress(BlockingIOError):
-                sent = self.sink.send(chunk)
-            self.size -= sent
-            if sent < len(chunk):
-                self.held.appendleft((due, chunk[sent:]))
-                self.blocked = True
-                return
-        if self.ended and not self.held and not self.closed:
-            self.closed = True
-            self.sink.shutdown(socket.SHUT_WR)
-
-
-class _Link:
-    """A client's connection and its twin to the server."""
-
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
-        self.client = client
-        self.server = server
-        self.connected = False
-        self.up = _Pipe("to_server", client, server)
-        self.down = _Pipe("to_client", server, client)
-        self.doom: Cut | None = None  # matched "after": struck when the bytes are through
-
-    @property
-    def pipes(self) -> tuple[_Pipe, _Pipe]:
-        return self.up, self.down
 
 
 class TcpProxy:
@@ -146,7 +54,7 @@ class TcpProxy:
         self.host = HOST
         self._limit = max_connections
         self._selector = selectors.DefaultSelector()
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._draining: set[socket.socket] = set()
         self._cuts: list[Cut] = []
         self._delay = 0.0
@@ -302,7 +210,7 @@ class TcpProxy:
             self._run_commands()
         elif key.fileobj is self._listener:
             self._accept()
-        elif isinstance(key.data, _Link):
+        elif isinstance(key.data, Link):
             if key.data in self._links:  # not closed by an earlier event of this round
                 self._step(key.data, readable=key.fileobj)
         elif key.data == "drain":
@@ -354,7 +262,7 @@ class TcpProxy:
         server.setblocking(False)
         for sock in (client, server):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = _Link(client, server)
+        link = Link(client, server)
         self._links.add(link)
         self._listen()
         if server.connect_ex(self.target) not in (0, errno.EINPROGRESS):
@@ -364,7 +272,7 @@ class TcpProxy:
 
     # -- forwarding
 
-    def _step(self, link: _Link, *, readable: object = None) -> None:
+    def _step(self, link: Link, *, readable: object = None) -> None:
         """Do for one connection whatever can be done, then say what it waits for."""
         try:
             self._connect(link)
@@ -379,7 +287,7 @@ class TcpProxy:
         except OSError:  # one side has gone: so has the other
             self._reset(link)
 
-    def _connect(self, link: _Link) -> None:
+    def _connect(self, link: Link) -> None:
         if not link.connected:
             if failed := link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(failed, "the target did not accept")
@@ -387,11 +295,11 @@ class TcpProxy:
                 link.server.getpeername()
                 link.connected = True
 
-    def _may_read(self, link: _Link, pipe: _Pipe) -> bool:
+    def _may_read(self, link: Link, pipe: Pipe) -> bool:
         ready = link.connected or pipe is link.up
         return ready and not pipe.ended and pipe.size < _HELD and pipe.direction not in self._hung
 
-    def _read(self, link: _Link, pipe: _Pipe) -> None:
+    def _read(self, link: Link, pipe: Pipe) -> None:
         try:
             chunk = pipe.source.recv(_CHUNK)
         except BlockingIOError:
@@ -405,22 +313,22 @@ class TcpProxy:
         cut = self._match(pipe, chunk)
         pipe.tail = (pipe.tail + chunk)[-1024:]
         if cut is not None and cut.when == "before":
-            with cut._striking():
+            with cut.striking():
                 self._reset(link)
             return
         link.doom = cut or link.doom
         pipe.push(time.monotonic() + self._delay, chunk)
 
-    def _match(self, pipe: _Pipe, chunk: bytes) -> Cut | None:
+    def _match(self, pipe: Pipe, chunk: bytes) -> Cut | None:
         for cut in self._cuts:
-            if cut.left > 0 and cut.direction == pipe.direction and cut._matches(pipe.tail, chunk):
+            if cut.left > 0 and cut.direction == pipe.direction and cut.matches(pipe.tail, chunk):
                 cut.left -= 1
                 return cut
         return None
 
-    def _lose_answer(self, link: _Link, cut: Cut) -> None:
+    def _lose_answer(self, link: Link, cut: Cut) -> None:
         """The server has begun to answer: reset the client, and let the server end in peace."""
-        with cut._striking():
+        with cut.striking():
             self._forget(link)
             self._drop(link.client, reset=True)
             with contextlib.suppress(OSError):
@@ -441,10 +349,10 @@ class TcpProxy:
         self._draining.discard(sock)
         self._drop(sock)
 
-    def _settle(self, link: _Link) -> None:
+    def _settle(self, link: Link) -> None:
         """Close what is over on both sides, strike what is due, and watch the rest."""
         if link.doom is not None and link.doom.direction == "to_client" and not link.down.held:
-            with link.doom._striking():
+            with link.doom.striking():
                 self._close(link)
         elif link.up.closed and link.down.closed:
             self._close(link)
@@ -452,7 +360,7 @@ class TcpProxy:
             self._watch(link.client, self._events(link, link.up, link.down), link)
             self._watch(link.server, self._events(link, link.down, link.up), link)
 
-    def _events(self, link: _Link, reads: _Pipe, writes: _Pipe) -> int:
+    def _events(self, link: Link, reads: Pipe, writes: Pipe) -> int:
         """What one socket waits for: it is the source of one pipe and the sink of the other."""
         events = selectors.EVENT_READ if self._may_read(link, reads) else 0
         if not link.connected:
@@ -472,17 +380,17 @@ class TcpProxy:
 
     # -- ending
 
-    def _forget(self, link: _Link) -> None:
+    def _forget(self, link: Link) -> None:
         self._links.discard(link)
         if self._listener is not None:
             self._listen()  # there may be room again
 
-    def _close(self, link: _Link) -> None:
+    def _close(self, link: Link) -> None:
         self._forget(link)
         self._drop(link.client)
         self._drop(link.server)
 
-    def _reset(self, link: _Link) -> None:
+    def _reset(self, link: Link) -> None:
         self._forget(link)
         self._drop(link.client, reset=True)
         self._drop(link.server, reset=True)

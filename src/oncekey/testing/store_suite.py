@@ -26,7 +26,7 @@ from __future__ import annotations
 import pytest
 
 # Before they are imported: a failing assert in them then shows its values.
-for _part in ("base", "moves", "rows", "steps", "lookups", "faults", "outbox"):
+for _part in ("base", "moves", "rows", "steps", "lookups", "faults", "jobs_base", "jobs", "job_upkeep"):
     pytest.register_assert_rewrite(f"oncekey.testing.store_suite_{_part}")
 
 from oncekey.testing.store_suite_base import Clock  # noqa: E402

@@ -17,7 +17,8 @@ from oncekey.core.record import Record
 from oncekey.core.states import FINAL
 from oncekey.core.values import value
 from oncekey.stores.base import Store
-from oncekey.telemetry.events import Emitter, LeaseTooShort
+from oncekey.telemetry.emitter import Emitter
+from oncekey.telemetry.events import LeaseTooShort
 
 LOOKED_AT = 200
 """Keys in one look."""

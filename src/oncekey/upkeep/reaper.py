@@ -29,7 +29,8 @@ from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Duty, Store
 from oncekey.telemetry import events
-from oncekey.telemetry.events import Emitter, about
+from oncekey.telemetry.emitter import Emitter
+from oncekey.telemetry.events import about
 
 BATCH = 500
 SHARE = 0.2

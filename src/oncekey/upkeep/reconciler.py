@@ -34,7 +34,8 @@ from oncekey.errors import ConfigurationError
 from oncekey.outbox.threads import Threads
 from oncekey.stores.base import Duty
 from oncekey.telemetry import events
-from oncekey.telemetry.events import about, describe
+from oncekey.telemetry.events import about
+from oncekey.telemetry.redaction import describe
 
 BATCH = 100
 COUNTED = 10_000

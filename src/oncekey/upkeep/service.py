@@ -21,7 +21,8 @@ from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError, OnceKeyError
 from oncekey.stores.base import Store
 from oncekey.telemetry import events
-from oncekey.telemetry.events import Emitter, describe
+from oncekey.telemetry.emitter import Emitter
+from oncekey.telemetry.redaction import describe
 from oncekey.upkeep.health import DutyHealth, Health, look
 from oncekey.upkeep.reaper import Reaper
 from oncekey.upkeep.reconciler import Reconciler

@@ -16,7 +16,8 @@ from oncekey.core.states import MAY_RERUN, Actor, Event
 from oncekey.core.values import value
 from oncekey.stores.base import Duty, Store
 from oncekey.telemetry import events
-from oncekey.telemetry.events import Emitter, about
+from oncekey.telemetry.emitter import Emitter
+from oncekey.telemetry.events import about
 from oncekey.upkeep.leases import LeaseWatch
 
 BATCH = 500

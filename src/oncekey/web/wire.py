@@ -115,7 +115,9 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
     match error:
         case Refused():
             operation.refused = True
-            answer = refusal(once, Situation.REFUSED, detail=error.detail, status=error.status)
+            unused = operation.discardable and operation.attempt == 1
+            situation = Situation.REFUSED if unused else Situation.REFUSED_LATE
+            answer = refusal(once, situation, detail=error.detail, status=error.status)
             if not operation.discardable:  # too late: it has begun, and this is its answer, as any other 4xx
                 headers = answer_headers(answer, None, None)
                 return returned(operation, answer.status, headers, answer.body), answer
@@ -131,6 +133,8 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
     event = _judge(operation, ending, None)
     if isinstance(error, StoreError):  # of enlist(): the store could not be reached for it
         answer = refusal(once, Situation.NOT_EXECUTED if event is Event.RELEASE else Situation.UNKNOWN)
+    elif ending == "refused" and event is Event.DOUBT and answer is not None:  # an earlier attempt may have happened
+        answer = refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
     return Move(event, None, type(error).__name__), answer
 
 

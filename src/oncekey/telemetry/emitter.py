@@ -1,0 +1,56 @@
+"""Sends events to the logger ``oncekey`` and to the app's own hook.
+
+On the hot path ask :meth:`Emitter.wants` first, so that an event nobody reads is never built.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+
+from oncekey.telemetry.events import Event
+
+LOGGER = logging.getLogger("oncekey")
+
+Hook = Callable[[Event], None]
+"""The app's own listener. It runs on the way of the request: be quick, and put slow work elsewhere."""
+
+
+def log_event(event: Event) -> None:
+    """One line on the logger ``oncekey``, at the event's level, with the event itself as ``event``."""
+    if not LOGGER.isEnabledFor(event.level):
+        return
+    shown = " ".join(f"{item.name}={_shown(getattr(event, item.name))}" for item in fields(event))
+    LOGGER.log(event.level, "%s %s", type(event).__name__, shown, extra={"event": event})
+
+
+def _shown(value: object) -> str:
+    """Quoted and escaped unless it is one plain word: a client's path must not write log lines."""
+    text = str(value)
+    return text if text and text.isprintable() and not set(text) & set(" \"'=") else repr(text)
+
+
+class Emitter:
+    """Sends events to the log and to one hook. Nothing that a hook does can break a request."""
+
+    __slots__ = ("_complained", "_hook")
+
+    def __init__(self, hook: Hook | None = None) -> None:
+        self._hook = hook
+        self._complained = False
+
+    def wants(self, event_type: type[Event]) -> bool:
+        """Whether anybody reads such an event. Cheap: loggers remember the answer."""
+        return self._hook is not None or LOGGER.isEnabledFor(event_type.level)
+
+    def emit(self, event: Event) -> None:
+        log_event(event)
+        if self._hook is None:
+            return
+        try:
+            self._hook(event)
+        except Exception:
+            if not self._complained:  # once: a broken hook breaks at every request
+                self._complained = True
+                LOGGER.exception("the hook failed on %s; it is not reported again", type(event).__name__)

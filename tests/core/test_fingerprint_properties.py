@@ -1,0 +1,127 @@
+"""The fingerprint of any JSON text: the fast path is the reference, spelling never counts, and any change does."""
+
+from __future__ import annotations
+
+import json
+import random
+from decimal import Decimal
+from typing import Any
+
+import orjson
+import rfc8785
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from oncekey.core.fingerprint import _fast, _slow
+from tests.core.fingerprints import DEEP, DOCUMENTS, RNG, TAME, of, spell
+
+# ---------------------------------------------------------------- the fast path
+
+
+def agree(body: bytes) -> None:
+    """The fast path gives nothing, or just what the reference gives."""
+    quick = _fast(body)
+    if quick is not None:
+        reference = _slow(body)
+        assert reference is not None
+        assert quick[1](quick[0]) == reference[1](reference[0])
+
+
+@given(text=DOCUMENTS | DEEP)
+@example(text='{"a":1,"a":1}')
+@example(text='{"a": 1, "a": 2}')
+@example(text='{"a b":1,"ab":1}')
+@example(text='{"\ufb01":1,"\U0001f600":2}')
+@example(text="[9007199254740992]")
+@example(text="[1.0]")
+@example(text="[1e+16]")
+@example(text="[1e-6]")
+@example(text="[-0]")
+def test_fast_path_is_the_reference_on_any_text(text: str) -> None:
+    """On JSON text of any spelling the fast path is the slow one, wherever it is taken."""
+    agree(text.encode("utf-8"))
+
+
+@given(value=TAME, spaced=st.booleans())
+def test_fast_path_is_the_reference_on_tame_values(value: Any, spaced: bool) -> None:
+    """On what clients write with json.dumps or orjson the fast path is the slow one, wherever it is taken."""
+    body = json.dumps(value, ensure_ascii=False).encode() if spaced else orjson.dumps(value)
+    agree(body)
+    parsed = _slow(body)
+    assert parsed is not None
+    assert parsed[1](parsed[0]) == rfc8785.dumps(value)
+
+
+@given(text=DOCUMENTS, at=st.integers(0, 60), extra=st.binary(min_size=1, max_size=2), cut=st.booleans())
+def test_fast_path_is_the_reference_on_broken_text(text: str, at: int, extra: bytes, cut: bool) -> None:
+    """On bytes that are no longer JSON neither path fails, and they still agree."""
+    data = text.encode("utf-8")
+    broken = data[:at] + extra + data[at + len(extra) * cut :]
+    agree(broken)
+    assert of(broken) == of(broken, fields=())
+
+
+# ---------------------------------------------------------------- what counts
+
+
+@given(value=TAME, rng=RNG)
+def test_spelling_never_counts(value: Any, rng: random.Random) -> None:
+    """White space, order of names, escapes and forms of numbers do not change the fingerprint."""
+    assert of(spell(value, rng)) == of(spell(value, rng)) == of(rfc8785.dumps(value))
+
+
+def plain(value: Any) -> Any:
+    """A value for comparison: numbers by what they are, true apart from 1."""
+    if isinstance(value, dict):
+        return {name: plain(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return (type(value) is bool, value)
+
+
+def changed(value: Any, other: Any, rng: random.Random) -> Any:
+    """The value with something in it replaced, removed or added."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        name = rng.choice(list(value))
+        rest = {key: member for key, member in value.items() if key != name}
+        return rest if rng.random() < 0.3 else {**rest, name: changed(value[name], other, rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        return rng.choice(
+            [value[:at], [*value, other], [*value[:at], changed(value[at], other, rng), *value[at + 1 :]]]
+        )
+    return other
+
+
+@given(value=TAME, other=TAME, rng=RNG)
+def test_any_change_of_a_value_counts(value: Any, other: Any, rng: random.Random) -> None:
+    """A document with something changed in it is another request, however both are spelled."""
+    edited = changed(value, other, rng)
+    assume(plain(edited) != plain(value))
+    assert of(spell(edited, rng)) != of(spell(value, rng))
+
+
+@given(one=DOCUMENTS, other=DOCUMENTS)
+def test_different_documents_never_meet(one: str, other: str) -> None:
+    """Two texts have one fingerprint only if a parser with exact numbers and all members sees one value."""
+
+    def exact(text: str) -> Any:
+        def members(pairs: list[tuple[str, Any]]) -> Any:
+            return (
+                "object",
+                pairs if len(dict(pairs)) != len(pairs) else sorted(pairs, key=lambda pair: pair[0]),
+            )
+
+        return json.loads(text, parse_int=Decimal, parse_float=Decimal, object_pairs_hook=members)
+
+    if of(one) == of(other) and one != other:
+        assert repr(exact_numbers(exact(one))) == repr(exact_numbers(exact(other)))
+
+
+def exact_numbers(value: Any) -> Any:
+    """Decimals in one form each, inside whatever holds them."""
+    if isinstance(value, Decimal):
+        return value.normalize() + 0
+    if isinstance(value, (list, tuple)):
+        return [exact_numbers(item) for item in value]
+    return value

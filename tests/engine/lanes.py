@@ -1,0 +1,30 @@
+"""What the tests of lanes share: work that is submitted, asked for, and found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oncekey.core.record import Found
+from oncekey.engine.lanes import Lanes
+from oncekey.engine.tickets import SyncTicket, Work
+from tests.engine.doubles import PATIENCE
+
+Open = Callable[..., Lanes]
+
+
+def submit(lanes: Lanes, *work: Work) -> list[SyncTicket]:
+    tickets = [SyncTicket(item) for item in work]
+    for ticket in tickets:
+        lanes.submit(ticket)
+    return tickets
+
+
+def ask(lanes: Lanes, work: Work) -> object:
+    (ticket,) = submit(lanes, work)
+    return ticket.wait(PATIENCE)
+
+
+def owner_found(found: object) -> str:
+    assert isinstance(found, Found)
+    assert found.record is not None
+    return found.record.owner

@@ -1,0 +1,36 @@
+"""A handler that enlists and pays, and the marks that run a test with every driver."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oncekey import current
+from tests.enlist.shop import ALL, SYNC, Till, paid
+
+INSERT = "INSERT INTO payments (key, cents) VALUES ('k-1', 5)"
+
+every_driver = pytest.mark.parametrize("till", ALL, ids="-".join, indirect=True)
+every_sync_driver = pytest.mark.parametrize("till", SYNC, ids="-".join, indirect=True)
+
+
+def handler(till: Till, then: Any = None, **options: Any) -> Any:
+    """Enlists, pays, and ends as the test says."""
+
+    async def pay(request: Request) -> Response:
+        op = current()
+        thing = await till.open()
+        await op.enlist(thing, **options)
+        done = till.pay(thing, op.key)
+        if till.is_async:
+            await done
+        if then is not None:
+            answer = then(thing)
+            return (await answer) if asyncio.iscoroutine(answer) else answer
+        return paid(op.key)
+
+    return pay

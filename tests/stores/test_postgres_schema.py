@@ -1,0 +1,140 @@
+"""Our tables on PostgreSQL: what the migrations make, and what is said of tables that are missing, older or newer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import count
+
+import psycopg
+import pytest
+
+from oncekey.errors import SchemaError, StoreError
+from oncekey.stores import sqlfiles
+from oncekey.stores.base import Duty
+from oncekey.stores.postgres import PostgresStore
+from oncekey.testing.servers import PostgresServer
+from tests.engine.doubles import PATIENCE, eventually
+from tests.stores.postgres import VERBS, opened, put
+
+MIGRATIONS = [f"{one.number:04d}_{one.name}" for one in sqlfiles.migrations("oncekey.stores.postgres")]
+_numbers = count(1)
+
+_CATALOG = """
+SELECT 'column', c.relname || '.' || a.attname, a.attnum::text, format_type(a.atttypid, a.atttypmod),
+    a.attnotnull::text, coalesce(pg_get_expr(d.adbin, d.adrelid), ''), coalesce(l.collname, '')
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+    AND c.relname <> 'oncekey_schema'
+UNION ALL
+SELECT 'constraint', conrelid::regclass || '.' || conname, '', pg_get_constraintdef(oid), '', '', ''
+FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text <> 'oncekey_schema'
+UNION ALL
+SELECT 'index', indexname, '', indexdef, '', '', '' FROM pg_indexes
+WHERE schemaname = 'public' AND tablename <> 'oncekey_schema'
+UNION ALL
+SELECT 'other', relname, relkind::text, coalesce(array_to_string(reloptions, ','), ''), '', '', '' FROM pg_class
+WHERE relnamespace = 'public'::regnamespace AND relname NOT LIKE 'oncekey_schema%'
+ORDER BY 1, 2, 3
+"""
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def test_the_schema_is_what_the_migrations_add_up_to(postgres_server: PostgresServer, store: PostgresStore) -> None:
+    """schema.sql in one database, the migrations in another: the catalogs are the same."""
+    name = f"whole_{next(_numbers)}"
+    whole = postgres_server.database(name)
+    try:
+        text = sqlfiles.statement("oncekey.stores.postgres", "schema")
+        with psycopg.connect(whole, autocommit=True) as own:
+            own.execute(text)
+            one = own.execute(_CATALOG).fetchall()
+        two = store._connection().execute(_CATALOG).fetchall()
+        assert len(one) > 25
+        assert one == two
+    finally:
+        postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def fresh(url: str) -> Iterator[PostgresStore]:
+    """For tests that change its tables."""
+    with opened(url) as store:
+        store.migrate()
+        yield store
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("DROP TABLE oncekey_schema", "has no oncekey tables yet: run `oncekey migrate`"),
+        ("DELETE FROM oncekey_schema", "has no oncekey tables yet"),
+        ("DELETE FROM oncekey_schema WHERE number > 1", "has oncekey schema 0001 and this version needs 000"),
+        ("UPDATE oncekey_schema SET number = 9999 WHERE number = 1", "has oncekey schema 9999, newer than the"),
+    ],
+)
+def test_other_tables_are_refused_with_what_to_run(fresh: PostgresStore, url: str, change: str, sentence: str) -> None:
+    """Missing, older, newer: every verb of a fresh connection says so before it touches a row."""
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute(change)
+    with opened(url) as other:
+        for verb in ("reserve", "read", "check"):
+            with pytest.raises(SchemaError) as caught:
+                VERBS[verb](other)
+            assert sentence in str(caught.value)
+            assert str(caught.value).startswith("PostgreSQL database 'shared' at 127.0.0.1 has ")
+
+
+def test_tables_that_change_under_a_connection_are_noticed(fresh: PostgresStore, url: str) -> None:
+    """Dropped or altered after the check: a SchemaError with what to run, not a driver's message."""
+    put(fresh, "a")
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute("ALTER TABLE idempotency_keys DROP COLUMN reconcile_tries")
+        with pytest.raises(SchemaError, match="has an older oncekey schema: run `oncekey migrate`"):
+            fresh.due(Duty.UNKNOWNS, 1)
+        own.execute("DROP TABLE idempotency_keys")
+        with pytest.raises(SchemaError, match="has no oncekey tables: run `oncekey migrate`"):
+            fresh.due(Duty.LEASES, 1)
+
+
+# ---------------------------------------------------------------- migrating
+
+
+def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
+    """Somebody has a table of that name: an error in our words, and not a half-made schema."""
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute("CREATE TABLE idempotency_keys (id integer)")
+        with opened(url) as store:
+            with pytest.raises(StoreError, match="DuplicateTable"):
+                store.migrate()
+            assert own.execute("SELECT to_regclass('oncekey_schema')").fetchone() == (None,)
+            own.execute("DROP TABLE idempotency_keys")
+            assert store.migrate() == MIGRATIONS
+
+
+def test_a_migration_waits_for_another_one(url: str) -> None:
+    """Another process migrates, for longer than a lane would wait for a row: this one goes on when that one is done."""
+    with (
+        opened(url) as store,
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(url) as other,
+        psycopg.connect(url, autocommit=True) as watcher,
+    ):
+        other.execute("SELECT pg_advisory_xact_lock(%s)", [0x6F6E63656B6579])
+
+        def migrate() -> list[str]:
+            try:
+                return store.migrate()
+            finally:
+                store.disconnect()
+
+        migrating: Future[list[str]] = pool.submit(migrate)
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        eventually(lambda: watcher.execute(waiting).fetchone() == (1,) or migrating.done())
+        wait([migrating], timeout=0.8)
+        other.commit()
+        assert migrating.result(PATIENCE) == MIGRATIONS

@@ -1,0 +1,185 @@
+"""Over every framework: whose key it is, which requests need one, and what a handler sees of its operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey import NotAuthenticated, Policy
+from tests.web.checks import lines, problem, replays, state_of
+from tests.web.frameworks import ASGI_STACKS
+from tests.web.stacks import ONE, SECONDS, MakeStack, Stack, request
+
+# ---------------------------------------------------------------- whose key
+
+
+def by_user(asked: Any) -> str:
+    tenant: str = asked.headers.get("x-user", "")
+    if not tenant:
+        raise NotAuthenticated("say who you are")
+    return tenant
+
+
+async def by_user_async(asked: Any) -> str:
+    return by_user(asked)
+
+
+def test_two_tenants_with_one_key_do_not_meet(name: str, make_stack: MakeStack) -> None:
+    """The same key of two tenants is two keys, with two effects and two answers."""
+    stack = make_stack(name, scope=by_user)
+    ann: dict[str, Any] = {"headers": {"x-user": "ann"}}
+    bob: dict[str, Any] = {"headers": {"x-user": "bob"}, "body": {"amount": 5}}
+    of_ann, of_bob = stack.post(**ann), stack.post(**bob)
+    assert (of_ann.status_code, of_bob.status_code, stack.runs) == (201, 201, 2)
+    assert of_ann.content != of_bob.content
+    assert replays(of_ann, stack.post(**ann))
+    assert replays(of_bob, stack.post(**bob))
+    assert stack.record("k-1", "ann") != stack.record("k-1", "bob")
+
+
+def test_nobody_is_401_before_any_look_up(name: str, make_stack: MakeStack) -> None:
+    """A caller that is nobody gets 401, also for a key that has an answer, and the store is not asked."""
+    stack = make_stack(name, scope=by_user)
+    stack.post(headers={"x-user": "ann"})
+    stack.store.down = {"reserve", "read", "swap"}
+    nobody = stack.post()
+    assert (nobody.status_code, problem(nobody)) == (401, "not-authenticated")
+    assert nobody.headers["www-authenticate"]
+    assert stack.runs == 1
+
+
+@pytest.mark.parametrize("name", ASGI_STACKS)
+def test_the_scope_function_may_be_async(name: str, make_stack: MakeStack) -> None:
+    """In an ASGI app the tenant may be looked up asynchronously."""
+    stack = make_stack(name, scope=by_user_async)
+    assert replays(stack.post(headers={"x-user": "ann"}), stack.post(headers={"x-user": "ann"}))
+    assert stack.record("k-1", "ann") is not None
+
+
+# ---------------------------------------------------------------- which requests need a key
+
+
+def test_no_key_is_400(stack: Stack) -> None:
+    """A state-changing request without a key is refused, says what to send, and leaves no trace."""
+    answer = stack.post(None)
+    assert (answer.status_code, problem(answer)) == (400, "key-missing")
+    assert 'rel="describedby"' in answer.headers["link"]
+    assert (stack.runs, len(stack.store._rows)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", " ", "two words", '"unterminated', "k" * 256, ["k-1", "k-2"], ["k-1", "k-1"]],
+    ids=["empty", "blank", "space", "unterminated", "long", "two", "twice-the-same"],
+)
+def test_a_malformed_key_is_400(stack: Stack, key: Any) -> None:
+    """A key that is none is refused before the store is asked, and the handler does not run."""
+    answer = stack.post(key)
+    assert (answer.status_code, problem(answer)) == (400, "key-malformed")
+    assert (stack.runs, len(stack.store._rows)) == (0, 0)
+
+
+def test_the_quoted_and_the_bare_key_are_the_same(stack: Stack) -> None:
+    """Each answer repeats the key as the client spelt it, and both name one operation."""
+    bare, quoted = stack.post("k-1"), stack.post('"k-1"')
+    assert quoted.headers["idempotency-key"] == '"k-1"'
+    assert (bare.content, stack.runs) == (quoted.content, 1)
+
+
+def test_get_passes_untouched(stack: Stack) -> None:
+    """A GET runs every time, with a key and without, and neither carries our headers nor leaves a row."""
+    for key in (None, "k-1", "k-1"):
+        answer = stack.post(key, method="GET", path="/status")
+        assert (answer.status_code, answer.content) == (200, b'{"operation":null}')
+        assert not any(line[0].startswith("idempotency") for line in lines(answer))
+    assert stack.store._rows == {}
+
+
+def test_a_body_over_the_cap_is_413(name: str, make_stack: MakeStack) -> None:
+    """A body that is too large to hash is refused, never let past, and leaves the key unused."""
+    stack = make_stack(name, policy=Policy(max_request_bytes=100))
+    refused = stack.post(content=b"x" * 101)
+    assert (refused.status_code, problem(refused)) == (413, "body-too-large")
+    assert (stack.runs, state_of(stack)) == (0, None)
+    assert stack.post(content=b"x" * 100).status_code == 201
+
+
+# ---------------------------------------------------------------- what never reached a handler
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [({"path": "/nowhere"}, 404), ({"method": "PATCH"}, 405)], ids=["404", "405"]
+)
+def test_a_request_without_a_handler(stack: Stack, asked: dict[str, Any], status: int) -> None:
+    """Where the framework turns it away, the key is not used up; without one to tell, the 4xx is final and replayed."""
+    first = stack.post(**asked)
+    assert first.status_code == status
+    assert stack.runs == 0
+    if not stack.name.startswith(("asgi", "wsgi")):
+        assert state_of(stack) is None
+        assert stack.post().status_code == 201
+    else:
+        # A raw app's 404 is its answer like any other.
+        assert state_of(stack) == "failed"
+        assert replays(first, stack.post(**asked))
+
+
+# ---------------------------------------------------------------- what a handler sees of itself
+
+
+def test_the_handler_sees_its_operation(name: str, make_stack: MakeStack) -> None:
+    """``current()`` has key and attempt in async handlers and in sync ones, which run in another thread."""
+    stack = make_stack(name, effects="repeatable")
+    stack.post('"k-1"', m="return-503")
+    stack.post("k-1", m="return-503")
+    stack.post("k-2", m="return-503")
+    seen = [(run.key, run.attempt) for run in stack.payments.runs]
+    assert seen == [("k-1", 1), ("k-1", 2), ("k-2", 1)]
+    first, again, other = (run.downstream_key for run in stack.payments.runs)
+    assert first == again != other
+    assert first is not None
+    assert first.startswith("oncekey-")
+    threads = {run.thread for run in stack.payments.runs}
+    assert ("test-loop" in threads) == (name == "asgi" or name.endswith("-async"))
+
+
+def test_two_operations_at_once_do_not_mix(stack: Stack) -> None:
+    """Each of many requests at the same time sees its own key."""
+    keys = [f"k-{number}" for number in range(20)]
+    answers = [stack.start(key) for key in keys]
+    assert {answer.result(SECONDS).status_code for answer in answers} == {201}
+    assert sorted(run.key for run in stack.payments.runs) == sorted(keys)
+
+
+@pytest.mark.parametrize("m", ["ok", "raise", "stream", "stream-large", "refused", "not-executed"])
+def test_the_operation_does_not_leak_into_the_next_request(stack: Stack, m: str) -> None:
+    """After a protected request, the next one in the same task or thread sees no operation, however the first ended."""
+    after = stack.together([request(m=m), request(None, method="GET", path="/status")])[1]
+    assert after.content == b'{"operation":null}'
+    assert stack.runs == 1
+
+
+# ---------------------------------------------------------------- routes
+
+
+def test_an_exempt_route_passes_and_others_follow_their_pattern(name: str, make_stack: MakeStack) -> None:
+    """``None`` exempts; a pattern with {id} gives each of its paths the route's policy, and names it in the record."""
+    stack = make_stack(
+        name,
+        routes={
+            "POST /login": None,
+            "POST /payments/{id}/refunds": Policy(effects="repeatable", key_per="endpoint", required=False),
+        },
+    )
+    for key in (None, "k-1", "k-1"):
+        login = stack.post(key, path="/login")
+        assert login.content == b'{"operation":null}'
+        assert "idempotency-key" not in login.headers
+    stack.post(m="raise")
+    assert state_of(stack) == "unknown"
+    stack.post(m="raise", path="/payments/7/refunds")
+    refund = stack.record("k-1", f"{ONE}\x1fPOST /payments/{{id}}/refunds")
+    assert refund is not None
+    assert (refund.state.value, refund.operation) == ("failed_retryable", "POST /payments/{id}/refunds")
+    assert stack.post(m="raise", path="/payments/8/refunds").status_code == 422

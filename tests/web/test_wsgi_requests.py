@@ -1,0 +1,155 @@
+"""What a WSGI request brings: its body in every length, its whole path, and whose key it is."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from oncekey.errors import ConfigurationError
+from tests.web.wsgi_server import BODY, JSON, MakeServer, paid
+
+# ---------------------------------------------------------------- the request's body
+
+
+def echo(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    """Answers with the body that the app was given, and its length."""
+    start_response("200 OK", JSON)
+    return [environ["CONTENT_LENGTH"].encode(), b":", environ["wsgi.input"].read()]
+
+
+def test_a_chunked_body_is_read_to_its_end(make_server: MakeServer) -> None:
+    """With ``wsgi.input_terminated`` a body without a length is read, hashed, and handed on with its length."""
+    server = make_server(echo)
+    chunked: dict[str, Any] = {
+        "CONTENT_LENGTH": None,
+        "wsgi__input_terminated": True,
+        "HTTP_TRANSFER_ENCODING": "chunked",
+    }
+    first = server.post(body=b"", wsgi__input=io.BytesIO(BODY), **chunked)
+    assert first.body == b"15:" + BODY
+    assert server.post(body=b"", wsgi__input=io.BytesIO(BODY), **chunked).body == first.body
+    assert server.post(body=b"", wsgi__input=io.BytesIO(b"{}"), **chunked).status == 422
+    assert server.post(body=BODY).headers["idempotency-replayed"] == "true"
+    assert server.runs == 1
+
+
+def test_a_chunked_body_over_the_cap_is_413(make_server: MakeServer) -> None:
+    """No more of it is read than the cap allows, and nothing runs."""
+    server = make_server(echo, max_request_bytes=100)
+    stream = io.BytesIO(b"x" * 1000)
+    answer = server.post(body=b"", CONTENT_LENGTH=None, wsgi__input_terminated=True, wsgi__input=stream)
+    assert (answer.status, server.runs, server.state) == (413, 0, None)
+    assert stream.tell() <= 101
+
+
+def test_a_body_that_says_it_is_over_the_cap_is_not_read(make_server: MakeServer) -> None:
+    """The declared length is enough to refuse: nothing is read into memory."""
+    server = make_server(echo, max_request_bytes=100)
+    stream = io.BytesIO(b"x" * 1000)
+    answer = server.post(wsgi__input=stream, CONTENT_LENGTH="1000")
+    assert (answer.status, server.runs, stream.tell()) == (413, 0, 0)
+
+
+class Endless(io.RawIOBase):
+    """A socket that never ends: to read without a length would hang."""
+
+    def read(self, size: int = -1) -> bytes:
+        raise AssertionError("read without a length")
+
+
+@pytest.mark.parametrize("length", [None, ""], ids=["missing", "empty"])
+def test_without_a_length_there_is_no_body(make_server: MakeServer, length: str | None) -> None:
+    """PEP 3333: no CONTENT_LENGTH and no terminated input is an empty body, and the socket is not read."""
+    server = make_server(echo)
+    answer = server.post(CONTENT_LENGTH=length, wsgi__input=Endless())
+    assert (answer.status, answer.body) == (200, b"0:")
+    assert server.post(CONTENT_LENGTH=length, wsgi__input=Endless()).body == b"0:"
+    assert server.runs == 1
+
+
+def test_a_body_that_breaks_off_is_not_executed(make_server: MakeServer) -> None:
+    """A client that left while it was sending has asked for nothing: half a body must not run, nor take the key."""
+    server = make_server(echo)
+    answer, _ = server.begin(body=BODY[:7], CONTENT_LENGTH=str(len(BODY)))
+    assert server.runs == 0
+    assert 400 <= answer.status < 600
+    assert server.state is None
+    assert server.post().status == 200
+
+
+def test_a_body_that_cannot_be_read_takes_no_key(make_server: MakeServer) -> None:
+    """The server's error while reading passes through, before anything was reserved."""
+
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise ConnectionResetError("the client has gone")
+
+    server = make_server(echo)
+    with pytest.raises(ConnectionResetError):
+        server.post(wsgi__input=Broken())
+    assert (server.runs, server.state) == (0, None)
+
+
+def test_no_more_is_read_than_the_length_says(make_server: MakeServer) -> None:
+    """What follows the body on a kept-alive connection is the next request's."""
+    server = make_server(echo)
+    stream = io.BytesIO(BODY + b"POST /next HTTP/1.1")
+    assert server.post(wsgi__input=stream, CONTENT_LENGTH=str(len(BODY))).body == b"15:" + BODY
+    assert stream.tell() == len(BODY)
+
+
+# ---------------------------------------------------------------- paths and headers
+
+
+def test_the_path_is_the_whole_path_in_utf_8(make_server: MakeServer) -> None:
+    """A mounted app's keys are told apart by the path that the client used, not by the part behind the mount."""
+    server = make_server(paid)
+    mounted = {"SCRIPT_NAME": "/eu", "PATH_INFO": "/payments/ü".encode().decode("latin-1")}
+    server.post(**mounted)
+    record = server.record()
+    assert record is not None
+    assert record.operation == "POST /eu/payments/ü"
+    assert server.post(**mounted | {"SCRIPT_NAME": "/us"}).status == 422
+
+
+def test_the_scope_function_sees_method_path_headers_and_environ(make_server: MakeServer) -> None:
+    """Whose key it is may depend on all of the request but its body."""
+    seen = []
+
+    def tenant(request: Any) -> str:
+        seen.append(request)
+        return "ann"
+
+    server = make_server(paid, scope=tenant)
+    server.post(HTTP_X_API_KEY="secret")
+    request = seen[0]
+    assert (request.method, request.path) == ("POST", "/payments")
+    assert request.headers["x-api-key"] == "secret"
+    assert request.headers["content-type"] == "application/json"
+    assert request.raw["SERVER_NAME"] == "api.test"
+    assert server.store.read([("ann", "k-1")])[0] is not None
+
+
+@pytest.mark.parametrize("tenant", ["", None, 7])
+def test_a_tenant_that_cannot_be_one_never_runs(make_server: MakeServer, tenant: Any) -> None:
+    """Else all callers whom the function could not name would share their keys, and their answers."""
+    server = make_server(paid, scope=lambda request: tenant)
+    with pytest.raises(ConfigurationError, match="printable characters that name the tenant"):
+        server.post()
+    assert server.runs == 0
+    assert server.store._rows == {}
+
+
+def test_an_async_scope_function_is_refused_with_a_clear_error(make_server: MakeServer) -> None:
+    """A WSGI app has no loop to await in: the developer is told what to change, and nothing is looked up or run."""
+
+    async def tenant(request: Any) -> str:
+        return "ann"
+
+    server = make_server(paid, scope=tenant)
+    with pytest.raises(ConfigurationError, match=r"async.*WSGI.*plain function"):
+        server.post()
+    assert server.runs == 0
+    assert server.store._rows == {}
