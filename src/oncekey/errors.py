@@ -73,7 +73,7 @@ class NotExecuted(ApplicationError):
 
 
 class LeaseLost(NotExecuted):
-    """The key went to another attempt before this one wrote anything: everything is rolled back.
+    """The key went to another attempt: what this one wrote in its transaction is rolled back.
 
     Let it pass: the client gets what the key's record says by now.
     """
@@ -123,7 +123,7 @@ class SchemaError(OperatorError):
 
 
 class StoreError(OperatorError):
-    """The store could not do what was asked. The handler was not called because of it."""
+    """The store could not do what was asked. Before a handler is called, it is not called because of it."""
 
 
 class StoreUnavailable(StoreError):

@@ -35,10 +35,12 @@ STATUSES = {
     "deferred": (202, 202, 202),
     "limited": (429, 429, 429),
     "body-too-large": (413, 413, 413),
+    "body-incomplete": (400, 400, 400),
     "store-unavailable": (503, 503, 503),
     "not-stored": (503, 503, 503),
     "not-authenticated": (401, 401, 401),
     "not-executed": (503, 503, 503),
+    "not-finished": (503, 503, 503),
     "refused": (422, 422, 422),
     "refused-late": (422, 422, 422),
     "status-expired": (410, 410, 410),
@@ -54,6 +56,7 @@ WITH_RETRY_AFTER = {
     "store-unavailable",
     "not-stored",
     "not-executed",
+    "not-finished",
     "status-retryable",
 }
 STRIPE_TYPES = {"idempotency_error", "invalid_request_error", "api_error"}
@@ -210,7 +213,7 @@ def test_every_409_says_to_keep_the_key(profile: ProfileName, situation: Situati
 
 
 @each_profile
-@pytest.mark.parametrize("situation", [Situation.STORE_UNAVAILABLE, Situation.NOT_STORED, Situation.NOT_EXECUTED])
+@pytest.mark.parametrize("situation", [s for s in Situation if STATUSES[s][0] == 503])
 def test_every_503_says_to_keep_the_key(profile: ProfileName, situation: Situation) -> None:
     """A client that took a new key after a 503 would run the operation twice."""
     assert "same Idempotency-Key" in message_of(profile, problem(profile, situation))
@@ -223,6 +226,10 @@ def test_only_what_is_certain_is_called_not_executed() -> None:
     after = message_of("ietf", problem("ietf", Situation.NOT_STORED))
     assert "may or may not have taken effect" in after
     assert "not executed" not in after
+    assert "executed" not in message_of("ietf", problem("ietf", Situation.NOT_FINISHED))
+    # Of a key that was not looked up only this request can be spoken of: an earlier one may have been executed.
+    saying = {s for s in Situation if "Nothing was executed" in message_of("ietf", problem("ietf", s))}
+    assert saying == {Situation.REFUSED}
 
 
 @each_profile
@@ -340,7 +347,7 @@ def test_the_words_of_a_bad_key_fit_in() -> None:
     """The header's own sentence comes first and stands once."""
     sentence = str(BadKey("too_long", max_length=255))
     message = message_of("ietf", problem("ietf", Situation.KEY_MALFORMED, detail=sentence))
-    assert message.removeprefix(sentence).startswith(" Nothing was executed.")
+    assert message.removeprefix(sentence).startswith(" This request was not executed.")
     assert message.count(sentence) == 1
 
 

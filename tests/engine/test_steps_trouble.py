@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, Response
 
-from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Refused
-from oncekey.core.states import Effects, Event, State
+from oncekey import NotExecuted, OutcomeUnknown
+from oncekey.core.states import Effects, State
 from oncekey.core.steps import StepState
 from oncekey.engine import steps
 from oncekey.engine.operation import Operation
@@ -20,9 +20,7 @@ from oncekey.errors import LeaseLost, StepError, StoreUnavailable
 from oncekey.testing import faults
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
-from oncekey.web.wire import raised
-from tests.engine.desk import PHASED, Desk, Serve, now, short
-from tests.engine.doubles import record_of, reservation
+from tests.engine.desk import Desk, Serve, now, short
 from tests.enlist.shop import Shop
 
 CUT = ConnectionError("the line was cut")
@@ -101,17 +99,6 @@ async def test_answered_while_in_doubt(desk: Desk, status: int, state: str) -> N
     assert desk.calls == {"charge": 1}
 
 
-def test_refused_by_who_comes_after_a_doubt() -> None:
-    """A later attempt turns the request away; what an earlier one has done stays the question, and the answer."""
-    record = record_of(reservation(effects=Effects.EXTERNAL), attempt=2)
-    once = OnceKey("memory://", scope=SINGLE_TENANT)
-    move, answer = raised(Operation(record, PHASED, record.scope), Refused("sold out"), once)
-    assert move.event is Event.DOUBT
-    assert answer is not None
-    assert answer.status == 409
-    assert b"outcome-unknown" in answer.body
-
-
 @pytest.mark.parametrize("repeatable", [True, False])
 async def test_another_effect_does_not_take_the_doubt_back(desk: Desk, repeatable: bool) -> None:
     """The first may have happened, whatever becomes of the second. Refuted, it is called again, in its old place."""
@@ -132,6 +119,33 @@ async def test_another_effect_does_not_take_the_doubt_back(desk: Desk, repeatabl
     desk.refute()
     assert (await api.post()).status_code == 201
     assert desk.calls == {"first": 2, "second": 1}
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_not_executed_of_another_effect_does_not_take_the_doubt_back(desk: Desk, repeatable: bool) -> None:
+    """It speaks of itself: the first may have happened, and is not called again (I1)."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        with pytest.raises(ConnectionError):
+            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
+        await op.effect("fallback", desk.fail, "fallback", NotExecuted("closed"), repeatable=repeatable)
+
+    api = desk.api(serve)
+    assert [(await api.post()).status_code for _ in range(2)] == [409, 409]
+    assert desk.state is State.UNKNOWN
+    assert desk.calls == {"charge": 1, "fallback": 1}
+
+
+async def test_a_handlers_own_not_executed_answers_for_all_of_its_effects(desk: Desk) -> None:
+    """It has asked the provider, say."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        with pytest.raises(ConnectionError):
+            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
+        raise NotExecuted("the provider knows of no charge")
+
+    assert (await desk.post(serve)).status_code == 503
+    assert desk.state is State.FAILED_RETRYABLE
 
 
 async def test_a_lost_transaction_does_not_take_the_doubt_back(desk: Desk) -> None:

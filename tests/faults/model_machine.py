@@ -107,7 +107,7 @@ class Machine:
             if finished.stored:
                 kept = move.response
                 return Told(kept.status, kept.body or b"", None) if kept else Told(500, b"", None)
-            answer = answer_instead(finished, wanted, self.policy, self.once)
+            answer = answer_instead(finished, operation, wanted, self.once)
             return Told(answer.status, answer.body, None if finished.undone else decide(finished.record, wanted))
 
         return flow

@@ -22,6 +22,7 @@ _PROBLEMS = {
     Situation.UNKNOWN: Saw.UNKNOWN,
     Situation.MISMATCH: Saw.MISMATCH,
     Situation.NOT_EXECUTED: Saw.RELEASED,
+    Situation.NOT_FINISHED: Saw.RELEASED,
     Situation.REFUSED: Saw.LOST,  # the key is unused: as if nothing had been said
 }
 

@@ -63,7 +63,7 @@ async def test_a_bad_key_is_400_that_names_the_rule(make_api: MakeApi, world: Wo
         assert answer.headers["content-type"] == "application/problem+json", name
         detail = answer.json()["detail"]
         assert words in detail, (name, detail)
-        assert "Nothing was executed" in detail, name
+        assert "This request was not executed" in detail, name
         assert "retry-after" not in answer.headers, name
         # A key is a capability: neither repeated nor reflected.
         assert "idempotency-key" not in answer.headers, name

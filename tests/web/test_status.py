@@ -291,7 +291,9 @@ async def test_a_key_may_stay_out_of_the_address(make_api: MakeApi) -> None:
     await api.post("..")
     answer = await api.client.get("/idempotency/", headers={"Idempotency-Key": '".."'})
     assert answer.status_code == 201
-    assert (await api.client.get("/idempotency/")).json()["type"].endswith("key-missing")
+    missing = (await api.client.get("/idempotency/")).json()
+    assert missing["type"].endswith("key-missing")
+    assert "new unique key" not in missing["detail"], "who asks about a request has sent it already"
     malformed = await api.client.get("/idempotency/", headers={"Idempotency-Key": '"'})
     assert malformed.json()["type"].endswith("key-malformed")
 

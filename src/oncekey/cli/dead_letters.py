@@ -112,7 +112,8 @@ def retry(
 ) -> None:
     """Take a dead letter up again: its tries start over.
 
-    A job is run by the next free worker, under the same downstream key.
+    A job is run by the next free worker, under the same downstream key: what an earlier try
+    did outside is done again, unless the other side honours that key.
     A key that only this job made unknown is pending again.
     A key (--scope) is back on the reconciler's list.
     """
@@ -126,7 +127,11 @@ def retry(
             _done(f"key {key_shown(letter, False)}", "on the reconciler's list", audit.who, audit.why, as_json)
             return
         job = changes.dead_job(source, letter)
-        audit = sure([f"job {job.id}, {job.task}: it is RUN again, as attempt 1"], yes=yes, who=who, why=why)
+        what = (
+            f"job {job.id}, {job.task}: it is RUN again, as attempt 1. What an earlier try did outside is done again, "
+            "unless the other side honours its downstream key"
+        )
+        audit = sure([what], yes=yes, who=who, why=why)
         moved = changes.retry_job(source, letter, audit)
     _done(f"job {moved.id}", moved.state, audit.who, audit.why, as_json)
 
@@ -151,7 +156,7 @@ def discard(
         )
     with in_use(store) as source:
         job = changes.dead_job(source, letter)
-        stays = "; its key stays unknown, for keys resolve" if job.settles else ""
+        stays = "; its key, if that is unknown, stays so, for keys resolve" if job.settles else ""
         audit = sure([f"job {job.id}, {job.task}: nobody will run it{stays}"], yes=yes, who=who, why=why)
         moved = changes.discard_job(source, letter, audit)
     _done(f"job {moved.id}", moved.state, audit.who, audit.why, as_json)

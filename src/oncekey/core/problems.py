@@ -46,10 +46,12 @@ class Situation(StrEnum):
     DEFERRED = "deferred"
     LIMITED = "limited"
     BODY_TOO_LARGE = "body-too-large"
+    BODY_INCOMPLETE = "body-incomplete"
     STORE_UNAVAILABLE = "store-unavailable"  # before the handler: nothing happened
     NOT_STORED = "not-stored"  # after the handler: it ran, and its answer could not be stored yet
     NOT_AUTHENTICATED = "not-authenticated"
-    NOT_EXECUTED = "not-executed"
+    NOT_EXECUTED = "not-executed"  # nothing happened, in this attempt or in any before it
+    NOT_FINISHED = "not-finished"  # what is done stands, and the same key goes on from there
     REFUSED = "refused"
     REFUSED_LATE = "refused-late"  # after the operation had begun: as any other 4xx of a handler
     STATUS_EXPIRED = "status-expired"
@@ -87,6 +89,7 @@ class _Entry:
 
 
 _SAME_KEY = "Keep the key: send the same request with the same Idempotency-Key after the time in Retry-After"
+_NOT_LOOKED_UP = "This request was not executed. Whether an earlier one with this key was, has not been looked up."
 _INVALID, _IDEMPOTENCY, _API = "invalid_request_error", "idempotency_error", "api_error"
 _S = Situation
 
@@ -96,18 +99,18 @@ _ENTRIES: dict[Situation, _Entry] = {
         (400, 400, 400), "Idempotency-Key is missing",
         "This operation requires an Idempotency-Key header, and the request has none: send it again with a "
         "new unique key, such as a UUID.",
-        "Nothing was executed. Use the same key for every retry of the same request.",
+        "This request was not executed. Use the same key for every retry of the same request.",
         (_INVALID, "idempotency_key_missing"), "IDEMPOTENCY_KEY_MISSING"),
     _S.KEY_MALFORMED: _Entry(
         (400, 400, 400), "Idempotency-Key is malformed",
         "The Idempotency-Key header is not one that this API takes: send one header with one unique value, "
         "such as a UUID.",
-        "Nothing was executed. Use the same key for every retry of the same request.",
+        "This request was not executed. Use the same key for every retry of the same request.",
         (_INVALID, "idempotency_key_malformed"), "IDEMPOTENCY_KEY_MALFORMED"),
     _S.MISMATCH: _Entry(
         (422, 400, 422), "Idempotency-Key is already used",
         "An Idempotency-Key may not be reused with a different request: this one was first used with another "
-        "method, path, query or body. This request was not executed, and the first one is untouched.",
+        "method, path, query, media type or body. This request was not executed, and the first one is untouched.",
         "For a new operation use a new key; to repeat the first request, send it unchanged.",
         (_IDEMPOTENCY, "idempotency_key_reused"), "IDEMPOTENCY_CONFLICT"),
     _S.IN_FLIGHT: _Entry(
@@ -117,12 +120,12 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_IDEMPOTENCY, "idempotency_key_in_use"), "IDEMPOTENCY_IN_PROGRESS", 1),
     _S.UNKNOWN: _Entry(
         (409, 409, 409), "The outcome of this Idempotency-Key is not known yet",
-        "An earlier request with this Idempotency-Key may or may not have taken effect, so it is not "
-        "executed again.",
+        "A request with this Idempotency-Key, this one or an earlier one, may or may not have taken effect, so "
+        "it is not executed again.",
         "Keep the key, since a new one could do the operation twice: the reconciler or an operator of this "
         "API, not the client, settles the outcome, and the same request with the same key then gets it. For "
-        "the developer of this API: a route that declares where its effects live, with "
-        "effects='transactional', 'phased' or 'repeatable' in its Policy, recovers from this by itself.",
+        "the developer of this API: effects='external', the default of a Policy, ends here whenever a handler "
+        "raises or dies; 'transactional', 'phased' and 'repeatable' do so only where they cannot tell.",
         (_IDEMPOTENCY, "idempotency_outcome_unknown"), "IDEMPOTENCY_OUTCOME_UNKNOWN", 60),
     _S.DEFERRED: _Entry(
         (202, 202, 202), "The request is accepted",
@@ -131,14 +134,19 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_API, "idempotency_deferred"), "IDEMPOTENCY_DEFERRED", 2),
     _S.LIMITED: _Entry(
         (429, 429, 429), "Too many Idempotency-Keys",
-        "This caller has used more keys than this API allows at once or in this time. Nothing was executed.",
+        "This caller has used more keys than this API allows at once or in this time. This request was not executed.",
         f"{_SAME_KEY}.",
         (_INVALID, "rate_limit"), "IDEMPOTENCY_LIMIT_REACHED", 1),
     _S.BODY_TOO_LARGE: _Entry(
         (413, 413, 413), "The request body is too large",
-        "The body is larger than this operation takes under an Idempotency-Key. Nothing was executed.",
+        f"The body is larger than this operation takes under an Idempotency-Key. {_NOT_LOOKED_UP}",
         "Send a smaller body, with a new key.",
         (_INVALID, "request_too_large"), "IDEMPOTENCY_BODY_TOO_LARGE"),
+    _S.BODY_INCOMPLETE: _Entry(
+        (400, 400, 400), "The request body is incomplete",
+        f"The body ended before the length that was announced. {_NOT_LOOKED_UP}",
+        "Send it again, whole, with the same key.",
+        (_INVALID, "request_incomplete"), "IDEMPOTENCY_BODY_INCOMPLETE"),
     _S.STORE_UNAVAILABLE: _Entry(
         (503, 503, 503), "Idempotency cannot be guaranteed right now",
         "The store of Idempotency-Keys does not answer, so this request was not executed. Whether an "
@@ -162,6 +170,11 @@ _ENTRIES: dict[Situation, _Entry] = {
         "The operation could not be done right now, and it is certain that it had no effect.",
         f"{_SAME_KEY}.",
         (_API, "not_executed"), "NOT_EXECUTED", 1),
+    _S.NOT_FINISHED: _Entry(
+        (503, 503, 503), "The request is not finished",
+        "This attempt ended without a result. What it, or an earlier one, has done already stands.",
+        f"{_SAME_KEY}, and never with a new one, which could do the operation twice.",
+        (_API, "not_finished"), "NOT_FINISHED", 1),
     _S.REFUSED: _Entry(
         (422, 422, 422), "The request was refused",
         "The request was refused before the operation began.",
@@ -175,8 +188,8 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_INVALID, "request_refused_late"), "REQUEST_REFUSED_LATE"),
     _S.STATUS_EXPIRED: _Entry(
         (410, 410, 410), "The Idempotency-Key has expired",
-        "A request with this key was finished, and the time for which its result is kept is over.",
-        "Look for the result itself where this API lists it: a request with this key would be "
+        "A request with this key came to its end, and the time for which that is remembered is over.",
+        "Look for its result where this API lists it: a request with this key would be "
         "executed as a new one.",
         (_INVALID, "idempotency_key_expired"), "IDEMPOTENCY_KEY_EXPIRED"),
     _S.STATUS_NOT_FOUND: _Entry(
@@ -187,8 +200,8 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_INVALID, "resource_missing"), "IDEMPOTENCY_KEY_NOT_FOUND"),
     _S.STATUS_RETRYABLE: _Entry(
         (409, 409, 409), "The request was not finished",
-        "The last request with this Idempotency-Key ended without a result, and nothing is working on it: asking "
-        "again will not change that, sending the request will. What it has done already is not done twice.",
+        "The last request with this Idempotency-Key ended without a result, or nobody has said for too long that it "
+        "is being worked on. Asking again will not change that, sending the request will.",
         f"{_SAME_KEY}.",
         (_IDEMPOTENCY, "idempotency_key_retryable"), "IDEMPOTENCY_RETRYABLE", 1),
     _S.TIMED_OUT: _Entry(
@@ -252,7 +265,7 @@ _MARKERS: dict[ProfileName, tuple[bytes, bytes] | None] = {
 }
 
 _NOT_KEPT = (
-    "The request with this Idempotency-Key was executed, and this is its status; the body of its response "
+    "The request with this Idempotency-Key was answered, and this is its status; the body of its response "
     "was not kept (too large, or streamed) or can no longer be read. It was not executed again: look up the "
     "result where this API lists it."
 )

@@ -89,8 +89,8 @@ def _commit(
         rows = yield Call(partial(link.complete, statements_of(link.dialect).complete, _parameters(change)))
     except Exception as error:
         _log.error(
-            "the enlisted transaction failed at its end, in %s: nothing of it is stored. If the handler has closed its "
-            "session or connection: %s",
+            "the enlisted transaction failed at its end, in %s: its response is not stored. If the handler has closed "
+            "its session or connection: %s",
             describe(error),
             LEAVE_IT,
         )

@@ -50,7 +50,7 @@ AGAIN_SECONDS = 0.25
 class Steps:
     """What one attempt knows of the steps of its request."""
 
-    __slots__ = ("known", "loaded", "phase", "under_way", "used", "waiting")
+    __slots__ = ("known", "loaded", "not_executed", "phase", "under_way", "used", "waiting")
 
     def __init__(self) -> None:
         self.loaded = False
@@ -63,6 +63,8 @@ class Steps:
         self.waiting: set[str] = set()
         """Done by earlier attempts, and not yet come by in this one."""
         self.used: set[str] = set()
+        self.not_executed: NotExecuted | None = None
+        """What the last step raised to say that it did not happen; that step, and nothing else of the request."""
 
 
 # -- phase -------------------------------------------------------------------------------------------------------------
@@ -81,6 +83,9 @@ def phase(operation: Operation, name: str, work: Callable[[], Any], on: Any, *, 
         yield from _commit(operation, opened, name)
         operation.record = replace(operation.record, recovery_point=name)
         return orjson.loads(step.result or b"null")
+    except NotExecuted as error:
+        steps.not_executed = error
+        raise
     finally:
         steps.under_way = steps.phase = None
 
@@ -154,6 +159,9 @@ def effect(
         done = replace(step, state=StepState.DONE, result=kept, provider_id=_provider_id(name, provider_id, result))
         yield from _conclude(operation, done, without)
         return orjson.loads(kept)
+    except NotExecuted as error:
+        steps.not_executed = error
+        raise
     finally:
         steps.under_way = None
 

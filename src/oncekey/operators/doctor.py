@@ -93,7 +93,12 @@ def _dead_jobs(seen: Health) -> Diagnosis:
     if seen.outbox.dead == 0:
         return Diagnosis("dead jobs", Level.OK, "none")
     found = f"{counted(seen.outbox.dead, 'job')} given up"
-    return Diagnosis("dead jobs", Level.WARN, found, "see `oncekey dead-letters list`, then retry or discard each")
+    return Diagnosis(
+        "dead jobs",
+        Level.WARN,
+        found,
+        "see `oncekey dead-letters list`, ask the other side what each has done, then retry or discard it",
+    )
 
 
 def counted(number: int, what: str) -> str:

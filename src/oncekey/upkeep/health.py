@@ -137,5 +137,5 @@ def _of_the_store(health: Health) -> list[str]:
     if outbox.lag_seconds > LAG_SECONDS:
         said.append(f"a job has been ready for {outbox.lag_seconds:.0f} s: run `oncekey worker`, or more of them")
     if outbox.dead:
-        said.append(f"{outbox.dead} jobs are dead letters: correct what they ran into, and take them up again")
+        said.append(f"{outbox.dead} jobs are dead letters: find out what each has done, and retry or discard it")
     return said

@@ -414,7 +414,7 @@ class _Exchange:
         engine.keeper.unwatch(operation)
         if finished.stored:
             return finished.record if move.event is not Event.DISCARD else None  # an unused key expires never
-        answer = answer_instead(finished, self.wanted, self.policy, self.once)
+        answer = answer_instead(finished, self.operation, self.wanted, self.once)
         return await self._instead(answer, finished.record)
 
     async def _settle(self, held: list[Message]) -> None:

@@ -5,15 +5,15 @@
     app.mount("/idempotency", status_app(once))                    # ASGI: Starlette, FastAPI
     DispatcherMiddleware(app.wsgi_app, {"/idempotency": status_wsgi(once)})     # WSGI: Flask and others
 
-``GET /idempotency/{key}``, percent-encoded, answers for the caller's own keys. A key that is better kept out of access
-logs is sent as the ``Idempotency-Key`` header of ``GET /idempotency/`` instead.
+``GET /idempotency/{key}``, percent-encoded and without the quotes of the header, answers for the caller's own keys. A
+key that is better kept out of access logs is sent as the ``Idempotency-Key`` header of ``GET /idempotency/`` instead.
 
 The answer is what a retry of that very request would get, without sending it; nothing is changed by asking:
 
 * 202 + Retry-After while it is worked on, or left to the outbox;
 * the stored response when it is done, marked as a replay;
 * 409 when its outcome is unknown, and another 409 when it ended without a result: nothing will happen until the client
-  sends the request again, and that is harmless;
+  sends the request again;
 * 410 when the result is no longer kept and the row still there; 404 for a key that was never seen, is forgotten, or is
   another tenant's. Those last three are one and the same look-up, so neither words nor time tell them apart (I6).
 
@@ -46,6 +46,7 @@ __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"
 
 MAX_KEY_LENGTH = 255
 MAX_OPERATION_LENGTH = 400
+_WHICH = "Which key? It is at the end of the path, or the value of the Idempotency-Key header."
 _NOT_ALLOWED = Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"0")), b"")
 _CACHING = frozenset({b"cache-control", b"expires", b"etag", b"last-modified"})
 
@@ -90,9 +91,9 @@ class _Asked:
             try:
                 self.key = parse_key([] if raw is None else [raw.encode("latin-1")])
             except BadKey as error:
-                missing = error.rule == "missing"
-                situation = Situation.KEY_MISSING if missing else Situation.KEY_MALFORMED
-                return refusal(self.once, situation, detail=None if missing else str(error))
+                if error.rule == "missing":
+                    return refusal(self.once, Situation.KEY_MISSING, detail=_WHICH)
+                return refusal(self.once, Situation.KEY_MALFORMED, detail=str(error))
         named = self.operation or ""
         known = self.key.isascii() and self.key.isprintable() and len(self.key) <= MAX_KEY_LENGTH
         if not known or not (named.isprintable() and len(named) <= MAX_OPERATION_LENGTH):

@@ -13,18 +13,19 @@ from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Protocol
+from uuid import uuid4
 
-from oncekey.core.decision import Decision, Deferred, Ending, Mismatch, Replay, Unknown, decide, judge
+from oncekey.core.decision import Busy, Decision, Deferred, Ending, Mismatch, Replay, Unknown, decide, judge
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
 from oncekey.core.record import Record, Reservation, StoredResponse
-from oncekey.core.states import Event
+from oncekey.core.states import Effects, Event, State
 from oncekey.core.values import value
 from oncekey.engine.flows import Finished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
 
 _log = logging.getLogger("oncekey")
 
@@ -35,6 +36,7 @@ UNKNOWN_RETRY_SECONDS = 30.0
 UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
+_TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
 _OURS_AND_LENGTH = _OURS | {b"content-length", b"transfer-encoding"}
@@ -110,32 +112,58 @@ def _judge(operation: Operation, ending: Ending, status: int | None) -> Event:
 def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[Move, Answer | None]:
     """The move for a handler that raised, and our answer, where the framework further out has none for it."""
     ending: Ending = "raised"
-    answer = None
     operation.raised = True
     match error:
         case Refused():
             operation.refused = True
-            unused = operation.discardable and operation.attempt == 1
-            situation = Situation.REFUSED if unused else Situation.REFUSED_LATE
-            answer = refusal(once, situation, detail=error.detail, status=error.status)
-            if not operation.discardable:  # too late: it has begun, and this is its answer, as any other 4xx
-                headers = answer_headers(answer, None, None)
-                return returned(operation, answer.status, headers, answer.body), answer
+            if not operation.discardable:
+                return _refused_late(operation, error, once)
             ending = "refused"
         case NotExecuted():
-            ending = "not_executed"
-            answer = refusal(once, Situation.NOT_EXECUTED, retry_after=UNAVAILABLE_RETRY_SECONDS)
+            # Out of a step it speaks of that step, which has taken its own doubt back, and of no other.
+            if operation.steps is None or operation.steps.not_executed is not error:
+                ending = "not_executed"
         case OutcomeUnknown():
             ending = "outcome_unknown"
-            answer = refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
         case _ if operation.discardable:
             ending = "refused"
     event = _judge(operation, ending, None)
-    if isinstance(error, StoreError):  # of enlist(): the store could not be reached for it
-        answer = refusal(once, Situation.NOT_EXECUTED if event is Event.RELEASE else Situation.UNKNOWN)
-    elif ending == "refused" and event is Event.DOUBT and answer is not None:  # an earlier attempt may have happened
-        answer = refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
-    return Move(event, None, type(error).__name__), answer
+    return Move(event, None, type(error).__name__), _told(operation, error, event, once)
+
+
+def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[Move, Answer]:
+    """It has begun, and this is its answer, as any other 4xx."""
+    answer = refusal(once, Situation.REFUSED_LATE, detail=error.detail, status=error.status)
+    move = returned(operation, answer.status, answer_headers(answer, None, None), answer.body)
+    return move, _unknown(once) if move.event is Event.DOUBT else answer
+
+
+def _told(operation: Operation, error: BaseException, event: Event, once: OnceKey) -> Answer | None:
+    """What a client is told of an error of ours, and no more than is so: it will act on it."""
+    if not isinstance(error, Refused | NotExecuted | OutcomeUnknown | StoreError):
+        return None
+    if event is Event.DOUBT:
+        return _unknown(once)
+    if isinstance(error, Refused):
+        situation = Situation.REFUSED if event is Event.DISCARD else Situation.REFUSED_LATE
+        return refusal(once, situation, detail=error.detail, status=error.status)
+    by_its_word = isinstance(error, NotExecuted) and not isinstance(error, LeaseLost)
+    return _not_finished(operation, once, nothing_happened=by_its_word or _all_in_one_transaction(operation))
+
+
+def _not_finished(operation: Operation, once: OnceKey, *, nothing_happened: bool) -> Answer:
+    """``nothing_happened`` is about this attempt: of an earlier one, or an earlier step, nobody has said so."""
+    certain = nothing_happened and operation.attempt == 1 and operation.steps is None
+    situation = Situation.NOT_EXECUTED if certain else Situation.NOT_FINISHED
+    return refusal(once, situation, retry_after=UNAVAILABLE_RETRY_SECONDS)
+
+
+def _all_in_one_transaction(operation: Operation) -> bool:
+    return operation.policy.effects_kind is Effects.TRANSACTIONAL
+
+
+def _unknown(once: Voice) -> Answer:
+    return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
 
 
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
@@ -186,7 +214,7 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
         case Mismatch():
             return refusal(once, Situation.MISMATCH)
         case Unknown():
-            return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
+            return _unknown(once)
         case Deferred(record):
             location = dict(record.response.headers).get("location") if record.response else None
             return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location)
@@ -194,16 +222,17 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
             return refusal(once, Situation.IN_FLIGHT, retry_after=policy.retry_after.total_seconds())
 
 
-def answer_to_loser(seen: Record | None, wanted: Reservation, policy: Policy, once: OnceKey) -> Answer:
-    """What a request gets whose lease went to somebody else: whatever a retry would get now, without running."""
-    return answer_to(decide(seen, wanted), policy, once)
-
-
-def answer_instead(finished: Finished, wanted: Reservation, policy: Policy, once: OnceKey) -> Answer:
-    """What a request gets whose response was not stored."""
+def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:
+    """What a request gets that ran, and whose response was not stored."""
     if finished.undone:
-        return refusal(once, Situation.NOT_EXECUTED, retry_after=UNAVAILABLE_RETRY_SECONDS)
-    return answer_to_loser(finished.record, wanted, policy, once)
+        return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
+    decision = decide(finished.record, wanted)
+    if isinstance(decision, Replay | Unknown | Deferred):
+        return answer_to(decision, operation.policy, once)  # as a retry would
+    wait = operation.policy.retry_after.total_seconds()
+    if isinstance(decision, Busy) and decision.record is not None:
+        return refusal(once, Situation.IN_FLIGHT, detail=_TAKEN_OVER, retry_after=wait)
+    return refusal(once, Situation.NOT_STORED, retry_after=wait)
 
 
 def refusal(
@@ -218,6 +247,7 @@ def refusal(
     return problem(
         once.profile,
         situation,
+        fault_id=uuid4().hex if once.profile == "governance" else "",
         detail=detail,
         retry_after=retry_after,
         status=status,
@@ -227,11 +257,11 @@ def refusal(
 
 
 def marks(key: bytes | None, record: Record | None) -> Headers:
-    """Every protected response names its key and until when it is remembered."""
+    """Every protected response names its key and until when it is remembered: what is unknown, until it is settled."""
     headers = []
     if key is not None:
         headers.append((b"idempotency-key", key))
-    if record is not None:
+    if record is not None and record.state is not State.UNKNOWN:
         headers.append((b"idempotency-expires", _http_date(int(record.expires_at))))
     return headers
 

@@ -154,7 +154,7 @@ class Exchange:
                 return refusal(self.once, Situation.BODY_TOO_LARGE)
             body = stream.read(int(length))
             if len(body) < int(length):  # the client left while it was sending: it has asked for nothing
-                return refusal(self.once, Situation.REFUSED, detail="The body ended before its length.", status=400)
+                return refusal(self.once, Situation.BODY_INCOMPLETE)
         elif self.environ.get("wsgi.input_terminated"):
             body = stream.read(limit + 1)  # chunked
         return refusal(self.once, Situation.BODY_TOO_LARGE) if len(body) > limit else body
@@ -281,7 +281,7 @@ class Exchange:
         if move.event is not Event.DISCARD:  # an unused key does not expire
             self.record = finished.record
         if not finished.stored:
-            self.instead = answer_instead(finished, self.wanted, self.policy, self.once)
+            self.instead = answer_instead(finished, self.operation, self.wanted, self.once)
 
     def settle(self) -> None:
         """The app has returned, so it has committed or never will: ``instead`` says what the key says."""
