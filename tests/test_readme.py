@@ -34,7 +34,7 @@ async def test_the_fastapi_example(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     names = run(next(block for block in blocks("python") if "fastapi" in block))
     transport = httpx.ASGITransport(names["app"])
     async with httpx.AsyncClient(transport=transport, base_url="http://readme") as client:
-        headers = {"Authorization": "Bearer a", "Idempotency-Key": "readme-0001"}
+        headers = {"Authorization": "Bearer ann-secret", "Idempotency-Key": "readme-0001"}
         first, second = [await client.post("/payments", headers=headers, json={"amountCents": 5}) for _ in range(2)]
         assert first.json() == {"charged": 5, "attempt": 1}
         assert second.content == first.content

@@ -207,7 +207,8 @@ def around_wsgi() -> Any:
 
 def flask_in_starlette() -> Any:
     mounted = flask()
-    protect_flask(mounted, once({"PUT /old/billing/{id}/charge": OWN, "POST /billing/{id}/refund": None}))
+    routes = {"PUT /old/billing/{id}/charge": OWN, "POST /billing/{id}/refund": None, "PUT /files/{name:path}": OWN}
+    protect_flask(mounted, once(routes))
     return Starlette(routes=[Mount("/old", app=wsgi_in_asgi(mounted))])
 
 

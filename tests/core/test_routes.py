@@ -39,6 +39,19 @@ def test_one_segment_is_one_segment() -> None:
     assert Routes(Policy(), {"POST /open/{id}": None}).match("POST", "/open/1/charge") is not None
 
 
+@pytest.mark.parametrize("path", ["/stock", "/stock/", "/stock\n", "/stock/\n"])
+def test_what_a_framework_takes_for_the_same_path_is_protected_too(path: str) -> None:
+    """Flask's ``strict_slashes=False``, and Starlette's ``$`` that a line break may follow."""
+    for written in ("PUT /stock", "PUT /stock/", "PUT /{what}"):
+        assert Routes(Policy(), {written: OWN}).match("PUT", path) is not None, written
+
+
+@pytest.mark.parametrize("path", ["/open/", "/open\n"])
+def test_an_exemption_is_exempt_as_it_is_written(path: str) -> None:
+    """And no more: what stands at another path may be another thing."""
+    assert Routes(Policy(), {"POST /open": None}).match("POST", path) is not None
+
+
 @pytest.mark.parametrize("pattern", ["payments", "POST payments", "POST /a/{id", "POST /a/{}", "POST /a/{i d}"])
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     """A typing error in a route is said at the start, not found out by a double charge."""

@@ -244,6 +244,29 @@ async def test_a_server_that_ends_the_connection_is_noticed_at_once(
     assert fast._connection is None
 
 
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_a_connection_that_was_ended_while_nobody_looked_is_noticed_at_once(
+    shared: PostgresStore, postgres_url: str, loops: str
+) -> None:
+    """``idle_session_timeout``, a failover. uvloop says only once that there is something to read: the last words, and
+    not the end of the stream behind them."""
+
+    async def ask() -> float:
+        fast = InLoop(shared)
+        await fast.reserve([reservation(f"{loops}-1")])
+        assert fast._connection is not None
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            admin.execute("SELECT pg_terminate_backend(%s, 5000)", [fast._connection.pgconn.backend_pid])
+        began = time.monotonic()
+        with pytest.raises((psycopg.Error, StoreError)):
+            await fast.reserve([reservation(f"{loops}-2")])
+        fast.abandon()
+        return time.monotonic() - began
+
+    with asyncio.Runner(loop_factory=pytest.importorskip(loops).new_event_loop) as runner:
+        assert runner.run(ask()) < shared.timeout / 2
+
+
 async def test_more_than_the_socket_takes_at_once(shared: PostgresStore) -> None:
     """Large responses: sent in pieces, while the loop goes on."""
     fast = InLoop(shared)

@@ -18,6 +18,7 @@ from oncekey.core.record import Reservation
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.sqlite import SqliteStore, connections
+from oncekey.stores.urls import open_store
 from oncekey.testing.company import Child
 
 
@@ -269,3 +270,11 @@ def test_no_connection_is_open_at_the_moment_of_a_fork(store: SqliteStore) -> No
         pytest.skip("this system does not show open files")
     assert open_files() != []
     assert Child(open_files).result() == []
+
+
+def test_a_file_may_have_any_name(tmp_path: Path) -> None:
+    """Percent-encoded in its URL."""
+    store = open_store(f"sqlite:///{tmp_path}/a%20b%3Fc%23d.db")
+    store.migrate()
+    store.close()
+    assert (tmp_path / "a b?c#d.db").exists()

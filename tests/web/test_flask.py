@@ -8,7 +8,8 @@ import pytest
 from flask import Blueprint, abort, redirect, request, request_finished, session
 
 from oncekey import current
-from oncekey.web.flask import current_operation
+from oncekey.errors import ConfigurationError
+from oncekey.web.flask import current_operation, protect
 from tests.web.flask_shop import KEY, MakeShop, OutOfStock, broken, pay, replayed
 from tests.web.payments import MAX_RESPONSE
 from tests.web.stacks import until
@@ -153,6 +154,12 @@ def test_a_listener_that_fails(make_shop: MakeShop) -> None:
     second = shop.post()
     assert shop.runs == 1
     assert (first.status_code, second.status_code, shop.state) == (500, 409, "unknown")
+
+
+def test_an_app_is_protected_once(make_shop: MakeShop) -> None:
+    shop = make_shop(pay)
+    with pytest.raises(ConfigurationError, match="protected already"):
+        protect(shop.app, shop.once)
 
 
 # ---------------------------------------------------------------- testing

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from oncekey import Policy
 from oncekey.errors import ConfigurationError
+from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.wsgi_server import BODY, JSON, MakeServer, paid
 
 # ---------------------------------------------------------------- the request's body
@@ -121,6 +123,46 @@ def test_the_path_is_the_whole_path_in_utf_8(make_server: MakeServer) -> None:
     assert record is not None
     assert record.operation == "POST /eu/payments/ü"
     assert server.post(**mounted | {"SCRIPT_NAME": "/us"}).status == 422
+
+
+def test_a_listed_route_is_found_behind_a_mount(make_server: MakeServer) -> None:
+    """As under ASGI: where it is mounted is not known where its routes are listed. The whole path will do as well."""
+    for listed in ("PUT /stock", "PUT /api/stock"):
+        server = make_server(paid, routes={listed: Policy()})
+        mounted = {"SCRIPT_NAME": "/api", "PATH_INFO": "/stock", "REQUEST_METHOD": "PUT"}
+        server.post(**mounted)
+        server.post(**mounted)
+        assert server.runs == 1
+
+
+def test_an_exemption_is_not_looked_for_behind_a_mount(make_server: MakeServer) -> None:
+    """It says which path, and another app's may be the same behind another mount."""
+    server = make_server(paid, routes={"POST /open": None})
+    for _ in range(2):
+        server.post(SCRIPT_NAME="/api", PATH_INFO="/open")
+    assert server.runs == 1
+
+
+def test_two_paths_that_are_no_utf_8_are_two(make_server: MakeServer) -> None:
+    server = make_server(paid)
+    assert server.post(PATH_INFO="/files/\xff").status == 201
+    assert server.post(PATH_INFO="/files/\xfe").status == 422
+
+
+def test_a_method_in_small_letters_is_protected(make_server: MakeServer) -> None:
+    """Werkzeug takes ``post`` for POST, and so must we."""
+    server = make_server(paid)
+    for method in ("POST", "post", "Post"):
+        server.post(REQUEST_METHOD=method)
+    assert server.runs == 1
+
+
+def test_of_two_protections_the_outer_one_counts(make_server: MakeServer) -> None:
+    """The inner one would find the outer one's reservation, and answer that it is in flight."""
+    server = make_server(paid)
+    server.app = IdempotencyMiddleware(server.app, once=server.once)
+    assert [server.post().status for _ in range(2)] == [201, 201]
+    assert server.runs == 1
 
 
 def test_the_scope_function_sees_method_path_headers_and_environ(make_server: MakeServer) -> None:

@@ -42,12 +42,22 @@ class Answer:
 class Server:
     """The app behind our middleware, and the server in front of it."""
 
-    def __init__(self, app: App, *, store: FlakyStore | None = None, scope: Any = SINGLE_TENANT, **policy: Any) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        store: FlakyStore | None = None,
+        scope: Any = SINGLE_TENANT,
+        routes: Any = None,
+        **policy: Any,
+    ) -> None:
         self.runs = 0
         self.store = store or FlakyStore()
         self.events: list[events.Event] = []
         policy.setdefault("max_response_bytes", MAX_RESPONSE)
-        self.once = OnceKey(self.store, scope=scope, policy=Policy(**policy), on_event=self.events.append)
+        self.once = OnceKey(
+            self.store, scope=scope, routes=routes, policy=Policy(**policy), on_event=self.events.append
+        )
 
         def counted(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             self.runs += 1

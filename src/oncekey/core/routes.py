@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from urllib.parse import quote
 
@@ -82,13 +82,41 @@ class Routes:
         found = self._find(method, path)
         return None if found is None else found[0]
 
+    def of_mounted(self, method: str, path: str, behind: str) -> str:
+        """The path to go by where an app sees both: the whole one, or the part behind its mount if that is listed, and
+        protected. An exemption counts for the whole path only."""
+        if behind == path or self._find(method, path) is not None:
+            return path
+        found = self._find(method, behind)
+        return path if found is None or found[1] is None else behind
+
     def _find(self, method: str, path: str) -> _Listed | None:
+        found = self._find_exactly(method, path)
+        if found is None:
+            # Frameworks take these for the same path. What is exempt is exempt as it is written, and no more.
+            for other in _also_written(path):
+                found = self._find_exactly(method, other)
+                if found is not None and found[1] is not None:
+                    return found
+            return None
+        return found
+
+    def _find_exactly(self, method: str, path: str) -> _Listed | None:
         found = self._exact.get((method, path))
         if found is None:
             for of_method, pattern, listed in self._patterns:
                 if of_method == method and pattern.fullmatch(path):
                     return listed
         return found
+
+
+def _also_written(path: str) -> Iterator[str]:
+    """With or without the slash at the end (Flask's ``strict_slashes=False``), or a line break (Starlette's ``$``)."""
+    plain = path.removesuffix("\n")
+    if plain != path:
+        yield plain
+    if len(plain) > 1:
+        yield plain.removesuffix("/") if plain.endswith("/") else f"{plain}/"
 
 
 def _named(path: str) -> str:

@@ -42,6 +42,8 @@ _T = TypeVar("_T")
 
 CLAIM_TRIES = 3
 """How often a request tries to claim a key that changes under its eyes before it answers 409."""
+MAX_TOLD = 1_000
+"""Routes that a warning is given for: where none is listed, every path is one."""
 FINISH_TRIES = 5
 """How often an owner tries again while somebody else (a sweeper, say) holds the row for a moment."""
 FIRST_WAIT_SECONDS = 0.05
@@ -209,7 +211,7 @@ class Engine:
 
     def _not_enlisted(self, operation: Operation) -> None:
         """A declaration that may be false is told once per route."""
-        if self.store.capabilities.enlists and operation.name not in self._told:
+        if len(self._told) < MAX_TOLD and self.store.capabilities.enlists and operation.name not in self._told:
             self._told.add(operation.name)
             _log.warning(
                 "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after "
@@ -329,6 +331,11 @@ class Engine:
             self.emitter.emit(events.BreakerOpened(verb="reserve", error=describe(error)))
         else:
             self.emitter.emit(events.BreakerClosed())
+
+    def open(self) -> None:
+        """Take requests again, after a close."""
+        self.keeper.open()
+        self.lanes.open()
 
     def close(self, timeout: float = 10.0) -> bool:
         """Finish what can be finished, then let go of threads and connections. False: a hung store was left behind."""

@@ -181,6 +181,12 @@ class Keeper:
                 self.unwatch(item.operation)
                 self._renew_due()  # storing may have taken its time
 
+    def open(self) -> None:
+        """Look again, after a close. A thread that had not ended yet goes on."""
+        self._closing = False
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+
     def close(self, timeout: float) -> None:
         self._closing = True
         self._wake.set()

@@ -107,6 +107,11 @@ class Lanes:
                     self._prepare()
                     self._prepare = None
 
+    def open(self) -> None:
+        """Take tickets again, after a close."""
+        with self._lock:
+            self._closed = False
+
     def close(self, timeout: float = 10.0) -> bool:
         """Take no more, finish what is queued, disconnect. False: a hung store kept a lane past ``timeout``."""
         deadline = time.monotonic() + timeout

@@ -198,7 +198,11 @@ class OnceKey:
         return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
 
     def start(self) -> None:
-        """Check the tables, or bring them up to date when told to; SchemaError says what to run. Blocks."""
+        """Check the tables, or bring them up to date when told to; SchemaError says what to run. Blocks.
+
+        What was closed is open again: an app may have more than one lifespan, as it has in tests.
+        """
+        self.engine.open()
         if self._migrate:
             self.store.migrate()
         self.store.check()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.downstream import downstream_key
@@ -30,8 +32,8 @@ class Operation:
     """One attempt at one key. Get it with :func:`current`, or in FastAPI with ``Depends``."""
 
     __slots__ = (
-        "_verbs_used", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "policy", "raised", "record",
-        "refused", "renew_at", "scope", "steps", "task", "tells_apart",
+        "_verbs_used", "around", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "policy", "raised",
+        "record", "refused", "renew_at", "scope", "steps", "task", "tells_apart",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,8 @@ class Operation:
         """The framework or the handler turned the request away before the operation began."""
         self.raised = False
         """The handler raised, and its framework made a response of it."""
+        self.around: TracebackType | None = None
+        """Of what was being handled when the handler was called, by middleware that went on in an ``except``."""
         self.tells_apart = False
         """Whether ``raised`` can be relied on. Where it cannot, a 5xx counts as raised: the careful reading."""
         self.renew_at = 0.0
@@ -103,6 +107,7 @@ class Operation:
         transaction, and the app commits it after the handler has returned (a dependency with ``yield``, say).
         """
         self._verbs_used = True
+        self.around = sys.exc_info()[2]
         return enlisting.start(self, target, commit)
 
     async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,12 @@ def _sqlite(url: str) -> Store:
     from oncekey.stores.sqlite import SqliteStore
 
     # As in SQLAlchemy: three slashes and a relative path, four for an absolute one.
-    path = unquote(url.removeprefix("sqlite://").removeprefix("/"))
+    path = url.removeprefix("sqlite://").removeprefix("/")
+    if "?" in path or "#" in path:
+        raise ConfigurationError(
+            "the SQLite URL takes no options: use sqlite:///file.db, without '?' and '#' (%3F and %23 in a file's name)"
+        )
+    path = unquote(path)
     if not path:
         raise ConfigurationError("the SQLite URL names no file: use sqlite:///file.db, or memory:// to keep nothing")
     return SqliteStore(path)

@@ -143,6 +143,10 @@ class _Exchange:
     settled = False
     stored: asyncio.Event | None = None
     move: Move
+    done: asyncio.Future[None] | None = None
+    """Waited for while the handler runs. Over before it: a timeout further out, or a client that left."""
+    cut_off = False
+    """The app gave up, by a timeout of its own, while we stored what it had said."""
     held: list[Message] | None = None
     """The response, while it waits for the app's own commit (``enlist(commit="caller")``)."""
 
@@ -209,13 +213,14 @@ class _Exchange:
 
     def _read_headers(self) -> tuple[list[bytes], str | None]:
         keys: list[bytes] = []
-        content_type = None
+        content_type: str | None = None
         for name, value in self.scope["headers"]:
             if name in _READ:  # one look for most of them
                 if name == b"idempotency-key":
                     keys.append(value)
-                elif name == b"content-type":
-                    content_type = value.decode("latin-1")
+                elif name == b"content-type":  # all of them: who reads the request may go by any
+                    text = value.decode("latin-1")
+                    content_type = text if content_type is None else f"{content_type}, {text}"
                 else:
                     self.compressible = True
         return keys, content_type
@@ -253,6 +258,7 @@ class _Exchange:
         self.operation = Operation(record, self.policy, tenant, engine, loop)
         self.body = body
         done: asyncio.Future[None] = loop.create_future()
+        self.done = done
         token = _current.set(self.operation)
         try:
             task = loop.create_task(self._handle(done))
@@ -321,6 +327,7 @@ class _Exchange:
     async def _inner_receive(self) -> Message:
         if not self.body_read:
             self.body_read = True
+            self.operation.around = sys.exc_info()[2]
             return {"type": "http.request", "body": self.body, "more_body": False}
         if not self.settled:
             # No disconnect before the response is stored: apps stop working when they see one.
@@ -330,15 +337,19 @@ class _Exchange:
 
     async def _inner_send(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "http.response.start":
-            self.start = message
-            if sys.exc_info()[1] is not None:
-                # Sent from within an ``except``: a framework answers for what the handler raised.
+        if self.cut_off:
+            if kind == "http.response.start":
+                await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), self.operation.record)
+        elif kind == "http.response.start":
+            self.start = {**message, "headers": list(message.get("headers", ()))}  # they may be an iterator
+            if (trace := sys.exc_info()[2]) is not None and trace is not self.operation.around:
+                # Sent from within an ``except``: a framework answers for what the handler raised. A trace that has not
+                # grown since the handler was called is of something else.
                 self.operation.raised = True
         elif kind == "http.response.body" and self.start is not None and not self.concluded:
             await self._body(message, self.start)
         else:
-            await self.send(message)
+            await self._pass_on(message)
 
     async def _body(self, message: Message, start: Message) -> None:
         body: bytes = message.get("body", b"")
@@ -401,6 +412,7 @@ class _Exchange:
             return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
         except asyncio.CancelledError:
             # From inside: a timeout of the app around its own sending. The outcome must not be lost for it.
+            self.cut_off = True
             if plain:
                 engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
             raise
@@ -444,6 +456,8 @@ class _Exchange:
         if self.held is not None:
             self.held += messages
             return
+        if self.done is not None and self.done.done():
+            return  # whoever called us has ended: nobody listens any more, and the handler must not learn of it
         try:
             for message in messages:
                 await self.send(message)

@@ -97,13 +97,16 @@ def audit(app: object) -> Audit:
 
 @value
 class _Layer:
-    """One of our middlewares. ``base``: how much of the path has been taken off where it stands."""
+    """One of our middlewares. ``base``: how much of the path has been taken off where it stands (ASGI), ``mount``: how
+    much it can tell from the rest (WSGI)."""
 
     once: OnceKey
     base: str
+    mount: str = ""
 
-    def sees(self, path: str) -> str:
-        return path.removeprefix(self.base) or "/"
+    def sees(self, method: str, path: str) -> str:
+        whole = path.removeprefix(self.base) or "/"
+        return self.once.routes.of_mounted(method, whole, whole.removeprefix(self.mount) or "/")
 
 
 @value
@@ -118,9 +121,9 @@ class _Place:
     def under(self, path: str) -> _Place:
         return replace(self, prefix=self.prefix + path.rstrip("/"))
 
-    def behind(self, onces: Iterable[OnceKey], base: str | None = None) -> _Place:
-        at = self.prefix if base is None else base
-        return replace(self, layers=(*self.layers, *(_Layer(once, at) for once in onces)))
+    def behind(self, onces: Iterable[OnceKey], *, wsgi: bool = False) -> _Place:
+        at = ("", self.prefix) if wsgi else (self.prefix, "")
+        return replace(self, layers=(*self.layers, *(_Layer(once, *at) for once in onces)))
 
 
 @value
@@ -150,7 +153,7 @@ def _walk(app: Any, place: _Place) -> Iterator[_Spot]:
     if isinstance(app, asgi.IdempotencyMiddleware):
         yield from _walk(app.app, place.behind([app.once]))
     elif isinstance(app, wsgi.IdempotencyMiddleware):
-        yield from _walk(app.app, place.behind([app.once], base=""))  # it looks at the whole path, wherever it is
+        yield from _walk(app.app, place.behind([app.once], wsgi=True))
     elif _is(app, "starlette.applications", "Starlette"):
         yield from _walk(app.router, place.behind(_onces(app.user_middleware)))
     elif _is(app, "starlette.routing", "Router"):
@@ -289,7 +292,7 @@ def _examples(path: str) -> set[str]:
 def _verdict(method: str, path: str, layers: tuple[_Layer, ...]) -> tuple[Coverage, Policy | None, str | None, str]:
     exempted = None
     for layer in layers:  # the outermost that wants it has it
-        routes, seen = layer.once.routes, layer.sees(path)
+        routes, seen = layer.once.routes, layer.sees(method, path)
         listed = routes.listed_as(method, seen)
         if (route := routes.match(method, seen)) is not None:
             return Coverage.PROTECTED, route.policy, listed, ""
@@ -316,7 +319,7 @@ def _falls_under(spot: _Spot, layer: _Layer, listed: str) -> bool:
     method, _, path = listed.partition(" ")
     if method not in spot.methods:
         return False
-    template = layer.sees(spot.full)
+    template = layer.sees(method, spot.full)
     if any(layer.once.routes.listed_as(method, example) == listed for example in _examples(template)):
         return True
     try:

@@ -18,7 +18,7 @@ from flask import Flask, Response, request
 from oncekey.core.problems import Answer
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
-from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.errors import ConfigurationError, NotExecuted, OutcomeUnknown, Refused, StoreError
 from oncekey.web.wsgi import ENVIRON_KEY, Exchange, IdempotencyMiddleware
 
 __all__ = ["current_operation", "protect"]
@@ -31,6 +31,8 @@ def current_operation() -> Operation:
 
 def protect(app: Flask, once: OnceKey) -> Flask:
     """Protect the app's state-changing routes, as ``once`` says."""
+    if isinstance(app.wsgi_app, IdempotencyMiddleware):
+        raise ConfigurationError("protect(app, once): this app is protected already; call it once")
     app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, once)  # type: ignore[method-assign]
     # Flask runs these last to first: the first one sees the response that all others agreed on.
     app.after_request_funcs.setdefault(None, []).insert(0, _remember)

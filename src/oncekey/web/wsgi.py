@@ -58,10 +58,17 @@ class IdempotencyMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = _path(environ)
-        route = self.once.routes.match(environ["REQUEST_METHOD"], path)
+        # Marked: another of us stands further out.
+        route = None if ENVIRON_KEY in environ else self._route(environ, path)
         if route is None:
             return self.app(environ, start_response)
         return Exchange(self.app, self.once, route, environ, start_response, path).run()
+
+    def _route(self, environ: Environ, path: str) -> Route | None:
+        method, routes = _method(environ), self.once.routes
+        if environ.get("SCRIPT_NAME"):
+            path = routes.of_mounted(method, path, _decoded(environ.get("PATH_INFO", "")) or "/")
+        return routes.match(method, path)
 
 
 class Exchange:
@@ -118,7 +125,7 @@ class Exchange:
             tenant=tenant,
             key=key,
             owner=self.once.engine.owners.new(),
-            method=self.environ["REQUEST_METHOD"],
+            method=_method(self.environ),
             path=self.path,
             query=self.environ.get("QUERY_STRING", "").encode("latin-1"),
             content_type=self.environ.get("CONTENT_TYPE") or None,
@@ -135,7 +142,7 @@ class Exchange:
 
     def _tenant(self) -> str:
         environ = self.environ
-        request = Request(environ["REQUEST_METHOD"], self.path, environ, lambda: _header_map(environ))
+        request = Request(_method(environ), self.path, environ, lambda: _header_map(environ))
         tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
         if inspect.isawaitable(tenant):
             if inspect.iscoroutine(tenant):
@@ -386,10 +393,19 @@ class _Streamed:
             self._rest.close()
 
 
+def _method(environ: Environ) -> str:
+    """In capitals, as Werkzeug reads it: what it routes as a POST is one."""
+    method: str = environ["REQUEST_METHOD"]
+    return method.upper()
+
+
 def _path(environ: Environ) -> str:
-    """The path as the client sent it, decoded: WSGI hands UTF-8 over in the clothes of latin-1."""
-    raw: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-    return raw.encode("latin-1").decode("utf-8", "replace") or "/"
+    return _decoded(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"
+
+
+def _decoded(path: str) -> str:
+    """A path as the client sent it, decoded: WSGI hands UTF-8 over in the clothes of latin-1. Two never become one."""
+    return path.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _header_map(environ: Environ) -> dict[str, str]:

@@ -40,6 +40,9 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 _RACES = (b"23505", b"55P03", b"40P01")
 """A key was inserted meanwhile, or is about to be: unique violation, lock not available, deadlock."""
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_FAILED = pq.ExecStatus.FATAL_ERROR  # libpq's word for any error
+_SEVERITY = pq.DiagnosticField.SEVERITY_NONLOCALIZED
+_LAST_WORDS = (b"FATAL", b"PANIC")
 LOCK_SECONDS = 0.05
 """How long a batch waits for somebody's uncommitted key: all that ends waits with it, and the lanes have patience."""
 
@@ -203,6 +206,9 @@ class _Exchange:
                 if result.status == pq.ExecStatus.PIPELINE_SYNC:
                     return self._end(None)
                 self._results.append(result)
+                if result.status == _FAILED and result.error_field(_SEVERITY) in _LAST_WORDS:
+                    # The end of the stream is near, and may not be told: uvloop does not call us for it.
+                    return self._end(StoreUnavailable("the server has ended the connection"))
             if pgconn.status == pq.ConnStatus.BAD:
                 self._end(StoreUnavailable("the connection was lost"))
         except psycopg.Error as error:

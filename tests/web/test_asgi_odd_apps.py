@@ -1,0 +1,315 @@
+"""Apps and middleware that do what ASGI allows and few do.
+
+Timeouts around us and inside of us, calls from an ``except``, headers that can be read once, more than one lifespan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from oncekey import SINGLE_TENANT, OnceKey, Policy, current
+from oncekey.core.states import State
+from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.fastapi import CurrentOperation, protect
+from tests.web.apps import Api, Gate, World, soon, until
+from tests.web.wire import Wire
+
+MakeApi = Callable[..., Api]
+
+
+@pytest.fixture
+def framework() -> str:
+    return "starlette"
+
+
+@asynccontextmanager
+async def lived(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A lifespan of an app, and a client to it."""
+    asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    life = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, asked.get, told.put))
+    asked.put_nowait({"type": "lifespan.startup"})
+    assert (await soon(told.get()))["type"] == "lifespan.startup.complete"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://api.test") as client:
+        yield client
+    asked.put_nowait({"type": "lifespan.shutdown"})
+    assert (await soon(told.get()))["type"] == "lifespan.shutdown.complete"
+    await soon(life)
+
+
+class Strict(Wire):
+    """A server that minds: nothing may be sent after the app's callable has ended, as with uvicorn."""
+
+    over = False
+
+    async def send(self, message: Any) -> None:
+        if self.over:
+            raise RuntimeError(f"Unexpected ASGI message {message['type']!r} sent, after response already completed.")
+        await super().send(message)
+
+    async def cancel(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        self.over = True
+
+
+# ---------------------------------------------------------------- a timeout further out
+
+
+async def test_a_handler_does_not_learn_that_nobody_listens_any_more(make_api: MakeApi) -> None:
+    """Its background task runs, and what it has done is not undone: the retry is told that it happened."""
+    gate = Gate()
+    printed: list[int] = []
+
+    async def respond(request: Request, run: int) -> Response:
+        gate.entered.set()
+        await gate.go.wait()
+        return JSONResponse({"run": run}, 201, background=BackgroundTask(printed.append, run))
+
+    api = make_api(respond)
+    wire = Strict(api.app)
+    task = wire.start()
+    await soon(gate.entered.wait())
+    await wire.cancel(task)
+    gate.go.set()
+    await until(lambda: printed == [1], "the receipt is printed")
+    retry = Strict(api.app)
+    await soon(retry.start())
+    assert (retry.status, retry.body) == (201, b'{"run":1}')
+
+
+async def test_a_dependency_commits_although_nobody_listens_any_more(tmp_path: Path) -> None:
+    """FastAPI's usual session: commit after ``yield``, roll back on an error. Without its write a 201 is a lie."""
+    gate = Gate()
+    ended: list[str] = []
+
+    async def session() -> Any:
+        try:
+            yield
+        except BaseException as error:
+            ended.append(f"rolled back because of {error!r}")
+            raise
+        ended.append("committed")
+
+    in_session = Depends(session)
+    app = FastAPI()
+    once = OnceKey(f"sqlite:///{tmp_path}/keys.db", scope=SINGLE_TENANT, migrate=True)
+    protect(app, once)
+
+    @app.post("/payments", status_code=201)
+    async def pay(_: None = in_session) -> dict[str, int]:
+        gate.entered.set()
+        await gate.go.wait()
+        return {"id": 1}
+
+    wire = Strict(app)
+    task = wire.start()
+    await soon(gate.entered.wait())
+    await wire.cancel(task)
+    gate.go.set()
+    await until(lambda: ended, "the dependency has ended")
+    assert ended == ["committed"]
+    await once.aclose(grace=2.0)
+
+
+async def test_a_large_stream_ends_well_although_nobody_listens_any_more(make_api: MakeApi, world: World) -> None:
+    gate = Gate()
+
+    async def pieces() -> Any:
+        yield b"x" * 2_000_000
+        gate.entered.set()
+        await gate.go.wait()
+        yield b"y"
+
+    api = make_api(lambda request, run: StreamingResponse(pieces(), 201))
+    wire = Strict(api.app)
+    task = wire.start()
+    await soon(gate.entered.wait())
+    await wire.cancel(task)
+    gate.go.set()
+    await until(lambda: (row := world.record("k-1")) and row.state is not State.IN_PROGRESS, "it is over")
+    assert world.record("k-1").state is State.COMPLETED  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- a timeout inside of us
+
+
+async def test_an_app_that_gives_up_while_its_answer_is_stored(make_api: MakeApi, world: World) -> None:
+    """It said 201 and then, by a timeout of its own, 504: the 201 is stored, and this client is told to ask again."""
+    api = make_api()
+    storing, go = asyncio.Event(), asyncio.Event()
+    run = api.once.engine.run
+
+    async def slow(flow: Any, timeout: float) -> Any:
+        if storing.is_set() or api.runs == 0:
+            return await run(flow, timeout)
+        storing.set()
+        await go.wait()
+        return await run(flow, timeout)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        api.runs += 1
+        api.once.engine.run = slow  # type: ignore[method-assign]
+        try:
+            async with asyncio.timeout(0.05):
+                await JSONResponse({"id": 1}, 201)(scope, receive, send)
+        except TimeoutError:
+            await JSONResponse({"error": "too slow"}, 504)(scope, receive, send)
+
+    wire = Wire(IdempotencyMiddleware(app, once=api.once))
+    await soon(wire.start())
+    assert [message["type"] for message in wire.sent] == ["http.response.start", "http.response.body"]
+    assert (wire.status, b"not-stored" in wire.body) == (503, True)
+    await until(lambda: (row := world.record("k-1")) and row.state is State.COMPLETED, "it is stored later")
+
+
+# ---------------------------------------------------------------- middleware that goes on in an ``except``
+
+
+class Without:
+    """Looks something up, fails, and does without it, all in one ``except``."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            raise ConnectionError("the cache is down")
+        except ConnectionError:
+            await self.app(scope, receive, send)
+
+
+@pytest.mark.parametrize("ending", ["returned", "raised", "raised the same"])
+async def test_an_error_around_the_handler_is_not_the_handlers(tmp_path: Path, ending: str) -> None:
+    """What it returned is committed. What it raised, in that very ``except``, is still rolled back."""
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as own:
+        own.execute("CREATE TABLE orders (item TEXT)")
+        own.commit()
+    app = FastAPI()
+    app.add_middleware(Without)
+    once = OnceKey(f"sqlite:///{path}", scope=SINGLE_TENANT, policy=Policy(effects="transactional"), migrate=True)
+    protect(app, once)
+
+    async def database() -> Any:
+        connection = sqlite3.connect(path)
+        yield connection
+        connection.close()
+
+    opened = Depends(database)
+
+    class Declined(Exception):
+        pass
+
+    @app.exception_handler(Declined)
+    async def declined(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": "declined"}, 402)
+
+    @app.post("/orders", status_code=201)
+    async def order(operation: CurrentOperation, connection: Any = opened) -> dict[str, str]:
+        if ending == "raised the same":
+            try:
+                raise Declined
+            except Declined:
+                await operation.enlist(connection)
+                connection.execute("INSERT INTO orders VALUES ('x')")
+                raise
+        await operation.enlist(connection)
+        connection.execute("INSERT INTO orders VALUES ('x')")
+        if ending == "raised":
+            raise Declined
+        return {"item": "x"}
+
+    async with lived(app) as client:
+        answers = [await client.post("/orders", headers={"Idempotency-Key": "k-1"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201 if ending == "returned" else 402] * 2
+    with closing(sqlite3.connect(path)) as own:
+        assert own.execute("SELECT count(*) FROM orders").fetchone() == (int(ending == "returned"),)
+
+
+# ---------------------------------------------------------------- messages
+
+
+async def test_headers_that_can_be_read_once(make_api: MakeApi) -> None:
+    """ASGI says Iterable: the first answer has them as well as the replay."""
+    api = make_api()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = iter([(b"content-type", b"text/plain"), (b"location", b"/orders/1")])
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    protected = IdempotencyMiddleware(app, once=api.once)
+    for _ in range(2):
+        wire = Wire(protected)
+        await soon(wire.start())
+        assert (wire.headers["content-type"], wire.headers["location"]) == ("text/plain", "/orders/1")
+
+
+async def test_every_media_type_counts(make_api: MakeApi) -> None:
+    """Of two headers, who reads the request may go by either: neither may differ unseen."""
+    api = make_api()
+    for types, status in ((["a/a", "b/b"], 201), (["c/c", "b/b"], 422), (["a/a", "c/c"], 422), (["a/a", "b/b"], 201)):
+        wire = Wire(api.app)
+        wire.scope["headers"] = [item for item in wire.scope["headers"] if item[0] != b"content-type"]
+        wire.scope["headers"] += [(b"content-type", each.encode()) for each in types]
+        await soon(wire.start())
+        assert wire.status == status, types
+
+
+# ---------------------------------------------------------------- lifespans
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite", "postgres"])
+async def test_an_app_may_live_more_than_once(url: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """One app for many tests, each with ``with TestClient(app)``: what the first has closed is open for the second."""
+    if url == "sqlite":
+        url = f"sqlite:///{tmp_path}/keys.db"
+    elif url == "postgres":
+        url = request.getfixturevalue("ready_url")
+    app = FastAPI()
+    once = OnceKey(url, scope=SINGLE_TENANT, migrate=True)
+    protect(app, once)
+
+    @app.post("/payments")
+    def pay() -> dict[str, int]:
+        return {"attempt": current().attempt}
+
+    for life in range(3):
+        async with lived(app) as client:
+            answers = [await client.post("/payments", headers={"Idempotency-Key": f"k-{life}"}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert "idempotency-replayed" in answers[1].headers
+    assert once.engine.keeper._closing
+
+
+async def test_after_the_end_nothing_runs() -> None:
+    """Until it is started again."""
+    app = FastAPI()
+    once = OnceKey("memory://", scope=SINGLE_TENANT)
+    protect(app, once)
+    ran: list[int] = []
+
+    @app.post("/payments")
+    def pay() -> None:
+        ran.append(1)
+
+    async with lived(app):
+        pass
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
+        assert (await client.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == 503
+    assert ran == []
