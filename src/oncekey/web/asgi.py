@@ -341,7 +341,8 @@ class _Exchange:
             if kind == "http.response.start":
                 await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), self.operation.record)
         elif kind == "http.response.start":
-            self.start = {**message, "headers": list(message.get("headers", ()))}  # they may be an iterator
+            headers = message.get("headers", ())  # an Iterable, says ASGI, and they are read more than once
+            self.start = message if isinstance(headers, list) else {**message, "headers": list(headers)}
             if (trace := sys.exc_info()[2]) is not None and trace is not self.operation.around:
                 # Sent from within an ``except``: a framework answers for what the handler raised. A trace that has not
                 # grown since the handler was called is of something else.
