@@ -50,6 +50,9 @@ def test_what_a_framework_takes_for_the_same_path_is_protected_too(path: str) ->
 def test_an_exemption_is_exempt_as_it_is_written(path: str) -> None:
     """And no more: what stands at another path may be another thing."""
     assert Routes(Policy(), {"POST /open": None}).match("POST", path) is not None
+    assert Routes(Policy(), {"POST /open": OWN, "POST /{rest:path}": None}).match("POST", path) is not None
+    assert Routes(Policy(), {"POST /{id}": OWN, "POST /open": None}).match("POST", "/open") is None
+    assert Routes(Policy(), {"POST /open": OWN, "POST /{rest:path}": None}).match("POST", "/other") is None
 
 
 @pytest.mark.parametrize("pattern", ["payments", "POST payments", "POST /a/{id", "POST /a/{}", "POST /a/{i d}"])

@@ -40,6 +40,23 @@ def test_no_thread_before_the_first_handler(running: Kept) -> None:
     assert running.keeper._thread is not None
 
 
+def test_after_a_reopening_there_is_one_keeper(running: Kept) -> None:
+    """Also where the old thread had not ended: it does when there is another, and never is there none."""
+    running.start()
+    old = running.keeper._thread
+    assert old is not None
+    running.keeper.open()  # its close came and went unnoticed
+    running.start("next", 0.6)
+    assert running.keeper._thread is not old
+    old.join(PATIENCE)
+    assert not old.is_alive()
+    eventually(lambda: running.store.keys("swap"))
+    running.keeper.close(PATIENCE)
+    running.keeper.open()
+    running.start("last", 0.6)
+    eventually(lambda: ["last"] in running.store.keys("swap"))
+
+
 def test_a_short_lease_wakes_a_keeper_that_waits_for_a_long_one(running: Kept) -> None:
     """The keeper would look in five seconds; the new lease lasts half of one, and is renewed in time."""
     running.start("long", 3600.0)

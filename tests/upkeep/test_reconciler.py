@@ -263,6 +263,19 @@ def test_async_and_plain_functions_and_objects(place: Place) -> None:
     assert all(name.startswith("oncekey-task") for name in threads), "a plain function may block: not in the loop"
 
 
+def test_a_plain_resolver_is_asked_again_after_a_close(place: Place) -> None:
+    """An app may live more than once, and its reconciler with it: the threads of the first life are gone."""
+    seen: list[Inquiry] = []
+    once = place.once()
+    once.resolve_with(OPERATION, _remembering(seen))
+    reconciler = Reconciler(once)
+    for life in (1, 2, 3):
+        place.unknown()
+        reconciler.run()
+        reconciler.close()
+        assert len({inquiry.key for inquiry in seen}) == life
+
+
 def test_an_operation_without_a_resolver(place: Place) -> None:
     """It counts as not known, so that it neither blocks the others nor is forgotten."""
     lonely = place.unknown(3, operation="POST /nobody")

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI
 from starlette.background import BackgroundTask
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -167,7 +168,8 @@ async def test_an_app_that_gives_up_while_its_answer_is_stored(make_api: MakeApi
             async with asyncio.timeout(0.05):
                 await JSONResponse({"id": 1}, 201)(scope, receive, send)
         except TimeoutError:
-            await JSONResponse({"error": "too slow"}, 504)(scope, receive, send)
+            for _ in range(2):
+                await JSONResponse({"error": "too slow"}, 504)(scope, receive, send)
 
     wire = Wire(IdempotencyMiddleware(app, once=api.once))
     await soon(wire.start())
@@ -192,8 +194,9 @@ class Without:
             await self.app(scope, receive, send)
 
 
+@pytest.mark.parametrize("handler", ["async", "sync", "blocking"])
 @pytest.mark.parametrize("ending", ["returned", "raised", "raised the same"])
-async def test_an_error_around_the_handler_is_not_the_handlers(tmp_path: Path, ending: str) -> None:
+async def test_an_error_around_the_handler_is_not_the_handlers(tmp_path: Path, ending: str, handler: str) -> None:
     """What it returned is committed. What it raised, in that very ``except``, is still rolled back."""
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as own:
@@ -205,7 +208,7 @@ async def test_an_error_around_the_handler_is_not_the_handlers(tmp_path: Path, e
     protect(app, once)
 
     async def database() -> Any:
-        connection = sqlite3.connect(path)
+        connection = sqlite3.connect(path, check_same_thread=False)
         yield connection
         connection.close()
 
@@ -218,7 +221,16 @@ async def test_an_error_around_the_handler_is_not_the_handlers(tmp_path: Path, e
     async def declined(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": "declined"}, 402)
 
-    @app.post("/orders", status_code=201)
+    def sync_order(operation: CurrentOperation, connection: Any = opened) -> dict[str, str]:
+        if handler == "blocking":
+            operation.blocking.enlist(connection)
+        else:
+            operation.enlist(connection)
+        connection.execute("INSERT INTO orders VALUES ('x')")
+        if ending != "returned":
+            raise Declined
+        return {"item": "x"}
+
     async def order(operation: CurrentOperation, connection: Any = opened) -> dict[str, str]:
         if ending == "raised the same":
             try:
@@ -233,6 +245,7 @@ async def test_an_error_around_the_handler_is_not_the_handlers(tmp_path: Path, e
             raise Declined
         return {"item": "x"}
 
+    app.post("/orders", status_code=201)(order if handler == "async" else sync_order)
     async with lived(app) as client:
         answers = [await client.post("/orders", headers={"Idempotency-Key": "k-1"}) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201 if ending == "returned" else 402] * 2
@@ -240,7 +253,63 @@ async def test_an_error_around_the_handler_is_not_the_handlers(tmp_path: Path, e
         assert own.execute("SELECT count(*) FROM orders").fetchone() == (int(ending == "returned"),)
 
 
+class Logs:
+    """Answers for what was raised, in its ``except``, after it has read the request's body for its log."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except RuntimeError:
+            await Request(scope, receive).body()
+            await JSONResponse({"error": "logged"}, 500)(scope, receive, send)
+
+
+class Catches(BaseHTTPMiddleware):
+    """Answers for what was raised, behind its ``except``."""
+
+    async def dispatch(self, request: Request, call_next: Any) -> Response:
+        try:
+            answer: Response = await call_next(request)
+        except RuntimeError:
+            pass
+        else:
+            return answer
+        return JSONResponse({"error": "caught"}, 500)
+
+
+@pytest.mark.parametrize("middleware", [Logs, Catches])
+async def test_what_was_raised_is_in_doubt_whoever_answers_for_it(make_api: MakeApi, middleware: type) -> None:
+    """The default: it may have charged. A returned 500 would be tried again (I1)."""
+
+    def respond(request: Request, run: int) -> Response:
+        raise RuntimeError("after the charge")
+
+    api = make_api(respond, prepare=lambda app: app.add_middleware(middleware))
+    assert [(await api.post()).status_code for _ in range(3)] == [500, 409, 409]
+    assert api.runs == 1
+
+
 # ---------------------------------------------------------------- messages
+
+
+async def test_a_method_in_small_letters_is_protected(make_api: MakeApi) -> None:
+    """uvicorn hands it over as it came, and what is inside may take it for a POST."""
+    api = make_api()
+    runs: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        runs.append(scope["method"])
+        await JSONResponse({}, 201)(scope, receive, send)
+
+    for method in ("POST", "post", "Post"):
+        wire = Wire(IdempotencyMiddleware(app, once=api.once))
+        wire.scope["method"] = method
+        await soon(wire.start())
+        assert wire.status == 201
+    assert runs == ["POST"]
 
 
 async def test_headers_that_can_be_read_once(make_api: MakeApi) -> None:
@@ -311,5 +380,8 @@ async def test_after_the_end_nothing_runs() -> None:
         pass
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
-        assert (await client.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == 503
+        for _ in range(10):
+            assert (await client.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == 503
     assert ran == []
+    async with lived(app) as client:
+        assert (await client.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == 200, "at once"

@@ -179,6 +179,8 @@ async def test_a_lease_that_ran_out_is_what_a_retry_would_make_of_it(
     before = world.record("k-1")
     answer = await ask(api, "k-1")
     assert (answer.status_code, answer.json()["type"]) == (409, f"urn:oncekey:problem:{problem}")
+    assert ("idempotency-expires" in answer.headers) == (effects is Effects.PHASED), "what is unknown does not expire"
+    assert "idempotency-key" in answer.headers
     after = world.record("k-1")
     assert before is not None
     assert after is not None

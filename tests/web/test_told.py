@@ -76,7 +76,7 @@ def test_what_a_step_says_of_itself_settles_no_other() -> None:
     error = NotExecuted("the fallback refuses connections")
     of = operation("phased", steps=True, in_doubt=True)
     assert of.steps is not None
-    of.steps.not_executed = error
+    of.steps.not_executed = [error, NotExecuted("and the next one")]
     move, answer = raised(of, error, ONCE)
     assert (move.event, named(answer)) == (Event.DOUBT, "outcome-unknown")
 

@@ -149,6 +149,12 @@ def test_two_paths_that_are_no_utf_8_are_two(make_server: MakeServer) -> None:
     assert server.post(PATH_INFO="/files/\xfe").status == 422
 
 
+def test_a_scope_function_can_print_any_path(make_server: MakeServer) -> None:
+    """What is no UTF-8 is replaced for it: a client's path must not break the app's own code."""
+    server = make_server(paid, scope=lambda request: request.path.encode().hex())
+    assert server.post(PATH_INFO="/caf\xe9").status == 201
+
+
 def test_a_method_in_small_letters_is_protected(make_server: MakeServer) -> None:
     """Werkzeug takes ``post`` for POST, and so must we."""
     server = make_server(paid)

@@ -91,23 +91,22 @@ class Routes:
         return path if found is None or found[1] is None else behind
 
     def _find(self, method: str, path: str) -> _Listed | None:
-        found = self._find_exactly(method, path)
-        if found is None:
-            # Frameworks take these for the same path. What is exempt is exempt as it is written, and no more.
+        exact = self._exact.get((method, path))
+        found = exact or self._fitting(method, path)
+        if exact is None and (found is None or found[1] is None):
+            # Frameworks take some ways of writing a path for one. What is exempt is exempt as it is written, and no
+            # more: neither by another way, nor by a pattern that another way of a protected path happens to fit.
             for other in _also_written(path):
-                found = self._find_exactly(method, other)
-                if found is not None and found[1] is not None:
-                    return found
-            return None
-        return found
-
-    def _find_exactly(self, method: str, path: str) -> _Listed | None:
-        found = self._exact.get((method, path))
-        if found is None:
-            for of_method, pattern, listed in self._patterns:
-                if of_method == method and pattern.fullmatch(path):
+                listed = self._exact.get((method, other)) or (None if found else self._fitting(method, other))
+                if listed is not None and listed[1] is not None:
                     return listed
         return found
+
+    def _fitting(self, method: str, path: str) -> _Listed | None:
+        for of_method, pattern, listed in self._patterns:
+            if of_method == method and pattern.fullmatch(path):
+                return listed
+        return None
 
 
 def _also_written(path: str) -> Iterator[str]:

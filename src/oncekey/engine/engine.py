@@ -2,7 +2,7 @@
 
 Each is written once, as a **flow**: a generator that yields what it wants of the store and is sent the answer. Two
 small loops drive flows, one that awaits and one that blocks, so async and sync apps run the very same lines. The
-decisions are pure and live in ``core/decision.py``; batching lives in ``lanes.py``; leases are kept by ``keeper.py``.
+decisions are pure and live in ``core/decision.py``; batching lives in ``lane.py``; leases are kept by ``keeper.py``.
 """
 
 from __future__ import annotations
@@ -336,6 +336,7 @@ class Engine:
         """Take requests again, after a close."""
         self.keeper.open()
         self.lanes.open()
+        self.breaker.succeeded()  # whoever asked while it was closed is no measure
 
     def close(self, timeout: float = 10.0) -> bool:
         """Finish what can be finished, then let go of threads and connections. False: a hung store was left behind."""

@@ -1,6 +1,6 @@
 """The express: a lane without a thread, for stores that can answer in the caller's own event loop.
 
-The same group commit as ``lanes.py`` (what comes while a batch is under way is the next batch), but the loop itself
+The same group commit as ``lane.py`` (what comes while a batch is under way is the next batch), but the loop itself
 sends the statements and works on other requests until the answer is there: no thread to wake, no GIL to hand over. It
 carries only what every request does, a reservation and the end of an attempt, both in one commit, and only while all
 goes well. **Whatever goes wrong is handed to the lanes**: they ask again, find the one bad row, and give back what was

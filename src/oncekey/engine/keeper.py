@@ -97,7 +97,7 @@ class Keeper:
         self._wake.set()
 
     def _run(self) -> None:
-        while not self._closing:
+        while not self._closing and self._thread in (None, threading.current_thread()):
             try:
                 self._wake.wait(self._look_seconds)
                 self._wake.clear()
@@ -182,10 +182,9 @@ class Keeper:
                 self._renew_due()  # storing may have taken its time
 
     def open(self) -> None:
-        """Look again, after a close. A thread that had not ended yet goes on."""
+        """Look again, after a close."""
         self._closing = False
-        if self._thread is not None and not self._thread.is_alive():
-            self._thread = None
+        self._thread = None  # one that has not ended yet does so when there is another
 
     def close(self, timeout: float) -> None:
         self._closing = True

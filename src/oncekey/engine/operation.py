@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -66,7 +65,7 @@ class Operation:
         self.raised = False
         """The handler raised, and its framework made a response of it."""
         self.around: TracebackType | None = None
-        """Of what was being handled when the handler was called, by middleware that went on in an ``except``."""
+        """Of what was being handled when the app was called, by middleware that went on in an ``except``."""
         self.tells_apart = False
         """Whether ``raised`` can be relied on. Where it cannot, a 5xx counts as raised: the careful reading."""
         self.renew_at = 0.0
@@ -107,7 +106,6 @@ class Operation:
         transaction, and the app commits it after the handler has returned (a dependency with ``yield``, say).
         """
         self._verbs_used = True
-        self.around = sys.exc_info()[2]
         return enlisting.start(self, target, commit)
 
     async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:

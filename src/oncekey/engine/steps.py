@@ -63,8 +63,8 @@ class Steps:
         self.waiting: set[str] = set()
         """Done by earlier attempts, and not yet come by in this one."""
         self.used: set[str] = set()
-        self.not_executed: NotExecuted | None = None
-        """What the last step raised to say that it did not happen; that step, and nothing else of the request."""
+        self.not_executed: list[NotExecuted] = []
+        """What steps have raised to say that they did not happen: each speaks of itself, and of nothing else."""
 
 
 # -- phase -------------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def phase(operation: Operation, name: str, work: Callable[[], Any], on: Any, *, 
         operation.record = replace(operation.record, recovery_point=name)
         return orjson.loads(step.result or b"null")
     except NotExecuted as error:
-        steps.not_executed = error
+        steps.not_executed.append(error)
         raise
     finally:
         steps.under_way = steps.phase = None
@@ -160,7 +160,7 @@ def effect(
         yield from _conclude(operation, done, without)
         return orjson.loads(kept)
     except NotExecuted as error:
-        steps.not_executed = error
+        steps.not_executed.append(error)
         raise
     finally:
         steps.under_way = None

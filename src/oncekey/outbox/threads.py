@@ -31,7 +31,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Let the idle ones go; those that work end after their task."""
+        """Let the idle ones go; those that work end after their task. For good: who goes on makes another."""
         for _ in range(self._count):
             self._calls.put(None)
 
@@ -39,13 +39,13 @@ class Threads:
         while (call := self._calls.get()) is not None:
             future, function, arguments = call
             del call
-            future.set_running_or_notify_cancel()  # from here on nobody can cancel it, and so its result has a place
-            try:
-                result = function(*arguments)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
+            if future.set_running_or_notify_cancel():  # else it was cancelled; from here on nobody can
+                try:
+                    result = function(*arguments)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                    del result
             del future, function, arguments
             self._idle.release()

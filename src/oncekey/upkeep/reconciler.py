@@ -132,6 +132,7 @@ class Reconciler:
     def close(self) -> None:
         """Let go of loop and threads: in the thread that called :meth:`run`."""
         self._threads.close()
+        self._threads = Threads()
         if self._runner is not None:
             self._runner.close()
             self._runner = None

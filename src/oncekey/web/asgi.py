@@ -83,7 +83,7 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            route = self.once.routes.match(scope["method"], route_path(scope))
+            route = self.once.routes.match(scope["method"].upper(), route_path(scope))
             if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
                 await _Exchange(self.app, self.once, route, scope, receive, send).run()
                 return
@@ -147,6 +147,8 @@ class _Exchange:
     """Waited for while the handler runs. Over before it: a timeout further out, or a client that left."""
     cut_off = False
     """The app gave up, by a timeout of its own, while we stored what it had said."""
+    told = False
+    """And the client was told."""
     held: list[Message] | None = None
     """The response, while it waits for the app's own commit (``enlist(commit="caller")``)."""
 
@@ -204,7 +206,7 @@ class _Exchange:
             tenant=tenant,
             key=key,
             owner=self.once.engine.owners.new(),
-            method=scope["method"],
+            method=scope["method"].upper(),
             path=raw_path.decode("latin-1") if raw_path else scope["path"],
             query=scope.get("query_string", b""),
             content_type=content_type,
@@ -227,7 +229,7 @@ class _Exchange:
 
     async def _tenant(self) -> str:
         scope = self.scope
-        request = Request(scope["method"], scope["path"], scope, lambda: header_map(scope["headers"]))
+        request = Request(scope["method"].upper(), scope["path"], scope, lambda: header_map(scope["headers"]))
         tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
         if inspect.isawaitable(tenant):
             tenant = await tenant
@@ -327,7 +329,6 @@ class _Exchange:
     async def _inner_receive(self) -> Message:
         if not self.body_read:
             self.body_read = True
-            self.operation.around = sys.exc_info()[2]
             return {"type": "http.request", "body": self.body, "more_body": False}
         if not self.settled:
             # No disconnect before the response is stored: apps stop working when they see one.
@@ -338,14 +339,15 @@ class _Exchange:
     async def _inner_send(self, message: Message) -> None:
         kind = message["type"]
         if self.cut_off:
-            if kind == "http.response.start":
+            if kind == "http.response.start" and not self.told:
+                self.told = True
                 await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), self.operation.record)
         elif kind == "http.response.start":
             headers = message.get("headers", ())  # an Iterable, says ASGI, and they are read more than once
             self.start = message if isinstance(headers, list) else {**message, "headers": list(headers)}
             if (trace := sys.exc_info()[2]) is not None and trace is not self.operation.around:
                 # Sent from within an ``except``: a framework answers for what the handler raised. A trace that has not
-                # grown since the handler was called is of something else.
+                # grown since the app was called is of something else.
                 self.operation.raised = True
         elif kind == "http.response.body" and self.start is not None and not self.concluded:
             await self._body(message, self.start)

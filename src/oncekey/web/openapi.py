@@ -111,6 +111,7 @@ def situations(policy: Policy, *, authenticates: bool = True) -> list[Situation]
     found = [Situation.KEY_MISSING] if policy.required else []
     found += [Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.IN_FLIGHT, Situation.UNKNOWN]
     found += [Situation.BODY_TOO_LARGE, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED]
+    found += [Situation.NOT_EXECUTED, Situation.NOT_FINISHED]
     if authenticates:
         found.append(Situation.NOT_AUTHENTICATED)
     return found

@@ -5,6 +5,7 @@ Owns what we know of Starlette's ways with a scope. Pure: messages and storing a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -50,7 +51,9 @@ class InnerScope(dict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == _STARLETTE_HANDLERS:
-            self[SCOPE_KEY].tells_apart = True
+            operation = self[SCOPE_KEY]
+            operation.tells_apart = True
+            operation.around = sys.exc_info()[2]
             value = tuple([_watched(handlers) for handlers in value])
         _set_item(self, name, value)
 
@@ -59,17 +62,17 @@ _set_item = dict.__setitem__
 
 
 class _Watched(dict[Any, Any]):
-    """Starlette's handlers by exception or status; looking one up means that something was raised."""
+    """Starlette's handlers by exception or status; looking for one means that something was raised, whoever answers."""
 
     original: Any
 
-    def __getitem__(self, kind: Any) -> Any:
+    def __contains__(self, kind: object) -> bool:
         if (operation := _current.get()) is not None:
             operation.raised = True
-        return super().__getitem__(kind)
+        return super().__contains__(kind)
 
     def get(self, kind: Any, default: Any = None) -> Any:
-        return self[kind] if kind in self else default  # noqa: SIM401 - dict.get would not pass by __getitem__
+        return self[kind] if kind in self else default  # noqa: SIM401 - dict.get would not pass by __contains__
 
 
 _known: dict[int, _Watched] = {}

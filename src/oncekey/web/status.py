@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, quote
 
@@ -105,17 +106,19 @@ class _Asked:
         """Read the row, and say what it means."""
         record: Record | None = yield (self.once.key_scope(tenant, self.operation), self.key or "")
         answer = self._meaning(record)
-        if answer.status not in (404, 410):
-            self.record = record
+        if answer.status in (404, 410):
+            self.record = None
         return answer
 
     def _meaning(self, record: Record | None) -> Answer:
         if record is None:
             return refusal(self.once, Situation.STATUS_NOT_FOUND)
+        self.record = record
         match decide(record, _the_same_again(record)):
             case Replay():
                 return _uncached(replay(record, self.once))
             case Unknown() | Claim(_, Event.DOUBT):
+                self.record = replace(record, state=State.UNKNOWN)  # as a retry would make it
                 return refusal(self.once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
             case Claim(_, Event.RESERVE):
                 finished = record.state is State.EXPIRED or record.state in FINAL

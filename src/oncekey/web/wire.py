@@ -121,7 +121,7 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
             ending = "refused"
         case NotExecuted():
             # Out of a step it speaks of that step, which has taken its own doubt back, and of no other.
-            if operation.steps is None or operation.steps.not_executed is not error:
+            if operation.steps is None or not any(said is error for said in operation.steps.not_executed):
                 ending = "not_executed"
         case OutcomeUnknown():
             ending = "outcome_unknown"

@@ -142,7 +142,8 @@ class Exchange:
 
     def _tenant(self) -> str:
         environ = self.environ
-        request = Request(_method(environ), self.path, environ, lambda: _header_map(environ))
+        path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # apps print it, and send it on
+        request = Request(_method(environ), path, environ, lambda: _header_map(environ))
         tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
         if inspect.isawaitable(tenant):
             if inspect.iscoroutine(tenant):
