@@ -42,7 +42,7 @@ from tests.faults.scenes import (
 from tests.faults.spoken import quiet
 
 ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared with co_filename, a thousand times
-TRACED = (ROOT + "engine" + os.sep, ROOT + "web" + os.sep + "asgi.py")
+TRACED = (ROOT + "engine" + os.sep, *(ROOT + "web" + os.sep + name for name in ("asgi.py", "handling.py")))
 ERRORS: tuple[type[BaseException], ...] = (RuntimeError, asyncio.CancelledError)
 TOGETHER = 60
 """Faults of one process whose clients wait for their leases at the same time."""

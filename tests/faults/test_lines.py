@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dis
 import inspect
 import io
@@ -26,6 +25,7 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.tickets import AsyncTicket
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi, wire, wsgi
+from oncekey.web.handling import Handling
 from tests.faults import crowds, disconnects, lines, scenarios, scenes
 from tests.faults.campaign import Run
 from tests.faults.lines import Campaign, Injected, Place, Tracer
@@ -61,7 +61,7 @@ BUGS = {
         "replay", "sqlite", line_with(AsyncTicket.deliver, "if self.error is not None"),
     ),
     "a handler's end that nobody heard of": (
-        "first", "memory", line_with(asgi._Exchange._handle, "done.set_result(None)"),
+        "first", "memory", line_with(Handling._handle, "done.set_result(None)"),
     ),
     "a turn of the loop that never came": ("first", "memory", first_line(Lane._flush, "loop")),
     "the file's gate, never given back": ("enlisted", "sqlite", first_line(enlisted.finish, "loop")),
@@ -219,16 +219,14 @@ def test_a_crowd_that_is_told_lies_is_noticed(tmp_path: Path, monkeypatch: pytes
 def test_a_handler_that_dies_with_its_client_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs in the server's task, and is cancelled with it."""
 
-    async def execute(self: Any, record: Any, tenant: str, body: bytes) -> None:
-        self.operation = Operation(record, self.policy, tenant, self.once.engine, asyncio.get_running_loop())
-        self.body = body
+    async def call(self: Any) -> None:
         token = _current.set(self.operation)
         try:
             await self._call_app()
         finally:
             _current.reset(token)
 
-    monkeypatch.setattr(asgi._Exchange, "_execute", execute)
+    monkeypatch.setattr(Handling, "run", call)
     monkeypatch.setattr(disconnects, "KINDS", {"large": scenes.KINDS["large"]})
     run = Run("sqlite", 40, 1, tmp_path)
     disconnects.every_message(run)

@@ -1,6 +1,6 @@
 """What stands in an ASGI scope: reading the outer one, and making the one that the app sees.
 
-Owns what we know of Starlette's ways with a scope. Pure: messages and storing are ``asgi.py``'s.
+Owns what we know of Starlette's ways with a scope. Pure: messages are ``asgi.py``'s and ``handling.py``'s.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError
+from oncekey.web import environs
 from oncekey.web.scopes import Receive, Scope, Send, header_map, route_path
 from oncekey.web.wire import UNKNOWN_RETRY_SECONDS, answer_headers, refusal, replay
-from oncekey.web.wsgi import _PHRASES, _header_map
 
 __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"]
 
@@ -226,10 +226,10 @@ class StatusWsgi:
         path: str = environ.get("PATH_INFO", "")  # decoded by the server: UTF-8 in the clothes of latin-1
         here = quote((environ.get("SCRIPT_NAME", "") + path).encode("latin-1")) + (f"?{query}" if query else "")
         operation = self.operation or _operation(query.encode("latin-1"))
-        asked = _Asked(self.once, environ["REQUEST_METHOD"], _header_map(environ), here, operation)
+        asked = _Asked(self.once, environ["REQUEST_METHOD"], environs.header_map(environ), here, operation)
         status, headers, body = asked.wire(self._answer(asked, environ, path))
         decoded = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in headers]
-        start_response(f"{status} {_PHRASES.get(status, 'Status')}", decoded)
+        start_response(environs.status_line(status), decoded)
         return [body]
 
     def _answer(self, asked: _Asked, environ: dict[str, Any], path: str) -> Answer:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextvars
 import inspect
 import io
-from collections.abc import Callable, Iterable, Iterator
-from http import HTTPStatus
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
 
 from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
@@ -24,6 +22,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError
+from oncekey.web.environs import Environ, decoded, header_map, method_of, path_of, status_line
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
@@ -37,16 +36,14 @@ from oncekey.web.wire import (
     refusal,
     returned,
 )
+from oncekey.web.wsgi_bodies import AppBody, Streamed
 
-Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 ENVIRON_KEY = "oncekey.exchange"
 """Where the exchange stands in the environ, for integrations further in."""
-
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class IdempotencyMiddleware:
@@ -57,7 +54,7 @@ class IdempotencyMiddleware:
         self.once = once
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        path = _path(environ)
+        path = path_of(environ)
         # Marked: another of us stands further out.
         route = None if ENVIRON_KEY in environ else self._route(environ, path)
         if route is None:
@@ -65,9 +62,9 @@ class IdempotencyMiddleware:
         return Exchange(self.app, self.once, route, environ, start_response, path).run()
 
     def _route(self, environ: Environ, path: str) -> Route | None:
-        method, routes = _method(environ), self.once.routes
+        method, routes = method_of(environ), self.once.routes
         if environ.get("SCRIPT_NAME"):
-            path = routes.of_mounted(method, path, _decoded(environ.get("PATH_INFO", "")) or "/")
+            path = routes.of_mounted(method, path, decoded(environ.get("PATH_INFO", "")) or "/")
         return routes.match(method, path)
 
 
@@ -125,7 +122,7 @@ class Exchange:
             tenant=tenant,
             key=key,
             owner=self.once.engine.owners.new(),
-            method=_method(self.environ),
+            method=method_of(self.environ),
             path=self.path,
             query=self.environ.get("QUERY_STRING", "").encode("latin-1"),
             content_type=self.environ.get("CONTENT_TYPE") or None,
@@ -143,7 +140,7 @@ class Exchange:
     def _tenant(self) -> str:
         environ = self.environ
         path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # apps print it, and send it on
-        request = Request(_method(environ), path, environ, lambda: _header_map(environ))
+        request = Request(method_of(environ), path, environ, lambda: header_map(environ))
         tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
         if inspect.isawaitable(tenant):
             if inspect.iscoroutine(tenant):
@@ -183,7 +180,7 @@ class Exchange:
         context.run(_current.set, self.operation)
         try:
             iterable = context.run(self.app, environ, self._start)
-            body_parts = _Body(iterable, context, self.written)
+            body_parts = AppBody(iterable, context, self.written)
         except BaseException as error:
             return self._raised(error)
         return self._pass(body_parts)
@@ -202,7 +199,7 @@ class Exchange:
             self.conclude(self.status, self.headers, body)
         return self.written.append
 
-    def _pass(self, parts: _Body) -> Iterable[bytes]:
+    def _pass(self, parts: AppBody) -> Iterable[bytes]:
         """Consume the response, conclude, and hand it on; what is too large to store passes through."""
         chunks, size = [], 0
         try:
@@ -230,10 +227,10 @@ class Exchange:
         self._send_start(headers)
         return [body]
 
-    def _stream(self, chunks: list[bytes], rest: _Body) -> Iterable[bytes]:
+    def _stream(self, chunks: list[bytes], rest: AppBody) -> Iterable[bytes]:
         record = self.record or self.operation.record
         self._send_start(first_headers(self.operation, self.status, self.headers, None, self.key_header, record))
-        return _Streamed(self, chunks, rest)
+        return Streamed(self, chunks, rest)
 
     def _is_event_stream(self) -> bool:
         return any(n.lower() == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
@@ -309,109 +306,6 @@ class Exchange:
         return self._answer(refusal(self.once, situation, detail=detail, retry_after=retry_after), None)
 
     def _answer(self, answer: Answer, record: Record | None) -> Iterable[bytes]:
-        self.status_line = f"{answer.status} {_PHRASES.get(answer.status, 'Status')}"
+        self.status_line = status_line(answer.status)
         self._send_start(answer_headers(answer, self.key_header, record))
         return [answer.body]
-
-
-class _Body:
-    """The app's iterable, run in its context, with what it ``write``s in the old style in front."""
-
-    def __init__(self, iterable: Iterable[bytes], context: contextvars.Context, written: list[bytes]) -> None:
-        self._iterable = iterable
-        self._iterator = context.run(iter, iterable)
-        self._context = context
-        self._written = written
-        self._open = True
-        self._pieces = self._run()
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._pieces  # always the same one: who stops and comes back goes on where they were
-
-    def _run(self) -> Iterator[bytes]:
-        while True:
-            try:
-                chunk = self._context.run(next, self._iterator)
-            except StopIteration:
-                break
-            yield from self._take_written()
-            yield chunk
-        yield from self._take_written()
-
-    def _take_written(self) -> list[bytes]:
-        taken, self._written[:] = list(self._written), []
-        return taken
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            close = getattr(self._iterable, "close", None)
-            if close is not None:
-                self._context.run(close)
-
-
-class _Streamed:
-    """A response that passes through. Its last piece waits for the store; a client that leaves stops nothing."""
-
-    def __init__(self, exchange: Exchange, chunks: list[bytes], rest: _Body) -> None:
-        self._exchange = exchange
-        self._rest = rest
-        self._source = self._run(chunks)
-
-    def _run(self, chunks: list[bytes]) -> Iterator[bytes]:
-        exchange = self._exchange
-        held = chunks.pop()
-        yield from chunks
-        for chunk in self._checked():
-            yield held
-            held = chunk
-        if not exchange.concluded:
-            exchange.conclude(exchange.status, exchange.headers, None)
-        if exchange.uncommitted is not None:
-            self._rest.close()
-            exchange.settle()
-        if exchange.instead is not None:
-            raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
-        yield held
-
-    def _checked(self) -> Iterator[bytes]:
-        try:
-            yield from self._rest
-        except GeneratorExit:
-            raise  # we are being closed, the app did nothing wrong
-        except BaseException as error:
-            self._exchange.failed(error)
-            raise
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._source
-
-    def close(self) -> None:
-        try:
-            for _ in self._source:
-                pass  # the client left: the handler goes on to its end all the same
-        finally:
-            self._rest.close()
-
-
-def _method(environ: Environ) -> str:
-    """In capitals, as Werkzeug reads it: what it routes as a POST is one."""
-    method: str = environ["REQUEST_METHOD"]
-    return method.upper()
-
-
-def _path(environ: Environ) -> str:
-    return _decoded(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"
-
-
-def _decoded(path: str) -> str:
-    """A path as the client sent it, decoded: WSGI hands UTF-8 over in the clothes of latin-1. Two never become one."""
-    return path.encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-def _header_map(environ: Environ) -> dict[str, str]:
-    headers = {name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name.startswith("HTTP_")}
-    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-        if environ.get(name):
-            headers[name.replace("_", "-").lower()] = environ[name]
-    return headers

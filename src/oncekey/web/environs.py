@@ -1,0 +1,37 @@
+"""What stands in a WSGI environ, as ``scopes.py`` has it for ASGI, and WSGI's form of a status."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+Environ = dict[str, Any]
+
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+def method_of(environ: Environ) -> str:
+    """In capitals, as Werkzeug reads it: what it routes as a POST is one."""
+    method: str = environ["REQUEST_METHOD"]
+    return method.upper()
+
+
+def path_of(environ: Environ) -> str:
+    return decoded(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"
+
+
+def decoded(path: str) -> str:
+    """A path as the client sent it, decoded: WSGI hands UTF-8 over in the clothes of latin-1. Two never become one."""
+    return path.encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def header_map(environ: Environ) -> dict[str, str]:
+    headers = {name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name.startswith("HTTP_")}
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            headers[name.replace("_", "-").lower()] = environ[name]
+    return headers
+
+
+def status_line(status: int) -> str:
+    return f"{status} {_PHRASES.get(status, 'Status')}"

@@ -1,0 +1,302 @@
+"""A protected ASGI request whose key is ours: the app is called, and what it says is stored and then sent.
+
+``asgi.py`` stands before it: it reads the request and asks the store. From here on the work may have happened, so each
+way out of the app (a response, an exception, a return without a word, a timeout of its own) ends in a move of the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+
+from oncekey.core.problems import Answer, Situation
+from oncekey.core.record import Record, Reservation
+from oncekey.core.states import Event
+from oncekey.engine import enlisted
+from oncekey.engine.keeper import Unfinished
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation, _current
+from oncekey.errors import OperatorError
+from oncekey.web.scopes import InnerScope, Message, Receive, Scope, Send, is_event_stream, never_routed
+from oncekey.web.wire import (
+    Headers,
+    Move,
+    answer_headers,
+    answer_instead,
+    first_headers,
+    raised,
+    refusal,
+    returned,
+)
+
+_log = logging.getLogger("oncekey")
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Ways around the body that we have to see; without them servers and frameworks send it as messages.
+_BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+
+
+class Handling:
+    """One call of the app, from the reservation of its key to the end of its response."""
+
+    task: asyncio.Task[None]
+    inner: Scope
+    body_read = False
+    # of the app's response
+    start: Message | None = None
+    size = 0
+    streaming = False
+    concluded = False
+    settled = False
+    stored: asyncio.Event | None = None
+    move: Move
+    cut_off = False
+    """The app gave up, by a timeout of its own, while we stored what it had said."""
+    told = False
+    """And the client was told."""
+    held: list[Message] | None = None
+    """The response, while it waits for the app's own commit (``enlist(commit="caller")``)."""
+
+    def __init__(
+        self,
+        app: App,
+        once: OnceKey,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        operation: Operation,
+        wanted: Reservation,
+        body: bytes,
+        key_header: bytes,
+    ) -> None:
+        self.app = app
+        self.once = once
+        self.policy = operation.policy
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.operation = operation
+        self.wanted = wanted
+        self.body = body
+        self.key_header = key_header
+        self.chunks: list[bytes] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Waited for while the app runs. Over before it: a timeout further out, or a client that left."""
+
+    async def run(self) -> None:
+        """Return when the response has been sent; the app goes on, whoever stops waiting for it."""
+        engine = self.once.engine
+        token = _current.set(self.operation)
+        try:
+            task = asyncio.get_running_loop().create_task(self._handle())
+        finally:
+            _current.reset(token)
+        self.task = self.operation.task = task
+        engine.tasks.add(task)  # until _handle is done: the loop itself keeps only a weak reference
+        engine.keeper.watch(self.operation)  # while the task lives
+        # Not the task itself: whoever cancels this coroutine (a disconnect) cancels the future, and the task goes on.
+        await self.done
+
+    async def _handle(self) -> None:
+        done = self.done
+        try:
+            await self._call_app()
+        except BaseException as error:
+            if done.done():
+                if isinstance(error, Exception):
+                    _log.error("a handler failed after its client had left", exc_info=error)
+            else:
+                done.set_exception(error if isinstance(error, Exception) else RuntimeError("the handler was cancelled"))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if not done.done():
+                done.set_result(None)
+        finally:
+            if not done.done():  # whatever happened, nobody waits for ever
+                done.set_exception(RuntimeError("the handler was cancelled"))
+            if self.operation.enlisted is not None:
+                self.operation.enlisted.release()  # however it ended, others may write again
+            self.once.engine.tasks.discard(self.task)
+
+    async def _call_app(self) -> None:
+        try:
+            self.inner = self._inner_scope()
+            await self.app(self.inner, self._inner_receive, self._inner_send)
+        except BaseException as error:
+            if self.concluded:
+                if self.held is not None:
+                    await self._settle(self.held)
+                raise  # a background task failed after the response was stored: that stands
+            move, answer = raised(self.operation, error, self.once)
+            record = await self._finish(move)
+            if answer is None:
+                raise
+            if not isinstance(record, Answer) and not self.streaming:
+                await self._answer(answer, record)
+        else:
+            if self.concluded:
+                if self.held is not None:
+                    await self._settle(self.held)
+                return
+            # The app came back without the end of its response: whatever it did, it did not say.
+            await self._finish(raised(self.operation, EOFError(), self.once)[0])
+
+    def _inner_scope(self) -> Scope:
+        """The app's view of the request: our mark in it, no way around the body, and no compression (we store
+        identity bytes; compress in front of us)."""
+        scope = InnerScope(self.scope, oncekey=self.operation)
+        scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
+        if extensions := scope.get("extensions"):
+            scope["extensions"] = {name: value for name, value in extensions.items() if name not in _BYPASSES}
+        return scope
+
+    async def _inner_receive(self) -> Message:
+        if not self.body_read:
+            self.body_read = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        if not self.settled:
+            # No disconnect before the response is stored: apps stop working when they see one.
+            self.stored = self.stored or asyncio.Event()
+            await self.stored.wait()
+        return await self.receive()
+
+    async def _inner_send(self, message: Message) -> None:
+        kind = message["type"]
+        if self.cut_off:
+            if kind == "http.response.start" and not self.told:
+                self.told = True
+                await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), self.operation.record)
+        elif kind == "http.response.start":
+            headers = message.get("headers", ())  # an Iterable, says ASGI, and they are read more than once
+            self.start = message if isinstance(headers, list) else {**message, "headers": list(headers)}
+            if (trace := sys.exc_info()[2]) is not None and trace is not self.operation.around:
+                # Sent from within an ``except``: a framework answers for what the handler raised. A trace that has not
+                # grown since the app was called is of something else.
+                self.operation.raised = True
+        elif kind == "http.response.body" and self.start is not None and not self.concluded:
+            await self._body(message, self.start)
+        else:
+            await self._pass_on(message)
+
+    async def _body(self, message: Message, start: Message) -> None:
+        body: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        if self.streaming:
+            if not more:
+                await self._conclude(start, None)
+            await self._pass_on({"type": "http.response.body", "body": body, "more_body": more})
+            return
+        self.size += len(body)
+        if body or not self.chunks:
+            self.chunks.append(body)
+        if not more:
+            await self._conclude(start, self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks))
+        elif self.size > self.policy.max_response_bytes or is_event_stream(start):
+            # Too large to store, or made to be seen as it comes: it passes through, and leaves a tombstone. The last
+            # message still waits for the store, so a client that has seen the end can rely on it.
+            self.streaming = True
+            record = self.operation.record
+            headers = first_headers(
+                self.operation, start["status"], start.get("headers", ()), None, self.key_header, record
+            )
+            await self._pass_on({"type": "http.response.start", "status": start["status"], "headers": headers})
+            await self._pass_on({"type": "http.response.body", "body": b"".join(self.chunks), "more_body": True})
+            self.chunks = []
+
+    # -- after the handler ---------------------------------------------------------------------------------------
+
+    async def _conclude(self, start: Message, body: bytes | None) -> None:
+        """The response is complete: store it, then send it."""
+        status: int = start["status"]
+        raw_headers = start.get("headers", ())
+        if status in (307, 404, 405) and never_routed(self.inner):
+            self.operation.refused = True
+        record = await self._finish(returned(self.operation, status, raw_headers, body))
+        if isinstance(record, Answer):
+            if self.streaming:
+                raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
+            return
+        if self.streaming or body is None:
+            return
+        headers = first_headers(self.operation, status, raw_headers, len(body), self.key_header, record)
+        await self._pass_on(*messages(status, headers, body))
+
+    async def _finish(self, move: Move) -> Record | Answer | None:
+        """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
+        self.concluded = True
+        engine, operation = self.once.engine, self.operation
+        plain = operation.enlisted is None
+        try:
+            if plain:
+                flow = engine.finish(operation, move.event, move.response, move.reason)
+                finished = await engine.run(flow, self.policy.begin_seconds)
+            else:
+                item = Unfinished(operation, move.event, move.response, move.reason)
+                finished = await enlisted.run(engine, item, self.policy.begin_seconds)
+        except OperatorError:
+            # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
+            engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
+            return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
+        except asyncio.CancelledError:
+            # From inside: a timeout of the app around its own sending. The outcome must not be lost for it.
+            self.cut_off = True
+            if plain:
+                engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
+            raise
+        finally:
+            self.settled = True
+            if self.stored is not None:
+                self.stored.set()
+        if operation.enlisted is not None:  # written, and the app has still to commit it
+            self.move, self.held = move, []
+            return finished.record
+        engine.keeper.unwatch(operation)
+        if finished.stored:
+            return finished.record if move.event is not Event.DISCARD else None  # an unused key expires never
+        answer = answer_instead(finished, self.operation, self.wanted, self.once)
+        return await self._instead(answer, finished.record)
+
+    async def _settle(self, held: list[Message]) -> None:
+        """The app has returned, so it has committed or never will: send what was held back, or what the key says."""
+        self.held = None
+        answer = await self._finish(self.move)
+        if not isinstance(answer, Answer):
+            for message in held:
+                await self._pass_on(message)
+
+    async def _instead(self, answer: Answer, record: Record | None) -> Answer:
+        if not self.streaming:
+            await self._answer(answer, record)
+        return answer
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def _answer(self, answer: Answer, record: Record | None) -> Awaitable[None]:
+        return self._pass_on(*messages(answer.status, answer_headers(answer, self.key_header, record), answer.body))
+
+    async def _pass_on(self, *parts: Message) -> None:
+        if self.held is not None:
+            self.held += parts
+        elif not self.done.done():  # else who called us has ended: nobody listens, and the app must not learn of it
+            await deliver(self.send, *parts)
+
+
+async def deliver(send: Send, *parts: Message) -> None:
+    try:
+        for message in parts:
+            await send(message)
+    except OSError:
+        # The client has gone. The record does not care, and the app must not learn of it.
+        _log.debug("the client left before its response was sent")
+
+
+def messages(status: int, headers: Headers, body: bytes) -> tuple[Message, Message]:
+    return (
+        {"type": "http.response.start", "status": status, "headers": headers},
+        {"type": "http.response.body", "body": body, "more_body": False},
+    )

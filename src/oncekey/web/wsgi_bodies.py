@@ -1,0 +1,90 @@
+"""Response bodies in WSGI: the app's iterable as we consume it, and what passes through since it cannot be stored."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oncekey.web.wsgi import Exchange
+
+
+class AppBody:
+    """The app's iterable, run in its context, with what it ``write``s in the old style in front."""
+
+    def __init__(self, iterable: Iterable[bytes], context: contextvars.Context, written: list[bytes]) -> None:
+        self._iterable = iterable
+        self._iterator = context.run(iter, iterable)
+        self._context = context
+        self._written = written
+        self._open = True
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._pieces  # always the same one: who stops and comes back goes on where they were
+
+    def _run(self) -> Iterator[bytes]:
+        while True:
+            try:
+                chunk = self._context.run(next, self._iterator)
+            except StopIteration:
+                break
+            yield from self._take_written()
+            yield chunk
+        yield from self._take_written()
+
+    def _take_written(self) -> list[bytes]:
+        taken, self._written[:] = list(self._written), []
+        return taken
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            close = getattr(self._iterable, "close", None)
+            if close is not None:
+                self._context.run(close)
+
+
+class Streamed:
+    """A response that passes through. Its last piece waits for the store; a client that leaves stops nothing."""
+
+    def __init__(self, exchange: Exchange, chunks: list[bytes], rest: AppBody) -> None:
+        self._exchange = exchange
+        self._rest = rest
+        self._source = self._run(chunks)
+
+    def _run(self, chunks: list[bytes]) -> Iterator[bytes]:
+        exchange = self._exchange
+        held = chunks.pop()
+        yield from chunks
+        for chunk in self._checked():
+            yield held
+            held = chunk
+        if not exchange.concluded:
+            exchange.conclude(exchange.status, exchange.headers, None)
+        if exchange.uncommitted is not None:
+            self._rest.close()
+            exchange.settle()
+        if exchange.instead is not None:
+            raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
+        yield held
+
+    def _checked(self) -> Iterator[bytes]:
+        try:
+            yield from self._rest
+        except GeneratorExit:
+            raise  # we are being closed, the app did nothing wrong
+        except BaseException as error:
+            self._exchange.failed(error)
+            raise
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._source
+
+    def close(self) -> None:
+        try:
+            for _ in self._source:
+                pass  # the client left: the handler goes on to its end all the same
+        finally:
+            self._rest.close()
