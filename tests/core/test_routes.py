@@ -24,6 +24,7 @@ def operation(path: str) -> str:
         ("POST /payments/{id}/refund", "/payments/7/refund"),
         ("POST /payments/{id:int}/refund", "/payments/7/refund"),
         ("POST /files/{name:path}", "/files/a/b/c"),
+        ("POST /files/{name:path}", "/files/"),
     ],
 )
 def test_a_pattern_finds_its_paths(pattern: str, path: str) -> None:
@@ -39,9 +40,9 @@ def test_one_segment_is_one_segment() -> None:
     assert Routes(Policy(), {"POST /open/{id}": None}).match("POST", "/open/1/charge") is not None
 
 
-@pytest.mark.parametrize("path", ["/stock", "/stock/", "/stock\n", "/stock/\n"])
+@pytest.mark.parametrize("path", ["/stock", "/stock/", "/stock\n", "/stock/\n", "//stock", "///stock/", "stock"])
 def test_what_a_framework_takes_for_the_same_path_is_protected_too(path: str) -> None:
-    """Flask's ``strict_slashes=False``, and Starlette's ``$`` that a line break may follow."""
+    """Flask's ``strict_slashes=False``, Werkzeug's way with slashes in front, Starlette's ``$`` before a line break."""
     for written in ("PUT /stock", "PUT /stock/", "PUT /{what}"):
         assert Routes(Policy(), {written: OWN}).match("PUT", path) is not None, written
 
@@ -53,6 +54,7 @@ def test_an_exemption_is_exempt_as_it_is_written(path: str) -> None:
     assert Routes(Policy(), {"POST /open": OWN, "POST /{rest:path}": None}).match("POST", path) is not None
     assert Routes(Policy(), {"POST /{id}": OWN, "POST /open": None}).match("POST", "/open") is None
     assert Routes(Policy(), {"POST /open": OWN, "POST /{rest:path}": None}).match("POST", "/other") is None
+    assert Routes(Policy(), {"POST /files/{name:path}": None}).match("POST", "/files/") is not None
 
 
 @pytest.mark.parametrize("pattern", ["payments", "POST payments", "POST /a/{id", "POST /a/{}", "POST /a/{i d}"])

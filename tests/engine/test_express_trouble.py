@@ -192,6 +192,28 @@ def test_who_left_a_batch_that_was_then_cut_is_undone_too() -> None:
     run(main)
 
 
+def test_who_left_while_the_lane_was_busy_is_undone_too() -> None:
+    """The express had reserved for it and lost the answer; the lane drops what nobody waits for any more."""
+
+    async def main() -> None:
+        store = FastStore()
+        lanes = await warmed(store)
+        gate = store.hold("read")
+        busy = AsyncTicket(("tenant-1", "late"), asyncio.get_running_loop(), PATIENCE)
+        lanes.submit(busy)  # to the lane of that key
+        await asyncio.to_thread(gate.wait)
+        store.fails_after = StoreUnavailable("cut")
+        (error,) = await ask(lanes, reservation("late"), timeout=0.1)
+        assert isinstance(error, StoreUnavailable)
+        assert store.row("late") is not None
+        gate.open()
+        await asyncio.to_thread(eventually, lambda: store.row("late") is None)
+        await busy.wait()
+        await asyncio.to_thread(lanes.close, PATIENCE)
+
+    run(main)
+
+
 def test_a_cancelled_loop_leaves_its_tickets_to_the_lanes() -> None:
     """asyncio.run cancels every task at its end: what the express had sent may have happened, and is undone."""
     store = FastStore()

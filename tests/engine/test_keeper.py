@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -81,6 +82,20 @@ def test_what_has_ended_is_not_renewed(kept: Kept) -> None:
     kept.settle()
     assert kept.store.asked("swap") == []
     assert kept.heard == []
+
+
+def test_a_handler_whose_loop_is_gone_is_not_renewed(kept: Kept) -> None:
+    """It will never end, and its key must not be in progress for ever (I4)."""
+    operation = kept.start()
+    gone = asyncio.new_event_loop()
+    operation.task = gone.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+    gone.run_until_complete(asyncio.sleep(0))
+    gone.close()
+    kept.clock.now += 20.0
+    kept.keeper.look()
+    kept.settle()
+    assert kept.store.asked("swap") == []
+    operation.task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def test_a_renewal_that_failed_is_not_reported_as_one(kept: Kept) -> None:

@@ -74,6 +74,15 @@ def test_an_adopted_outcome_wakes_the_keeper(running: Kept) -> None:
     eventually(lambda: running.store.row("long").state is State.COMPLETED)  # type: ignore[union-attr]
 
 
+def test_after_a_reopening_it_stores_what_was_left(running: Kept) -> None:
+    """By itself: until the next request its lease may be over, and its outcome lost to a sweeper."""
+    operation = running.start("long", 3600.0)
+    running.keeper.close(PATIENCE)
+    running.keeper.adopt(unfinished(operation))
+    running.keeper.open()
+    eventually(lambda: running.store.row("long").state is State.COMPLETED)  # type: ignore[union-attr]
+
+
 def test_a_keeper_that_stumbles_goes_on(
     running: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

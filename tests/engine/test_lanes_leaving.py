@@ -337,6 +337,22 @@ def test_what_is_owed_is_not_given_back_twice(open_lanes: Open) -> None:
     assert len(store.asked("swap")) == asked
 
 
+def test_what_is_owed_stays_owed_when_the_store_goes_while_it_is_paid(open_lanes: Open) -> None:
+    """A bad row had them paid one by one, and the store went down after the first of them."""
+    store = FakeStore()
+    lanes = open_lanes(store)
+    store.break_("reserve", lambda: StoreUnavailable("cut"), applied=True)
+    store.break_("swap", lambda: StoreUnavailable("down"), about=lambda batch: len(batch) == 1)
+    store.break_("swap", lambda: StoreError("one is bad"), about=lambda batch: len(batch) > 1)
+    for key in ("a", "b"):
+        with pytest.raises(StoreUnavailable):
+            submit(lanes, reservation(key)).wait(PATIENCE)
+    eventually(lambda: any(len(batch) > 1 for batch in store.asked("swap")))
+    store.heal()
+    eventually(lambda: store.row("a") is None)
+    eventually(lambda: store.row("b") is None)
+
+
 def test_two_debts_on_one_key_are_both_paid(open_lanes: Open) -> None:
     """A batch names a key once, so the second undo of a key waits for the next round, and comes."""
     store = FakeStore()

@@ -306,6 +306,18 @@ def test_closing_does_not_wait_for_ever() -> None:
     assert store.closed
 
 
+def test_closing_does_not_wait_for_the_handlers_of_a_loop_that_is_gone() -> None:
+    """They never end; and one that runs in another loop is that loop's affair."""
+    once = OnceKey("memory://", scope=SINGLE_TENANT)
+    gone = asyncio.new_event_loop()
+    task = gone.create_task(asyncio.Event().wait())
+    once.engine.tasks.add(task)  # type: ignore[arg-type]
+    gone.run_until_complete(asyncio.sleep(0))
+    gone.close()
+    assert asyncio.run(asyncio.wait_for(once.aclose(3600.0), PATIENCE))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 def test_a_handler_may_close() -> None:
     """A task that closes does not wait for itself."""
     once = OnceKey(FakeStore(), scope=SINGLE_TENANT)

@@ -97,6 +97,7 @@ def external(machine: Machine, operation: Operation) -> Flow:
         operation.refuse()
         return returned(operation, 422, [], b"refused")
     if how != "call":
+        operation.said = int(how)
         return returned(operation, int(how), [], operation.owner.encode())
     yield Outside(operation.downstream_key("charge") if machine.kind.honours else None)
     return (yield from _answered(machine, operation))

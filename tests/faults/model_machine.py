@@ -98,7 +98,6 @@ class Machine:
                 answer = answer_to(decision, self.policy, self.once)
                 return Told(answer.status, answer.body, decision)
             operation = Operation(decision.record, self.policy, AT[0], self.engine)
-            operation.tells_apart = True
             yield Began(decision.record)
             move = yield from self.kind.handler(self, operation)
             if not isinstance(move, Move):

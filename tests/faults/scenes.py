@@ -29,7 +29,7 @@ from oncekey.errors import Refused, StoreUnavailable
 from oncekey.outbox import Context, Response, Worker
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite.batch import Packed
-from oncekey.stores.sqlite.in_loop import SqliteInLoop
+from oncekey.stores.sqlite.in_loop import SqliteInLoop, _Job
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.faults.linearizable import Saw
@@ -78,13 +78,13 @@ class MoodySqlite(Moody, SqliteStore):
 class MoodyInLoop(SqliteInLoop):
     _store: MoodySqlite
 
-    def _apply(self, packed: Packed) -> tuple[float, bool]:
+    def _apply(self, packed: Packed, job: _Job) -> tuple[float, bool]:
         if self._store.slow_reserve and packed.begins != "[]":
             time.sleep(self._store.slow_reserve)
         if self._store.fail_swaps and packed.ends != "[]":
             self._store.fail_swaps -= 1
             raise StoreUnavailable("gone for a moment")
-        return super()._apply(packed)
+        return super()._apply(packed, job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Faulty(SqliteStore):
     """A real store whose answers get lost (the work is done, and nobody hears), or that refuses a row."""
 
     lose: str | None = None
+    lose_looks = 0
     refuse: str | None = None
 
     def _lost(self, verb: str) -> None:
@@ -42,6 +43,12 @@ class Faulty(SqliteStore):
         answers = super().conclude(batch)
         self._lost("conclude")
         return answers
+
+    def job(self, job_id: str) -> Job | None:
+        if self.lose_looks:
+            self.lose_looks -= 1
+            raise StoreUnavailable("nobody answers")
+        return super().job(job_id)
 
     def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
         if self.lose == "renewals":
@@ -68,6 +75,20 @@ async def test_an_end_whose_answer_was_lost_is_still_ours(faulty: Box) -> None:
     job_id = faulty.add("quick")
     counts = await drain(worker)
     assert (counts.done, counts.lost, faulty.get(job_id).state) == (1, 0, JobState.DONE)
+
+
+async def test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too(faulty: Box) -> None:
+    """It stays unsaved until somebody can say: a place that is never free again stops a worker for good (I8)."""
+    worker = make(faulty, concurrency=1)
+
+    @worker.task()
+    async def quick(ctx: Context, payload: Any) -> None: ...
+
+    faulty.store.lose, faulty.store.lose_looks = "conclude", 2  # type: ignore[attr-defined]
+    jobs = [faulty.add("quick") for _ in range(3)]
+    counts = await drain(worker)
+    assert (counts.done, counts.lost) == (3, 0)
+    assert {faulty.get(each).state for each in jobs} == {JobState.DONE}
 
 
 async def test_a_claim_whose_answer_was_lost_is_given_back(faulty: Box) -> None:

@@ -317,6 +317,28 @@ async def test_a_disk_that_hangs_is_given_up_in_time_and_what_waited_is_not_done
     assert behind is None
 
 
+async def test_what_was_given_up_on_its_way_to_the_file_is_not_done_later(
+    store: SqliteStore, fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread had taken it, and stood still before the file: the lanes may have reserved it since, and undone it."""
+    store.timeout = 0.3
+    over = threading.Event()
+    at_the_gate = store.at_the_gate
+
+    def hangs(*args: Any) -> Any:
+        over.wait(10.0)
+        return at_the_gate(*args)
+
+    await fast.reserve([reservation("warm")])
+    monkeypatch.setattr(store, "at_the_gate", hangs)
+    with pytest.raises(StoreUnavailable, match="took over"):
+        await fast.both([reservation("late")], [])
+    monkeypatch.setattr(store, "at_the_gate", at_the_gate)
+    over.set()
+    assert all(await fast.reserve([reservation("after")]))
+    assert store.read([("tenant-1", "late")]) == [None]
+
+
 async def test_a_cancelled_verb_harms_no_other(fast: SqliteInLoop) -> None:
     for number in range(20):
         asking = asyncio.create_task(fast.both([reservation(f"left-{number}")], []))

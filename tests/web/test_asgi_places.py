@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from oncekey import SINGLE_TENANT, OnceKey
+from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.web.asgi import IdempotencyMiddleware
 
 HEADERS = {"Idempotency-Key": "places-0001"}
@@ -33,6 +34,26 @@ async def test_a_prefix_that_the_server_adds_does_not_hide_the_routes() -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         assert (await http.post("/api/login")).status_code == 201
         assert (await http.post("/api/payments")).status_code == 400
+    await once.aclose()
+
+
+@pytest.mark.parametrize("path", ["/api//stock", "/api/stock", "/stock"])
+async def test_a_prefix_that_ends_in_a_slash_does_not_hide_them_either(path: str) -> None:
+    """Frameworks do not agree on where the app's own path begins: what one of them routes to it is protected."""
+    runs: list[int] = []
+
+    async def count(request: Any) -> JSONResponse:
+        runs.append(1)
+        return JSONResponse({}, 201)
+
+    app = Starlette(routes=[Route("/stock", count, methods=["PUT"]), Route("/api/stock", count, methods=["PUT"])])
+    once = OnceKey("memory://", scope=SINGLE_TENANT, routes={"PUT /stock": Policy()})
+    app.add_middleware(IdempotencyMiddleware, once=once)
+    transport = httpx.ASGITransport(app, root_path="/api/")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for _ in range(2):
+            assert (await http.put(path, headers=HEADERS)).status_code == 201
+    assert runs == [1]
     await once.aclose()
 
 

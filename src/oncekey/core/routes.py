@@ -17,6 +17,7 @@ REMEMBERED = 1_000
 """Routes of requests that are looked up once only. Both words come from clients, so there is an end to it."""
 
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
+_BREAK = "\n"
 METHOD_AND_PATH = re.compile(r"([A-Za-z]+) (/\S*)")
 
 
@@ -56,7 +57,7 @@ class Routes:
             self.listed[operation] = own
             listed = (operation, None if own is None else Route(operation, own))
             if "{" in path:
-                self._patterns.append((method, compiled(path), listed))
+                self._patterns.append((method, compiled(path, exempt=own is None), listed))
             else:
                 self._exact[method, path] = listed
 
@@ -110,8 +111,9 @@ class Routes:
 
 
 def _also_written(path: str) -> Iterator[str]:
-    """With or without the slash at the end (Flask's ``strict_slashes=False``), or a line break (Starlette's ``$``)."""
-    plain = path.removesuffix("\n")
+    """With or without the slash at the end (Flask's ``strict_slashes=False``), a line break (Starlette's ``$``), or
+    another number of slashes than one in front (Werkzeug's)."""
+    plain = f"/{path.removesuffix(_BREAK).lstrip('/')}"
     if plain != path:
         yield plain
     if len(plain) > 1:
@@ -129,10 +131,12 @@ def _named(path: str) -> str:
     return f"{quote(path[:MAX_NAME_LENGTH], errors='surrogatepass')[:MAX_NAME_LENGTH]}~{digest}"
 
 
-def compiled(path: str) -> re.Pattern[str]:
+def compiled(path: str, *, exempt: bool = False) -> re.Pattern[str]:
+    """``{name:path}`` may be nothing, as in Starlette; what is exempt is read more narrowly, as in Flask."""
+    anything = ".+" if exempt else ".*"
     parts, end = [], 0
     for found in _PARAMETER.finditer(path):
-        parts += [re.escape(path[end : found.start()]), ".+" if found[2] == "path" else "[^/]+"]
+        parts += [re.escape(path[end : found.start()]), anything if found[2] == "path" else "[^/]+"]
         end = found.end()
     if "{" in _PARAMETER.sub("", path) or "}" in _PARAMETER.sub("", path):
         raise ConfigurationError(f"routes: the braces in {path!r} are not of the form {{name}} or {{name:path}}")

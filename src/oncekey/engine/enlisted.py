@@ -66,12 +66,12 @@ def finish(
 
 
 def _commits(operation: Operation, event: Event, response: StoredResponse | None) -> bool:
-    """Returned, and under 500. Where returned and raised cannot be told apart, a 4xx counts as raised."""
+    """Returned, and under 500. A 4xx that the handler was not seen to return counts as raised."""
     if event not in COMMITTING or operation.raised:
         return False
     if response is None:
         return event is Event.DEFER
-    return response.status < (500 if operation.tells_apart else 400)
+    return response.status < 400 or (response.status < 500 and operation.said == response.status)
 
 
 def _commit(

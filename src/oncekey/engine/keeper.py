@@ -123,7 +123,9 @@ class Keeper:
         """Its handler is over, and something that nobody thought of kept it from being ended: renewed for ever, its key
         would be in progress for ever. Its lease runs out instead, and ``effects`` says what that means."""
         task = operation.task
-        if task is None or not task.done() or any(item.operation is operation for item in self._unfinished):
+        if task is None or not (task.done() or task.get_loop().is_closed()):
+            return False
+        if any(item.operation is operation for item in self._unfinished):
             return False
         _log.error("a request has ended without an end for its key: its lease is left to run out")
         self.unwatch(operation)
@@ -185,6 +187,8 @@ class Keeper:
         """Look again, after a close."""
         self._closing = False
         self._thread = None  # one that has not ended yet does so when there is another
+        if self._unfinished:
+            self._look_within(1.0)
 
     def close(self, timeout: float) -> None:
         self._closing = True

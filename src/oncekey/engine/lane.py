@@ -22,11 +22,11 @@ import queue
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from enum import Enum
 from typing import Any
 
 from oncekey.core.record import Found, Reservation, Swap, undo
+from oncekey.core.states import Event, State
 from oncekey.core.steps import Find, StepsOf
 from oncekey.engine.batches import MAX_BATCH, batches
 from oncekey.engine.tickets import AsyncTicket, Ticket
@@ -67,7 +67,7 @@ class Lane:
             (StepsOf, "steps", store.steps),
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),
         )
-        self._owed: dict[str, Swap] = {}  # by owner token: what to give back once the store answers again
+        self._owed: dict[tuple[str, Event], Swap] = {}  # by owner token: what to give back once the store answers again
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
         self.thread.start()
 
@@ -138,7 +138,11 @@ class Lane:
                 with self._lock:
                     self.queued -= len(item)
                 # Nobody waits any more for a reservation whose caller has left; everything else still matters.
-                into += [ticket for ticket in item if not (isinstance(ticket.work, Reservation) and ticket.left())]
+                for ticket in item:
+                    if not (isinstance(ticket.work, Reservation) and ticket.left()):
+                        into.append(ticket)
+                    elif ticket.asked:
+                        self._owe(undo(ticket.work))
                 if len(into) >= MAX_BATCH:
                     return True
                 item = self._queue.get_nowait()
@@ -164,6 +168,7 @@ class Lane:
         try:
             found, moved = self._ask(lambda work: list(self._store.both(*work)), [wanted, changes])
         except Exception:
+            _mark_asked([*begins, *ends])
             return False
         for place, result in zip([*begins, *ends], [*found, *moved], strict=True):
             for ticket in place:
@@ -176,6 +181,7 @@ class Lane:
             results = self._ask(call, work)
         except StoreUnavailable as error:
             # Lost on the way there or on the way back. Asking again is safe, and tells which.
+            _mark_asked(places)
             try:
                 results = self._ask(call, work)
             except Exception:
@@ -185,13 +191,31 @@ class Lane:
         except Exception as error:
             if len(places) == 1:
                 return self._fail(verb, places, error)
+            _mark_asked(places)
             for place in places:
                 self._answer(verb, call, [place])
             return None
         for place, result in zip(places, results, strict=True):
             for ticket in place:
                 ticket.result = result
+        self._look_for_claims(places)
         return None
+
+    def _look_for_claims(self, places: list[list[Ticket]]) -> None:
+        """A claim found nothing to move when it was asked again. Perhaps since it had moved it the first time: then the
+        row has its owner token, and nobody else will ever end what it has begun."""
+        claims = [(place, claim) for place in places if (claim := _lost_claim(place[0])) is not None]
+        if not claims:
+            return
+        try:
+            rows = self._ask(self._store.read, [(claim.scope, claim.key) for _, claim in claims])
+        except Exception as error:
+            self._fail("read", [place for place, _ in claims], error)
+            return
+        for (place, claim), row in zip(claims, rows, strict=True):
+            if row is not None and row.owner == claim.new_owner and row.state is State.IN_PROGRESS:
+                for ticket in place:
+                    ticket.result = row
 
     def _ask(self, call: Callable[[list[Any]], list[Any]], work: list[Any]) -> list[Any]:
         if not self._ready:
@@ -216,7 +240,7 @@ class Lane:
 
     def _owe(self, change: Swap | None) -> None:
         if change is not None and len(self._owed) < MAX_BATCH * 40:
-            self._owed[change.owner] = change
+            self._owed[change.owner, change.event] = change
 
     def _give_back(self) -> bool:
         """Undo what was reserved for callers that have left; False: the store cannot be reached for it."""
@@ -230,10 +254,14 @@ class Lane:
         except Exception as error:
             self._on_error("swap", error)
             for change in batch:  # one of them is bad, and must not keep the others
-                with suppress(Exception):
+                try:
                     self._ask(self._store.swap, [change])
+                except StoreUnavailable:
+                    return False
+                except Exception:  # noqa: S110 - told already
+                    pass
         for change in batch:
-            del self._owed[change.owner]
+            del self._owed[change.owner, change.event]
         return True
 
     # -- handing out ---------------------------------------------------------------------------------------------
@@ -277,11 +305,22 @@ class Lane:
     def rescue(self, tickets: list[AsyncTicket]) -> None:
         """Take over what the express could not answer. It may have happened: who has left must be undone."""
         for ticket in tickets:
+            ticket.asked = True
             if not (ticket.left() or ticket.loop.is_closed()):
                 ticket.arm()
-            elif isinstance(ticket.work, Reservation):
-                self._owe(undo(ticket.work))
         self.enqueue(list(tickets))
+
+
+def _mark_asked(places: list[list[Ticket]]) -> None:
+    for place in places:
+        for ticket in place:
+            ticket.asked = True
+
+
+def _lost_claim(ticket: Ticket) -> Swap | None:
+    if ticket.asked and ticket.result is None and isinstance(ticket.work, Swap) and ticket.work.new_owner is not None:
+        return ticket.work
+    return None
 
 
 def _took(work: Reservation | Swap, result: Any) -> bool:

@@ -214,7 +214,8 @@ class OnceKey:
 
     async def aclose(self, grace: float = 10.0) -> bool:
         """As :meth:`close`, after the handlers that are still running in this loop had ``grace`` seconds to end."""
-        if running := [task for task in self.engine.tasks if task is not asyncio.current_task()]:
+        loop, this = asyncio.get_running_loop(), asyncio.current_task()
+        if running := [task for task in self.engine.tasks if task is not this and task.get_loop() is loop]:
             await asyncio.wait(running, timeout=grace)
         return await asyncio.to_thread(self.close, grace)
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.downstream import downstream_key
@@ -31,8 +30,8 @@ class Operation:
     """One attempt at one key. Get it with :func:`current`, or in FastAPI with ``Depends``."""
 
     __slots__ = (
-        "_verbs_used", "around", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "policy", "raised",
-        "record", "refused", "renew_at", "scope", "steps", "task", "tells_apart",
+        "_verbs_used", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "policy", "raised",
+        "record", "refused", "renew_at", "said", "scope", "steps", "task",
     )  # fmt: skip
 
     def __init__(
@@ -64,10 +63,9 @@ class Operation:
         """The framework or the handler turned the request away before the operation began."""
         self.raised = False
         """The handler raised, and its framework made a response of it."""
-        self.around: TracebackType | None = None
-        """Of what was being handled when the app was called, by middleware that went on in an ``except``."""
-        self.tells_apart = False
-        """Whether ``raised`` can be relied on. Where it cannot, a 5xx counts as raised: the careful reading."""
+        self.said: int | None = None
+        """The error status that the handler itself was seen to return. Any other one, somebody else has answered with
+        in its place, and it may still be running: the careful reading is that it raised."""
         self.renew_at = 0.0
         self._verbs_used = False
 

@@ -24,12 +24,14 @@ GAVE_UP = "the store did not answer in time"
 class Ticket:
     """A piece of work and where its outcome goes: ``error``, or else ``result``."""
 
-    __slots__ = ("error", "result", "work")
+    __slots__ = ("asked", "error", "result", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.result: Any = None
         self.error: Exception | None = None
+        self.asked = False
+        """The store was asked before, and its answer was lost: it may have been done then."""
 
     def left(self) -> bool:
         """Whether the caller has gone already, as far as can be told without a lock."""
@@ -49,6 +51,7 @@ class AsyncTicket(Ticket):
         self.work = work
         self.result = None
         self.error = None
+        self.asked = False
         self.loop = loop
         self.deadline = loop.time() + timeout
         self._future: asyncio.Future[Any] = loop.create_future()

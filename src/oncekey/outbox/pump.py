@@ -263,11 +263,12 @@ class Pump:
             raise
         except StoreError:
             answers = [self._conclude_alone(attempt) for attempt in self._unsaved]
-        self._doubtful = False
+        pairs = zip(self._unsaved, answers, strict=True)
+        mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]
+        self._doubtful = False  # not before: while there is trouble, they stay unsaved and in doubt
         saved, self._unsaved = self._unsaved, []
-        for attempt, answer in zip(saved, answers, strict=True):
-            mine = answer or (doubtful and self._was_mine(attempt))
-            self._saved(attempt, attempt.conclusion if mine else None)
+        for attempt, is_mine in zip(saved, mine, strict=True):
+            self._saved(attempt, attempt.conclusion if is_mine else None)
 
     def _conclude_alone(self, attempt: Attempt) -> bool:
         """One bad row must not hold up the others (hazard 25). What the store will not take becomes a dead letter."""

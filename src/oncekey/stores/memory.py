@@ -58,6 +58,8 @@ class MemoryStore(NoOutbox):
             return None
         if change.from_effects is not None and row.effects is not change.from_effects:
             return None
+        if change.to_state is None and row.state is State.IN_PROGRESS and (row.attempt > 1 or row.has_steps):
+            return None  # no longer to be discarded: there is something to forget
         self._write_beside(change, now)
         if change.to_state is None:
             del self._rows[at]

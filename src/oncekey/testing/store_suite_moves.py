@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import Record, swap
+from oncekey.core.record import Record, swap, undo
 from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
 from oncekey.stores.base import Store
 from oncekey.testing.store_suite_base import (
@@ -134,6 +134,26 @@ class MoveSuite(SuiteBase):
             late = swap(paused, event, Actor.OWNER, lease_seconds=LEASE, response=RESPONSE)
             assert store.swap([late]) == [None]
         assert stored(store) == after
+
+    @pytest.mark.parametrize("later", ["attempt", "step"])
+    def test_what_is_no_longer_new_is_not_discarded(self, store: Store, later: str) -> None:
+        """Whoever gives back a reservation has not seen the row. A later attempt has a history, and a step is one:
+        deleted, a retry would run as new what has been done (I1)."""
+        wanted = self.reservation()
+        if later == "attempt":
+            row = self.drive(store, State.FAILED_RETRYABLE)
+            one(store.swap([swap(row, Event.RETRY, Actor.REQUEST, reservation=wanted)])[0])
+        else:
+            row = one(store.reserve([wanted])[0].record)
+            one(store.swap([swap(row, Event.ADVANCE, Actor.OWNER, recovery_point="charged")])[0])
+        before = stored(store)
+        assert before is not None
+
+        back = undo(wanted)
+        assert back is not None
+        assert store.swap([back]) == [None]
+
+        assert stored(store) == before
 
     def test_completing_extends_the_expiry(self, store: Store) -> None:
         """The retention counts from the end of the work, not from its beginning."""

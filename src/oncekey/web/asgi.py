@@ -27,7 +27,7 @@ from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError, 
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
 from oncekey.web.handling import App, Handling, deliver, messages
-from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, header_map, route_path
+from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, header_map, route_of
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     answer_headers,
@@ -57,7 +57,7 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            route = self.once.routes.match(scope["method"].upper(), route_path(scope))
+            route = route_of(scope, self.once.routes)
             if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
                 await _Exchange(self.app, self.once, route, scope, receive, send).run()
                 return

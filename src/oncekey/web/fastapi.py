@@ -38,7 +38,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.routing import Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from oncekey.engine import enlisting
 from oncekey.engine.enlisting import Commit
@@ -74,7 +74,6 @@ def protect(app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False) -> No
     """
     if any(getattr(item, "cls", None) is IdempotencyMiddleware for item in app.user_middleware):
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
-    app.add_middleware(_Redirects)
     app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep)
     spare_refused(app)
     declare_openapi(app, once)
@@ -187,32 +186,6 @@ def _wrapped(handler: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(wrapped, _MARK, True)
     return wrapped
-
-
-class _Redirects:
-    """Sees the router's own redirect, which is returned and not raised. Stands right inside our middleware."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        operation: Operation | None = scope.get(SCOPE_KEY)
-        if operation is None:
-            await self.app(scope, receive, send)
-            return
-
-        async def seen(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 307 and _unrouted(scope):
-                operation.refused = True
-            await send(message)
-
-        await self.app(scope, receive, seen)
-
-
-def _unrouted(scope: Scope) -> bool:
-    """A router looked at this very scope and found no endpoint, or only an app that looks further."""
-    endpoint = scope.get("endpoint")
-    return "router" in scope and (endpoint is None or isinstance(endpoint, Starlette | Router))
 
 
 # -- OpenAPI -----------------------------------------------------------------------------------------------------------

@@ -71,8 +71,6 @@ def protect(app: Flask, once: OnceKey) -> Flask:
 
 def _exchange() -> Exchange | None:
     exchange: Exchange | None = request.environ.get(ENVIRON_KEY)
-    if exchange is not None:
-        exchange.operation.tells_apart = True
     return exchange
 
 
@@ -85,6 +83,8 @@ def _own_answer(exchange: Exchange, error: Exception) -> Response:
 def _remember(response: Response) -> Response:
     """The last ``after_request``: let the middleware have the body when Flask starts to send this response."""
     exchange = _exchange()
+    if exchange is not None:
+        exchange.operation.said = response.status_code
     # An error page counts as streamed in Werkzeug, and is short; what else is streamed, the middleware passes through.
     if exchange is not None and (response.status_code >= 400 or not response.is_streamed):
         response.make_sequence()

@@ -19,7 +19,8 @@ from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.errors import OperatorError
-from oncekey.web.scopes import InnerScope, Message, Receive, Scope, Send, is_event_stream, never_routed
+from oncekey.web.scopes import Message, Receive, Scope, Send, is_event_stream
+from oncekey.web.speakers import InnerScope, never_routed
 from oncekey.web.wire import (
     Headers,
     Move,
@@ -34,6 +35,8 @@ from oncekey.web.wire import (
 _log = logging.getLogger("oncekey")
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_RESPONSE = ("http.response.start", "http.response.body")
 
 # Ways around the body that we have to see; without them servers and frameworks send it as messages.
 _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -171,14 +174,19 @@ class Handling:
             if kind == "http.response.start" and not self.told:
                 self.told = True
                 await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), self.operation.record)
+        elif self.concluded and kind in _RESPONSE:
+            pass  # it has been answered, and what was stored is what is sent
         elif kind == "http.response.start":
+            if self.streaming:
+                raise RuntimeError("a second response was started, and a part of the first is with the client already")
             headers = message.get("headers", ())  # an Iterable, says ASGI, and they are read more than once
             self.start = message if isinstance(headers, list) else {**message, "headers": list(headers)}
-            if (trace := sys.exc_info()[2]) is not None and trace is not self.operation.around:
-                # Sent from within an ``except``: a framework answers for what the handler raised. A trace that has not
-                # grown since the app was called is of something else.
+            status = message["status"]
+            if status >= 400 and status != self.operation.said and sys.exc_info()[1] is not None:
+                # Sent from within an ``except``: somebody answers for what the handler raised. (Not so a success: there
+                # is middleware that calls the app in an ``except`` of its own.)
                 self.operation.raised = True
-        elif kind == "http.response.body" and self.start is not None and not self.concluded:
+        elif kind == "http.response.body" and self.start is not None:
             await self._body(message, self.start)
         else:
             await self._pass_on(message)
@@ -216,7 +224,14 @@ class Handling:
         raw_headers = start.get("headers", ())
         if status in (307, 404, 405) and never_routed(self.inner):
             self.operation.refused = True
-        record = await self._finish(returned(self.operation, status, raw_headers, body))
+        move = returned(self.operation, status, raw_headers, body)
+        record: Record | Answer | None = None
+        if self._handler_may_run(status):
+            # Its transaction is open, and somebody has answered in its place: rolled back now, it could begin another
+            # one and commit it. So the answer waits for the app's return, and the guards stay where they are.
+            self.concluded, self.move, self.held = True, move, []
+        else:
+            record = await self._finish(move)
         if isinstance(record, Answer):
             if self.streaming:
                 raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
@@ -225,6 +240,10 @@ class Handling:
             return
         headers = first_headers(self.operation, status, raw_headers, len(body), self.key_header, record)
         await self._pass_on(*messages(status, headers, body))
+
+    def _handler_may_run(self, status: int) -> bool:
+        operation = self.operation
+        return operation.enlisted is not None and status >= 400 and not operation.raised and operation.said != status
 
     async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""

@@ -46,6 +46,7 @@ from oncekey.errors import ConfigurationError, NoOperation, NotExecuted, Outcome
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
+from oncekey.web.speakers import speaker_of
 
 __all__ = ["CurrentOperation", "OnceKeyPlugin", "never_began"]
 
@@ -150,9 +151,10 @@ class _Inside:
         if operation is None:
             await self.app(scope, receive, send)
             return
-        operation.tells_apart = True  # after_exception sees whatever is raised
 
         async def pass_on(message: Message) -> None:
+            if message["type"] == "http.response.start" and speaker_of(status := message["status"]) is not None:
+                operation.said = status
             if _SAID not in scope:
                 await send(message)
 

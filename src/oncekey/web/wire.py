@@ -36,6 +36,7 @@ UNKNOWN_RETRY_SECONDS = 30.0
 UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
+_REDIRECTS = frozenset({307, 308})
 _TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
@@ -82,9 +83,9 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
     """The move for a complete response. ``body`` None: it was streamed past us, and leaves a tombstone."""
     policy = operation.policy
     ending: Ending = "returned"
-    if operation.discardable:
+    if operation.discardable and (400 <= status < 500 or status in _REDIRECTS):
         ending = "refused"
-    elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and not operation.tells_apart)):
+    elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and operation.said != status)):
         # What a *returned* 5xx means may be declared; what was raised is judged by where the effects live.
         ending = "raised"
     event = _judge(operation, ending, status)
@@ -125,8 +126,6 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
                 ending = "not_executed"
         case OutcomeUnknown():
             ending = "outcome_unknown"
-        case _ if operation.discardable:
-            ending = "refused"
     event = _judge(operation, ending, None)
     return Move(event, None, type(error).__name__), _told(operation, error, event, once)
 

@@ -1,4 +1,5 @@
--- Delete each row that still is (from_state, owner), and return it as it was; its steps go with it.
+-- Delete each row that still is (from_state, owner), and return it as it was; its steps go with it. What is in progress is
+-- discarded in its first attempt only, and without steps: later there is something to forget.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,
@@ -11,7 +12,9 @@ WITH wanted AS (
 moved AS (
     DELETE FROM idempotency_keys AS k
     USING held AS w
-    WHERE k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
+    WHERE
+        k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
+        AND (k.state <> 'in_progress' OR (k.attempt = 1 AND k.recovery_point IS NULL))
     RETURNING k.*, true AS forgets, w.event, w.from_state AS before, NULL::text AS after, w.who, w.why
 ),
 

@@ -19,6 +19,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oncekey.core.record import Found, Record, Reservation, Swap
@@ -71,7 +72,7 @@ class SqliteInLoop:
         packed = batches.pack(begins, ends)
         try:
             async with asyncio.timeout(self._store.timeout):
-                now, complete = await self._writer.run(lambda: self._apply(packed))
+                now, complete = await self._writer.run(partial(self._apply, packed))
         except TimeoutError:
             raise StoreUnavailable(f"{self._store.path} took over {self._store.timeout:g} s to commit") from None
         self._writing.check_files()
@@ -88,9 +89,11 @@ class SqliteInLoop:
         with self._reading.use() as connection:
             return self._store.read_on(connection, [(work.scope, work.key) for work in batch])
 
-    def _apply(self, packed: Packed) -> tuple[float, bool]:
+    def _apply(self, packed: Packed, job: _Job) -> tuple[float, bool]:
         """In the thread. Who then believes the answer must look whether the file still is the file."""
         with self._writing.use(check=False) as connection, self._store.at_the_gate(connection, LOCK_SECONDS):
+            if job.given_up():
+                raise StoreUnavailable("nobody waits for this any more")
             now = self._store.clock()
             return now, batches.apply(connection, packed, now)
 
@@ -121,7 +124,7 @@ class _Writer:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def run(self, do: Callable[[], tuple[float, bool]]) -> tuple[float, bool]:
+    async def run(self, do: Callable[[_Job], tuple[float, bool]]) -> tuple[float, bool]:
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="oncekey-writer", daemon=True)
             thread.start()
@@ -142,8 +145,8 @@ class _Writer:
             try:
                 job = self._queue.get()
                 more = job is not None
-                if job is not None and not job.done.done():  # else it is the lanes' now, and they may have undone it
-                    job.tell(job.do(), None)
+                if job is not None:
+                    job.tell(job.do(job), None)
             except BaseException as error:  # noqa: BLE001 - the thread must live, and its caller must hear of it
                 if job is not None:
                     job.tell(None, error)
@@ -152,10 +155,14 @@ class _Writer:
 
 
 class _Job:
-    def __init__(self, do: Callable[[], tuple[float, bool]]) -> None:
+    def __init__(self, do: Callable[[_Job], tuple[float, bool]]) -> None:
         self.do = do
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[tuple[float, bool]] = self._loop.create_future()
+
+    def given_up(self) -> bool:
+        """It is the lanes' now, and they may have undone it."""
+        return self.done.done()
 
     def tell(self, answer: tuple[float, bool] | None, error: BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
