@@ -36,6 +36,8 @@ NOTHING = timedelta(0)
         ("retry_after", NOTHING, "longer than zero"),
         ("begin_timeout", NOTHING, "longer than zero"),
         ("quarantine", NOTHING, "longer than zero"),
+        ("ttl", timedelta.max, "more than a hundred years"),
+        ("quarantine", timedelta(days=40_000), "more than a hundred years"),
         ("max_request_bytes", 0, "at least 1"),
         ("max_response_bytes", 0, "at least 1"),
         ("key_min_length", 0, "at least 1"),
@@ -167,6 +169,9 @@ def test_begin_never_waits_longer_than_the_lease() -> None:
     [
         ("ttl", 3600),
         ("lease", 30.0),
+        ("max_request_bytes", "1"),
+        ("max_response_bytes", 1e6),
+        ("key_max_length", True),
         ("methods", "POST"),
         ("methods", frozenset()),
         ("stored_headers", "location"),

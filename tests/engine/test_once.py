@@ -115,6 +115,22 @@ def test_a_route_that_is_none_is_refused() -> None:
         OnceKey("memory://", scope=SINGLE_TENANT, routes={"payments": Policy()})
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"url": None}, "the URL of a store"),
+        ({"policy": {"effects": "repeatable"}}, "it takes a Policy"),
+        ({"routes": ["POST /x"]}, "it takes a mapping"),
+        ({"routes": {"POST /x": False}}, "takes a Policy, or None, which exempts it"),
+        ({"routes": {"POST /x": "repeatable"}}, "takes a Policy, or None"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_at_once(given: dict[str, Any], sentence: str) -> None:
+    """Not by an AttributeError at the first request."""
+    with pytest.raises(ConfigurationError, match=sentence):
+        OnceKey(**{"url": "memory://", "scope": SINGLE_TENANT, **given})
+
+
 def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without psycopg the message names the extra, not the module."""
     for name in [name for name in sys.modules if name.startswith("oncekey.stores.postgres")]:

@@ -162,7 +162,9 @@ async def test_not_without_a_transaction(desk: Desk, verb: str) -> None:
 
     assert (await desk.post(serve)).status_code == 500
     assert isinstance(desk.errors[0], EnlistError)
+    assert f"{verb}('receipt') adds a row" in str(desk.errors[0])
     assert "there is none open" in str(desk.errors[0])
+    assert ("inside a phase" in str(desk.errors[0])) == (verb == "enqueue")
 
 
 async def test_not_in_an_effect(desk: Desk) -> None:

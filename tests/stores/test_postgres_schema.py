@@ -9,6 +9,9 @@ from itertools import count
 import psycopg
 import pytest
 
+from oncekey.core.record import swap
+from oncekey.core.states import Actor, Event
+from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import SchemaError, StoreError
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Duty
@@ -72,6 +75,8 @@ def fresh(url: str) -> Iterator[PostgresStore]:
     ("change", "sentence"),
     [
         ("DROP TABLE oncekey_schema", "has no oncekey tables yet: run `oncekey migrate`"),
+        ("DROP TABLE idempotency_keys", "without its idempotency_keys: restore that from a backup"),
+        ("DROP TABLE idempotency_steps, idempotency_audit", "without its idempotency_audit, idempotency_steps"),
         ("DELETE FROM oncekey_schema", "has no oncekey tables yet"),
         ("DELETE FROM oncekey_schema WHERE number > 1", "has oncekey schema 0001 and this version needs 000"),
         ("UPDATE oncekey_schema SET number = 9999 WHERE number = 1", "has oncekey schema 9999, newer than the"),
@@ -86,7 +91,7 @@ def test_other_tables_are_refused_with_what_to_run(fresh: PostgresStore, url: st
             with pytest.raises(SchemaError) as caught:
                 VERBS[verb](other)
             assert sentence in str(caught.value)
-            assert str(caught.value).startswith("PostgreSQL database 'shared' at 127.0.0.1 has ")
+            assert str(caught.value).startswith("PostgreSQL database shared at 127.0.0.1:")
 
 
 def test_tables_that_change_under_a_connection_are_noticed(fresh: PostgresStore, url: str) -> None:
@@ -97,8 +102,47 @@ def test_tables_that_change_under_a_connection_are_noticed(fresh: PostgresStore,
         with pytest.raises(SchemaError, match="has an older oncekey schema: run `oncekey migrate`"):
             fresh.due(Duty.UNKNOWNS, 1)
         own.execute("DROP TABLE idempotency_keys")
-        with pytest.raises(SchemaError, match="has no oncekey tables: run `oncekey migrate`"):
+        with pytest.raises(SchemaError, match="has no oncekey tables, or not all of them: run `oncekey migrate`"):
             fresh.due(Duty.LEASES, 1)
+
+
+def test_the_advice_for_a_table_that_is_gone_is_followed(fresh: PostgresStore, url: str) -> None:
+    """``oncekey migrate`` says the same, and does not say that all is well; who drops the rest begins anew."""
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute("DROP TABLE idempotency_keys")
+        with opened(url) as other, pytest.raises(SchemaError, match="drop oncekey_schema and every idempotency_ table"):
+            other.migrate()
+        own.execute("DROP TABLE oncekey_schema, idempotency_steps, idempotency_outbox, idempotency_audit")
+    with opened(url) as other:
+        assert len(other.migrate()) == 2
+        put(other, "a")
+
+
+def test_the_rights_that_the_docs_name_are_enough(fresh: PostgresStore, url: str) -> None:
+    """And without them the message says where to read about them. The moves of a request, a step, a job and upkeep."""
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute("DROP ROLE IF EXISTS clerk")
+        own.execute("CREATE ROLE clerk LOGIN")
+        clerk = url.replace("postgres@", "clerk@")
+        own.execute("GRANT SELECT ON oncekey_schema TO clerk")
+        with opened(clerk) as store, pytest.raises(StoreError, match=r"docs/stores\.md"):
+            put(store, "a")
+        own.execute(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys, idempotency_steps, idempotency_outbox, "
+            "idempotency_audit TO clerk"
+        )
+        try:
+            with opened(clerk) as store:
+                (record,) = put(store, "a")
+                step = Step("charge", StepKind.EFFECT, StepState.DONE, repeatable=False)
+                advance = swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="charge", step=step)
+                assert store.swap([advance])[0] is not None
+                assert store.swap([swap(record, Event.DOUBT, Actor.OWNER)])[0] is not None
+                assert store.claim("w", ["t"], 1, 1.0) == []
+                assert store.purge(10) == 0
+        finally:
+            own.execute("DROP OWNED BY clerk")
+            own.execute("DROP ROLE clerk")
 
 
 # ---------------------------------------------------------------- migrating

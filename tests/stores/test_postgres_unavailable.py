@@ -198,10 +198,10 @@ def test_a_server_that_cannot_be_used_is_named_in_one_sentence(own_server: Postg
     own_server.execute("CREATE ROLE guarded LOGIN PASSWORD 'open-sesame'")
     at = f"{HOST}:{own_server.port}"
     urls = {
-        f"postgresql://guarded:wrong-sesame@{at}/postgres": "PostgreSQL database 'postgres' at 127.0.0.1",
-        f"postgresql://guarded:open-sesame@{at}/missing": "PostgreSQL database 'missing' at 127.0.0.1",
-        f"postgresql://guarded:open-sesame@{HOST}:{free_port()}/x": "PostgreSQL database 'x' at 127.0.0.1",
-        "postgresql://guarded:open-sesame@no-such-host.invalid/x": "database 'x' at no-such-host.invalid",
+        f"postgresql://guarded:wrong-sesame@{at}/postgres": "PostgreSQL database postgres at 127.0.0.1:",
+        f"postgresql://guarded:open-sesame@{at}/missing": "PostgreSQL database missing at 127.0.0.1:",
+        f"postgresql://guarded:open-sesame@{HOST}:{free_port()}/x": "PostgreSQL database x at 127.0.0.1:",
+        "postgresql://guarded:open-sesame@no-such-host.invalid/x": "database x at no-such-host.invalid",
     }
     for url, name in urls.items():
         with opened(url, timeout=2.0) as store, pytest.raises(StoreUnavailable) as caught:

@@ -291,6 +291,18 @@ def test_a_newer_schema_is_left_alone(path: Path) -> None:
                 verb()
 
 
+def test_a_table_that_is_gone_is_named(path: Path) -> None:
+    """Not made anew without a word: an empty one would turn every key into a first request."""
+    with closing(SqliteStore(path)) as store:
+        store.migrate()
+    with closing(sqlite3.connect(path)) as own, own:
+        own.execute("DROP TABLE idempotency_keys")
+    with closing(SqliteStore(path)) as store:
+        for verb in (store.check, store.migrate, lambda: store.reserve([wanted()])):
+            with pytest.raises(SchemaError, match="without its idempotency_keys: restore that from a backup"):
+                verb()
+
+
 def test_a_newer_schema_that_arrives_while_running_is_seen_by_the_check(store: SqliteStore, path: Path) -> None:
     """``check`` looks at the file, not at what it remembers."""
     store.check()

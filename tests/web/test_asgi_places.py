@@ -6,11 +6,15 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from flask import Flask
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
+from oncekey.errors import ConfigurationError
+from oncekey.web import asgi, fastapi, flask, litestar
 from oncekey.web.asgi import IdempotencyMiddleware
 
 HEADERS = {"Idempotency-Key": "places-0001"}
@@ -76,3 +80,15 @@ async def test_a_redirect_to_the_path_without_its_slash_leaves_the_key() -> None
         assert "idempotency-expires" not in redirected.headers
         assert (await http.post("/payments", headers=HEADERS)).status_code == 201
     await once.aclose()
+
+
+def test_protecting_with_something_else_is_refused_at_once() -> None:
+    ways: list[Any] = [
+        lambda once: fastapi.protect(FastAPI(), once),
+        lambda once: flask.protect(Flask("x"), once),
+        lambda once: asgi.IdempotencyMiddleware(FastAPI(), once),
+        litestar.OnceKeyPlugin,
+    ]
+    for protect in ways:
+        with pytest.raises(ConfigurationError, match="it takes a OnceKey"):
+            protect(None)

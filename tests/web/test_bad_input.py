@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import string
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from oncekey import Policy
 from oncekey.telemetry import events
+from oncekey.web.asgi import LARGE_BODY_BYTES
 from tests.web.apps import MakeApi, World, same, soon
 from tests.web.processes import served, talk
 
@@ -124,6 +126,38 @@ async def test_a_body_over_the_cap_is_413(make_api: MakeApi, world: World, lengt
     assert taken.status_code == 201
     assert len(await api.requests[0].body()) == LIMIT
     assert same(taken, await api.post("k-1", content=b"x" * LIMIT))
+
+
+async def test_a_length_over_the_cap_is_refused_before_the_body_is_asked_for(make_api: MakeApi) -> None:
+    """A client that says ``Expect: 100-continue`` is not told to go on, and one that sends nothing gets its answer."""
+    sent: list[int] = []
+
+    async def receive() -> Any:
+        raise AssertionError("100 Continue")
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status", 0))
+
+    headers = [(b"idempotency-key", b"k-1"), (b"content-length", str(LIMIT + 1).encode())]
+    scope = {"type": "http", "method": "POST", "path": "/payments", "query_string": b"", "headers": headers}
+    await make_api().app(scope, receive, send)
+    assert sent == [413, 0]
+
+
+async def test_a_large_body_is_read_beside_the_event_loop(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fingerprint takes milliseconds, and a hostile one's more: nobody else waits for that."""
+    threads: list[bool] = []
+    api = make_api()
+    reservation = api.once.reservation
+
+    def seen(*args: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return reservation(*args, **more)
+
+    monkeypatch.setattr(api.once, "reservation", seen)
+    for key, size in (("k-1", LARGE_BODY_BYTES), ("k-2", LARGE_BODY_BYTES + 1)):
+        assert (await api.post(key, content=b"x" * size)).status_code == 201
+    assert threads == [True, False]
 
 
 ODD_BODIES = {

@@ -322,6 +322,7 @@ async def test_other_methods_are_405(make_api: MakeApi, method: str) -> None:
     api = mounted(make_api())
     answer = await ask(api, "k-1", method)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.headers["cache-control"] == "no-store"
 
 
 async def test_the_result_is_not_cached(make_api: MakeApi) -> None:

@@ -54,6 +54,15 @@ def test_a_body_that_says_it_is_over_the_cap_is_not_read(make_server: MakeServer
     assert (answer.status, server.runs, stream.tell()) == (413, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [("9" * 5_000, 413), ("1" + "0" * 30, 413), ("0" * 5_000 + "15", 200), ("1_5", 200), ("\u0665", 200)],
+)
+def test_a_length_may_have_any_number_of_digits(make_server: MakeServer, length: str, status: int) -> None:
+    """Python reads no number of more than 4,300 of them. What is no length is none: an empty body."""
+    assert make_server(echo).post(CONTENT_LENGTH=length).status == status
+
+
 class Endless(io.RawIOBase):
     """A socket that never ends: to read without a length would hang."""
 
@@ -91,15 +100,17 @@ def test_a_retry_that_breaks_off_is_not_told_that_its_key_is_unused(make_server:
 
 
 def test_a_body_that_cannot_be_read_takes_no_key(make_server: MakeServer) -> None:
-    """The server's error while reading passes through, before anything was reserved."""
+    """A connection that broke, or chunks that are none: 400, before anything was reserved, and no error of ours."""
 
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise ConnectionResetError("the client has gone")
 
     server = make_server(echo)
-    with pytest.raises(ConnectionResetError):
-        server.post(wsgi__input=Broken())
+    chunked: dict[str, Any] = {"CONTENT_LENGTH": None, "wsgi__input_terminated": True}
+    for how in ({}, chunked):
+        answer = server.post(wsgi__input=Broken(), **how)
+        assert (answer.status, b"body-incomplete" in answer.body) == (400, True)
     assert (server.runs, server.state) == (0, None)
 
 

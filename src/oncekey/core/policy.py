@@ -164,6 +164,9 @@ class Policy:
         for name in ("ttl", "lease", "wait", "retry_after", "begin_timeout", "quarantine"):
             if not isinstance(getattr(self, name), timedelta):
                 raise ConfigurationError(f"Policy({name}=…): it takes a timedelta, such as timedelta(seconds=30)")
+        for name in ("max_request_bytes", "max_response_bytes", "key_min_length", "key_max_length"):
+            if type(getattr(self, name)) is not int:
+                raise ConfigurationError(f"Policy({name}=…): it takes a whole number")
         for name in ("methods", "stored_headers", "fingerprint_fields"):
             # A bare string is a collection too, of its letters: POST would protect P, O, S and T.
             if isinstance(getattr(self, name), str):
@@ -184,6 +187,10 @@ class Policy:
             value = getattr(self, item.name, None)
             if isinstance(value, timedelta) and value <= timedelta(0):
                 raise ConfigurationError(f"Policy({item.name}={value!r}): it must be longer than zero")
+            if isinstance(value, timedelta) and value > _LONGEST:
+                raise ConfigurationError(
+                    f"Policy({item.name}={value!r}): more than a hundred years is no date any more"
+                )
         for name in ("max_request_bytes", "max_response_bytes", "key_min_length"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"Policy({name}={getattr(self, name)!r}): it must be at least 1")
@@ -209,6 +216,7 @@ class Policy:
             )
 
 
+_LONGEST = timedelta(days=36_525)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
 _CHOICES: dict[str, tuple[object, ...]] = {
     "effects": get_args(EffectsName),

@@ -48,7 +48,13 @@ class Routes:
         self._exact: dict[tuple[str, str], _Listed] = {}
         self._patterns: list[tuple[str, re.Pattern[str], _Listed]] = []
         self._remembered: dict[tuple[str, str], Route | None] = {}
+        if routes is not None and not isinstance(routes, Mapping):
+            raise ConfigurationError(
+                "routes: it takes a mapping, such as {'POST /payments': Policy(), 'POST /login': None}"
+            )
         for text, own in (routes or {}).items():
+            if own is not None and not isinstance(own, Policy):
+                raise ConfigurationError(f"routes: {text!r} takes a Policy, or None, which exempts it")
             split = METHOD_AND_PATH.fullmatch(text)
             if split is None:
                 raise ConfigurationError(f"routes: {text!r} is not of the form 'POST /path'")

@@ -57,6 +57,10 @@ class OnceKey:
         on_event: Hook | None = None,
         max_queued: int = 10_000,
     ) -> None:
+        if not isinstance(url, str) and not hasattr(url, "reserve"):
+            raise ConfigurationError("OnceKey(url): it takes the URL of a store, such as sqlite:///app.db, or a store")
+        if policy is not None and not isinstance(policy, Policy):
+            raise ConfigurationError("OnceKey(policy=…): it takes a Policy, such as Policy(effects='repeatable')")
         if profile not in ("ietf", "stripe", "governance"):
             raise ConfigurationError(f"OnceKey(profile={profile!r}): it takes ietf, stripe or governance")
         if not (isinstance(scope, SingleTenant) or callable(scope)):

@@ -27,9 +27,10 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
     """Add a job, and give its id. ``settles``: its task settles the key, and the request is answered 202."""
     enlisted = operation.enlisted
     if enlisted is None or not enlisted.is_open:
+        verb, other = ("defer", "") if settles else ("enqueue", ", or call it inside a phase")
         raise EnlistError(
-            f"enqueue('{task}') adds a row to the request's own transaction, and there is none open: enlist a session "
-            "first, or call it inside a phase"
+            f"{verb}('{task}') adds a row to the request's own transaction, and there is none open: enlist a session "
+            f"first{other}"
         )
     phase = (operation.steps.phase if operation.steps is not None else None) or ""
     if settles and phase:

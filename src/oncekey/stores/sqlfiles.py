@@ -6,9 +6,12 @@ Owns the names of files and the order of migrations; runs nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
+_TABLE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _NUMBERED = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 
 
@@ -34,10 +37,17 @@ def migrations(package: str) -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
-def outdated(package: str, applied: int | None, where: str) -> str | None:
+@cache
+def tables(package: str) -> tuple[str, ...]:
+    """The names of all tables that the migrations make."""
+    return tuple(name for each in migrations(package) for name in _TABLE.findall(each.sql))
+
+
+def outdated(package: str, applied: int | None, where: str, missing: Collection[str]) -> str | None:
     """One sentence that says what to run, or None when the tables are as this version wants them.
 
     ``applied`` is the number of the newest migration in the database; None when there is no table at all.
+    ``missing``: those of :func:`tables` that are not there.
     """
     newest = migrations(package)[-1].number
     if applied is None:
@@ -48,5 +58,11 @@ def outdated(package: str, applied: int | None, where: str) -> str | None:
         return (
             f"{where} has oncekey schema {applied:04d}, newer than the {newest:04d} that this version knows: "
             "upgrade the oncekey package"
+        )
+    if missing:
+        return (
+            f"{where} has oncekey schema {applied:04d} without its {', '.join(sorted(missing))}: restore that from a "
+            "backup; or, where every key may be forgotten, drop oncekey_schema and every idempotency_ table, and run "
+            "`oncekey migrate`"
         )
     return None

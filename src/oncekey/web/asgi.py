@@ -32,6 +32,8 @@ from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     answer_headers,
     answer_to,
+    body_length,
+    checked,
     read_key,
     refusal,
 )
@@ -51,7 +53,7 @@ class IdempotencyMiddleware:
 
     def __init__(self, app: App, once: OnceKey, *, tune: bool = True, upkeep: bool | Upkeep = False) -> None:
         self.app = app
-        self.once = once
+        self.once = checked(once)
         self.tune = tune
         self.upkeep = Upkeep(once) if upkeep is True else upkeep or None
 
@@ -113,7 +115,7 @@ class _Exchange:
         self.send = send
 
     async def run(self) -> None:
-        keys, content_type = self._read_headers()
+        keys, content_type, length = self._read_headers()
         if not keys and not self.policy.required:
             await self.app(self.scope, self.receive, self.send)
             return
@@ -127,6 +129,9 @@ class _Exchange:
             await self._answer(key, None)
             return
         self.key_header = key_header = keys[0].strip()
+        if length is not None and length > self.policy.max_request_bytes:
+            await self._refuse(Situation.BODY_TOO_LARGE)  # before the server says 100 Continue
+            return
         body = await self._read_body()
         if body is None:
             return
@@ -165,16 +170,19 @@ class _Exchange:
             body=body,
         )
 
-    def _read_headers(self) -> tuple[list[bytes], str | None]:
+    def _read_headers(self) -> tuple[list[bytes], str | None, int | None]:
         keys: list[bytes] = []
         content_type: str | None = None
+        length: int | None = None
         for name, value in self.scope["headers"]:
             if name == b"idempotency-key":
                 keys.append(value)
             elif name == b"content-type":  # all of them: who reads the request may go by any
                 text = value.decode("latin-1")
                 content_type = text if content_type is None else f"{content_type}, {text}"
-        return keys, content_type
+            elif name == b"content-length":
+                length = body_length(value.decode("latin-1"))
+        return keys, content_type, length
 
     async def _tenant(self) -> str:
         scope = self.scope

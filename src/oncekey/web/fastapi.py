@@ -49,6 +49,7 @@ from oncekey.upkeep.service import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
+from oncekey.web.wire import checked
 
 __all__ = [
     "CurrentOperation",
@@ -74,6 +75,7 @@ def protect(app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False) -> No
     """
     if any(getattr(item, "cls", None) is IdempotencyMiddleware for item in app.user_middleware):
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
+    checked(once)  # the middleware itself is made at the first request
     app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep)
     spare_refused(app)
     declare_openapi(app, once)

@@ -47,6 +47,7 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
 from oncekey.web.speakers import speaker_of
+from oncekey.web.wire import checked
 
 __all__ = ["CurrentOperation", "OnceKeyPlugin", "never_began"]
 
@@ -62,7 +63,7 @@ class OnceKeyPlugin(InitPluginProtocol):
     """
 
     def __init__(self, once: OnceKey, *, dependency: str = "operation") -> None:
-        self._once = once
+        self._once = checked(once)
         self._dependency = dependency
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:

@@ -48,7 +48,7 @@ __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"
 MAX_KEY_LENGTH = 255
 MAX_OPERATION_LENGTH = 400
 _WHICH = "Which key? It is at the end of the path, or the value of the Idempotency-Key header."
-_NOT_ALLOWED = Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"0")), b"")
+_NOT_ALLOWED = Answer(405, ((b"allow", b"GET, HEAD"), (b"cache-control", b"no-store"), (b"content-length", b"0")), b"")
 _CACHING = frozenset({b"cache-control", b"expires", b"etag", b"last-modified"})
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]

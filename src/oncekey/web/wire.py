@@ -25,7 +25,7 @@ from oncekey.core.values import value
 from oncekey.engine.flows import Finished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.errors import ConfigurationError, LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
 
 _log = logging.getLogger("oncekey")
 
@@ -52,6 +52,21 @@ class Voice(Protocol):
     def profile(self) -> ProfileName: ...
     @property
     def docs_url(self) -> str | None: ...
+
+
+def checked(once: OnceKey) -> OnceKey:
+    """What a middleware or ``protect`` was given: said now, and not at the first request."""
+    if not isinstance(once, OnceKey):
+        raise ConfigurationError("once=…: it takes a OnceKey, such as OnceKey('sqlite:///app.db', scope=tenant_of)")
+    return once
+
+
+def body_length(text: str | None) -> int | None:
+    """A Content-Length; None: there is none, or none that can be one. Of a length with more digits than a body can have
+    bytes, only that it is too much."""
+    if not text or not text.isascii() or not text.isdecimal():
+        return None
+    return int(text[-19:]) if text[:-19].strip("0") == "" else 10**19
 
 
 def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | Answer:

@@ -30,6 +30,8 @@ from oncekey.web.wire import (
     answer_headers,
     answer_instead,
     answer_to,
+    body_length,
+    checked,
     first_headers,
     raised,
     read_key,
@@ -51,7 +53,7 @@ class IdempotencyMiddleware:
 
     def __init__(self, app: App, once: OnceKey) -> None:
         self.app = app
-        self.once = once
+        self.once = checked(once)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = path_of(environ)
@@ -149,19 +151,22 @@ class Exchange:
         return tenant
 
     def _read_body(self) -> bytes | Answer:
-        """The whole body, or why it is refused: larger than the policy allows, or shorter than it said."""
+        """The whole body, or why it is refused: larger than the policy allows, or not all of it is here."""
         limit = self.policy.max_request_bytes
         stream = self.environ["wsgi.input"]
-        length = self.environ.get("CONTENT_LENGTH") or ""
+        length = body_length(self.environ.get("CONTENT_LENGTH"))
         body = b""
-        if length.isdecimal():
-            if int(length) > limit:
-                return refusal(self.once, Situation.BODY_TOO_LARGE)
-            body = stream.read(int(length))
-            if len(body) < int(length):  # the client left while it was sending: it has asked for nothing
-                return refusal(self.once, Situation.BODY_INCOMPLETE)
-        elif self.environ.get("wsgi.input_terminated"):
-            body = stream.read(limit + 1)  # chunked
+        try:
+            if length is not None:
+                if length > limit:
+                    return refusal(self.once, Situation.BODY_TOO_LARGE)
+                body = stream.read(length)
+                if len(body) < length:  # the client left while it was sending: it has asked for nothing
+                    return refusal(self.once, Situation.BODY_INCOMPLETE)
+            elif self.environ.get("wsgi.input_terminated"):
+                body = stream.read(limit + 1)  # chunked
+        except OSError:  # chunks that are none, or a connection that broke
+            return refusal(self.once, Situation.BODY_INCOMPLETE)
         return refusal(self.once, Situation.BODY_TOO_LARGE) if len(body) > limit else body
 
     # -- the handler ---------------------------------------------------------------------------------------------

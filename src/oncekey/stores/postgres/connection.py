@@ -43,6 +43,17 @@ _ADVICE = {
     "remaining connection slots": _NO_SLOT,
     "53100": "free some room on its disk",
     "Connection refused": "start it, or correct the address",
+    "password authentication failed": "correct the user's name or password",
+    "no pg_hba.conf entry": "its pg_hba.conf does not let this user in from here",
+    'database "': "create that database, or correct its name",
+    'role "': "create that role, or correct the user's name",
+    "could not translate host name": "correct the name of the host",
+    "Name or service not known": "correct the name of the host",
+    "failed to resolve host": "correct the name of the host",
+    "port number": "correct the port",
+    'connection option "port"': "correct the port",
+    "42501": "its user may not do that: docs/stores.md says what it needs to be granted",
+    "42P07": "there is a table of that name that oncekey did not make: give oncekey a schema of its own",
     "no error details available": "is this process at its limit of open files (ulimit -n)?",  # libpq got no socket
 }
 
@@ -102,7 +113,7 @@ def explain(error: psycopg.Error, where: str) -> OnceKeyError:
     """The error of our own tree that a driver's error stands for. Never quotes values: they may be keys or bodies."""
     state = error.sqlstate or ""
     if isinstance(error, errors.UndefinedTable):
-        return SchemaError(f"{where} has no oncekey tables: run `oncekey migrate`")
+        return SchemaError(f"{where} has no oncekey tables, or not all of them: run `oncekey migrate`")
     if isinstance(error, errors.UndefinedColumn):
         return SchemaError(f"{where} has an older oncekey schema: run `oncekey migrate`")
     if isinstance(error, errors.ReadOnlySqlTransaction):
@@ -113,4 +124,5 @@ def explain(error: psycopg.Error, where: str) -> OnceKeyError:
         said = str(error)
         advice = next((f": {words}" for sign, words in _ADVICE.items() if sign == state or sign in said), "")
         return StoreUnavailable(f"{where} is unavailable ({type(error).__name__}){advice}")
-    return StoreError(f"{where} refused a statement: {type(error).__name__}, SQLSTATE {state}")
+    advice = f": {_ADVICE[state]}" if state in _ADVICE else ""
+    return StoreError(f"{where} refused a statement ({type(error).__name__}, SQLSTATE {state}){advice}")

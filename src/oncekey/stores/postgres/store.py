@@ -42,6 +42,7 @@ from oncekey.stores.postgres.statements import (
 _MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, whoever starts it
 MIGRATION_SECONDS = 600.0
 """A migration may rewrite a large table, and waits for the one that another deploy runs."""
+_THERE: LiteralString = "SELECT name, to_regclass(name) IS NOT NULL FROM unnest(%s::text[]) AS name"
 _TRIES = 5  # FINDINGS.md: a lost race needed at most five statements to see the winner's row
 
 
@@ -181,15 +182,16 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
 
     def _check(self, connection: DeadlineConnection) -> None:
         try:
-            table = connection.execute("SELECT to_regclass('oncekey_schema')").fetchone()
+            asked = connection.execute(_THERE, [[*sqlfiles.tables(PACKAGE), "oncekey_schema"]])
+            missing = {name for name, there in asked if not there}
             applied = None
-            if table and table[0] is not None:
+            if "oncekey_schema" not in missing:
                 newest = connection.execute("SELECT max(number) FROM oncekey_schema").fetchone()
                 applied = newest[0] if newest else None
         except psycopg.Error as error:
             self.disconnect()
             raise explain(error, self._where) from error
-        if sentence := sqlfiles.outdated(PACKAGE, applied, self._where):
+        if sentence := sqlfiles.outdated(PACKAGE, applied, self._where, missing):
             raise SchemaError(sentence)
         self._local.checked = True
 
@@ -265,4 +267,8 @@ def _describe(url: str) -> str:
         info = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
         raise ConfigurationError("the PostgreSQL URL cannot be read: use postgresql://user@host/database") from None
-    return f"PostgreSQL database '{info.get('dbname', '')}' at {info.get('host', 'localhost')}"
+    at = info.get("host") or info.get("hostaddr") or "localhost"
+    port = f":{info['port']}" if info.get("port") else ""
+    return (
+        f"PostgreSQL database {info.get('dbname') or 'of that name'} at {at}{port}"  # unquoted: see redaction.describe
+    )

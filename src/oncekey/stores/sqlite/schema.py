@@ -7,21 +7,21 @@ several threads and processes at once, because everything is decided inside one 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from oncekey.errors import SchemaError
 from oncekey.stores import sqlfiles
 
 PACKAGE = "oncekey.stores.sqlite"
 
-_HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'oncekey_schema'"
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _NEWEST = "SELECT max(number) FROM oncekey_schema"
 _NOTE = "INSERT INTO oncekey_schema (number, name, applied_at) VALUES (?, ?, ?)"
 
 
-def applied(connection: sqlite3.Connection) -> int | None:
+def applied(connection: sqlite3.Connection, there: Collection[str]) -> int | None:
     """The number of the newest migration that ran here; None: there are no tables."""
-    if connection.execute(_HAS_TABLE).fetchone() is None:
+    if "oncekey_schema" not in there:
         return None
     (number,) = connection.execute(_NEWEST).fetchone()
     return None if number is None else int(number)
@@ -29,23 +29,23 @@ def applied(connection: sqlite3.Connection) -> int | None:
 
 def problem(connection: sqlite3.Connection, where: str) -> str | None:
     """One sentence, or None where the tables are as this version wants them."""
-    return sqlfiles.outdated(PACKAGE, applied(connection), where)
+    there = {name for (name,) in connection.execute(_TABLES)}
+    return sqlfiles.outdated(PACKAGE, applied(connection, there), where, set(sqlfiles.tables(PACKAGE)) - there)
 
 
 def migrate(connection: sqlite3.Connection, where: str, now: float) -> list[str]:
     """Run what has not run; the caller holds the write lock (BEGIN IMMEDIATE) and commits."""
-    at = applied(connection) or 0
-    known = sqlfiles.migrations(PACKAGE)
-    if at > known[-1].number:
-        raise SchemaError(sqlfiles.outdated(PACKAGE, at, where))
+    at = applied(connection, {name for (name,) in connection.execute(_TABLES)}) or 0
     ran = []
-    for migration in known:
+    for migration in sqlfiles.migrations(PACKAGE):
         if migration.number <= at:
             continue
         for statement in statements(migration.sql):
             connection.execute(statement)
         connection.execute(_NOTE, (migration.number, migration.name, now))
         ran.append(f"{migration.number:04d}_{migration.name}")
+    if (sentence := problem(connection, where)) is not None:
+        raise SchemaError(sentence)
     return ran
 
 
