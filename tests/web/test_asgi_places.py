@@ -61,6 +61,17 @@ async def test_a_prefix_that_ends_in_a_slash_does_not_hide_them_either(path: str
     await once.aclose()
 
 
+async def test_a_prefix_is_one_at_the_beginning_only() -> None:
+    """Another route that has the prefix in its middle does not fall under the policy of what follows it there."""
+    app = Starlette(routes=[Route("/v2/api/payments", pay, methods=["POST"])])
+    once = OnceKey("memory://", scope=SINGLE_TENANT, routes={"POST /payments": Policy(required=False)})
+    app.add_middleware(IdempotencyMiddleware, once=once)
+    transport = httpx.ASGITransport(app, root_path="/api")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.post("/v2/api/payments")).status_code == 400
+    await once.aclose()
+
+
 async def test_two_of_us_are_one() -> None:
     """A protected app inside a protected app: the inner one does not take the outer one's reservation for a rival's."""
     app, once = make()

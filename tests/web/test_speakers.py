@@ -22,7 +22,7 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
@@ -148,6 +148,56 @@ async def test_an_error_in_the_place_of_the_handler_is_in_doubt(once: OnceKey, s
     assert (retries, effects, state(once)) == ([409, 409], [1], State.UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    ("status", "declared"),
+    [(408, {}), (504, {"on_server_error": "retry"}), (400, {"final_client_errors": False})],
+)
+async def test_no_word_for_it_makes_a_timeout_harmless(status: int, declared: dict[str, Any]) -> None:
+    """What is declared of errors, or is known of 408, holds for those of the handler."""
+    effects: list[int] = []
+
+    class Patience(MovesOn):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            with anyio.move_on_after(PATIENCE) as patience:
+                await self.app(scope, receive, send)
+            if patience.cancelled_caught:
+                await JSONResponse({}, status)(scope, receive, send)
+
+    async def pay(request: Request) -> Response:
+        effects.append(1)
+        await asyncio.sleep(3 * PATIENCE)
+        return JSONResponse({}, 201)
+
+    with OnceKey("memory://", scope=SINGLE_TENANT, policy=Policy(**declared)) as once:
+        app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+        app.add_middleware(IdempotencyMiddleware, once=once)
+        app.user_middleware.append(Middleware(Patience))
+        assert (await answers(app), effects) == ([status, 409, 409], [1])
+
+
+@pytest.mark.parametrize("where", ["in front of the router", "in a mounted app"])
+async def test_who_is_not_let_in_may_come_again(once: OnceKey, where: str) -> None:
+    """429 and 401 are said before any work, by whomever."""
+    let_in: list[int] = []
+
+    class Limiter(MovesOn):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            let_in.append(1)
+            if len(let_in) == 1:
+                await JSONResponse({}, 429)(scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+
+    async def pay(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse({}, 201)(scope, receive, send)
+
+    app = Starlette(routes=[Mount("/", Limiter(pay) if where == "in a mounted app" else pay)])
+    app.add_middleware(IdempotencyMiddleware, once=once)
+    if where != "in a mounted app":
+        app.user_middleware.append(Middleware(Limiter))
+    assert await answers(app) == [429, 201, 201]
+
+
 async def test_a_timeout_in_litestar_is_in_doubt(once: OnceKey) -> None:
     effects: list[int] = []
 
@@ -258,6 +308,19 @@ def _fastapi(once: OnceKey, runs: list[int]) -> Any:
     return app
 
 
+def _streaming(once: OnceKey, runs: list[int]) -> Any:
+    """Sent by a task of its own, with the servers of today."""
+
+    async def pay(request: Request) -> Response:
+        runs.append(1)
+        return StreamingResponse(iter([b"{", b"}"]), 201 if len(runs) > 1 else 503)
+
+    app = FastAPI(middleware=[Middleware(PassesOn)])
+    app.post("/pay")(pay)
+    protect(app, once)
+    return app
+
+
 def _litestar(once: OnceKey, runs: list[int]) -> Any:
     @post("/pay")
     async def pay() -> LitestarResponse[None]:
@@ -267,7 +330,7 @@ def _litestar(once: OnceKey, runs: list[int]) -> Any:
     return Litestar([pay], plugins=[OnceKeyPlugin(once)], logging_config=None)
 
 
-@pytest.mark.parametrize("make", [_starlette, _endpoint, _around, _mounted, _fastapi, _litestar])
+@pytest.mark.parametrize("make", [_starlette, _endpoint, _around, _mounted, _fastapi, _streaming, _litestar])
 async def test_an_error_that_the_handler_returns_is_its_word(once: OnceKey, make: Callable[..., Any]) -> None:
     """DESIGN 4: a returned 5xx is retryable, also with the usual middleware around it."""
     assert await answers(make(once, [])) == [503, 201, 201]
@@ -321,6 +384,34 @@ async def test_a_request_that_no_route_took_is_forwarded_once(once: OnceKey, kin
         app.add_middleware(IdempotencyMiddleware, once=once)
     assert await answers(app) == ([201, 201, 201] if how == "answers" else [500, 409, 409])
     assert effects == [1]
+
+
+@pytest.mark.parametrize("missed", [404, 307, 422])
+@pytest.mark.parametrize("status", [201, 402])
+async def test_what_another_app_was_asked_for_instead_is_done_once(once: OnceKey, missed: int, status: int) -> None:
+    """A cascade: what the first app refuses, the second one gets. Its answer is an answer, also where it is a 4xx."""
+    effects: list[int] = []
+
+    class Cascade(MovesOn):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            refused = False
+
+            async def unless_refused(message: Any) -> None:
+                nonlocal refused
+                refused = refused or message.get("status") == missed
+                if not refused:
+                    await send(message)
+
+            await self.app(scope, receive, unless_refused)
+            if refused:
+                effects.append(1)
+                await JSONResponse({}, status)(scope, receive, send)
+
+    app = FastAPI()
+    app.post({404: "/other", 307: "/pay/", 422: "/pay"}[missed])(lambda amount: None)
+    protect(app, once)
+    app.user_middleware.append(Middleware(Cascade))
+    assert (await answers(app), effects) == ([status] * 3, [1])
 
 
 @pytest.mark.parametrize("how", ["answers", "raises"])

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
+from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.states import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import CurrentOperation, protect
+from tests.engine.doubles import PATIENCE
 from tests.web.test_speakers import PassesOn, answers, once, state
 
 __all__ = ["once"]
@@ -89,6 +92,85 @@ async def test_what_a_handler_commits_after_somebody_has_answered_for_it(orders:
 
         assert await answers(app, 4) == [504, 504, 201, 201]
     assert (len(runs), rows_in(orders)) == (3, 1)
+
+
+async def test_an_answer_that_waits_does_not_wait_for_a_disconnect(orders: Path) -> None:
+    """The handler listens for one before it ends, and the client for its answer: nobody would ever move."""
+    entered = asyncio.Event()
+    heard: list[str] = []
+
+    class Impatient(BaseHTTPMiddleware):
+        async def dispatch(self, request: Request, call_next: Any) -> Response:
+            calling = asyncio.ensure_future(call_next(request))
+            await entered.wait()
+            calling.cancel()
+            return JSONResponse({}, 504)
+
+    with OnceKey(f"sqlite:///{orders}", scope=SINGLE_TENANT, migrate=True) as once:
+
+        async def pay(request: Request) -> Response:
+            await current().enlist(sqlite3.connect(orders, check_same_thread=False))
+            entered.set()
+            while not heard or heard[-1] != "http.disconnect":
+                heard.append((await outer[0]())["type"])
+            return JSONResponse({}, 201)
+
+        class Keeps:
+            """Starlette's BaseHTTPMiddleware has a receive of its own; this is ours."""
+
+            def __init__(self, app: Any) -> None:
+                self.app = app
+
+            async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+                outer.append(receive)
+                await self.app(scope, receive, send)
+
+        outer: list[Any] = []
+        app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+        app.add_middleware(IdempotencyMiddleware, once=once)
+        app.user_middleware += [Middleware(Keeps), Middleware(Impatient)]
+        assert await asyncio.wait_for(answers(app, 1), PATIENCE) == [504]
+    assert heard[-1] == "http.disconnect"
+
+
+async def test_a_success_of_a_second_try_is_not_stored_without_its_writes(orders: Path) -> None:
+    """Middleware tries again what raised. What was raised rolls back: then the answer is not a 201."""
+    tries: list[int] = []
+
+    class TriesAgain:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            failed = False
+
+            async def unless_failed(message: Any) -> None:
+                nonlocal failed
+                failed = failed or message.get("status") == 503
+                if not failed:
+                    await send(message)
+
+            await self.app(scope, receive, unless_failed)
+            if failed:
+                await self.app(scope, receive, send)
+
+    policy = Policy(effects="transactional")
+    with OnceKey(f"sqlite:///{orders}", scope=SINGLE_TENANT, policy=policy, migrate=True) as once:
+        app = FastAPI()
+        protect(app, once)
+        app.user_middleware.append(Middleware(TriesAgain))
+
+        @app.post("/pay", status_code=201)
+        async def pay() -> None:
+            tries.append(1)
+            if len(tries) == 1:
+                raise HTTPException(503)
+            connection = sqlite3.connect(orders, check_same_thread=False)
+            await current().enlist(connection)
+            connection.execute("INSERT INTO orders VALUES (1)")
+
+        assert await answers(app, 3) == [503, 201, 201]
+    assert rows_in(orders) == 1
 
 
 class GoesOnInExcept:
@@ -185,3 +267,16 @@ async def test_a_second_response_is_refused_when_the_first_is_streaming(once: On
     with pytest.raises(RuntimeError, match="second response"):
         await client.ask(IdempotencyMiddleware(app, once))
     assert (client.sent, state(once)) == ([200, b"data: 1\n\n"], State.UNKNOWN)
+
+
+async def test_a_response_that_replaces_another_is_stored_alone(once: OnceKey) -> None:
+    client = Slow(0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"half', "more_body": True})
+        await JSONResponse({"error": "declined"}, 402)(scope, receive, send)
+
+    for _ in range(2):
+        await client.ask(IdempotencyMiddleware(app, once))
+    assert client.sent == [402, b'{"error":"declined"}'] * 2

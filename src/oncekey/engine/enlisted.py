@@ -66,8 +66,9 @@ def finish(
 
 
 def _commits(operation: Operation, event: Event, response: StoredResponse | None) -> bool:
-    """Returned, and under 500. A 4xx that the handler was not seen to return counts as raised."""
-    if event not in COMMITTING or operation.raised:
+    """Returned, and under 500. A 4xx that the handler was not seen to return counts as raised; what was raised to
+    refuse the request does not, it was nobody's work."""
+    if event not in COMMITTING or (operation.raised and not operation.refused):
         return False
     if response is None:
         return event is Event.DEFER
@@ -198,7 +199,9 @@ def _ended(
         why = "the handler ended its enlisted transaction itself, and what it had written may be there"
         _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
-    if _commits(operation, event, response):
+    tried_again = operation.passes > 1 and response is not None and response.status < 400
+    if _commits(operation, event, response) or tried_again:
+        # Of two tries one has raised, and the success of the other would be stored without its writes.
         return (yield from _instead(engine, operation, _undone(operation), "the enlisted transaction was rolled back"))
     finished = yield from engine.move(operation, event, response, reason)
     operation.enlisted = None

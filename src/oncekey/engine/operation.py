@@ -30,8 +30,8 @@ class Operation:
     """One attempt at one key. Get it with :func:`current`, or in FastAPI with ``Depends``."""
 
     __slots__ = (
-        "_verbs_used", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "policy", "raised",
-        "record", "refused", "renew_at", "said", "scope", "steps", "task",
+        "_verbs_used", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "passes", "policy", "raised",
+        "record", "refused", "refused_as", "renew_at", "running", "said", "scope", "steps", "task",
     )  # fmt: skip
 
     def __init__(
@@ -61,8 +61,14 @@ class Operation:
         """The lease went to somebody else: nothing that this attempt still does will be stored."""
         self.refused = False
         """The framework or the handler turned the request away before the operation began."""
+        self.refused_as: tuple[int | None, ...] | None = None
+        """The statuses that say so; None: any 4xx. With another one, somebody has done something about it since."""
         self.raised = False
         """The handler raised, and its framework made a response of it."""
+        self.passes = 0
+        """How often the framework was seen to look for the handler: from the first time on it may have been called."""
+        self.running = 0
+        """How many such calls are under way."""
         self.said: int | None = None
         """The error status that the handler itself was seen to return. Any other one, somebody else has answered with
         in its place, and it may still be running: the careful reading is that it raised."""

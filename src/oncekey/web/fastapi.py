@@ -177,14 +177,19 @@ def never_began(error: BaseException) -> bool:
 def _wrapped(handler: Callable[..., Any]) -> Callable[..., Any]:
     function = handler.func if isinstance(handler, functools.partial) else handler
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    call = handler if is_async else functools.partial(run_in_threadpool, handler)
 
     async def wrapped(connection: HTTPConnection, error: Exception) -> Any:
         operation: Operation | None = connection.scope.get(SCOPE_KEY)
-        if operation is not None and never_began(error):
-            operation.refused = True
-        if is_async:
-            return await handler(connection, error)
-        return await run_in_threadpool(handler, connection, error)
+        if operation is None or not never_began(error):
+            return await call(connection, error)
+        operation.refused = True
+        response = await call(connection, error)
+        # What an app says of an invalid body is its own affair. A handler of 404s may do something about it instead,
+        # and then says another thing.
+        said = error.status_code if isinstance(error, HTTPException) else getattr(response, "status_code", None)
+        operation.refused_as = (said,)
+        return response
 
     setattr(wrapped, _MARK, True)
     return wrapped

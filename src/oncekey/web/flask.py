@@ -45,6 +45,7 @@ def protect(app: Flask, once: OnceKey) -> Flask:
             exchange.operation.raised = True
             if request.routing_exception is error:
                 exchange.operation.refused = True
+                exchange.operation.refused_as = (getattr(error, "code", None) or 404,)
             if isinstance(error, NotExecuted | OutcomeUnknown | Refused | StoreError):
                 return _own_answer(exchange, error)
         return by_handlers(error)

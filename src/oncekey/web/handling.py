@@ -162,10 +162,12 @@ class Handling:
         if not self.body_read:
             self.body_read = True
             return {"type": "http.request", "body": self.body, "more_body": False}
-        if not self.settled:
+        if not self.settled and self.held is None:
             # No disconnect before the response is stored: apps stop working when they see one.
             self.stored = self.stored or asyncio.Event()
             await self.stored.wait()
+        if self.held is not None:
+            return {"type": "http.disconnect"}  # the response waits for the app's return, and nothing else will come
         return await self.receive()
 
     async def _inner_send(self, message: Message) -> None:
@@ -179,6 +181,7 @@ class Handling:
         elif kind == "http.response.start":
             if self.streaming:
                 raise RuntimeError("a second response was started, and a part of the first is with the client already")
+            self.chunks, self.size = [], 0  # of one that was begun, and that this one replaces
             headers = message.get("headers", ())  # an Iterable, says ASGI, and they are read more than once
             self.start = message if isinstance(headers, list) else {**message, "headers": list(headers)}
             status = message["status"]
@@ -223,13 +226,15 @@ class Handling:
         status: int = start["status"]
         raw_headers = start.get("headers", ())
         if status in (307, 404, 405) and never_routed(self.inner):
-            self.operation.refused = True
+            self.operation.refused, self.operation.refused_as = True, (status,)
         move = returned(self.operation, status, raw_headers, body)
         record: Record | Answer | None = None
         if self._handler_may_run(status):
             # Its transaction is open, and somebody has answered in its place: rolled back now, it could begin another
             # one and commit it. So the answer waits for the app's return, and the guards stay where they are.
             self.concluded, self.move, self.held = True, move, []
+            if self.stored is not None:
+                self.stored.set()
         else:
             record = await self._finish(move)
         if isinstance(record, Answer):
@@ -243,7 +248,9 @@ class Handling:
 
     def _handler_may_run(self, status: int) -> bool:
         operation = self.operation
-        return operation.enlisted is not None and status >= 400 and not operation.raised and operation.said != status
+        if operation.enlisted is None or status < 400 or operation.raised:
+            return False
+        return operation.running > 0 and operation.said != status
 
     async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""

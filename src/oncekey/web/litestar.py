@@ -138,7 +138,8 @@ async def _after_exception(error: Exception, scope: Scope) -> None:
     if isinstance(error, Refused | NotExecuted | OutcomeUnknown):
         cast("dict[str, Any]", scope)[_SAID] = error
     elif never_began(error):
-        operation.refused = True
+        status: int | None = getattr(error, "status_code", None)
+        operation.refused, operation.refused_as = True, None if status in (400, 422) else (status,)
 
 
 class _Inside:

@@ -22,8 +22,8 @@ def route_of(scope: Scope, routes: Routes) -> Route | None:
     path: str = scope["path"]
     method: str = scope["method"].upper()
     if root := scope.get("root_path"):
-        behind = path.split(root, maxsplit=1)[-1]  # as Litestar reads it
-        path = routes.of_mounted(method, route_path(scope), behind or "/")
+        # The second is as Litestar reads it.
+        path = routes.of_mounted(method, route_path(scope), path.removeprefix(root) or "/")
     return routes.match(method, path)
 
 

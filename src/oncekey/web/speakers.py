@@ -3,17 +3,20 @@
 A handler that *returned* an error says what became of its work. An error that a framework makes of an exception, or
 that middleware sends when its patience is over, says nothing: the work may have been done, or be under way. Inside an
 app both are messages. This owns what we know of the frameworks' ways, to tell them apart; who cannot be known has not
-been the handler.
+been the handler. What stands between a framework and a handler (a decorator, a route class of the app's own) is the
+handler: it speaks for itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from itertools import chain
 from types import FrameType
 from typing import Any
 
-from oncekey.engine.operation import _current
+from oncekey.engine.operation import Operation, _current
 from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send
 
 _STARLETTE_HANDLERS = "starlette.exception_handlers"
@@ -71,22 +74,29 @@ class _Listening:
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        operation = scope.get(SCOPE_KEY)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        operation: Operation | None = scope.get(SCOPE_KEY)
         if operation is None:
-            return self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
+        operation.passes += not operation.running
         operation.said = None  # by an earlier call: there is middleware that tries again
+        operation.running += 1
+        task = asyncio.current_task()
 
         def listen(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start" and (status := message["status"]) >= 300:
-                speaker = speaker_of(status)
+                speaker = speaker_of(status, task)
                 if speaker in _ROUTERS:
-                    operation.refused = True  # its own redirect: no endpoint has seen the request
+                    operation.refused, operation.refused_as = True, (status,)  # no endpoint has seen the request
                 elif speaker is not None:
                     operation.said = status
             return send(message)
 
-        return self.app(scope, receive, listen)
+        try:
+            await self.app(scope, receive, listen)
+        finally:
+            operation.running -= 1
 
 
 def _listen_inside(middleware: Any) -> None:
@@ -108,19 +118,32 @@ _SPEAKERS = {
 """Where frameworks call a handler and then send its response, which all of them call ``response``."""
 
 
-def speaker_of(status: int) -> tuple[str, str] | None:
+def speaker_of(status: int, task: asyncio.Task[Any] | None = None) -> tuple[str, str] | None:
     """Who is sending a response with this status just now; None where it is nobody of whom we know.
 
     By the stack: only somebody who awaits the sending of *this* response stands in it, and middleware that answers for
-    a handler does so after the handler's call, or beside it.
+    a handler does so after the handler's call, or beside it. Streams are sent by a task of their own: then it is the
+    stack of ``task``, which called the handler and waits for them.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in chain(_stack(), _stack_of(task)):
         speaker = (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname)
         if speaker in _SPEAKERS and getattr(frame.f_locals.get("response"), "status_code", None) == status:
             return speaker
-        frame = frame.f_back
     return None
+
+
+def _stack() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _stack_of(task: asyncio.Task[Any] | None) -> Iterator[FrameType]:
+    coroutine: Any = None if task is None or task is asyncio.current_task() else task.get_coro()
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        yield frame
+        coroutine = coroutine.cr_await
 
 
 def never_routed(scope: Scope) -> bool:

@@ -36,7 +36,7 @@ UNKNOWN_RETRY_SECONDS = 30.0
 UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
-_REDIRECTS = frozenset({307, 308})
+_NOT_LET_IN = frozenset({401, 403, 425, 429})
 _TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
@@ -98,12 +98,15 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
     """The move for a complete response. ``body`` None: it was streamed past us, and leaves a tombstone."""
     policy = operation.policy
     ending: Ending = "returned"
-    if operation.discardable and (400 <= status < 500 or status in _REDIRECTS):
+    if operation.discardable and _refuses(operation, status):
         ending = "refused"
     elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and operation.said != status)):
         # What a *returned* 5xx means may be declared; what was raised is judged by where the effects live.
         ending = "raised"
     event = _judge(operation, ending, status)
+    if event is Event.RELEASE and ending == "returned" and _spoken_for(operation, status):
+        ending = "raised"
+        event = _judge(operation, ending, status)
     if event not in _WITH_RESPONSE:
         return Move(event, None, f"the handler {'raised' if ending == 'raised' else 'answered'} {status}")
     response = storable(status, headers, body, policy)
@@ -116,6 +119,18 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
         else:
             operation.raised = True  # an error is no promise to settle it later: what it had written is rolled back
     return Move(event, response, reason)
+
+
+def _refuses(operation: Operation, status: int) -> bool:
+    if operation.refused_as is not None:
+        return status in operation.refused_as
+    return 400 <= status < 500
+
+
+def _spoken_for(operation: Operation, status: int) -> bool:
+    """Somebody gave this answer after the handler was called, and the handler has said nothing: a timeout, for one."""
+    silent = operation.said is None and not operation.raised
+    return operation.passes > 0 and silent and status not in _NOT_LET_IN
 
 
 def _judge(operation: Operation, ending: Ending, status: int | None) -> Event:
