@@ -14,6 +14,7 @@ import anyio
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from flask import Flask
 from litestar import Litestar, Router, post
 from litestar.response import Response as LitestarResponse
@@ -386,7 +387,7 @@ async def test_a_request_that_no_route_took_is_forwarded_once(once: OnceKey, kin
     assert effects == [1]
 
 
-@pytest.mark.parametrize("missed", [404, 307, 422])
+@pytest.mark.parametrize("missed", [404, 307])
 @pytest.mark.parametrize("status", [201, 402])
 async def test_what_another_app_was_asked_for_instead_is_done_once(once: OnceKey, missed: int, status: int) -> None:
     """A cascade: what the first app refuses, the second one gets. Its answer is an answer, also where it is a 4xx."""
@@ -408,7 +409,7 @@ async def test_what_another_app_was_asked_for_instead_is_done_once(once: OnceKey
                 await JSONResponse({}, status)(scope, receive, send)
 
     app = FastAPI()
-    app.post({404: "/other", 307: "/pay/", 422: "/pay"}[missed])(lambda amount: None)
+    app.post({404: "/other", 307: "/pay/"}[missed])(lambda: None)
     protect(app, once)
     app.user_middleware.append(Middleware(Cascade))
     assert (await answers(app), effects) == ([status] * 3, [1])
@@ -431,6 +432,80 @@ def test_flask_forwards_what_no_route_took_once(once: OnceKey, how: str) -> None
     said = [client.post("/pay", headers=KEY).status_code for _ in range(3)]
     assert said == ([201, 201, 201] if how == "answers" else [500, 409, 409])
     assert effects == [1]
+
+
+async def test_what_an_app_does_about_an_invalid_body_is_done_once(once: OnceKey) -> None:
+    """Its handler of validation errors knows an older form of the body, and charges."""
+    effects: list[int] = []
+
+    async def older_form(request: Request, error: Exception) -> Response:
+        effects.append(1)
+        return JSONResponse({}, 201)
+
+    app = FastAPI(exception_handlers={RequestValidationError: older_form})
+    app.post("/pay")(lambda amount: None)
+    protect(app, once)
+    assert (await answers(app), effects) == ([201, 201, 201], [1])
+
+
+async def test_a_404_of_a_second_try_is_the_endpoints(once: OnceKey) -> None:
+    """Middleware knows that the route has moved. The endpoint charges, and then does not find something."""
+    effects: list[int] = []
+
+    class Moved(MovesOn):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            found = True
+
+            async def unless_missing(message: Any) -> None:
+                nonlocal found
+                found = found and message.get("status") != 404
+                if found:
+                    await send(message)
+
+            await self.app(scope, receive, unless_missing)
+            if not found:
+                await self.app({**scope, "path": "/v2/pay"}, receive, send)
+
+    async def pay(request: Request) -> Response:
+        effects.append(1)
+        return JSONResponse({}, 404)
+
+    for app in (FastAPI(), Starlette()):
+        effects.clear()
+        app.router.routes.append(Route("/v2/pay", pay, methods=["POST"]))
+        if isinstance(app, FastAPI):
+            protect(app, once)
+        else:
+            app.add_middleware(IdempotencyMiddleware, once=OnceKey("memory://", scope=SINGLE_TENANT))
+        app.user_middleware.append(Middleware(Moved))
+        assert (await answers(app), effects) == ([404, 404, 404], [1])
+
+
+async def test_what_an_envelope_makes_of_an_error_is_still_the_handlers(once: OnceKey) -> None:
+    """503 for a 500, and 400 for an invalid body: said by the handler, and by the framework before it."""
+    runs: list[int] = []
+
+    class Envelope(MovesOn):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def renamed(message: Any) -> None:
+                status = message.get("status")
+                await send({**message, "status": {500: 503, 422: 400}.get(status, status)} if status else message)
+
+            await self.app(scope, receive, renamed)
+
+    app = FastAPI()
+
+    @app.post("/pay", status_code=201)
+    async def pay(response: Response) -> None:
+        runs.append(1)
+        response.status_code = 500 if len(runs) == 1 else 201
+
+    app.post("/typed")(lambda amount: None)
+    protect(app, once)
+    app.user_middleware.append(Middleware(Envelope))
+    assert await answers(app, 1, path="/typed") == [400]
+    assert state(once) is None
+    assert await answers(app) == [503, 201, 201]
 
 
 async def test_a_redirect_of_an_endpoint_is_not_the_routers(once: OnceKey) -> None:

@@ -94,6 +94,15 @@ def test_an_iterable_that_breaks_with_one_of_our_own_exceptions(make_server: Mak
     assert server.state == "failed_retryable"
 
 
+def test_a_status_that_is_none_does_not_leave_the_key_stuck(make_server: MakeServer) -> None:
+    """Said too late, nobody would end the key, and it would be renewed for ever."""
+    server = make_server(lambda environ, start_response: [start_response("OK", JSON), b"{}"][1:])
+    with pytest.raises(ValueError, match="invalid literal"):
+        server.post()
+    assert server.state == "unknown"
+    assert server.once.engine.keeper._live == {}
+
+
 def test_a_close_that_raises_counts_as_raised(make_server: MakeServer) -> None:
     """What breaks while the response is let go may have undone it: nothing is stored as a success."""
     server = make_server(returning(Pieces(b"one", close_fails=True)))

@@ -60,8 +60,11 @@ def finish(
         return (yield from _instead(engine, operation, Event.DOUBT, why))
     if enlisted.is_open and _commits(operation, event, response):
         return (yield from _commit(engine, operation, enlisted, event, response, reason))
-    if enlisted.stage is not Stage.ENDED:
+    if enlisted.stage not in (Stage.ENDED, Stage.LEFT):
         yield from roll_back(enlisted)
+        if enlisted.link.caller and enlisted.locked and not enlisted.link.rolled_back:
+            enlisted.stage = Stage.LEFT
+            return Finished(True, operation.record)
     return (yield from _ended(engine, operation, enlisted, event, response, reason))
 
 
@@ -72,7 +75,7 @@ def _commits(operation: Operation, event: Event, response: StoredResponse | None
         return False
     if response is None:
         return event is Event.DEFER
-    return response.status < 400 or (response.status < 500 and operation.said == response.status)
+    return response.status < 400 or (response.status < 500 and operation.said is not None and operation.said < 500)
 
 
 def _commit(

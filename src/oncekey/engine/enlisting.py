@@ -61,6 +61,7 @@ class Stage(Enum):
     OPENING = "being opened"
     OPEN = "open"
     WRITTEN = "the app commits"
+    LEFT = "doomed, and the app has still to end it"
     ENDED = "ended by the handler, and nobody knows yet how"
     UNSETTLED = "its commit was asked for, and nobody knows yet what came of it"
     CUT_OFF = "its end was cut off, and nobody knows where"

@@ -180,6 +180,9 @@ class Keeper:
                 except BaseException:
                     self._unfinished.append(item)
                     raise
+                if item.operation.enlisted is not None:  # it was written or left, and now waits for the app's own end
+                    self._unfinished.append(item)
+                    return
                 self.unwatch(item.operation)
                 self._renew_due()  # storing may have taken its time
 

@@ -70,8 +70,8 @@ class Operation:
         self.running = 0
         """How many such calls are under way."""
         self.said: int | None = None
-        """The error status that the handler itself was seen to return. Any other one, somebody else has answered with
-        in its place, and it may still be running: the careful reading is that it raised."""
+        """The status, if it is no success, that the handler itself was seen to return. Without one, an error is
+        somebody else's answer in its place, and it may still be running: the careful reading is that it raised."""
         self.renew_at = 0.0
         self._verbs_used = False
 
@@ -182,6 +182,11 @@ class Operation:
     @property
     def discardable(self) -> bool:
         return self.refused and not self._verbs_used
+
+    @property
+    def said_error(self) -> bool:
+        """The handler returned a 5xx; middleware may have made another one of it."""
+        return self.said is not None and self.said >= 500
 
 
 class Blocking:

@@ -149,6 +149,8 @@ class Pump:
         return self._ending or not (self._claims or self._live)
 
     def _next_turn(self) -> float:
+        if self._unsaved or self._unheard:  # after trouble, which has waited already
+            return time.monotonic()
         at = self._look_at if self._live else float("inf")
         if self._claims and len(self._live) < self._concurrency:
             at = min(at, self._claim_at)

@@ -184,12 +184,9 @@ def _wrapped(handler: Callable[..., Any]) -> Callable[..., Any]:
         if operation is None or not never_began(error):
             return await call(connection, error)
         operation.refused = True
-        response = await call(connection, error)
-        # What an app says of an invalid body is its own affair. A handler of 404s may do something about it instead,
-        # and then says another thing.
-        said = error.status_code if isinstance(error, HTTPException) else getattr(response, "status_code", None)
-        operation.refused_as = (said,)
-        return response
+        # With which 4xx an invalid body is refused is the app's affair. Of a 404 somebody may make more than an answer.
+        operation.refused_as = (error.status_code,) if isinstance(error, HTTPException) else None
+        return await call(connection, error)
 
     setattr(wrapped, _MARK, True)
     return wrapped

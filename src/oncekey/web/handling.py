@@ -136,7 +136,7 @@ class Handling:
                     await self._settle(self.held)
                 raise  # a background task failed after the response was stored: that stands
             move, answer = raised(self.operation, error, self.once)
-            record = await self._finish(move)
+            record = await self._finish_ended(move)
             if answer is None:
                 raise
             if not isinstance(record, Answer) and not self.streaming:
@@ -147,7 +147,7 @@ class Handling:
                     await self._settle(self.held)
                 return
             # The app came back without the end of its response: whatever it did, it did not say.
-            await self._finish(raised(self.operation, EOFError(), self.once)[0])
+            await self._finish_ended(raised(self.operation, EOFError(), self.once)[0])
 
     def _inner_scope(self) -> Scope:
         """The app's view of the request: our mark in it, no way around the body, and no compression (we store
@@ -225,7 +225,8 @@ class Handling:
         """The response is complete: store it, then send it."""
         status: int = start["status"]
         raw_headers = start.get("headers", ())
-        if status in (307, 404, 405) and never_routed(self.inner):
+        once_only = self.operation.passes < 2 and self.operation.said is None
+        if status in (307, 404, 405) and once_only and never_routed(self.inner):
             self.operation.refused, self.operation.refused_as = True, (status,)
         move = returned(self.operation, status, raw_headers, body)
         record: Record | Answer | None = None
@@ -250,7 +251,7 @@ class Handling:
         operation = self.operation
         if operation.enlisted is None or status < 400 or operation.raised:
             return False
-        return operation.running > 0 and operation.said != status
+        return operation.running > 0 and operation.said is None
 
     async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
@@ -286,6 +287,14 @@ class Handling:
             return finished.record if move.event is not Event.DISCARD else None  # an unused key expires never
         answer = answer_instead(finished, self.operation, self.wanted, self.once)
         return await self._instead(answer, finished.record)
+
+    async def _finish_ended(self, move: Move) -> Record | Answer | None:
+        """As _finish, when the app has ended: so has whatever it had to end itself."""
+        record = await self._finish(move)
+        if self.held is not None:
+            self.held = None
+            record = await self._finish(move)
+        return record
 
     async def _settle(self, held: list[Message]) -> None:
         """The app has returned, so it has committed or never will: send what was held back, or what the key says."""

@@ -154,8 +154,11 @@ class _Inside:
             await self.app(scope, receive, send)
             return
 
+        operation.passes += 1
+        task = asyncio.current_task()
+
         async def pass_on(message: Message) -> None:
-            if message["type"] == "http.response.start" and speaker_of(status := message["status"]) is not None:
+            if message["type"] == "http.response.start" and speaker_of(status := message["status"], task) is not None:
                 operation.said = status
             if _SAID not in scope:
                 await send(message)

@@ -79,7 +79,10 @@ class _Listening:
         if operation is None:
             await self.app(scope, receive, send)
             return
-        operation.passes += not operation.running
+        if not operation.running:
+            operation.passes += 1
+            if operation.refused:  # an earlier one, and what was raised for it
+                operation.refused, operation.refused_as, operation.raised = False, None, False
         operation.said = None  # by an earlier call: there is middleware that tries again
         operation.running += 1
         task = asyncio.current_task()

@@ -36,6 +36,7 @@ UNKNOWN_RETRY_SECONDS = 30.0
 UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
+_REDIRECTS = frozenset({307, 308})
 _NOT_LET_IN = frozenset({401, 403, 425, 429})
 _TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
@@ -100,7 +101,7 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
     ending: Ending = "returned"
     if operation.discardable and _refuses(operation, status):
         ending = "refused"
-    elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and operation.said != status)):
+    elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and not operation.said_error)):
         # What a *returned* 5xx means may be declared; what was raised is judged by where the effects live.
         ending = "raised"
     event = _judge(operation, ending, status)
@@ -122,9 +123,8 @@ def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, b
 
 
 def _refuses(operation: Operation, status: int) -> bool:
-    if operation.refused_as is not None:
-        return status in operation.refused_as
-    return 400 <= status < 500
+    refuses = 400 <= status < 500 or status in _REDIRECTS
+    return refuses and (operation.refused_as is None or status in operation.refused_as)
 
 
 def _spoken_for(operation: Operation, status: int) -> bool:

@@ -198,6 +198,7 @@ class Exchange:
             self.operation.raised = True
             if self.started:
                 raise exc_info[1].with_traceback(exc_info[2])
+        int(status[:3])  # a status that is none is the app's error, here and not after its work
         self.status_line = status
         self.headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         if self.whole_body is not None and not self.concluded and (body := self.whole_body(status)) is not None:
@@ -262,6 +263,7 @@ class Exchange:
         return self._answer_or_raise(self.failed(error), error)
 
     def _answer_or_raise(self, answer: Answer | None, error: BaseException) -> Iterable[bytes]:
+        self.settle()  # the app has ended, also by a commit of its own that failed
         if answer is None:
             raise error
         return self._answer(self.instead or answer, self.record)

@@ -88,3 +88,4 @@ class Streamed:
                 pass  # the client left: the handler goes on to its end all the same
         finally:
             self._rest.close()
+            self._exchange.settle()

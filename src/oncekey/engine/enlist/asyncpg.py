@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from oncekey.engine.enlist.base import Link, Rows, numbered
+from oncekey.engine.enlist.base import DOOM, Link, Rows, numbered
 from oncekey.errors import EnlistError
 
 
@@ -55,8 +55,11 @@ class AsyncpgLink(Link):
         await self._transaction.commit()
 
     async def roll_back(self) -> None:
-        with suppress(Exception):
-            self.rolled_back = await self.execute(*self.mark) == [(True,)]
-        if self._transaction is not None:
+        if self._transaction is None:
             with suppress(Exception):
-                await self._transaction.rollback()
+                await self.execute(DOOM, {})
+            return
+        with suppress(Exception):
+            there = await self.execute(*self.mark) == [(True,)]
+            await self._transaction.rollback()
+            self.rolled_back = there

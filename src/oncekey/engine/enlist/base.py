@@ -32,6 +32,11 @@ LEAVE_IT = (
 )
 
 
+DOOM = ("SELECT 1 / 0",)
+"""In a block that is the app's to end, nobody else may roll back. After an error nothing can be written in it, and its
+COMMIT is a ROLLBACK."""
+
+
 class Link:
     """One enlisted session or connection. Subclasses say how; the order of calls is ``engine/enlisted.py``'s."""
 
@@ -77,7 +82,8 @@ class Link:
         raise NotImplementedError
 
     def roll_back(self) -> Any:
-        """Roll it back if it still is ours, and take the guards away. Never raises."""
+        """Roll it back if it still is ours, and take the guards away. Never raises. Where only the app's own block can
+        do that (``caller``), see to it that it does, and leave ``rolled_back`` as it is."""
         raise NotImplementedError
 
     def usable_from_other_threads(self) -> bool:

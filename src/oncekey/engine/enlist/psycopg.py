@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import AsyncConnection, Connection, pq
 from psycopg.rows import tuple_row
 
-from oncekey.engine.enlist.base import Link, Rows, for_format
+from oncekey.engine.enlist.base import DOOM, Link, Rows, for_format
 from oncekey.errors import EnlistError
 
 
@@ -84,9 +84,12 @@ class PsycopgLink(_Psycopg):
     def roll_back(self) -> None:
         self.let_go()
         with suppress(Exception):
-            self.rolled_back = self.execute(*self.mark) == [(True,)]
-        with suppress(Exception):
-            self._connection.rollback()
+            there = self.execute(*self.mark) == [(True,)]
+            self._connection.rollback()  # refused inside a block of the app's own
+            self.rolled_back = there
+        if self.caller and not self.rolled_back:
+            with suppress(Exception):
+                self.execute(DOOM, {})
 
 
 class AsyncPsycopgLink(_Psycopg):
@@ -130,6 +133,9 @@ class AsyncPsycopgLink(_Psycopg):
     async def roll_back(self) -> None:
         super().let_go()
         with suppress(Exception):
-            self.rolled_back = await self.execute(*self.mark) == [(True,)]
-        with suppress(Exception):
-            await self._connection.rollback()
+            there = await self.execute(*self.mark) == [(True,)]
+            await self._connection.rollback()  # refused inside a block of the app's own
+            self.rolled_back = there
+        if self.caller and not self.rolled_back:
+            with suppress(Exception):
+                await self.execute(DOOM, {})
