@@ -61,7 +61,8 @@ class Handling:
     told = False
     """And the client was told."""
     held: list[Message] | None = None
-    """The response, while it waits for the app's own commit (``enlist(commit="caller")``)."""
+    """The response, while it waits for the app's return: its own commit (``enlist(commit="caller")``), or a handler that
+    somebody has answered for."""
 
     def __init__(
         self,
