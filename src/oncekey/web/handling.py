@@ -96,7 +96,7 @@ class Handling:
         engine = self.once.engine
         token = _current.set(self.operation)
         try:
-            task = asyncio.get_running_loop().create_task(self._handle())
+            task = asyncio.get_running_loop().create_task(self._handle(self.done))
         finally:
             _current.reset(token)
         self.task = self.operation.task = task
@@ -105,8 +105,7 @@ class Handling:
         # Not the task itself: whoever cancels this coroutine (a disconnect) cancels the future, and the task goes on.
         await self.done
 
-    async def _handle(self) -> None:
-        done = self.done
+    async def _handle(self, done: asyncio.Future[None]) -> None:
         try:
             await self._call_app()
         except BaseException as error:
