@@ -61,8 +61,8 @@ class Handling:
     told = False
     """And the client was told."""
     held: list[Message] | None = None
-    """The response, while it waits for the app's return: its own commit (``enlist(commit="caller")``), or a handler that
-    somebody has answered for."""
+    """The response, while it waits for the app's return: for its own commit (``enlist(commit="caller")``), or for a
+    handler that somebody has answered for."""
 
     def __init__(
         self,
