@@ -34,6 +34,25 @@ def test_a_pattern_finds_its_paths(pattern: str, path: str) -> None:
     assert (route.operation, route.policy) == (pattern, OWN)
 
 
+@pytest.mark.parametrize("path", ["/files/\nx", "/files/a\nx", "/files/a/\n/b\n", "/files/\n\n", "/files/\r\u2028x"])
+@pytest.mark.parametrize("pattern", ["PUT /files/{name:path}", "PUT /{any:path}", "PUT /files{rest:path}"])
+def test_path_with_line_breaks_falls_under_a_protected_path_pattern(pattern: str, path: str) -> None:
+    """Flask and Litestar route ``PUT /files/%0Ax`` to ``/files/{name:path}``: without a key it must not get there."""
+    assert Routes(Policy(), {pattern: OWN}).match("PUT", path) is not None
+
+
+@pytest.mark.parametrize("path", ["/open/\nx", "/open/a\nx", "/open/a\n"])
+def test_path_with_line_breaks_is_not_exempt_by_a_path_pattern(path: str) -> None:
+    assert Routes(Policy(), {"POST /open/{name:path}": None}).match("POST", path) is not None
+
+
+@pytest.mark.parametrize("path", ["/one/\n", "/one/\nx", "/one/x\n", "/one/\n\n", "/one/a\nb"])
+@pytest.mark.parametrize("pattern", ["PUT /one/{name}", "PUT /one/{name:str}", "PUT /{first}/{second}"])
+def test_segment_with_line_breaks_falls_under_a_segment_pattern(pattern: str, path: str) -> None:
+    """Starlette routes each of them to ``/one/{name}``."""
+    assert Routes(Policy(), {pattern: OWN}).match("PUT", path) is not None
+
+
 def test_one_segment_is_one_segment() -> None:
     """Only ``:path`` spans slashes: another route must not slip under an exemption."""
     assert Routes(Policy(), {"POST /open/{id}": None}).match("POST", "/open/1") is None

@@ -38,6 +38,26 @@ def test_two_tenants_with_one_key_do_not_meet(name: str, make_stack: MakeStack) 
     assert stack.record("k-1", "ann") != stack.record("k-1", "bob")
 
 
+def by_header_name(name: str) -> Any:
+    def scope(asked: Any) -> str:
+        assert (name in asked.headers) == (name.upper() in asked.headers)
+        assert all(each == each.lower() for each in asked.headers)
+        tenant: str = asked.headers.get(name, "everybody")
+        return tenant
+
+    return scope
+
+
+@pytest.mark.parametrize("header", ["X-Tenant", "x-tenant", "X-TENANT"])
+def test_tenant_is_found_by_a_header_name_in_any_case(name: str, make_stack: MakeStack, header: str) -> None:
+    """Two tenants with one key and one body stay two: neither reads the answer of the other."""
+    stack = make_stack(name, scope=by_header_name(header))
+    ann, bob = (stack.post(headers={"x-tenant": tenant}) for tenant in ("ann", "bob"))
+    assert (ann.status_code, bob.status_code, stack.runs) == (201, 201, 2)
+    assert ann.content != bob.content
+    assert stack.record("k-1", "everybody") is None
+
+
 def test_nobody_is_401_before_any_look_up(name: str, make_stack: MakeStack) -> None:
     """A caller that is nobody gets 401, also for a key that has an answer, and the store is not asked."""
     stack = make_stack(name, scope=by_user)

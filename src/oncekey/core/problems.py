@@ -144,7 +144,7 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_INVALID, "request_too_large"), "IDEMPOTENCY_BODY_TOO_LARGE"),
     _S.BODY_INCOMPLETE: _Entry(
         (400, 400, 400), "The request body is incomplete",
-        f"The body ended before the length that was announced. {_NOT_LOOKED_UP}",
+        f"The body is not as long as its Content-Length says. {_NOT_LOOKED_UP}",
         "Send it again, whole, with the same key.",
         (_INVALID, "request_incomplete"), "IDEMPOTENCY_BODY_INCOMPLETE"),
     _S.STORE_UNAVAILABLE: _Entry(

@@ -138,8 +138,9 @@ def _named(path: str) -> str:
 
 
 def compiled(path: str, *, exempt: bool = False) -> re.Pattern[str]:
-    """``{name:path}`` may be nothing, as in Starlette; what is exempt is read more narrowly, as in Flask."""
-    anything = ".+" if exempt else ".*"
+    """``{name:path}`` may be nothing, as in Starlette, and may hold line breaks, as in Flask and Litestar. An exemption
+    is read more narrowly: it needs at least one character, and no line break. Match the whole path (``fullmatch``)."""
+    anything = ".+" if exempt else r"[\s\S]*"
     parts, end = [], 0
     for found in _PARAMETER.finditer(path):
         parts += [re.escape(path[end : found.start()]), anything if found[2] == "path" else "[^/]+"]

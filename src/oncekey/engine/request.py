@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 
+class Headers(Mapping[str, str]):
+    """The headers of a request. A name is found in any case; iterating gives names in lower case.
+
+    Several lines of one header are one value, joined by commas. Only the names are in its ``repr``: values are secrets.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        """``values``: by lower-case name."""
+        self._values = values
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Headers({', '.join(self._values)})"
+
+
 class Request:
-    """``method``, ``path``, ``headers`` (lower-case names), and ``raw``: the ASGI scope or the WSGI environ."""
+    """``method``, ``path``, ``headers`` (names in any case), and ``raw``: the ASGI scope or the WSGI environ."""
 
     __slots__ = ("_headers", "_read_headers", "method", "path", "raw")
 
@@ -18,12 +46,12 @@ class Request:
         self.path = path
         self.raw = raw
         self._read_headers = read_headers
-        self._headers: dict[str, str] | None = None
+        self._headers: Headers | None = None
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Headers:
         if self._headers is None:
-            self._headers = self._read_headers()
+            self._headers = Headers(self._read_headers())
         return self._headers
 
 

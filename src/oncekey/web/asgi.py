@@ -41,6 +41,11 @@ from oncekey.web.wire import (
 _log = logging.getLogger("oncekey")
 
 LARGE_BODY_BYTES = 64 * 1024
+_DROPPED = (
+    "The body did not arrive, as can happen to a request that has an Upgrade header: send it without that header (in "
+    "Java, choose HTTP_1_1). This request was not executed. Whether an earlier one with this key was, has not been "
+    "looked up."
+)
 
 
 class IdempotencyMiddleware:
@@ -135,6 +140,9 @@ class _Exchange:
         body = await self._read_body()
         if body is None:
             return
+        if (length is not None and len(body) != length) or (not body and self._may_have_been_dropped()):
+            await self._refuse(Situation.BODY_INCOMPLETE, detail=_DROPPED if self._has(b"upgrade") else None)
+            return
         if len(body) > LARGE_BODY_BYTES:
             # Reading a large document takes milliseconds, and a hostile one more: not on everybody's event loop.
             wanted = await asyncio.to_thread(self._reservation, tenant, key, content_type, body)
@@ -174,6 +182,7 @@ class _Exchange:
         keys: list[bytes] = []
         content_type: str | None = None
         length: int | None = None
+        chunked = False
         for name, value in self.scope["headers"]:
             if name == b"idempotency-key":
                 keys.append(value)
@@ -182,7 +191,18 @@ class _Exchange:
                 content_type = text if content_type is None else f"{content_type}, {text}"
             elif name == b"content-length":
                 length = body_length(value.decode("latin-1"))
-        return keys, content_type, length
+            elif name == b"transfer-encoding":
+                chunked = True
+        # RFC 9112: chunks have their own end, and a length beside them does not count.
+        return keys, content_type, None if chunked else length
+
+    def _has(self, header: bytes) -> bool:
+        return any(name == header for name, _ in self.scope["headers"])
+
+    def _may_have_been_dropped(self) -> bool:
+        """Whether an empty body was not sent empty: uvicorn with httptools drops the body of a request that asks for
+        another protocol, as Java's HttpClient does with ``Upgrade: h2c``. Chunks have no length that would tell."""
+        return self._has(b"transfer-encoding") and self._has(b"upgrade")
 
     async def _tenant(self) -> str:
         scope = self.scope

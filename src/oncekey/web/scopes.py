@@ -44,8 +44,9 @@ def is_event_stream(start: Message) -> bool:
 
 
 def header_map(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By lower-case name; several lines of one header are joined by commas."""
     headers: dict[str, str] = {}
     for name, value in raw:
-        text = name.decode("latin-1")
+        text = name.decode("latin-1").lower()
         headers[text] = f"{headers[text]}, {value.decode('latin-1')}" if text in headers else value.decode("latin-1")
     return headers
