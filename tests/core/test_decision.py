@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from oncekey.core.decision import (
+    LEASE_RAN_OUT,
     UNDECIDED_STATUSES,
     Busy,
     Claim,
@@ -177,20 +178,54 @@ def test_the_process_died(effects: Effects, event: Event) -> None:
     """DESIGN section 4, last column: a lapsed lease is doubted where it may have charged, else taken over."""
     for steps, past_expiry in product((False, True), repeat=2):
         record = make_record(lease_over=True, effects=effects, steps=steps, past_expiry=past_expiry)
-        assert decide(record, WANTED) == Claim(record, event)
+        reason = LEASE_RAN_OUT if event is Event.DOUBT else None
+        assert decide(record, replace(WANTED, effects=Effects.PHASED if steps else effects)) == Claim(
+            record, event, reason
+        )
 
 
 def test_the_rows_effects_decide_and_not_the_requests() -> None:
     """A deploy that declares the route anew changes nothing for a row that is already there."""
     record = make_record(lease_over=True, effects=Effects.EXTERNAL)
     wanted = Reservation("acme", "key-1", "POST /payments", b"same" * 8, 1, Effects.REPEATABLE, "mine", 60.0, 1.0)
-    assert decide(record, wanted) == Claim(record, Event.DOUBT)
+    assert decide(record, wanted) == Claim(record, Event.DOUBT, LEASE_RAN_OUT)
+
+
+RUNS_AGAIN = {
+    # what the row was reserved under, and what the route is declared now: the attempts that may run
+    (Effects.EXTERNAL, effects) for effects in Effects
+} | {
+    (Effects.TRANSACTIONAL, effects) for effects in Effects
+} | {(Effects.PHASED, effects) for effects in Effects} | {(Effects.REPEATABLE, Effects.REPEATABLE)}  # fmt: skip
+
+
+@pytest.mark.parametrize("now", Effects)
+@pytest.mark.parametrize("before", Effects)
+def test_retryable_key_runs_under_other_effects_only_if_nothing_can_happen_twice(before: Effects, now: Effects) -> None:
+    """Rolled back, proven not executed, or phased without a step: it runs. Repeatable runs as repeatable only, and a
+    row with steps as phased only: else the key becomes unknown, and the reason says what to do."""
+    for state, steps in product((State.FAILED_RETRYABLE, State.IN_PROGRESS), (False, True)):
+        if state is State.IN_PROGRESS and before is Effects.EXTERNAL:
+            continue  # test_the_process_died
+        record = make_record(state, lease_over=True, effects=before, steps=steps)
+        decision = decide(record, replace(WANTED, effects=now))
+        runs = now is Effects.PHASED if steps else (before, now) in RUNS_AGAIN
+        assert isinstance(decision, Claim)
+        if runs:
+            released = before is Effects.PHASED is not now  # first: its owner may be late, and write a first step
+            taken = Claim(record, Event.RELEASE, LEASE_RAN_OUT) if released else Claim(record, Event.TAKE_OVER)
+            assert decision == (Claim(record, Event.RETRY) if state is State.FAILED_RETRYABLE else taken)
+        else:
+            assert decision.event is Event.DOUBT
+            assert decision.reason is not None
+            assert f"effects='{now}' now" in decision.reason
+            assert "oncekey keys resolve" in decision.reason
 
 
 def test_a_retryable_key_with_steps_is_resumed_also_after_expiry() -> None:
     """What is half done is never begun anew by time."""
     record = make_record(State.FAILED_RETRYABLE, steps=True, past_expiry=True)
-    assert decide(record, WANTED) == Claim(record, Event.RETRY)
+    assert decide(record, replace(WANTED, effects=Effects.PHASED)) == Claim(record, Event.RETRY)
 
 
 def test_every_claim_is_a_move_that_exists_and_whose_conditions_hold() -> None:

@@ -25,6 +25,7 @@ in_progress       defer      owner       pending
 in_progress       discard    owner       -                 / attempt 1; no steps
 in_progress       take_over  request     in_progress       / lease over; effects allow a second run
 in_progress       release    sweeper     failed_retryable  / lease over; effects allow a second run
+in_progress       release    request     failed_retryable  / lease over; effects allow a second run
 in_progress       doubt      sweeper     unknown           / lease over
 in_progress       doubt      request     unknown           / lease over
 failed_retryable  retry      request     in_progress
@@ -58,10 +59,12 @@ failed_retryable  doubt      reaper      unknown           / past expiry; has st
 
 # Not on the page, but in the table: the late owner of an unknown key may also bring an error that is final.
 # And a dead letter that an operator sends back to the worker takes its key along.
+# And a request whose route is declared otherwise now makes unknown what it can neither resume nor repeat.
 # And a deferred request whose job was tried before it expired may have happened: no 408 for good.
 BEYOND_DESIGN = """
 unknown           reopen     operator    pending           / its dead letter is tried again
 unknown           fail       owner       failed
+failed_retryable  doubt      request     unknown           / has steps or repeatable effects
 pending           time_out   reaper      unknown           / past expiry; job not leased; job was tried
 """
 
@@ -247,6 +250,17 @@ def test_a_retryable_record_with_steps_never_starts_over(event: Event, actor: Ac
     assert build(half_done, Event.RETRY, Actor.REQUEST).attempt == 2
 
 
+def test_request_cannot_doubt_a_retryable_key_without_effects() -> None:
+    """Proven not executed, or rolled back: a request has no reason to make it unknown."""
+    for effects in Effects:
+        record = make_record(state=State.FAILED_RETRYABLE, effects=effects)
+        if effects is Effects.REPEATABLE:
+            assert build(record, Event.DOUBT, Actor.REQUEST).to_state is State.UNKNOWN
+        else:
+            with pytest.raises(IllegalTransition, match="repeatable effects"):
+                build(record, Event.DOUBT, Actor.REQUEST)
+
+
 def test_a_start_brings_a_new_owner_lease_and_attempt() -> None:
     """Retry and take-over count on and keep the row; a reservation after expiry starts over at 1."""
     retry = build(make_record(state=State.FAILED_RETRYABLE, attempt=3), Event.RETRY, Actor.REQUEST)
@@ -271,7 +285,7 @@ def test_every_swap_compares_the_state_and_the_owner() -> None:
     for move in TABLE:
         if move.source is None:
             continue
-        steps = "half_done" if "has steps" in move.when else None
+        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
         record = make_record(state=move.source, effects=Effects.REPEATABLE, recovery_point=steps)
         for actor in move.by:
             made = build(record, move.event, actor, to_state=move.target, quarantine_seconds=300.0)
@@ -287,9 +301,9 @@ def test_every_swap_compares_the_state_and_the_owner() -> None:
 def test_an_unknown_outcome_is_always_on_the_reconcilers_list() -> None:
     """Every way into unknown says when to reconcile, at once unless told otherwise."""
     into = [move for move in TABLE if move.target is State.UNKNOWN and move.source not in (None, State.UNKNOWN)]
-    assert len(into) == 5
+    assert len(into) == 6
     for move in into:
-        steps = "half_done" if "has steps" in move.when else None
+        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
         record = make_record(state=move.source, recovery_point=steps)
         actor = min(move.by)
         assert build(record, move.event, actor, to_state=State.UNKNOWN).reconcile_in == 0.0
@@ -316,7 +330,7 @@ def test_a_step_is_not_written_where_the_steps_of_the_key_are_forgotten() -> Non
     for move in TABLE:
         if move.source is None:
             continue
-        steps = "half_done" if "has steps" in move.when else None
+        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
         record = make_record(state=move.source, effects=Effects.REPEATABLE, recovery_point=steps)
         more: dict[str, Any] = {"to_state": move.target, "quarantine_seconds": 0.0}
         for actor in move.by:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.faults.campaign import Fault, Run
-from tests.faults.model_flows import KINDS
+from tests.faults.model_flows import CHANGED, KINDS
 from tests.faults.model_machine import Broken, Machine, World
 
 
@@ -101,10 +101,12 @@ def run(run: Run) -> None:
     logger.setLevel(logging.CRITICAL)
     gc.disable()  # millions of tuples, and not one cycle among them
     try:
-        left = [(kind, size) for size in SIZES for kind in KINDS]
+        left = [(kind, size) for size in SIZES for kind in KINDS] + [(kind, SIZES[0]) for kind in CHANGED]
         while left:
             kind, (same, other) = left.pop(0)
-            share = max(-(-(run.count - run.hits) // (len(left) + 1)), run.count // (len(SIZES) * len(KINDS)))
+            share = max(
+                -(-(run.count - run.hits) // (len(left) + 1)), run.count // (len(SIZES) * len(KINDS) + len(CHANGED))
+            )
             found = Search(Machine(kind, same=same, other=other))
             run.hit()
             while found.result.states < share and found.deeper(run.hit):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncekey.core.decision import Decision
@@ -82,38 +82,40 @@ class Kind:
 
     name: str
     effects: Effects
-    handler: Callable[[Machine, Operation], Flow]
+    handler: Callable[[Machine, Kind, Operation], Flow]
     honours: bool = False
     """Whether a call outside is made under a key that the other side honours."""
     soft: bool = False
     """Expired keys are kept as tombstones."""
+    deployed: Kind | None = None
+    """How every request but the first finds the route declared."""
 
 
-def external(machine: Machine, operation: Operation) -> Flow:
+def external(machine: Machine, kind: Kind, operation: Operation) -> Flow:
     """Refused, turned away, declined, or one call; and what follows the call may raise."""
     # Where a second run is harmless, an earlier one may have called: then it is not declined any more.
-    how = yield Choose(("call", "refuse", "503") if machine.kind.honours else ("call", "refuse", "503", "422"))
+    how = yield Choose(("call", "refuse", "503") if kind.honours else ("call", "refuse", "503", "422"))
     if how == "refuse":
         operation.refuse()
         return returned(operation, 422, [], b"refused")
     if how != "call":
         operation.said = int(how)
         return returned(operation, int(how), [], operation.owner.encode())
-    yield Outside(operation.downstream_key("charge") if machine.kind.honours else None)
+    yield Outside(operation.downstream_key("charge") if kind.honours else None)
     return (yield from _answered(machine, operation))
 
 
-def phased(machine: Machine, operation: Operation) -> Flow:
+def phased(machine: Machine, kind: Kind, operation: Operation) -> Flow:
     """One effect, by the engine's own flow."""
-    work = Outside(operation.downstream_key("charge") if machine.kind.honours else None)
+    work = Outside(operation.downstream_key("charge") if kind.honours else None)
     try:
-        yield from steps.effect(operation, "charge", lambda: work, machine.kind.honours, None)
+        yield from steps.effect(operation, "charge", lambda: work, kind.honours, None)
     except LeaseLost as error:
         return raised(operation, error, machine.once)[0]
     return (yield from _answered(machine, operation))
 
 
-def transactional(machine: Machine, operation: Operation) -> Flow:
+def transactional(machine: Machine, kind: Kind, operation: Operation) -> Flow:
     """All in the enlisted transaction, which holds the row until it ends."""
     if not (yield Enlist(operation.record)):
         return raised(operation, LeaseLost("before it enlisted"), machine.once)[0]
@@ -140,6 +142,15 @@ KINDS = (
     Kind("phased, unrepeatable", Effects.PHASED, phased),
     Kind("repeatable", Effects.REPEATABLE, external, honours=True),
 )
+
+_EXTERNAL, _, _TRANSACTIONAL, _PHASED_AGAIN, _PHASED, _REPEATABLE = KINDS
+CHANGED = tuple(
+    replace(before, name=f"{before.name}, then {now.name}", deployed=now)
+    for before in (_EXTERNAL, _TRANSACTIONAL, _PHASED, _PHASED_AGAIN, _REPEATABLE)
+    for now in (_EXTERNAL, _TRANSACTIONAL, _PHASED, _REPEATABLE)
+    if now.effects is not before.effects
+)
+"""A deploy between two attempts, for each pair of declarations."""
 
 
 # -- where somebody stands ---------------------------------------------------------------------------------------------

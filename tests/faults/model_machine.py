@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.decision import Claim, Execute, Mismatch, decide
 from oncekey.core.record import Record, Reservation, Swap, swap
-from oncekey.core.states import FINAL, Actor, Event, State
+from oncekey.core.states import FINAL, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
 from oncekey.core.verdicts import Confirmed, Refuted, Verdict
 from oncekey.engine import settling
@@ -75,10 +75,12 @@ class Machine:
         self.senders = (*SAME[:same], *OTHERS[:other])
         self.held = held
         self.store = store(lambda: 0.0)
-        self.policy = Policy(effects=kind.effects.value, lease=timedelta(seconds=LEASE))
-        self.once = OnceKey("memory://", scope=SINGLE_TENANT, policy=self.policy)
+        self.once = OnceKey("memory://", scope=SINGLE_TENANT)
         self.engine = self.once.engine
-        self.roots = [Node(self._request(*who), ()) for who in self.senders]
+        later = kind.deployed or kind
+        self.roots = [
+            Node(self._request(*who, later if number else kind), ()) for number, who in enumerate(self.senders)
+        ]
         self.idle = Node(self._reconcile, ())
         self._healed: set[tuple[Record, tuple[Step, ...]]] = set()
         self._made: dict[Any, tuple[Any, Record | None, tuple[Step, ...]]] = {}
@@ -90,16 +92,18 @@ class Machine:
 
     # -- the flows -----------------------------------------------------------------------------------------------------
 
-    def _request(self, owner: str, fingerprint: bytes) -> Callable[[], Flow]:
+    def _request(self, owner: str, fingerprint: bytes, kind: Kind) -> Callable[[], Flow]:
+        policy = Policy(effects=kind.effects.value, lease=timedelta(seconds=LEASE))
+
         def flow() -> Flow:
-            wanted = Reservation(*AT, "POST /payments", fingerprint, 1, self.kind.effects, owner, LEASE, RETENTION)
-            decision = yield from self.engine.begin(wanted, self.policy)
+            wanted = Reservation(*AT, "POST /payments", fingerprint, 1, kind.effects, owner, LEASE, RETENTION)
+            decision = yield from self.engine.begin(wanted, policy)
             if not isinstance(decision, Execute):
-                answer = answer_to(decision, self.policy, self.once)
+                answer = answer_to(decision, policy, self.once)
                 return Told(answer.status, answer.body, decision)
-            operation = Operation(decision.record, self.policy, AT[0], self.engine)
+            operation = Operation(decision.record, policy, AT[0], self.engine)
             yield Began(decision.record)
-            move = yield from self.kind.handler(self, operation)
+            move = yield from kind.handler(self, kind, operation)
             if not isinstance(move, Move):
                 return move
             finished = yield from self.engine.finish(operation, move.event, move.response, move.reason)
@@ -324,7 +328,9 @@ class Machine:
         if row is None:
             return
         happened = world.outside[world.generation]
-        remembered = self.kind.honours or any(step.state is StepState.DONE for step in world.steps)
+        remembered = row.effects is Effects.REPEATABLE or any(
+            step.repeatable or step.state is StepState.DONE for step in world.steps
+        )
         if row.state is State.FAILED_RETRYABLE and happened and not remembered:
             raise Broken("I1", f"it can be retried, and it has happened: {set(happened)}")
         if (row, world.steps) not in self._healed:
@@ -342,12 +348,18 @@ class Machine:
             if self._make(Due(Duty.UNKNOWNS), swept, kept)[0] is None:
                 raise Broken("I4", "unknown, and on nobody's list")
             return
-        node = Node(self._request("z1", swept.fingerprint), ())
+        # After a deploy, the retry runs, or it does so once the declaration is put back.
+        ended = [self._retried(kind, swept, kept) for kind in (self.kind, self.kind.deployed) if kind is not None]
+        if None not in ended:
+            raise Broken("I4", f"a retry after upkeep gets {ended[0]}")
+
+    def _retried(self, kind: Kind, row: Record, kept: tuple[Step, ...]) -> Told | None:
+        """What a retry gets; None: it runs."""
+        node, there = Node(self._request("z1", row.fingerprint, kind), ()), cast("Record | None", row)
         while not node.over and node.began is None:
-            answer, swept, kept = self._make(node.wants, swept, kept)
+            answer, there, kept = self._make(node.wants, there, kept)
             node = node.then(answer)
-        if node.began is None:
-            raise Broken("I4", f"a retry after upkeep gets {node.ended}")
+        return node.ended if node.began is None else None
 
 
 def _timeless(row: Record) -> Record:

@@ -12,9 +12,9 @@ from unittest.mock import patch
 
 import pytest
 
-from oncekey.core.decision import Busy, Decision, Replay, decide
+from oncekey.core.decision import Busy, Claim, Decision, Replay, decide
 from oncekey.core.record import Record, Reservation, Swap
-from oncekey.core.states import FINAL, Effects, State
+from oncekey.core.states import FINAL, Effects, Event, State
 from oncekey.engine import settling
 from oncekey.engine.flows import Flow
 from oncekey.stores.memory import MemoryStore
@@ -22,7 +22,7 @@ from tests.faults import model, model_flows
 from tests.faults.campaign import Run
 from tests.faults.model_machine import Machine
 
-KINDS = {kind.name: kind for kind in model_flows.KINDS}
+KINDS = {kind.name: kind for kind in (*model_flows.KINDS, *model_flows.CHANGED)}
 SEARCHED = 60_000
 
 
@@ -89,6 +89,21 @@ def any_time(engine: Any, record: Record, *others: Any, **more: Any) -> Flow[Any
     return settle(engine, replace(record, lease_until=-1000.0), *others, **more)
 
 
+def same_declaration(record: Record | None, wanted: Reservation) -> Decision:
+    """As if no deploy could change a route's effects."""
+    if record is None or record.state not in (State.FAILED_RETRYABLE, State.IN_PROGRESS):
+        return decide(record, wanted)
+    before = Effects.PHASED if record.has_steps else record.effects
+    return decide(record, replace(wanted, effects=before))
+
+
+def taken_over_at_once(record: Record | None, wanted: Reservation) -> Decision:
+    """Without releasing it first from an owner that may still write a step."""
+    decision = decide(record, wanted)
+    released = isinstance(decision, Claim) and decision.event is Event.RELEASE
+    return Claim(decision.record, Event.TAKE_OVER) if released and decision.record is not None else decision
+
+
 settle = settling.settle
 
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -106,6 +121,9 @@ BREAKS: tuple[tuple[str, str, str, type[MemoryStore], Patch], ...] = (
     ("409 before 422", "external", "I5", MemoryStore, deciding(state_first)),
     ("any request is replayed to", "external", "I5", MemoryStore, deciding(no_fingerprint)),
     ("a retry is never let in", "repeatable", "I4", MemoryStore, deciding(always_busy)),
+    ("steps are forgotten", "phased, unrepeatable, then external", "I1", MemoryStore, deciding(same_declaration)),
+    ("a first step comes late", "phased, unrepeatable, then external", "I1", MemoryStore, deciding(taken_over_at_once)),
+    ("what is repeatable is not repeated", "repeatable, then external", "I1", MemoryStore, deciding(same_declaration)),
     (
         "an external key is taken over",
         "external",

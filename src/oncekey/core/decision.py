@@ -23,10 +23,15 @@ class Execute:
 
 @value
 class Claim:
-    """The record may become this request's by this move; then decide again from what the store says."""
+    """The record may become this request's by this move; then decide again from what the store says.
+
+    ``RELEASE`` fences off an owner whose lease is over, and is followed by another claim.
+    """
 
     record: Record
     event: Event
+    reason: str | None = None
+    """Why the claim ends an earlier attempt."""
 
 
 @value
@@ -83,13 +88,18 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
             return Deferred(record)
         case State.UNKNOWN:
             return Unknown(record)
-        case State.FAILED_RETRYABLE:
-            return Claim(record, Event.RETRY)
         case State.IN_PROGRESS if not record.lease_over:
             return Busy(record)
-        case State.IN_PROGRESS:
-            # The lease is over, which proves nothing about its owner: only harmless work is taken over (hazard 2).
-            return Claim(record, Event.TAKE_OVER if record.effects in MAY_RERUN else Event.DOUBT)
+        case State.FAILED_RETRYABLE | State.IN_PROGRESS:
+            if (reason := _not_again(record, wanted.effects)) is not None:
+                return Claim(record, Event.DOUBT, reason)
+            if record.state is State.FAILED_RETRYABLE:
+                return Claim(record, Event.RETRY)
+            if record.effects is Effects.PHASED is not wanted.effects:
+                # Its owner may be late and still write a first step under the same (state, owner). Released, it cannot,
+                # and what the row says of steps stands.
+                return Claim(record, Event.RELEASE, LEASE_RAN_OUT)
+            return Claim(record, Event.TAKE_OVER)
     raise AssertionError(f"unreachable: {record.state}")  # pragma: no cover - expired is free, see above
 
 
@@ -97,6 +107,35 @@ def _free_for_a_new_request(record: Record) -> bool:
     if record.state in FINAL or (record.state is State.FAILED_RETRYABLE and not record.has_steps):
         return record.past_expiry
     return record.state is State.EXPIRED
+
+
+LEASE_RAN_OUT = "the lease ran out"
+
+
+def _not_again(record: Record, effects: Effects) -> str | None:
+    """Why a request whose route is declared ``effects`` now must not run this key again; None: it may.
+
+    A lease that is over proves nothing about its owner, so only harmless work is taken over. And a deploy may have
+    changed the declaration since. What an earlier attempt did outside is safe for one of two reasons: its steps are
+    remembered (``phased``), or the call may be repeated (``repeatable``). Each holds only while the route is declared
+    so. An attempt under ``transactional`` was rolled back, and one under ``external`` is retryable only when it is
+    proven that nothing happened: these run again under every declaration.
+    """
+    if record.state is State.IN_PROGRESS and record.effects not in MAY_RERUN:
+        return LEASE_RAN_OUT
+    if record.has_steps:
+        declared, left = Effects.PHASED, "has steps behind it"
+    elif record.effects is Effects.REPEATABLE:
+        declared, left = Effects.REPEATABLE, "may have been executed"
+    else:
+        return None
+    if effects is declared:
+        return None
+    return (
+        f"attempt {record.attempt} ran while {record.operation} was declared effects='{declared}', and {left}; the "
+        f"route is declared effects='{effects}' now, and would do it again. Declare it '{declared}' until such keys "
+        "have ended, or settle this key with `oncekey keys resolve`"
+    )
 
 
 UNDECIDED_STATUSES: frozenset[int] = frozenset({401, 403, 408, 425, 429})

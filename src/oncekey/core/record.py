@@ -348,6 +348,7 @@ def _check(move: Transition, record: Record, by: Actor, quarantine_seconds: floa
         (Condition.FIRST_ATTEMPT, record.attempt == 1),
         (Condition.NO_STEPS, not record.has_steps),
         (Condition.HAS_STEPS, record.has_steps),
+        (Condition.MAY_HAVE_BEGUN, record.has_steps or record.effects is Effects.REPEATABLE),
         (Condition.QUARANTINE_OVER, quarantine_seconds is not None),
         (Condition.MAY_RERUN, record.effects in MAY_RERUN),
     ):

@@ -108,6 +108,7 @@ class Condition(Word):
     FIRST_ATTEMPT = "attempt 1"
     NO_STEPS = "no steps"
     HAS_STEPS = "has steps"
+    MAY_HAVE_BEGUN = "has steps or repeatable effects"
     MAY_RERUN = "effects allow a second run"
     JOB_FREE = "job not leased"
     UNTRIED = "job never tried"
@@ -130,6 +131,7 @@ def _move(source: State | None, event: Event, target: State | None, by: set[Acto
 
 _S, _E, _A, _C = State, Event, Actor, Condition
 _SETTLERS = {_A.RECONCILER, _A.OPERATOR}
+_NOT_OWNER = {_A.SWEEPER, _A.REQUEST}
 
 # fmt: off
 TABLE: tuple[Transition, ...] = (
@@ -150,8 +152,10 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.UNKNOWN,          _E.COMPLETE,  _S.COMPLETED,        {_A.OWNER}),
     _move(_S.UNKNOWN,          _E.FAIL,      _S.FAILED,           {_A.OWNER}),
     # The lease ran out.
-    _move(_S.IN_PROGRESS,      _E.RELEASE,   _S.FAILED_RETRYABLE, {_A.SWEEPER}, _C.LEASE_OVER, _C.MAY_RERUN),
-    _move(_S.IN_PROGRESS,      _E.DOUBT,     _S.UNKNOWN,          {_A.SWEEPER, _A.REQUEST}, _C.LEASE_OVER),
+    _move(_S.IN_PROGRESS,      _E.RELEASE,   _S.FAILED_RETRYABLE, _NOT_OWNER, _C.LEASE_OVER, _C.MAY_RERUN),
+    _move(_S.IN_PROGRESS,      _E.DOUBT,     _S.UNKNOWN,          _NOT_OWNER, _C.LEASE_OVER),
+    # A deploy has changed the route's effects: what the last attempt did is neither remembered nor repeatable any more.
+    _move(_S.FAILED_RETRYABLE, _E.DOUBT,     _S.UNKNOWN,          {_A.REQUEST}, _C.MAY_HAVE_BEGUN),
     # A deferred request is settled by its job, never by a request.
     _move(_S.PENDING,          _E.SETTLE,    _S.COMPLETED,        {_A.WORKER}),
     _move(_S.PENDING,          _E.SETTLE,    _S.FAILED,           {_A.WORKER}),

@@ -17,7 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from oncekey.core.decision import Busy, Claim, Decision, Deferred, Execute, Mismatch, Replay, Unknown, decide
+from oncekey.core.decision import (
+    LEASE_RAN_OUT,
+    Busy,
+    Claim,
+    Decision,
+    Deferred,
+    Execute,
+    Mismatch,
+    Replay,
+    Unknown,
+    decide,
+)
 from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, swap
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
@@ -81,10 +92,10 @@ class Engine:
                 if isinstance(decision, Claim):
                     claims += 1
                     moved: Record | None = yield _claim(decision, wanted)
-                    if moved is not None:
-                        decision = self._claimed(decision.event, moved)
+                    if moved is not None and decision.event is not Event.RELEASE:
+                        decision = self._claimed(decision, moved)
                         break
-                    # Somebody was faster, or holds the row: look again, but not for ever.
+                    # Released from a dead owner; or another request was faster, or holds the row. Look again.
                     if claims < CLAIM_TRIES:
                         continue
                     decision = Busy(decision.record)
@@ -104,10 +115,13 @@ class Engine:
         self.breaker.succeeded()
         return decision
 
-    def _claimed(self, event: Event, moved: Record) -> Decision:
-        emit, wants = self.emitter.emit, self.emitter.wants
+    def _claimed(self, claim: Claim, moved: Record) -> Decision:
+        emit, wants, event = self.emitter.emit, self.emitter.wants, claim.event
         if event is Event.DOUBT:
-            emit(events.ZombieFound(*about(moved)))
+            if claim.record.state is State.IN_PROGRESS:
+                emit(events.ZombieFound(*about(moved)))
+            if claim.reason != LEASE_RAN_OUT:
+                emit(events.Doubted(*about(moved), reason=claim.reason or ""))
             emit(events.ReconcileScheduled(*about(moved), in_seconds=0.0))
             emit(events.FoundUnknown(*about(moved)))
             return Unknown(moved)
@@ -349,7 +363,7 @@ class Engine:
 def _claim(decision: Claim, wanted: Reservation) -> Work:
     starts = decision.event in STARTS
     return swap(decision.record, decision.event, Actor.REQUEST, reservation=wanted if starts else None,
-                last_error=None if starts else "the lease ran out")  # fmt: skip
+                last_error=None if starts else decision.reason)  # fmt: skip
 
 
 def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
