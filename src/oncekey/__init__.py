@@ -5,7 +5,7 @@ from oncekey.core.verdicts import Confirmed, Refuted, StillUnknown
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
 from oncekey.engine.request import SINGLE_TENANT, Request
-from oncekey.errors import NotAuthenticated, NotExecuted, OnceKeyError, OutcomeUnknown, Refused
+from oncekey.errors import NotAuthenticated, NotAuthorized, NotExecuted, OnceKeyError, OutcomeUnknown, Refused
 
 __version__ = "0.1.0"
 
@@ -13,6 +13,7 @@ __all__ = [
     "SINGLE_TENANT",
     "Confirmed",
     "NotAuthenticated",
+    "NotAuthorized",
     "NotExecuted",
     "OnceKey",
     "OnceKeyError",

@@ -11,6 +11,7 @@
     │   ├── JobLost                 another worker has the job: nothing that this attempt does is stored
     │   ├── NoOperation             current() was called outside a protected request
     │   ├── NotAuthenticated        raised BY the app's scope function: the caller is nobody (401)
+    │   ├── NotAuthorized           raised BY the app's authorize function: the caller may not do this (403)
     │   ├── NotExecuted             raised BY a handler: nothing happened, a retry may run (503)
     │   │   └── LeaseLost               raised by enlist(): the key went to another attempt
     │   ├── OutcomeUnknown          raised BY a handler: it may have happened (409)
@@ -66,6 +67,10 @@ class NoOperation(ApplicationError, LookupError):
 
 class NotAuthenticated(ApplicationError):
     """Raise it in the scope function when the caller is nobody: 401, before any key is looked up."""
+
+
+class NotAuthorized(ApplicationError):
+    """Raise it in ``OnceKey(authorize=…)`` when the caller may not use the operation: 403, and nothing is looked up."""
 
 
 class NotExecuted(ApplicationError):

@@ -39,6 +39,7 @@ STATUSES = {
     "store-unavailable": (503, 503, 503),
     "not-stored": (503, 503, 503),
     "not-authenticated": (401, 401, 401),
+    "not-authorized": (403, 403, 403),
     "not-executed": (503, 503, 503),
     "not-finished": (503, 503, 503),
     "refused": (422, 422, 422),

@@ -50,6 +50,7 @@ class Situation(StrEnum):
     STORE_UNAVAILABLE = "store-unavailable"  # before the handler: nothing happened
     NOT_STORED = "not-stored"  # after the handler: it ran, and its answer could not be stored yet
     NOT_AUTHENTICATED = "not-authenticated"
+    NOT_AUTHORIZED = "not-authorized"
     NOT_EXECUTED = "not-executed"  # nothing happened, in this attempt or in any before it
     NOT_FINISHED = "not-finished"  # what is done stands, and the same key goes on from there
     REFUSED = "refused"
@@ -165,6 +166,11 @@ _ENTRIES: dict[Situation, _Entry] = {
         "looked up or executed.",
         "Authenticate, and send the request again with the same key.",
         (_INVALID, "authentication_required"), "AUTHENTICATION_REQUIRED"),
+    _S.NOT_AUTHORIZED: _Entry(
+        (403, 403, 403), "This operation is not allowed",
+        "This caller may not use this operation, with any Idempotency-Key. Nothing was looked up or executed.",
+        "Send the request again with the same key when the permission is there.",
+        (_INVALID, "not_authorized"), "NOT_AUTHORIZED"),
     _S.NOT_EXECUTED: _Entry(
         (503, 503, 503), "The request was not executed",
         "The operation could not be done right now, and it is certain that it had no effect.",

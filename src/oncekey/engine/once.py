@@ -17,7 +17,7 @@ from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
 from oncekey.engine import settling
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
-from oncekey.engine.request import ScopeFunction, SingleTenant
+from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
@@ -36,6 +36,9 @@ class OnceKey:
     ``scope``    whose keys these are: a function of the request (sync or async) that returns the tenant and raises
                  NotAuthenticated for nobody, or SINGLE_TENANT. It has no default: replaying to whoever has the key
                  is a leak
+    ``authorize`` a function of the request and the operation's name (sync or async) that raises NotAuthorized (403). It
+                 runs for every request with a key and on the status endpoint, before the key is looked up. Without it a
+                 replay is authorized by ``scope`` alone: dependencies and decorators of the app do not run on a replay
     ``policy``   for every route that ``routes`` does not name
     ``routes``   ``{"POST /payments": Policy(...), "POST /login": None}``; None exempts
     ``profile``  the words on the wire: ``ietf``, ``stripe`` or ``governance``
@@ -49,6 +52,7 @@ class OnceKey:
         url: str | Store,
         *,
         scope: ScopeFunction | SingleTenant,
+        authorize: AuthorizeFunction | None = None,
         policy: Policy | None = None,
         routes: Mapping[str, Policy | None] | None = None,
         profile: ProfileName = "ietf",
@@ -65,7 +69,12 @@ class OnceKey:
             raise ConfigurationError(f"OnceKey(profile={profile!r}): it takes ietf, stripe or governance")
         if not (isinstance(scope, SingleTenant) or callable(scope)):
             raise ConfigurationError("OnceKey(scope=…): it takes a function of the request, or SINGLE_TENANT")
+        if authorize is not None and not callable(authorize):
+            raise ConfigurationError(
+                "OnceKey(authorize=…): it takes a function of the request and the operation's name"
+            )
         self.scope = scope
+        self.authorize = authorize
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
         """The scope of all requests, where the app said that there is one."""
         self.policy = policy or Policy()

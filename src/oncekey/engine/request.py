@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from oncekey.errors import ConfigurationError
+
+_T = TypeVar("_T")
 
 
 class Headers(Mapping[str, str]):
@@ -65,3 +70,22 @@ class SingleTenant:
 SINGLE_TENANT: Final = SingleTenant()
 
 ScopeFunction = Callable[[Request], str | Awaitable[str]]
+AuthorizeFunction = Callable[[Request, str], object]
+"""Gets the request and the name of the operation, sync or async; raises NotAuthorized, or returns None."""
+
+
+def allowed(answer: object) -> None:
+    """Check what an authorize function returned: its author may have meant False as a refusal."""
+    if answer is not None:
+        raise ConfigurationError(
+            f"the authorize function returned {answer!r}: it must raise NotAuthorized to refuse, and return nothing"
+        )
+
+
+def not_async(answer: _T | Awaitable[_T], which: str) -> _T:
+    """What a function of the app returned to a WSGI app, which has no event loop to await it in."""
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise ConfigurationError(f"the {which} function is async, and this is a WSGI app: make it a plain function")
+    return answer

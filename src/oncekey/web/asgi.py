@@ -22,8 +22,8 @@ from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.engine.request import Request
-from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError, SchemaError
+from oncekey.engine.request import Request, allowed
+from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError, SchemaError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
 from oncekey.web.handling import App, Handling, deliver, messages
@@ -125,9 +125,13 @@ class _Exchange:
             await self.app(self.scope, self.receive, self.send)
             return
         try:
-            tenant = self.once.single_tenant or await self._tenant()
+            if (tenant := self.once.single_tenant) is None or self.once.authorize is not None:
+                tenant = await self._tenant(authorize=bool(keys))
         except NotAuthenticated as error:
             await self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)
+            return
+        except NotAuthorized as error:
+            await self._refuse(Situation.NOT_AUTHORIZED, detail=str(error) or None)
             return
         key = read_key(keys, self.policy, self.once)
         if isinstance(key, Answer):
@@ -204,12 +208,16 @@ class _Exchange:
         another protocol, as Java's HttpClient does with ``Upgrade: h2c``. Chunks have no length that would tell."""
         return self._has(b"transfer-encoding") and self._has(b"upgrade")
 
-    async def _tenant(self) -> str:
-        scope = self.scope
+    async def _tenant(self, *, authorize: bool) -> str:
+        """Whose key it is; and whether the caller may use the operation, before the key is looked up."""
+        once, scope = self.once, self.scope
         request = Request(scope["method"].upper(), scope["path"], scope, lambda: header_map(scope["headers"]))
-        tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
+        tenant: str | Awaitable[str] = once.single_tenant or once.scope(request)  # type: ignore[operator]
         if inspect.isawaitable(tenant):
             tenant = await tenant
+        if authorize and once.authorize is not None:
+            answer = once.authorize(request, self.route.operation)
+            allowed(await answer if inspect.isawaitable(answer) else answer)
         return tenant
 
     async def _read_body(self) -> bytes | None:

@@ -225,6 +225,7 @@ def _wrap_openapi(app: FastAPI, once: OnceKey, prefix: str) -> None:
                 profile=once.profile,
                 docs_url=once.docs_url,
                 authenticates=once.single_tenant is None,
+                authorizes=once.authorize is not None,
                 prefix=prefix,
             )
             last = (document, declared)

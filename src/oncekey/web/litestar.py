@@ -183,6 +183,7 @@ class _Declared(OpenAPI):
             profile=once.profile,
             docs_url=once.docs_url,
             authenticates=once.single_tenant is None,
+            authorizes=once.authorize is not None,
         )
 
 

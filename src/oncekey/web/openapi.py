@@ -35,18 +35,21 @@ def declare(
     profile: ProfileName = "ietf",
     docs_url: str | None = None,
     authenticates: bool = True,
+    authorizes: bool = False,
     prefix: str = "",
 ) -> Fragment:
     """A copy of ``document`` in which every operation that ``routes`` protects says so.
 
-    ``authenticates``: the app's scope function may answer 401. ``prefix``: where the document's paths are mounted.
+    ``authenticates``: the app's scope function may answer 401; ``authorizes``: its authorize function may
+    answer 403. ``prefix``: where the document's paths are mounted.
     """
     declared: Fragment = deepcopy(dict(document))
     shared = _Shared(declared, profile, docs_url)
     for path, item in declared.get("paths", {}).items():
         for method in _METHODS:
             if method in item and (route := routes.match(method.upper(), prefix + path)) is not None:
-                _declare_operation(item[method], route.policy, shared, authenticates=authenticates)
+                answers = situations(route.policy, authenticates=authenticates, authorizes=authorizes)
+                _declare_operation(item[method], route.policy, shared, answers)
     return declared
 
 
@@ -106,7 +109,7 @@ def extension(policy: Policy) -> Fragment:
     }
 
 
-def situations(policy: Policy, *, authenticates: bool = True) -> list[Situation]:
+def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool = False) -> list[Situation]:
     """Why a request to such a route may get an answer of ours."""
     found = [Situation.KEY_MISSING] if policy.required else []
     found += [Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.IN_FLIGHT, Situation.UNKNOWN]
@@ -114,13 +117,15 @@ def situations(policy: Policy, *, authenticates: bool = True) -> list[Situation]
     found += [Situation.NOT_EXECUTED, Situation.NOT_FINISHED]
     if authenticates:
         found.append(Situation.NOT_AUTHENTICATED)
+    if authorizes:
+        found.append(Situation.NOT_AUTHORIZED)
     return found
 
 
 # -- into an operation -----------------------------------------------------------------------------------------------
 
 
-def _declare_operation(operation: Fragment, policy: Policy, shared: _Shared, *, authenticates: bool) -> None:
+def _declare_operation(operation: Fragment, policy: Policy, shared: _Shared, answers: list[Situation]) -> None:
     parameters = operation.setdefault("parameters", [])
     own = next((at for at, known in enumerate(parameters) if _is_ours(known)), None)
     if own is None:
@@ -132,7 +137,7 @@ def _declare_operation(operation: Fragment, policy: Policy, shared: _Shared, *, 
     for status, response in responses.items():
         if str(status)[0] in "23d" and "$ref" not in response:  # d: default, which covers success too
             response["headers"] = shared.success_headers() | response.get("headers", {})
-    for situation in situations(policy, authenticates=authenticates):
+    for situation in answers:
         shared.add_answer(responses, situation)
     operation["responses"] = {str(status): responses[status] for status in sorted(responses, key=str)}
     operation[EXTENSION] = extension(policy)

@@ -17,6 +17,10 @@ The answer is what a retry of that very request would get, without sending it; n
 * 410 when the result is no longer kept and the row still there; 404 for a key that was never seen, is forgotten, or is
   another tenant's. Those last three are one and the same look-up, so neither words nor time tell them apart (I6).
 
+``OnceKey(authorize=…)`` is asked twice. Before the look-up, with the operation that the question names, or else with
+the name of this endpoint (``GET /idempotency``): 403. And after it, with the operation of the key: 404, as for a key
+that was never seen.
+
 Endpoints that keep keys of their own (``key_per="endpoint"``) are named: ``?operation=POST%20/payments``, or
 ``status_app(once, operation="POST /payments")``.
 """
@@ -37,8 +41,8 @@ from oncekey.core.states import FINAL, Event, State
 from oncekey.engine.flows import Flow
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.engine.request import Request
-from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError
+from oncekey.engine.request import Request, allowed, not_async
+from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import environs
 from oncekey.web.scopes import Receive, Scope, Send, header_map, route_path
 from oncekey.web.wire import UNKNOWN_RETRY_SECONDS, answer_headers, refusal, replay
@@ -75,18 +79,20 @@ def status_path(prefix: str, operation: Operation) -> str:
 class _Asked:
     """One question. Reading it is the web server's affair, answering it is not."""
 
-    def __init__(self, once: OnceKey, method: str, headers: dict[str, str], here: str, operation: str | None) -> None:
+    def __init__(self, once: OnceKey, request: Request, here: str, root: str, operation: str | None) -> None:
         self.once = once
-        self.method = method
-        self.headers = headers
+        self.request = request
+        self.method = request.method
         self.here = here
         self.operation = operation
+        self.authorized = operation or f"GET {root or '/'}"
+        """The operation that the caller is authorized for before the look-up."""
         self.key: str | None = None
         self.record: Record | None = None
 
     def read_key(self, path: str) -> Answer | None:
         """Find the key in the path, or in the header where the path has none; an Answer where there is none."""
-        raw = self.headers.get("idempotency-key")
+        raw = self.request.headers.get("idempotency-key")
         self.key = path.removeprefix("/")
         if not self.key:
             try:
@@ -102,9 +108,13 @@ class _Asked:
             return refusal(self.once, Situation.STATUS_NOT_FOUND)
         return None
 
-    def look(self, tenant: str) -> Flow[Answer]:
-        """Read the row, and say what it means."""
+    def look(self, tenant: str) -> Flow[Record | None]:
+        """Read the row."""
         record: Record | None = yield (self.once.key_scope(tenant, self.operation), self.key or "")
+        return record
+
+    def answer(self, record: Record | None) -> Answer:
+        """Say what the row means."""
         answer = self._meaning(record)
         if answer.status in (404, 410):
             self.record = None
@@ -169,8 +179,10 @@ def _as_header(key: str) -> bytes:
     return f'"{escaped}"'.encode("ascii")
 
 
-def _unauthenticated(once: OnceKey, error: NotAuthenticated) -> Answer:
-    return refusal(once, Situation.NOT_AUTHENTICATED, detail=str(error) or None)
+def _turned_away(once: OnceKey, error: NotAuthenticated | NotAuthorized) -> Answer:
+    known = isinstance(error, NotAuthorized)
+    situation = Situation.NOT_AUTHORIZED if known else Situation.NOT_AUTHENTICATED
+    return refusal(once, situation, detail=str(error) or None)
 
 
 class StatusApp:
@@ -188,7 +200,8 @@ class StatusApp:
         raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
         here = raw_path.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         operation = self.operation or _operation(query)
-        asked = _Asked(self.once, scope["method"], header_map(scope["headers"]), here, operation)
+        request = Request(scope["method"], scope["path"], scope, lambda: header_map(scope["headers"]))
+        asked = _Asked(self.once, request, here, scope.get("root_path", ""), operation)
         status, headers, body = asked.wire(await self._answer(asked, scope))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -198,20 +211,29 @@ class StatusApp:
             return _NOT_ALLOWED
         once = self.once
         try:
-            tenant = once.single_tenant or await self._tenant(asked, scope)
-        except NotAuthenticated as error:
-            return _unauthenticated(once, error)
+            tenant = once.single_tenant or once.scope(asked.request)  # type: ignore[operator]
+            if inspect.isawaitable(tenant):
+                tenant = await tenant
+            await self._authorize(asked, asked.authorized)
+        except (NotAuthenticated, NotAuthorized) as error:
+            return _turned_away(once, error)
         if (refused := asked.read_key(route_path(scope))) is not None:
             return refused
         try:
-            return await once.engine.run(asked.look(tenant), once.policy.begin_seconds)
+            record = await once.engine.run(asked.look(tenant), once.policy.begin_seconds)
         except OperatorError:
             return refusal(once, Situation.STORE_UNAVAILABLE)
+        if record is not None and record.operation != asked.authorized:
+            try:
+                await self._authorize(asked, record.operation)
+            except (NotAuthenticated, NotAuthorized):
+                record = None
+        return asked.answer(record)
 
-    async def _tenant(self, asked: _Asked, scope: Scope) -> str:
-        request = Request(asked.method, scope["path"], scope, lambda: asked.headers)
-        tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see _answer()
-        return await tenant if inspect.isawaitable(tenant) else tenant
+    async def _authorize(self, asked: _Asked, operation: str) -> None:
+        if self.once.authorize is not None:
+            answer = self.once.authorize(asked.request, operation)
+            allowed(await answer if inspect.isawaitable(answer) else answer)
 
 
 class StatusWsgi:
@@ -226,35 +248,39 @@ class StatusWsgi:
         path: str = environ.get("PATH_INFO", "")  # decoded by the server: UTF-8 in the clothes of latin-1
         here = quote((environ.get("SCRIPT_NAME", "") + path).encode("latin-1")) + (f"?{query}" if query else "")
         operation = self.operation or _operation(query.encode("latin-1"))
-        asked = _Asked(self.once, environ["REQUEST_METHOD"], environs.header_map(environ), here, operation)
-        status, headers, body = asked.wire(self._answer(asked, environ, path))
+        root: str = environ.get("SCRIPT_NAME", "")
+        request = Request(environ["REQUEST_METHOD"], root + path, environ, lambda: environs.header_map(environ))
+        asked = _Asked(self.once, request, here, root, operation)
+        status, headers, body = asked.wire(self._answer(asked, path))
         decoded = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in headers]
         start_response(environs.status_line(status), decoded)
         return [body]
 
-    def _answer(self, asked: _Asked, environ: dict[str, Any], path: str) -> Answer:
+    def _answer(self, asked: _Asked, path: str) -> Answer:
         if asked.method not in ("GET", "HEAD"):
             return _NOT_ALLOWED
         once = self.once
         try:
-            tenant = once.single_tenant or self._tenant(asked, environ)
-        except NotAuthenticated as error:
-            return _unauthenticated(once, error)
+            tenant = once.single_tenant or not_async(once.scope(asked.request), "scope")  # type: ignore[operator]
+            self._authorize(asked, asked.authorized)
+        except (NotAuthenticated, NotAuthorized) as error:
+            return _turned_away(once, error)
         if (refused := asked.read_key(path)) is not None:
             return refused
         try:
-            return once.engine.run_blocking(asked.look(tenant), once.policy.begin_seconds)
+            record = once.engine.run_blocking(asked.look(tenant), once.policy.begin_seconds)
         except OperatorError:
             return refusal(once, Situation.STORE_UNAVAILABLE)
+        if record is not None and record.operation != asked.authorized:
+            try:
+                self._authorize(asked, record.operation)
+            except (NotAuthenticated, NotAuthorized):
+                record = None
+        return asked.answer(record)
 
-    def _tenant(self, asked: _Asked, environ: dict[str, Any]) -> str:
-        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-        tenant = self.once.scope(Request(asked.method, path, environ, lambda: asked.headers))  # type: ignore[operator]
-        if inspect.isawaitable(tenant):
-            if inspect.iscoroutine(tenant):
-                tenant.close()
-            raise ConfigurationError("the scope function is async, and this is a WSGI app: make it a plain function")
-        return tenant
+    def _authorize(self, asked: _Asked, operation: str) -> None:
+        if self.once.authorize is not None:
+            allowed(not_async(self.once.authorize(asked.request, operation), "authorize"))
 
 
 def _operation(query: bytes) -> str | None:

@@ -7,7 +7,6 @@ iterable is consumed, stored, and only then passed on. ``flask.py`` finishes ear
 from __future__ import annotations
 
 import contextvars
-import inspect
 import io
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -20,8 +19,8 @@ from oncekey.core.states import Event
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
-from oncekey.engine.request import Request
-from oncekey.errors import ConfigurationError, NotAuthenticated, OperatorError
+from oncekey.engine.request import Request, allowed, not_async
+from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.environs import Environ, decoded, header_map, method_of, path_of, status_line
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
@@ -108,9 +107,12 @@ class Exchange:
         if raw_key is None and not self.policy.required:
             return self.app(self.environ, self.start_response)
         try:
-            tenant = self.once.single_tenant or self._tenant()
+            if (tenant := self.once.single_tenant) is None or self.once.authorize is not None:
+                tenant = self._tenant(authorize=raw_key is not None)
         except NotAuthenticated as error:
             return self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)
+        except NotAuthorized as error:
+            return self._refuse(Situation.NOT_AUTHORIZED, detail=str(error) or None)
         values = [] if raw_key is None else [raw_key.encode("latin-1")]
         key = read_key(values, self.policy, self.once)
         if isinstance(key, Answer):
@@ -139,15 +141,14 @@ class Exchange:
             return self._execute(decision.record, tenant, body)
         return self._answer(answer_to(decision, self.policy, self.once), decision.record)
 
-    def _tenant(self) -> str:
-        environ = self.environ
+    def _tenant(self, *, authorize: bool) -> str:
+        """Whose key it is; and whether the caller may use the operation, before the key is looked up."""
+        once, environ = self.once, self.environ
         path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # apps print it, and send it on
         request = Request(method_of(environ), path, environ, lambda: header_map(environ))
-        tenant = self.once.scope(request)  # type: ignore[operator]  # SINGLE_TENANT: see run()
-        if inspect.isawaitable(tenant):
-            if inspect.iscoroutine(tenant):
-                tenant.close()
-            raise ConfigurationError("the scope function is async, and this is a WSGI app: make it a plain function")
+        tenant: str = once.single_tenant or not_async(once.scope(request), "scope")  # type: ignore[operator]
+        if authorize and once.authorize is not None:
+            allowed(not_async(once.authorize(request, self.route.operation), "authorize"))
         return tenant
 
     def _read_body(self) -> bytes | Answer:
