@@ -1,14 +1,11 @@
-"""Two pure questions, answered from values alone.
+"""What a request gets, given the row that the store found for its key.
 
-``decide``: what does this request get, given the row that the store found? ``judge``: what does the row become, given
-how the handler ended? Neither reads a clock nor touches a store; the engine carries out what they say.
+Pure: ``decide`` reads no clock and touches no store; the engine carries out what it says. What becomes of the row when
+the handler has ended is ``judgment.py``.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from oncekey.core.policy import Policy
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, MAY_RERUN, Effects, Event, State
 from oncekey.core.values import value
@@ -136,39 +133,3 @@ def _not_again(record: Record, effects: Effects) -> str | None:
         f"route is declared effects='{effects}' now, and would do it again. Declare it '{declared}' until such keys "
         "have ended, or settle this key with `oncekey keys resolve`"
     )
-
-
-UNDECIDED_STATUSES: frozenset[int] = frozenset({401, 403, 408, 425, 429})
-"""4xx that say nothing about the operation: who asked, how fast, how early. The same request may succeed later."""
-
-Ending = Literal["returned", "raised", "not_executed", "outcome_unknown", "refused"]
-"""How a handler ended. ``refused``: its framework turned the request away before the handler began."""
-
-
-def judge(ending: Ending, status: int | None, policy: Policy, *, first_attempt: bool = True) -> Event:
-    """The owner's move for a handler that ended this way (DESIGN section 4 as code)."""
-    match ending:
-        case "refused":
-            # A later attempt has a history that a discard would erase: give the key back as it was.
-            return Event.DISCARD if first_attempt else Event.RELEASE
-        case "not_executed":
-            return Event.RELEASE
-        case "outcome_unknown":
-            return Event.DOUBT
-        case "raised":
-            return Event.DOUBT if policy.effects_kind is Effects.EXTERNAL else Event.RELEASE
-    if status is None:
-        raise ValueError("a handler that returned has a status")
-    if status < 400:
-        return Event.COMPLETE
-    if status < 500:
-        if status in UNDECIDED_STATUSES or not policy.final_client_errors:
-            return Event.RELEASE
-        return Event.FAIL
-    match policy.on_server_error:
-        case "replay":
-            return Event.FAIL
-        case "unknown":
-            return Event.DOUBT
-        case _:
-            return Event.RELEASE

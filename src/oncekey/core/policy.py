@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Literal, get_args
@@ -118,8 +119,13 @@ class Policy:
     """What a 409 tells the client to wait: most handlers are done by then."""
 
     on_server_error: OnServerError = "auto"
-    """A returned 5xx. ``auto`` follows ``effects`` (retryable); ``replay`` stores it as Stripe v1 does; ``unknown`` and
-    ``retry`` say it outright."""
+    """A 5xx or 408 that the endpoint itself gives. ``auto`` follows ``effects``: ``unknown`` where they are external,
+    since a 504 says nothing about the charge before it, retryable elsewhere. ``retry``: such an answer means that
+    nothing happened. ``replay`` stores it as Stripe v1 does. ``unknown`` never retries it."""
+
+    retryable_statuses: frozenset[int] = frozenset({425, 429})
+    """Statuses by which the endpoint says that it did not process the request: the same request may run again.
+    RFC 8470 (Too Early) and RFC 6585 (Too Many Requests) define these two that way. Add 503 if yours means it."""
 
     fingerprint_fields: tuple[str, ...] | None = None
     """JSON members that make two requests the same; None takes the whole body: nothing is forgotten by accident."""
@@ -153,6 +159,7 @@ class Policy:
         self._check_types()
         derive(self, "methods", frozenset(method.upper() for method in self.methods))
         derive(self, "stored_headers", frozenset(name.lower() for name in self.stored_headers))
+        derive(self, "retryable_statuses", frozenset(self.retryable_statuses))
         self._check()
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
@@ -167,10 +174,14 @@ class Policy:
         for name in ("max_request_bytes", "max_response_bytes", "key_min_length", "key_max_length"):
             if type(getattr(self, name)) is not int:
                 raise ConfigurationError(f"Policy({name}=…): it takes a whole number")
+        if not isinstance(self.retryable_statuses, Iterable):
+            raise ConfigurationError("Policy(retryable_statuses=…): it takes a collection of statuses from 400 to 599")
         for name in ("methods", "stored_headers", "fingerprint_fields"):
             # A bare string is a collection too, of its letters: POST would protect P, O, S and T.
             if isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"Policy({name}=…): it takes a collection of names, not one string")
+        if not all(type(status) is int and 400 <= status <= 599 for status in self.retryable_statuses):
+            raise ConfigurationError("Policy(retryable_statuses=…): it takes a collection of statuses from 400 to 599")
         if not self.methods:
             raise ConfigurationError("Policy(methods=…): it protects nothing; exempt a route with None instead")
         if self.fingerprint_fields is not None and not self.fingerprint_fields:

@@ -53,6 +53,7 @@ class Situation(StrEnum):
     NOT_AUTHORIZED = "not-authorized"
     NOT_EXECUTED = "not-executed"  # nothing happened, in this attempt or in any before it
     NOT_FINISHED = "not-finished"  # what is done stands, and the same key goes on from there
+    FAILED = "failed"  # the handler raised, an error handler of the app answered with a success, and it is not stored
     REFUSED = "refused"
     REFUSED_LATE = "refused-late"  # after the operation had begun: as any other 4xx of a handler
     STATUS_EXPIRED = "status-expired"
@@ -181,6 +182,12 @@ _ENTRIES: dict[Situation, _Entry] = {
         "This attempt ended without a result. What it, or an earlier one, has done already stands.",
         f"{_SAME_KEY}, and never with a new one, which could do the operation twice.",
         (_API, "not_finished"), "NOT_FINISHED", 1),
+    _S.FAILED: _Entry(
+        (500, 500, 500), "The request ended in an error",
+        "The operation ended in an error, and its result was not kept.",
+        "Keep the key: the same request with the same Idempotency-Key tries again, and a new one could do the "
+        "operation twice. If it fails again, contact the operator of this API.",
+        (_API, "operation_failed"), "OPERATION_FAILED"),
     _S.REFUSED: _Entry(
         (422, 422, 422), "The request was refused",
         "The request was refused before the operation began.",

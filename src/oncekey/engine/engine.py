@@ -54,7 +54,11 @@ _T = TypeVar("_T")
 CLAIM_TRIES = 3
 """How often a request tries to claim a key that changes under its eyes before it answers 409."""
 MAX_TOLD = 1_000
-"""Routes that a warning is given for: where none is listed, every path is one."""
+"""Warnings that are given, one per route and message: where no route is listed, every path is one."""
+NOT_ENLISTED = (
+    "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
+    "commit, a retry runs it again. Use op.enlist(session), or another declaration"
+)
 FINISH_TRIES = 5
 """How often an owner tries again while somebody else (a sweeper, say) holds the row for a moment."""
 FIRST_WAIT_SECONDS = 0.05
@@ -74,7 +78,7 @@ class Engine:
         self.keeper = Keeper(self)
         self.owners = Owners()
         self.tasks: set[asyncio.Task[None]] = set()
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
     # -- begin ---------------------------------------------------------------------------------------------------
@@ -166,8 +170,9 @@ class Engine:
         """Move the owner's record on. Ends with ``stored`` exactly when the store holds what was asked for."""
         if operation.enlisted is not None:
             return enlisted.finish(self, operation, event, response, reason)
-        if operation.record.effects is Effects.TRANSACTIONAL and event is Event.COMPLETE:
-            self._not_enlisted(operation)
+        transactional = operation.record.effects is Effects.TRANSACTIONAL and event is Event.COMPLETE
+        if transactional and self.store.capabilities.enlists:
+            self.tell_once(operation.name, NOT_ENLISTED)
         return self.move(operation, event, response, reason)
 
     def move(
@@ -223,15 +228,11 @@ class Engine:
             case Event.DISCARD if wants(events.Discarded):
                 emit(events.Discarded(*about(record)))
 
-    def _not_enlisted(self, operation: Operation) -> None:
-        """A declaration that may be false is told once per route."""
-        if len(self._told) < MAX_TOLD and self.store.capabilities.enlists and operation.name not in self._told:
-            self._told.add(operation.name)
-            _log.warning(
-                "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after "
-                "its own commit, a retry runs it again. Use op.enlist(session), or another declaration",
-                operation.name,
-            )
+    def tell_once(self, route: str, message: str) -> None:
+        """Warn the developer about a route; ``message`` has one ``%s``. The same message comes once per route."""
+        if len(self._told) < MAX_TOLD and (route, message) not in self._told:
+            self._told.add((route, message))
+            _log.warning(message, route)
 
     def _lost(self, operation: Operation, event: Event, seen: Record | None) -> Finished:
         operation.lost = True

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from oncekey.core.decision import judge
+from oncekey.core import judgment
 from oncekey.core.record import Record, StoredResponse, Swap, swap
 from oncekey.core.states import FINAL, Actor, Event, State
 from oncekey.engine import forks
@@ -58,7 +58,7 @@ def finish(
         why = "op.enlist(…) was not awaited, so nothing was enlisted: write `await op.enlist(…)`"
         _log.error("%s. What the handler committed itself is there: the key is unknown", why)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
-    if enlisted.is_open and _commits(operation, event, response):
+    if enlisted.is_open and operation.commits and event in COMMITTING:
         return (yield from _commit(engine, operation, enlisted, event, response, reason))
     if enlisted.stage not in (Stage.ENDED, Stage.LEFT):
         yield from roll_back(enlisted)
@@ -66,16 +66,6 @@ def finish(
             enlisted.stage = Stage.LEFT
             return Finished(True, operation.record)
     return (yield from _ended(engine, operation, enlisted, event, response, reason))
-
-
-def _commits(operation: Operation, event: Event, response: StoredResponse | None) -> bool:
-    """Returned, and under 500. A 4xx that the handler was not seen to return counts as raised; what was raised to
-    refuse the request does not, it was nobody's work."""
-    if event not in COMMITTING or (operation.raised and not operation.refused):
-        return False
-    if response is None:
-        return event is Event.DEFER
-    return response.status < 400 or (response.status < 500 and operation.said is not None and operation.said < 500)
 
 
 def _commit(
@@ -202,9 +192,7 @@ def _ended(
         why = "the handler ended its enlisted transaction itself, and what it had written may be there"
         _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
-    tried_again = operation.passes > 1 and response is not None and response.status < 400
-    if _commits(operation, event, response) or tried_again:
-        # Of two tries one has raised, and the success of the other would be stored without its writes.
+    if operation.commits and event in COMMITTING:  # never a stored answer without the rows that belong to it
         return (yield from _instead(engine, operation, _undone(operation), "the enlisted transaction was rolled back"))
     finished = yield from engine.move(operation, event, response, reason)
     operation.enlisted = None
@@ -214,7 +202,7 @@ def _ended(
 def _undone(operation: Operation) -> Event:
     """What an attempt becomes that returned, and whose transaction is proven not to have happened: as if it had raised.
     With effects that may be anywhere, only those in the transaction are undone."""
-    return Event.DOUBT if operation.in_doubt else judge("raised", None, operation.policy)
+    return Event.DOUBT if operation.has_open_effect else judgment.undone(operation.policy).event
 
 
 def _instead(engine: Engine, operation: Operation, event: Event, why: str) -> Flow[Finished]:

@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.downstream import downstream_key
+from oncekey.core.evidence import Evidence
+from oncekey.core.judgment import HandlerWord
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.states import Effects
@@ -17,7 +19,7 @@ from oncekey.engine.enlisting import Commit, Enlisted, Enlisting
 from oncekey.engine.flows import Flow
 from oncekey.engine.staging import RunAt
 from oncekey.engine.steps import Steps
-from oncekey.errors import ApplicationError, NoOperation
+from oncekey.errors import ApplicationError, NoOperation, NotExecuted, OutcomeUnknown, Refused
 
 if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
@@ -30,8 +32,22 @@ class Operation:
     """One attempt at one key. Get it with :func:`current`, or in FastAPI with ``Depends``."""
 
     __slots__ = (
-        "_verbs_used", "deferred", "engine", "enlisted", "enqueued", "loop", "lost", "passes", "policy", "raised",
-        "record", "refused", "refused_as", "renew_at", "running", "said", "scope", "steps", "task",
+        "_word",
+        "begun",
+        "commits",
+        "deferred",
+        "engine",
+        "enlisted",
+        "enqueued",
+        "evidence",
+        "loop",
+        "lost",
+        "policy",
+        "record",
+        "renew_at",
+        "scope",
+        "steps",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +57,8 @@ class Operation:
         scope: str,
         engine: Engine | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        covered: bool = False,
     ) -> None:
         self.record = record
         self.policy = policy
@@ -59,21 +77,14 @@ class Operation:
         """A job in the outbox will settle the key: the request ends as pending."""
         self.lost = False
         """The lease went to somebody else: nothing that this attempt still does will be stored."""
-        self.refused = False
-        """The framework or the handler turned the request away before the operation began."""
-        self.refused_as: tuple[int | None, ...] | None = None
-        """The statuses that say so; None: any 4xx. With another one, somebody has done something about it since."""
-        self.raised = False
-        """The handler raised, and its framework made a response of it."""
-        self.passes = 0
-        """How often the framework was seen to look for the handler: from the first time on it may have been called."""
-        self.running = 0
-        """How many such calls are under way."""
-        self.said: int | None = None
-        """The status, if it is no success, that the handler itself was seen to return. Without one, an error is
-        somebody else's answer in its place, and it may still be running: the careful reading is that it raised."""
+        self.evidence = Evidence(covered=covered)
+        """What was seen of the handler."""
+        self.begun = False
+        """A verb of this operation was used: from then on the request cannot be discarded."""
+        self.commits = False
+        """How it was judged: the enlisted transaction is committed with the key's move."""
+        self._word: HandlerWord | None = None
         self.renew_at = 0.0
-        self._verbs_used = False
 
     @property
     def key(self) -> str:
@@ -98,7 +109,7 @@ class Operation:
         Safe to show: the client's key cannot be computed from it. Derived from the fingerprint too, so that a key
         that is reused for another request after its expiry is another request downstream as well.
         """
-        self._verbs_used = True
+        self.begun = True
         return downstream_key(self.record, name)
 
     def enlist(self, target: Any, *, commit: Commit = "engine") -> Enlisting:
@@ -109,7 +120,7 @@ class Operation:
         500 that is returned commits, whatever is raised rolls back. ``commit="caller"``: oncekey only writes into the
         transaction, and the app commits it after the handler has returned (a dependency with ``yield``, say).
         """
-        self._verbs_used = True
+        self.begun = True
         return enlisting.start(self, target, commit)
 
     async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:
@@ -155,13 +166,13 @@ class Operation:
     def _begun(self) -> Engine:
         if self.engine is None:
             raise NoOperation("this operation belongs to no request")
-        self._verbs_used = True
+        self.begun = True
         if self.enqueued is NOTHING:
             self.enqueued = {}
         return self.engine
 
     @property
-    def in_doubt(self) -> bool:
+    def has_open_effect(self) -> bool:
         """An effect that may not be repeated was called, and did not say how it ended."""
         return self.record.effects is Effects.EXTERNAL and self.policy.effects_kind is not Effects.EXTERNAL
 
@@ -175,18 +186,31 @@ class Operation:
 
         For handlers that validate by themselves and answer with a 4xx of their own; ``raise Refused(...)`` does both.
         """
-        if self._verbs_used:
+        if self.begun:
             raise ApplicationError("refuse() comes before any other verb: this operation has already begun")
-        self.refused = True
+        self._word = "refused"
+
+    def not_executed(self) -> None:
+        """Say that nothing happened, before you return a 4xx or 5xx of your own: the same key may run again.
+
+        ``raise NotExecuted(...)`` says the same, with an answer of ours.
+        """
+        self._word = "not_executed"
 
     @property
-    def discardable(self) -> bool:
-        return self.refused and not self._verbs_used
-
-    @property
-    def said_error(self) -> bool:
-        """The handler returned a 5xx; middleware may have made another one of it."""
-        return self.said is not None and self.said >= 500
+    def word(self) -> HandlerWord | None:
+        """What the handler said outright. An exception that a step raised speaks of that step, not of the request."""
+        error = self.evidence.error
+        if error is None:
+            return self._word
+        match error:
+            case Refused():
+                return "refused"
+            case OutcomeUnknown():
+                return "outcome_unknown"
+            case NotExecuted() if self.steps is None or not any(said is error for said in self.steps.not_executed):
+                return "not_executed"
+        return self._word
 
 
 class Blocking:
@@ -199,7 +223,7 @@ class Blocking:
 
     def enlist(self, target: Any, *, commit: Commit = "engine") -> None:
         """As :meth:`Operation.enlist`: done when it returns."""
-        self._operation._verbs_used = True
+        self._operation.begun = True
         enlisting.start(self._operation, target, commit, blocking=True)
 
     def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:

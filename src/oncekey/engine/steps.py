@@ -152,7 +152,7 @@ def effect(
             return orjson.loads(remembered.result or b"null")
         step = Step(name, StepKind.EFFECT, StepState.INTENDED, repeatable, None, operation.downstream_key(name))
         # An earlier effect of this request that left it in doubt keeps it so, whatever becomes of this one.
-        without = Effects.EXTERNAL if operation.in_doubt else Effects.PHASED
+        without = Effects.EXTERNAL if operation.has_open_effect else Effects.PHASED
         yield from _intend(operation, step, without if repeatable else Effects.EXTERNAL)
         result = yield from _call(operation, step, without, work)
         kept = _remember(name, result)

@@ -14,14 +14,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable
+from typing import Any, Protocol
 
 from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
-from oncekey.engine.operation import Operation
+from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError, SchemaError
 from oncekey.upkeep.service import Upkeep
@@ -48,16 +50,36 @@ _DROPPED = (
 )
 
 
+class Endpoints(Protocol):
+    """The endpoints behind the middleware, as a framework's module finds and wraps them."""
+
+    def cover(self) -> bool:
+        """Wrap what is new. True: a request that enters none of them has entered nothing."""
+
+
 class IdempotencyMiddleware:
-    """``app.add_middleware(IdempotencyMiddleware, once=once)``.
+    """``IdempotencyMiddleware(app, once=once)``, for an ASGI app that no ``protect()`` of ours knows.
+
+    Of a Starlette app, and so of a FastAPI app, the endpoints are found and wrapped by itself, if the app is what it is
+    given or what it was added to. Other apps are not wrapped: see the last rows of the table in ``core/judgment.py``.
 
     ``tune``: when the server has started, set Python's garbage collector and switch interval (``web/tuning.py``).
     ``upkeep``: True, or an Upkeep of your own: sweeper, reaper and reconciler run in this process, from its start
     to its end. Needs a server that speaks the lifespan protocol, as uvicorn does.
     """
 
-    def __init__(self, app: App, once: OnceKey, *, tune: bool = True, upkeep: bool | Upkeep = False) -> None:
+    def __init__(
+        self,
+        app: App,
+        once: OnceKey,
+        *,
+        tune: bool = True,
+        upkeep: bool | Upkeep = False,
+        endpoints: Endpoints | None = None,
+    ) -> None:
         self.app = app
+        self.endpoints = endpoints
+        self._looked_for_endpoints = endpoints is not None
         self.once = checked(once)
         self.tune = tune
         self.upkeep = Upkeep(once) if upkeep is True else upkeep or None
@@ -66,12 +88,41 @@ class IdempotencyMiddleware:
         if scope["type"] == "http":
             route = route_of(scope, self.once.routes)
             if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
-                await _Exchange(self.app, self.once, route, scope, receive, send).run()
+                if not self._looked_for_endpoints:
+                    self._find_endpoints(scope)
+                covered = self.endpoints is not None and self.endpoints.cover()
+                await _Exchange(self.app, self.once, route, scope, receive, send, covered).run()
+                return
+            if _current.get() is not None and SCOPE_KEY not in scope:
+                # A handler calls its own app: that request is not part of the handler's operation.
+                token = _current.set(None)
+                try:
+                    await self.app(scope, receive, send)
+                finally:
+                    _current.reset(token)
                 return
         elif scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+    def _find_endpoints(self, scope: Scope) -> None:
+        """Of the Starlette app that this middleware was given, or that it is a part of."""
+        self._looked_for_endpoints = True
+        applications = sys.modules.get("starlette.applications")
+        if applications is None:
+            return
+        app: Any = self.app
+        if not isinstance(app, applications.Starlette):
+            app = scope.get("app")
+            layer = getattr(app, "middleware_stack", None)
+            while layer is not None and layer is not self:
+                layer = getattr(layer, "app", None)
+            if layer is None or not isinstance(app, applications.Starlette):
+                return
+        from oncekey.web.starlette import Endpoints as StarletteEndpoints
+
+        self.endpoints = StarletteEndpoints(app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse to start on a wrong schema; let go of everything at the end."""
@@ -110,8 +161,11 @@ class _Exchange:
 
     key_header: bytes | None = None
 
-    def __init__(self, app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send, covered: bool
+    ) -> None:
         self.app = app
+        self.covered = covered
         self.once = once
         self.route = route
         self.policy = route.policy
@@ -159,7 +213,8 @@ class _Exchange:
             await self._refuse(Situation.STORE_UNAVAILABLE, retry_after=UNAVAILABLE_RETRY_SECONDS)
             return
         if isinstance(decision, Execute):
-            operation = Operation(decision.record, self.policy, tenant, engine, asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            operation = Operation(decision.record, self.policy, tenant, engine, loop, covered=self.covered)
             await Handling(
                 self.app, self.once, self.scope, self.receive, self.send,
                 operation=operation, wanted=wanted, body=body, key_header=key_header,

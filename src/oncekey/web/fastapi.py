@@ -1,4 +1,4 @@
-"""FastAPI: ``protect(app, once)`` adds the middleware, spares the keys of refused requests, and declares it in OpenAPI.
+"""FastAPI: ``protect(app, once)`` adds the middleware, wraps the endpoints, and declares the key in OpenAPI.
 
 ::
 
@@ -8,37 +8,23 @@
     @app.post("/payments", status_code=201)
     async def pay(payment: Payment, op: CurrentOperation) -> Receipt: ...
 
-Owns how one tells, in FastAPI, that the operation never began, so that the key is not used up:
-
-* *its validation refused the request*: a ``RequestValidationError`` whose innermost frame is FastAPI's. An endpoint may
-  raise that error too, and then it did begin. What a custom route class, or a dependency with ``yield``, makes of the
-  error counts as well: it is the context of the new one.
-* *credentials are missing, the body cannot be read, no route or method fits*: an ``HTTPException`` out of the
-  framework's own code, through nobody else's frames.
-* *the router redirects to the path with or without its slash*: the client comes again with the same key and another
-  path, and must not find the key taken.
-
-Errors are seen in the exception handlers. They are wrapped, with those of mounted apps, when the app builds its stack,
-so it does not matter when they were registered. A dependency runs before the body is validated: if it used a verb of
-the operation, ``Operation.discardable`` keeps the key.
+Endpoints are found and wrapped as Starlette's are (``web/starlette.py``), so a request that FastAPI refuses before its
+endpoint (validation, security, an unknown path) does not use up its key. Dependencies run before the endpoint: what one
+does outside of the database is not protected, unless it uses a verb of the operation; from then on the operation has
+begun.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, routing
 from fastapi import __version__ as fastapi_version
-from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.routing import Router
-from starlette.types import ASGIApp
 
 from oncekey.engine import enlisting
 from oncekey.engine.enlisting import Commit
@@ -46,23 +32,18 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
 from oncekey.upkeep.service import Upkeep
-from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web import starlette
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
-from oncekey.web.wire import checked
 
 __all__ = [
     "CurrentOperation",
     "OptionalOperation",
     "declare_openapi",
     "enlisted_session",
-    "never_began",
     "protect",
-    "spare_refused",
 ]
 
-_FRAMEWORK = frozenset({"fastapi", "starlette", "anyio", "contextlib", "oncekey"})
-_BEFORE_THE_ENDPOINT = ("fastapi.routing", "fastapi.security.", "starlette.routing", "starlette.requests")
 _MARK = "__oncekey__"
 
 
@@ -73,11 +54,7 @@ def protect(app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False) -> No
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
     """
-    if any(getattr(item, "cls", None) is IdempotencyMiddleware for item in app.user_middleware):
-        raise ConfigurationError("protect(app, once): this app is protected already; call it once")
-    checked(once)  # the middleware itself is made at the first request
-    app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep)
-    spare_refused(app)
+    starlette.protect(app, once, upkeep=upkeep)
     declare_openapi(app, once)
 
 
@@ -140,58 +117,6 @@ OptionalOperation = Annotated[Operation | None, Depends(_optional_operation)]
 """As CurrentOperation, and None where the route is not protected or its optional key was not sent."""
 
 
-# -- the key of a request that was refused -----------------------------------------------------------------------------
-
-
-def spare_refused(app: Starlette) -> None:
-    """Discard the key of a request that ``app`` or an app mounted in it refuses. Part of :func:`protect`; alone, for
-    an app that stands inside another which has the middleware."""
-
-    def wrap_handlers() -> None:
-        for each in (app, *(mounted for _, mounted in _mounted(app))):
-            for kind, handler in list(each.exception_handlers.items()):
-                if kind not in (500, Exception) and not hasattr(handler, _MARK):
-                    each.exception_handlers[kind] = _wrapped(handler)
-
-    _before_stack(app, wrap_handlers)
-
-
-def never_began(error: BaseException) -> bool:
-    """Whether the framework refused the request that ended in this error, before its endpoint was called."""
-    modules = []
-    trace = error.__traceback__
-    while trace is not None:
-        modules.append(str(trace.tb_frame.f_globals.get("__name__")))
-        trace = trace.tb_next
-    if not modules:
-        return False
-    packages = [module.partition(".")[0] for module in modules]
-    if isinstance(error, RequestValidationError):
-        return packages[-1] == "fastapi"
-    if isinstance(error, HTTPException) and modules[-1].startswith(_BEFORE_THE_ENDPOINT):
-        return _FRAMEWORK.issuperset(packages)
-    context = error.__cause__ or error.__context__
-    return isinstance(context, RequestValidationError) and never_began(context)
-
-
-def _wrapped(handler: Callable[..., Any]) -> Callable[..., Any]:
-    function = handler.func if isinstance(handler, functools.partial) else handler
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    call = handler if is_async else functools.partial(run_in_threadpool, handler)
-
-    async def wrapped(connection: HTTPConnection, error: Exception) -> Any:
-        operation: Operation | None = connection.scope.get(SCOPE_KEY)
-        if operation is None or not never_began(error):
-            return await call(connection, error)
-        operation.refused = True
-        # With which 4xx an invalid body is refused is the app's affair. Of a 404 somebody may make more than an answer.
-        operation.refused_as = (error.status_code,) if isinstance(error, HTTPException) else None
-        return await call(connection, error)
-
-    setattr(wrapped, _MARK, True)
-    return wrapped
-
-
 # -- OpenAPI -----------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +131,7 @@ def declare_openapi(app: FastAPI, once: OnceKey) -> None:
                 _wrap_openapi(mounted, once, prefix)
 
     _wrap_openapi(app, once, "")
-    _before_stack(app, wrap_all)
+    starlette.before_stack(app, wrap_all)
 
 
 def _wrap_openapi(app: FastAPI, once: OnceKey, prefix: str) -> None:
@@ -236,17 +161,6 @@ def _wrap_openapi(app: FastAPI, once: OnceKey, prefix: str) -> None:
 
 
 # -- how an app is put together ----------------------------------------------------------------------------------------
-
-
-def _before_stack(app: Starlette, action: Callable[[], None]) -> None:
-    """Run ``action`` when the app builds its stack, before its first request: all it consists of is known by then."""
-    original = app.build_middleware_stack
-
-    def build_middleware_stack() -> ASGIApp:
-        action()
-        return original()
-
-    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
 
 
 def _mounted(app: Starlette | Router, prefix: str = "") -> Iterator[tuple[str, Starlette]]:

@@ -4,21 +4,26 @@
 
 * the response is stored when Flask starts to send it: after every ``after_request`` function, the session and the
   listeners have made their changes, with the headers as they are sent, and before ``teardown``, which closes sessions;
-* whatever is raised is noticed before Flask makes a response of it, so that *raised* and *returned* can be told apart
-  (they mean different things, see ``effects``);
-* a request that Flask turns away before any view ran (no such route, wrong method) does not use up its key.
+* every view is wrapped at the one place where Flask calls it, ``dispatch_request``: entered, returned, raised are
+  reported (``core/evidence.py``), also of views that are registered later;
+* a request that Flask turns away before any view ran (no such route, wrong method) does not use up its key;
+* Flask-CORS adds its headers to our own answers too: a browser could not read them otherwise.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from oncekey.core.problems import Answer
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
-from oncekey.errors import ConfigurationError, NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.errors import ConfigurationError
+from oncekey.web.environs import Environ
 from oncekey.web.wsgi import ENVIRON_KEY, Exchange, IdempotencyMiddleware
 
 __all__ = ["current_operation", "protect"]
@@ -33,41 +38,108 @@ def protect(app: Flask, once: OnceKey) -> Flask:
     """Protect the app's state-changing routes, as ``once`` says."""
     if isinstance(app.wsgi_app, IdempotencyMiddleware):
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
-    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, once)  # type: ignore[method-assign]
+    _mark_mounted(app.wsgi_app)
+    middleware = IdempotencyMiddleware(app.wsgi_app, once, covered=True, dress=partial(_with_cors, app))
+    app.wsgi_app = middleware  # type: ignore[method-assign]
     # Flask runs these last to first: the first one sees the response that all others agreed on.
     app.after_request_funcs.setdefault(None, []).insert(0, _remember)
+    _wrap_dispatch(app)
+    _wrap_errors(app)
+    return app
+
+
+def _wrap_dispatch(app: Flask) -> None:
+    """Flask calls views in one place only."""
+    dispatch = app.dispatch_request
+
+    def dispatch_request() -> Any:
+        exchange = _exchange()
+        if exchange is None:
+            return dispatch()
+        evidence = exchange.operation.evidence
+        if request.routing_exception is not None:
+            evidence.refused_by_framework()
+            return dispatch()  # raises it
+        evidence.entered()
+        try:
+            response = app.make_response(dispatch())
+        except BaseException as error:
+            evidence.raised_with(error, _status_of(error))
+            raise
+        evidence.returned_with(response.status_code)
+        return response
+
+    app.dispatch_request = dispatch_request  # type: ignore[method-assign]
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Of ``abort(402)``, and of ``abort(redirect(…))``, which carries its whole response."""
+    if not isinstance(error, HTTPException):
+        return None
+    return error.code if error.response is None else getattr(error.response, "status_code", None)
+
+
+def _wrap_errors(app: Flask) -> None:
+    """An exception of ours may be raised around the view too, and in tests Flask lets exceptions pass."""
     by_handlers, by_nobody = app.handle_user_exception, app.handle_exception
 
-    def noticed(error: Exception) -> Any:
-        """A view or a hook raised; the app's error handlers may answer."""
-        exchange = _exchange()
-        if exchange is not None:
-            exchange.operation.raised = True
-            if request.routing_exception is error:
-                exchange.operation.refused = True
-                exchange.operation.refused_as = (getattr(error, "code", None) or 404,)
-            if isinstance(error, NotExecuted | OutcomeUnknown | Refused | StoreError):
-                return _own_answer(exchange, error)
+    def handle_user_exception(error: Exception) -> Any:
+        if (exchange := _exchange()) is not None:
+            exchange.operation.evidence.heard(error)
         return by_handlers(error)
 
-    def unhandled(error: Exception) -> Any:
-        """Nobody had an answer to it: Flask's own 500, or, in tests, the error itself."""
+    def handle_exception(error: Exception) -> Any:
         exchange = _exchange()
         if exchange is None:
             return by_nobody(error)
-        exchange.operation.raised = True
-        if isinstance(error, NotExecuted | OutcomeUnknown | Refused | StoreError) and not exchange.concluded:
-            # An error handler of the app translated what was raised into one of ours.
-            return app.finalize_request(_own_answer(exchange, error), from_error_handler=True)
+        exchange.operation.evidence.heard(error)
         try:
             return by_nobody(error)
         except BaseException:
-            exchange.failed(error)
-            raise
+            answer = exchange.failed(error)
+            if answer is None:
+                raise
+            return app.finalize_request(_response(exchange.instead or answer), from_error_handler=True)
 
-    app.handle_user_exception = noticed  # type: ignore[method-assign, assignment]
-    app.handle_exception = unhandled  # type: ignore[method-assign, assignment]
-    return app
+    app.handle_user_exception = handle_user_exception  # type: ignore[method-assign, assignment]
+    app.handle_exception = handle_exception  # type: ignore[method-assign, assignment]
+
+
+def _mark_mounted(app: Any) -> None:
+    """Apps that a dispatcher mounts beside this one have endpoints of their own, which are not wrapped."""
+    if isinstance(app, DispatcherMiddleware):
+        app.mounts = {path: _foreign(mounted) for path, mounted in app.mounts.items()}
+
+
+def _foreign(app: Any) -> Any:
+    def foreign(environ: Environ, start_response: Any) -> Any:
+        exchange: Exchange | None = environ.get(ENVIRON_KEY)
+        if exchange is not None:
+            exchange.operation.evidence.covered = False
+        return app(environ, start_response)
+
+    return foreign
+
+
+def _with_cors(app: Flask, environ: Environ, answer: Answer) -> Answer:
+    """Flask-CORS adds its headers in ``after_request`` functions, which do not run for an answer of ours.
+
+    Only its own: an ``after_request`` function of the app may rely on what the view or a ``before_request`` left.
+    """
+    functions = [
+        function
+        for registered in app.after_request_funcs.values()
+        for function in registered
+        if (getattr(function, "__module__", None) or "").startswith("flask_cors.")
+    ]
+    if not functions:
+        return answer
+    with app.request_context(environ):
+        response: Any = _response(answer)
+        for function in functions:
+            response = app.ensure_sync(function)(response)
+        headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers)
+    return Answer(answer.status, headers, answer.body)
 
 
 def _exchange() -> Exchange | None:
@@ -75,17 +147,9 @@ def _exchange() -> Exchange | None:
     return exchange
 
 
-def _own_answer(exchange: Exchange, error: Exception) -> Response:
-    """The handler raised one of our own exceptions: end the attempt as it says, and answer for it."""
-    answer = exchange.failed(error)
-    return _response(exchange.instead or answer) if answer is not None else Response(status=500)
-
-
 def _remember(response: Response) -> Response:
     """The last ``after_request``: let the middleware have the body when Flask starts to send this response."""
     exchange = _exchange()
-    if exchange is not None:
-        exchange.operation.said = response.status_code
     # An error page counts as streamed in Werkzeug, and is short; what else is streamed, the middleware passes through.
     if exchange is not None and (response.status_code >= 400 or not response.is_streamed):
         response.make_sequence()

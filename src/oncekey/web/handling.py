@@ -7,8 +7,8 @@ way out of the app (a response, an exception, a return without a word, a timeout
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 
 from oncekey.core.problems import Answer, Situation
@@ -19,24 +19,18 @@ from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.errors import OperatorError
-from oncekey.web.scopes import Message, Receive, Scope, Send, is_event_stream
-from oncekey.web.speakers import InnerScope, never_routed
-from oncekey.web.wire import (
-    Headers,
-    Move,
-    answer_headers,
-    answer_instead,
-    first_headers,
-    raised,
-    refusal,
-    returned,
-)
+from oncekey.web.endings import Move, answer_instead, answered, raised
+from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, is_event_stream
+from oncekey.web.wire import Headers, answer_headers, first_headers, refusal
 
 _log = logging.getLogger("oncekey")
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _RESPONSE = ("http.response.start", "http.response.body")
+
+_ROUTED = ("route", "endpoint", "path_params", "router")
+"""What a router writes into its scope. Middleware further out (metrics, for one) looks for it in ours."""
 
 # Ways around the body that we have to see; without them servers and frameworks send it as messages.
 _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -46,7 +40,7 @@ class Handling:
     """One call of the app, from the reservation of its key to the end of its response."""
 
     task: asyncio.Task[None]
-    inner: Scope
+    inner: Scope | None = None
     body_read = False
     # of the app's response
     start: Message | None = None
@@ -94,16 +88,18 @@ class Handling:
     async def run(self) -> None:
         """Return when the response has been sent; the app goes on, whoever stops waiting for it."""
         engine = self.once.engine
-        token = _current.set(self.operation)
-        try:
-            task = asyncio.get_running_loop().create_task(self._handle(self.done))
-        finally:
-            _current.reset(token)
+        context = contextvars.copy_context()
+        context.run(_current.set, self.operation)
+        task = asyncio.get_running_loop().create_task(self._handle(self.done), context=context)
         self.task = self.operation.task = task
         engine.tasks.add(task)  # until _handle is done: the loop itself keeps only a weak reference
         engine.keeper.watch(self.operation)  # while the task lives
         # Not the task itself: whoever cancels this coroutine (a disconnect) cancels the future, and the task goes on.
-        await self.done
+        try:
+            await self.done
+        finally:
+            self._show_route()
+            _adopt(context)
 
     async def _handle(self, done: asyncio.Future[None]) -> None:
         try:
@@ -128,8 +124,8 @@ class Handling:
 
     async def _call_app(self) -> None:
         try:
-            self.inner = self._inner_scope()
-            await self.app(self.inner, self._inner_receive, self._inner_send)
+            self.inner = inner = self._inner_scope()
+            await self.app(inner, self._inner_receive, self._inner_send)
         except BaseException as error:
             if self.concluded:
                 if self.held is not None:
@@ -152,11 +148,18 @@ class Handling:
     def _inner_scope(self) -> Scope:
         """The app's view of the request: our mark in it, no way around the body, and no compression (we store
         identity bytes; compress in front of us)."""
-        scope = InnerScope(self.scope, oncekey=self.operation)
+        scope = dict(self.scope)
+        scope[SCOPE_KEY] = self.operation
         scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
         if extensions := scope.get("extensions"):
             scope["extensions"] = {name: value for name, value in extensions.items() if name not in _BYPASSES}
         return scope
+
+    def _show_route(self) -> None:
+        if (inner := self.inner) is not None:
+            for name in _ROUTED:
+                if name in inner:
+                    self.scope[name] = inner[name]
 
     async def _inner_receive(self) -> Message:
         if not self.body_read:
@@ -184,11 +187,6 @@ class Handling:
             self.chunks, self.size = [], 0  # of one that was begun, and that this one replaces
             headers = message.get("headers", ())  # an Iterable, says ASGI, and they are read more than once
             self.start = message if isinstance(headers, list) else {**message, "headers": list(headers)}
-            status = message["status"]
-            if status >= 400 and status != self.operation.said and sys.exc_info()[1] is not None:
-                # Sent from within an ``except``: somebody answers for what the handler raised. (Not so a success: there
-                # is middleware that calls the app in an ``except`` of its own.)
-                self.operation.raised = True
         elif kind == "http.response.body" and self.start is not None:
             await self._body(message, self.start)
         else:
@@ -225,33 +223,27 @@ class Handling:
         """The response is complete: store it, then send it."""
         status: int = start["status"]
         raw_headers = start.get("headers", ())
-        once_only = self.operation.passes < 2 and self.operation.said is None
-        if status in (307, 404, 405) and once_only and never_routed(self.inner):
-            self.operation.refused, self.operation.refused_as = True, (status,)
-        move = returned(self.operation, status, raw_headers, body)
+        move, instead = answered(self.operation, status, raw_headers, body, self.once)
         record: Record | Answer | None = None
-        if self._handler_may_run(status):
-            # Its transaction is open, and somebody has answered in its place: rolled back now, it could begin another
-            # one and commit it. So the answer waits for the app's return, and the guards stay where they are.
+        if self.operation.enlisted is not None and self.operation.evidence.running:
+            # The endpoint still runs with its transaction open, and middleware has answered in its place. Rolled back
+            # now, it could begin another one and commit it: the answer waits for the app's return.
             self.concluded, self.move, self.held = True, move, []
             if self.stored is not None:
                 self.stored.set()
         else:
             record = await self._finish(move)
-        if isinstance(record, Answer):
+        if isinstance(record, Answer) or (instead is not None and self.streaming):
             if self.streaming:
                 raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
+            return
+        if instead is not None:
+            await self._answer(instead, record)
             return
         if self.streaming or body is None:
             return
         headers = first_headers(self.operation, status, raw_headers, len(body), self.key_header, record)
         await self._pass_on(*messages(status, headers, body))
-
-    def _handler_may_run(self, status: int) -> bool:
-        operation = self.operation
-        if operation.enlisted is None or status < 400 or operation.raised:
-            return False
-        return operation.running > 0 and operation.said is None
 
     async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
@@ -315,10 +307,18 @@ class Handling:
         return self._pass_on(*messages(answer.status, answer_headers(answer, self.key_header, record), answer.body))
 
     async def _pass_on(self, *parts: Message) -> None:
+        self._show_route()
         if self.held is not None:
             self.held += parts
         elif not self.done.done():  # else who called us has ended: nobody listens, and the app must not learn of it
             await deliver(self.send, *parts)
+
+
+def _adopt(context: contextvars.Context) -> None:
+    """Set what the handler set in its own context, so that middleware further out reads it, as it would without us."""
+    for variable, value in context.items():
+        if variable is not _current and variable.get(None) is not value:
+            variable.set(value)
 
 
 async def deliver(send: Send, *parts: Message) -> None:

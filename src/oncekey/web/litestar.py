@@ -7,12 +7,10 @@
 
 Owns what is particular to Litestar:
 
-* It turns every exception into a response before any middleware sees it. So the exceptions that speak to oncekey
-  (``Refused``, ``NotExecuted``, ``OutcomeUnknown``) are taken up in ``after_exception`` and raised again outside,
-  and every other one is noted as raised.
-* Its own refusal of a request (validation, a body that cannot be read) is a client error that comes out of litestar's
-  code through nobody else's frames: the operation never began, and the key is not used up. Unknown paths and methods
-  never get here, since middleware runs after the routing.
+* The router runs before any middleware, so the handler of a request is known when we are called: it is wrapped then
+  (``web/endpoints.py``). Unknown paths and methods never get here.
+* Litestar turns every exception into a response before any middleware sees it. ``after_exception`` reports the ones
+  that speak to oncekey (``Refused``, ``NotExecuted``, ``OutcomeUnknown``), and those of its own validation.
 * Middleware may raise too, and would be answered outside of ours, where an exception is all that is left to see: so
   there is one more of litestar's own exception handlers right inside.
 
@@ -27,33 +25,33 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import copy
+from functools import partial
 from typing import Annotated, Any, cast, get_args
 
 from litestar import Litestar, di, params
 from litestar.config.app import AppConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import DefineMiddleware
 from litestar.middleware._internal.exceptions import ExceptionHandlerMiddleware  # in the public API until 2.9
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import OpenAPI
 from litestar.plugins import InitPluginProtocol
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.response import Response
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.errors import ConfigurationError, NoOperation, NotExecuted, OutcomeUnknown, Refused
+from oncekey.errors import ConfigurationError, NoOperation
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.endpoints import MARK, wrapped
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
-from oncekey.web.speakers import speaker_of
 from oncekey.web.wire import checked
 
-__all__ = ["CurrentOperation", "OnceKeyPlugin", "never_began"]
-
-_FRAMEWORK = frozenset({"litestar", "msgspec", "anyio", "contextlib", "oncekey"})
-_SAID = "oncekey.said"
-"""Where an exception that speaks to us stands in the scope, between its handler and our middleware."""
+__all__ = ["CurrentOperation", "OnceKeyPlugin"]
 
 
 class OnceKeyPlugin(InitPluginProtocol):
@@ -118,54 +116,45 @@ def _of(scope: Scope) -> Operation | None:
 # -- the key of a request that was refused -----------------------------------------------------------------------------
 
 
-def never_began(error: BaseException) -> bool:
-    """Whether litestar itself refused the request that ended in this error, before its handler was called."""
-    if not isinstance(error, HTTPException) or not 400 <= error.status_code < 500:
-        return False
-    packages = []
-    trace = error.__traceback__
-    while trace is not None:
-        packages.append(str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0])
-        trace = trace.tb_next
-    return packages[-1:] == ["litestar"] and _FRAMEWORK.issuperset(packages)
-
-
 async def _after_exception(error: Exception, scope: Scope) -> None:
     operation = _of(scope)
-    if operation is None:
-        return
-    operation.raised = True
-    if isinstance(error, Refused | NotExecuted | OutcomeUnknown):
-        cast("dict[str, Any]", scope)[_SAID] = error
-    elif never_began(error):
-        status: int | None = getattr(error, "status_code", None)
-        operation.refused, operation.refused_as = True, None if status in (400, 422) else (status,)
+    if operation is not None:
+        operation.evidence.heard(error)
+        if isinstance(error, HTTPException) and 400 <= error.status_code < 500:
+            operation.evidence.refused_by_framework()
 
 
 class _Inside:
-    """Right inside our middleware: raises what was said to us, in place of the response that litestar made of it."""
+    """Right inside our middleware: here the request's handler is known, and reports from now on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = ExceptionHandlerMiddleware(app, debug=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         operation = _of(scope)
-        if operation is None:
-            await self.app(scope, receive, send)
-            return
+        if operation is not None:
+            operation.evidence.covered = _wrap(scope["route_handler"])
+        await self.app(scope, receive, send)
 
-        operation.passes += 1
-        task = asyncio.current_task()
 
-        async def pass_on(message: Message) -> None:
-            if message["type"] == "http.response.start" and speaker_of(status := message["status"], task) is not None:
-                operation.said = status
-            if _SAID not in scope:
-                await send(message)
+def _wrap(handler: Any) -> bool:
+    """False: it is a mounted ASGI app, whose endpoints are not wrapped."""
+    if not isinstance(handler, HTTPRouteHandler):
+        return False
+    if not hasattr(handler._fn, MARK):
+        awaited = not handler.has_sync_callable
+        handler._fn = wrapped(handler._fn, partial(_status_of, handler), _status_of_error, awaited=awaited)
+    return True
 
-        await self.app(scope, receive, pass_on)
-        if (said := cast("dict[str, Any]", scope).get(_SAID)) is not None:
-            raise said
+
+def _status_of(handler: HTTPRouteHandler, result: Any, _: dict[str, Any]) -> int:
+    """Of a Response, or of the handler's own declaration."""
+    status: int | None = getattr(result, "status_code", None) if isinstance(result, Response | ASGIResponse) else None
+    return status or handler.status_code
+
+
+def _status_of_error(error: BaseException) -> int | None:
+    return error.status_code if isinstance(error, HTTPException) else None
 
 
 # -- OpenAPI -----------------------------------------------------------------------------------------------------------

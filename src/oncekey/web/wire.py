@@ -15,17 +15,15 @@ from functools import lru_cache
 from typing import Protocol
 from uuid import uuid4
 
-from oncekey.core.decision import Busy, Decision, Deferred, Ending, Mismatch, Replay, Unknown, decide, judge
+from oncekey.core.decision import Decision, Deferred, Mismatch, Replay, Unknown
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
-from oncekey.core.record import Record, Reservation, StoredResponse
-from oncekey.core.states import Effects, Event, State
-from oncekey.core.values import value
-from oncekey.engine.flows import Finished
+from oncekey.core.record import Record, StoredResponse
+from oncekey.core.states import State
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.errors import ConfigurationError, LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.errors import ConfigurationError
 
 _log = logging.getLogger("oncekey")
 
@@ -36,13 +34,9 @@ UNKNOWN_RETRY_SECONDS = 30.0
 UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
-_REDIRECTS = frozenset({307, 308})
-_NOT_LET_IN = frozenset({401, 403, 425, 429})
-_TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
 _OURS_AND_LENGTH = _OURS | {b"content-length", b"transfer-encoding"}
-_WITH_RESPONSE = frozenset({Event.COMPLETE, Event.FAIL})
 _OF_THE_LOST_BODY = frozenset({b"content-type", b"content-encoding", b"etag", b"content-disposition", b"last-modified"})
 
 
@@ -84,115 +78,6 @@ def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | An
         if error.rule == "missing":
             return refusal(once, Situation.KEY_MISSING)
         return refusal(once, Situation.KEY_MALFORMED, detail=str(error))
-
-
-@value
-class Move:
-    """How an owner ends its attempt."""
-
-    event: Event
-    response: StoredResponse | None
-    reason: str | None
-
-
-def returned(operation: Operation, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None) -> Move:
-    """The move for a complete response. ``body`` None: it was streamed past us, and leaves a tombstone."""
-    policy = operation.policy
-    ending: Ending = "returned"
-    if operation.discardable and _refuses(operation, status):
-        ending = "refused"
-    elif status >= 500 and (operation.raised or (policy.on_server_error == "auto" and not operation.said_error)):
-        # What a *returned* 5xx means may be declared; what was raised is judged by where the effects live.
-        ending = "raised"
-    event = _judge(operation, ending, status)
-    if event is Event.RELEASE and ending == "returned" and _spoken_for(operation, status):
-        ending = "raised"
-        event = _judge(operation, ending, status)
-    if event not in _WITH_RESPONSE:
-        return Move(event, None, f"the handler {'raised' if ending == 'raised' else 'answered'} {status}")
-    response = storable(status, headers, body, policy)
-    reason = None
-    if response.body is None:
-        reason = "streamed" if body is None else "too large"
-    if operation.deferred:
-        if event is Event.COMPLETE and not operation.raised:
-            event = Event.DEFER
-        else:
-            operation.raised = True  # an error is no promise to settle it later: what it had written is rolled back
-    return Move(event, response, reason)
-
-
-def _refuses(operation: Operation, status: int) -> bool:
-    refuses = 400 <= status < 500 or status in _REDIRECTS
-    return refuses and (operation.refused_as is None or status in operation.refused_as)
-
-
-def _spoken_for(operation: Operation, status: int) -> bool:
-    """Somebody gave this answer after the handler was called, and the handler has said nothing: a timeout, for one."""
-    silent = operation.said is None and not operation.raised
-    return operation.passes > 0 and silent and status not in _NOT_LET_IN
-
-
-def _judge(operation: Operation, ending: Ending, status: int | None) -> Event:
-    event = judge(ending, status, operation.policy, first_attempt=operation.attempt == 1)
-    if event is Event.RELEASE and ending != "not_executed" and operation.in_doubt:
-        return Event.DOUBT
-    return event
-
-
-def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[Move, Answer | None]:
-    """The move for a handler that raised, and our answer, where the framework further out has none for it."""
-    ending: Ending = "raised"
-    operation.raised = True
-    match error:
-        case Refused():
-            operation.refused = True
-            if not operation.discardable:
-                return _refused_late(operation, error, once)
-            ending = "refused"
-        case NotExecuted():
-            # Out of a step it speaks of that step, which has taken its own doubt back, and of no other.
-            if operation.steps is None or not any(said is error for said in operation.steps.not_executed):
-                ending = "not_executed"
-        case OutcomeUnknown():
-            ending = "outcome_unknown"
-    event = _judge(operation, ending, None)
-    return Move(event, None, type(error).__name__), _told(operation, error, event, once)
-
-
-def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[Move, Answer]:
-    """It has begun, and this is its answer, as any other 4xx."""
-    answer = refusal(once, Situation.REFUSED_LATE, detail=error.detail, status=error.status)
-    move = returned(operation, answer.status, answer_headers(answer, None, None), answer.body)
-    return move, _unknown(once) if move.event is Event.DOUBT else answer
-
-
-def _told(operation: Operation, error: BaseException, event: Event, once: OnceKey) -> Answer | None:
-    """What a client is told of an error of ours, and no more than is so: it will act on it."""
-    if not isinstance(error, Refused | NotExecuted | OutcomeUnknown | StoreError):
-        return None
-    if event is Event.DOUBT:
-        return _unknown(once)
-    if isinstance(error, Refused):
-        situation = Situation.REFUSED if event is Event.DISCARD else Situation.REFUSED_LATE
-        return refusal(once, situation, detail=error.detail, status=error.status)
-    by_its_word = isinstance(error, NotExecuted) and not isinstance(error, LeaseLost)
-    return _not_finished(operation, once, nothing_happened=by_its_word or _all_in_one_transaction(operation))
-
-
-def _not_finished(operation: Operation, once: OnceKey, *, nothing_happened: bool) -> Answer:
-    """``nothing_happened`` is about this attempt: of an earlier one, or an earlier step, nobody has said so."""
-    certain = nothing_happened and operation.attempt == 1 and operation.steps is None
-    situation = Situation.NOT_EXECUTED if certain else Situation.NOT_FINISHED
-    return refusal(once, situation, retry_after=UNAVAILABLE_RETRY_SECONDS)
-
-
-def _all_in_one_transaction(operation: Operation) -> bool:
-    return operation.policy.effects_kind is Effects.TRANSACTIONAL
-
-
-def _unknown(once: Voice) -> Answer:
-    return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
 
 
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
@@ -243,7 +128,7 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
         case Mismatch():
             return refusal(once, Situation.MISMATCH)
         case Unknown():
-            return _unknown(once)
+            return unknown(once)
         case Deferred(record):
             location = dict(record.response.headers).get("location") if record.response else None
             return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location)
@@ -251,17 +136,8 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
             return refusal(once, Situation.IN_FLIGHT, retry_after=policy.retry_after.total_seconds())
 
 
-def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:
-    """What a request gets that ran, and whose response was not stored."""
-    if finished.undone:
-        return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
-    decision = decide(finished.record, wanted)
-    if isinstance(decision, Replay | Unknown | Deferred):
-        return answer_to(decision, operation.policy, once)  # as a retry would
-    wait = operation.policy.retry_after.total_seconds()
-    if isinstance(decision, Busy) and decision.record is not None:
-        return refusal(once, Situation.IN_FLIGHT, detail=_TAKEN_OVER, retry_after=wait)
-    return refusal(once, Situation.NOT_STORED, retry_after=wait)
+def unknown(once: Voice) -> Answer:
+    return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
 
 
 def refusal(

@@ -21,46 +21,55 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.web.endings import Move, answer_instead, answered, raised
 from oncekey.web.environs import Environ, decoded, header_map, method_of, path_of, status_line
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
-    Move,
     answer_headers,
-    answer_instead,
     answer_to,
     body_length,
     checked,
     first_headers,
-    raised,
     read_key,
     refusal,
-    returned,
 )
 from oncekey.web.wsgi_bodies import AppBody, Streamed
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
+Dress = Callable[[Environ, Answer], Answer]
 
 ENVIRON_KEY = "oncekey.exchange"
 """Where the exchange stands in the environ, for integrations further in."""
 
 
 class IdempotencyMiddleware:
-    """``app = IdempotencyMiddleware(app, once=once)``."""
+    """``app = IdempotencyMiddleware(app, once=once)``.
 
-    def __init__(self, app: App, once: OnceKey) -> None:
+    ``covered``: every endpoint of the app reports to its operation; set by the integration that sees to it.
+    ``dress``: adds to our own answers the headers that the framework would add to its responses.
+    """
+
+    def __init__(self, app: App, once: OnceKey, *, covered: bool = False, dress: Dress | None = None) -> None:
         self.app = app
+        self.covered = covered
+        self.dress = dress
         self.once = checked(once)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = path_of(environ)
         # Marked: another of us stands further out.
         route = None if ENVIRON_KEY in environ else self._route(environ, path)
-        if route is None:
+        if route is not None:
+            return Exchange(self, route, environ, start_response, path).run()
+        if _current.get() is None or ENVIRON_KEY in environ:
             return self.app(environ, start_response)
-        return Exchange(self.app, self.once, route, environ, start_response, path).run()
+        # A handler calls its own app: that request is not part of the handler's operation.
+        context = contextvars.copy_context()
+        context.run(_current.set, None)
+        return AppBody(context.run(self.app, environ, start_response), context, [])
 
     def _route(self, environ: Environ, path: str) -> Route | None:
         method, routes = method_of(environ), self.once.routes
@@ -73,10 +82,17 @@ class Exchange:
     """One protected request."""
 
     def __init__(
-        self, app: App, once: OnceKey, route: Route, environ: Environ, start_response: StartResponse, path: str
+        self,
+        middleware: IdempotencyMiddleware,
+        route: Route,
+        environ: Environ,
+        start_response: StartResponse,
+        path: str,
     ) -> None:
-        self.app = app
-        self.once = once
+        self.app = middleware.app
+        self.once = middleware.once
+        self.covered = middleware.covered
+        self.dress = middleware.dress
         self.route = route
         self.policy = route.policy
         self.environ = environ
@@ -173,7 +189,7 @@ class Exchange:
     # -- the handler ---------------------------------------------------------------------------------------------
 
     def _execute(self, record: Record, tenant: str, body: bytes) -> Iterable[bytes]:
-        self.operation = Operation(record, self.policy, tenant, self.once.engine)
+        self.operation = Operation(record, self.policy, tenant, self.once.engine, covered=self.covered)
         self.once.engine.keeper.watch(self.operation)
         environ = dict(self.environ)
         environ.pop("HTTP_ACCEPT_ENCODING", None)  # we store identity bytes; compress in front of us
@@ -196,7 +212,9 @@ class Exchange:
     ) -> Callable[[bytes], object]:
         if exc_info is not None and exc_info[1] is not None:
             # WSGI's way to say that an error page replaces a response; too late once that is on its way.
-            self.operation.raised = True
+            if not self.operation.evidence.covered:
+                self.operation.evidence.entered()
+                self.operation.evidence.raised_with(exc_info[1], None)
             if self.started:
                 raise exc_info[1].with_traceback(exc_info[2])
         int(status[:3])  # a status that is none is the app's error, here and not after its work
@@ -250,7 +268,9 @@ class Exchange:
 
     def conclude(self, status: int, headers: Headers, body: bytes | None) -> None:
         """The response is complete: store it. ``record`` and ``instead`` say how that went."""
-        self._finish(returned(self.operation, status, headers, body))
+        move, instead = answered(self.operation, status, headers, body, self.once)
+        self._finish(move)
+        self.instead = self.instead or instead
 
     def failed(self, error: BaseException) -> Answer | None:
         """The handler raised. Returns our answer to that, where we have one."""
@@ -314,6 +334,8 @@ class Exchange:
         return self._answer(refusal(self.once, situation, detail=detail, retry_after=retry_after), None)
 
     def _answer(self, answer: Answer, record: Record | None) -> Iterable[bytes]:
+        if self.dress is not None:
+            answer = self.dress(self.environ, answer)
         self.status_line = status_line(answer.status)
         self._send_start(answer_headers(answer, self.key_header, record))
         return [answer.body]

@@ -1,0 +1,77 @@
+"""What was seen of a handler during one attempt.
+
+Endpoints are wrapped when an app is protected (``web/endpoints.py`` and one module per framework). The wrapper reports
+here when the endpoint is entered, when it returns and when it raises; the integrations report what stood in the
+endpoint's way. Nothing here decides: ``judgment.py`` reads this and says what becomes of the key.
+"""
+
+from __future__ import annotations
+
+from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
+
+SPEAKING_ERRORS = (Refused, NotExecuted, OutcomeUnknown, StoreError)
+"""Exceptions by which a handler, or a verb that it called, speaks to oncekey. Their answers are ours."""
+
+
+class Evidence:
+    """What the wrapped endpoint and the web integration reported. One object per attempt."""
+
+    __slots__ = (
+        "calls",
+        "covered",
+        "error",
+        "raised",
+        "raised_name",
+        "raised_status",
+        "refused",
+        "returned",
+        "running",
+    )
+
+    def __init__(self, *, covered: bool = False) -> None:
+        self.covered = covered
+        """Every endpoint that this request can reach is wrapped: without a call, the endpoint was never entered."""
+        self.calls = 0
+        """How often the endpoint was entered. Middleware that tries again enters it more than once."""
+        self.running = 0
+        """Calls that have neither returned nor raised."""
+        self.returned: int | None = None
+        """The status of the response that the last call returned."""
+        self.raised = False
+        """The last call raised."""
+        self.raised_status: int | None = None
+        """The status that the raised exception names itself: an HTTPException's."""
+        self.raised_name = ""
+        """The class of what was raised, for the record."""
+        self.error: BaseException | None = None
+        """What was raised, where it is one of SPEAKING_ERRORS. Others are not kept: a traceback holds the request."""
+        self.refused = False
+        """The router or the request validation turned the request away before the endpoint was entered."""
+
+    def entered(self) -> None:
+        self.calls += 1
+        self.running += 1
+        self.returned = self.raised_status = self.error = None
+        self.raised = False
+
+    def returned_with(self, status: int) -> None:
+        self.running -= 1
+        self.returned = status
+
+    def raised_with(self, error: BaseException, status: int | None) -> None:
+        """The endpoint raised. ``status``: the one that the exception names itself, if it names one."""
+        self.running -= 1
+        self.raised = True
+        self.raised_status = status
+        self.heard(error)
+
+    def heard(self, error: BaseException) -> None:
+        """Something was raised: by the endpoint, or by what runs around it."""
+        self.raised_name = type(error).__name__
+        if isinstance(error, SPEAKING_ERRORS) and self.error is None:
+            self.error = error
+
+    def refused_by_framework(self) -> None:
+        """The router or the validation raised; whatever a handler of that error does, the endpoint was not entered."""
+        if not self.calls:
+            self.refused = True

@@ -1,0 +1,212 @@
+"""What becomes of a key when its handler has ended: one pure function, and the table that it implements.
+
+``judge`` gets what was seen of the endpoint (``evidence.py``), the status that is about to be sent, and the policy. It
+names the owner's move, says whether the enlisted transaction is committed, and whether the app's response may be sent.
+
+The columns are the route's ``effects``. *Phased* means what ``repeatable`` means, and its steps are kept. "Final 4xx"
+is every 4xx but 408 (treated as 5xx) and ``Policy.retryable_statuses`` (425 and 429 by default).
+
+======================================================  =============  ======================  ====================
+what was seen                                           external       transactional           phased, repeatable
+======================================================  =============  ======================  ====================
+endpoint never entered, 3xx or 4xx, first attempt       discarded      discarded               discarded
+the same on a later attempt                             released       released                released
+never entered, 5xx or 408, after the router or the      discarded      discarded               discarded
+validation refused the request
+never entered, 5xx or 408 otherwise                     unknown        roll back, retryable    retryable
+never entered, under 300 (middleware answers)           completed      commit, completed       completed
+returned under 400                                      completed      commit, completed       completed
+returned under 400; the response broke off, or          unknown        roll back, retryable    retryable
+middleware sent 400 or more in its place
+returned a final 4xx                                    failed         commit, failed          failed
+raised, and it became a final 4xx                       failed         roll back, failed       failed
+raised a 3xx of its own                                 completed      commit, completed       completed
+raised, and an error handler answered under 400         unknown, ours  roll back, ours, retry  retryable, ours
+retryable status, returned or raised                    retryable      roll back, retryable    retryable
+5xx or 408 returned; an answer in the endpoint's        unknown        roll back, retryable    retryable
+place; an exception that became 5xx
+an effect that may not be repeated is intended and      (none)         (none)                  unknown; under 400:
+not done                                                                                       completed, and told
+not wrapped: under 400                                  completed      commit, completed       completed
+not wrapped: final 4xx                                  failed         roll back, failed       failed
+not wrapped: 5xx, 408, retryable statuses               as returned    roll back, retryable    retryable
+======================================================  =============  ======================  ====================
+
+"Ours" is our own error in place of the app's success: a response under 400 is sent only if it is stored, with its rows.
+``raise NotExecuted`` and ``op.not_executed()`` make every row "retryable", ``raise OutcomeUnknown`` "unknown", and
+``raise Refused`` or ``op.refuse()`` the first two rows, if no verb of the operation was used before. For a 5xx or 408
+that the endpoint itself gives, ``Policy.on_server_error`` replaces the row; there an HTTPException that the endpoint
+raises counts as its word.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from oncekey.core.evidence import Evidence
+from oncekey.core.policy import Policy
+from oncekey.core.states import Effects, Event
+from oncekey.core.values import value
+
+HandlerWord = Literal["refused", "not_executed", "outcome_unknown"]
+"""What a handler said outright, by an exception or a verb."""
+
+Notice = Literal["answered before the endpoint", "not wrapped", "effect left open"]
+"""What the developer should hear about, once per route."""
+
+
+@value
+class Judgment:
+    event: Event
+    commits: bool = False
+    """The enlisted transaction is committed with it; otherwise it is rolled back first."""
+    ours: bool = False
+    """The app's response is a success that is not stored: the client gets an answer of ours in its place."""
+    notice: Notice | None = None
+
+
+_COMPLETE: Final = Judgment(Event.COMPLETE, commits=True)
+_ANSWERED_BEFORE: Final = Judgment(Event.COMPLETE, commits=True, notice="answered before the endpoint")
+_COMPLETE_UNWRAPPED: Final = Judgment(Event.COMPLETE, commits=True, notice="not wrapped")
+_EFFECT_LEFT_OPEN: Final = Judgment(Event.COMPLETE, commits=True, notice="effect left open")
+_FAIL: Final = Judgment(Event.FAIL, commits=True)
+_FAIL_ROLLED_BACK: Final = Judgment(Event.FAIL)
+_RELEASE: Final = Judgment(Event.RELEASE)
+_GIVEN_BACK: Final = Judgment(Event.RELEASE)  # as it was: what the client is told of it stands
+_DOUBT: Final = Judgment(Event.DOUBT)
+_DISCARD: Final = Judgment(Event.DISCARD)
+
+
+def judge(
+    seen: Evidence,
+    status: int | None,
+    policy: Policy,
+    *,
+    word: HandlerWord | None = None,
+    first_attempt: bool = True,
+    begun: bool = False,
+    open_effect: bool = False,
+) -> Judgment:
+    """The owner's move for a handler that ended this way; see the table above.
+
+    ``status``: of the response that is about to be sent; None: there is none, or its body broke off. ``begun``: a verb
+    of the operation was used. ``open_effect``: an effect that may not be repeated is intended and not done.
+    """
+    if seen.returned is not None and seen.returned < 400 and status is not None and status < 400 and word is None:
+        return _EFFECT_LEFT_OPEN if open_effect else _COMPLETE  # what nearly all requests are
+    judgment = _said(word, status, first_attempt, begun) or _seen(seen, status, policy, first_attempt, begun)
+    if open_effect and word != "not_executed":
+        if status is None or status >= 400:
+            judgment = _DOUBT
+        elif judgment.event is Event.COMPLETE:
+            judgment = _EFFECT_LEFT_OPEN
+    if status is not None and status < 400 and (judgment is _DOUBT or judgment is _RELEASE):
+        return Judgment(judgment.event, ours=True)
+    return judgment
+
+
+def _said(word: HandlerWord | None, status: int | None, first_attempt: bool, begun: bool) -> Judgment | None:
+    """The handler's own word, where it gave one that counts."""
+    if word == "outcome_unknown":
+        return _DOUBT
+    if word == "not_executed" and (status is None or status >= 400):
+        return _RELEASE
+    if word == "refused" and not begun and (status is None or status >= 300):
+        return _unused(first_attempt)
+    return None
+
+
+def _seen(seen: Evidence, status: int | None, policy: Policy, first_attempt: bool, begun: bool) -> Judgment:
+    if not seen.calls:
+        return _never_entered(seen, status, policy, first_attempt, begun)
+    if seen.running or (seen.returned is None and not seen.raised):
+        return undone(policy)  # an answer in the endpoint's place
+    judgment = _returned(seen.returned, status, policy) if seen.returned is not None else _raised(seen, status, policy)
+    if seen.calls > 1 and judgment.event is not Event.COMPLETE:
+        return undone(policy)  # an earlier call of the same request may have done what the last one refuses
+    return judgment
+
+
+def _never_entered(seen: Evidence, status: int | None, policy: Policy, first_attempt: bool, begun: bool) -> Judgment:
+    if not seen.covered:
+        return _not_wrapped(status, policy)
+    if begun:  # a dependency used a verb: what it did has begun, and this is not the endpoint's word
+        return _raised(seen, status, policy) if status is None or status >= 400 else _ANSWERED_BEFORE
+    if status is not None and status < 300:
+        return _ANSWERED_BEFORE
+    if seen.refused or (status is not None and status != 408 and status < 500):
+        return _unused(first_attempt)
+    return undone(policy)
+
+
+def _unused(first_attempt: bool) -> Judgment:
+    """A later attempt has a history that a discard would erase: it gives the key back as it was."""
+    return _DISCARD if first_attempt else _GIVEN_BACK
+
+
+def _not_wrapped(status: int | None, policy: Policy) -> Judgment:
+    if status is None:
+        return undone(policy)
+    if status < 400:
+        return _COMPLETE_UNWRAPPED
+    if _is_server_error(status):
+        return _server_error(status, policy)
+    return _client_error(status, policy, _FAIL_ROLLED_BACK)
+
+
+def _returned(returned: int, status: int | None, policy: Policy) -> Judgment:
+    if status is None:
+        return undone(policy)
+    if returned < 400:
+        return _COMPLETE if status < 400 else undone(policy)
+    if _is_server_error(returned):
+        return _server_error(returned, policy)
+    if status >= 500:
+        return undone(policy)  # middleware failed on the way out
+    judgment = _client_error(returned, policy, _FAIL)
+    return _COMPLETE if judgment is _FAIL and status < 400 else judgment
+
+
+def _raised(seen: Evidence, status: int | None, policy: Policy) -> Judgment:
+    own = seen.raised_status
+    if status is None or _is_server_error(status):
+        if own is not None and _is_server_error(own) and _says_more(own, policy):
+            return _server_error(own, policy)
+        return undone(policy)
+    if status < 400:
+        return _COMPLETE if own == status and status >= 300 else undone(policy)
+    return _client_error(status, policy, _FAIL_ROLLED_BACK)
+
+
+def _is_server_error(status: int) -> bool:
+    """408 is one: a timeout says nothing about what was done before it."""
+    return status >= 500 or status == 408
+
+
+def _says_more(status: int, policy: Policy) -> bool:
+    return policy.on_server_error != "auto" or status in policy.retryable_statuses
+
+
+def _server_error(status: int, policy: Policy) -> Judgment:
+    """A 5xx or 408 that the endpoint itself gave."""
+    if status in policy.retryable_statuses:
+        return _RELEASE
+    match policy.on_server_error:
+        case "retry":
+            return _RELEASE
+        case "replay":
+            return _FAIL_ROLLED_BACK
+        case "unknown":
+            return _DOUBT
+        case _:
+            return undone(policy)
+
+
+def _client_error(status: int, policy: Policy, final: Judgment) -> Judgment:
+    return _RELEASE if status in policy.retryable_statuses or not policy.final_client_errors else final
+
+
+def undone(policy: Policy) -> Judgment:
+    """The handler gave no word about its effects. Where they may be anywhere, the outcome is unknown; elsewhere they
+    are rolled back, resumable or harmless to repeat."""
+    return _DOUBT if policy.effects_kind is Effects.EXTERNAL else _RELEASE

@@ -1,0 +1,171 @@
+"""How an attempt ends: from what the app answered, or raised, to the owner's move and the answer that the client gets.
+
+What becomes of the key is judged in ``core/judgment.py``; the words are ``core/problems.py``'s. ASGI and WSGI carry out
+what these functions return.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from oncekey.core.decision import Busy, Deferred, Replay, Unknown, decide
+from oncekey.core.judgment import Judgment, judge
+from oncekey.core.problems import Answer, Situation
+from oncekey.core.record import Reservation, StoredResponse
+from oncekey.core.states import Effects, Event
+from oncekey.core.values import value
+from oncekey.engine.flows import Finished
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation
+from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.web.wire import UNAVAILABLE_RETRY_SECONDS, answer_headers, answer_to, refusal, storable, unknown
+
+_log = logging.getLogger("oncekey")
+
+_TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
+_WITH_RESPONSE = frozenset({Event.COMPLETE, Event.FAIL})
+
+_NOTICES = {
+    "answered before the endpoint": (
+        "%s was answered with a success before its endpoint was entered, by middleware or a dependency. The answer is "
+        "stored and will be replayed. If it is not the operation's answer, let that middleware run outside of oncekey"
+    ),
+    "not wrapped": (
+        "%s was answered by an app whose endpoints oncekey cannot see. A 4xx counts as its final answer, a 5xx as an "
+        "unknown outcome. Protect the app itself with its framework's protect(), or accept this"
+    ),
+    "effect left open": (
+        "%s answered with a success, and an effect that may not be repeated did not say how it ended. The answer "
+        "stands; look for the effect at its provider (oncekey keys show lists the key's steps)"
+    ),
+}
+
+
+@value
+class Move:
+    """How an owner ends its attempt."""
+
+    event: Event
+    response: StoredResponse | None
+    reason: str | None
+
+
+def answered(
+    operation: Operation, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, once: OnceKey
+) -> tuple[Move, Answer | None]:
+    """The move for a complete response, and our answer where the client must not get that response.
+
+    ``body`` None: it was streamed past us, and leaves a tombstone.
+    """
+    error = operation.evidence.error
+    replaces = error is not None and status == 500  # the framework's page for an exception of ours, unknown to it
+    if replaces and isinstance(error, Refused) and operation.begun:
+        return _refused_late(operation, error, once)
+    judgment = _judged(operation, status)
+    event = judgment.event
+    if event not in _WITH_RESPONSE:
+        instead = _in_place_of(event, once) if judgment.ours else None
+        if replaces and error is not None:
+            instead = _told(operation, error, event, once)
+        return Move(event, None, _reason(operation, status)), instead
+    response = storable(status, headers, body, operation.policy)
+    reason = None
+    if response.body is None:
+        reason = "streamed" if body is None else "too large"
+    if operation.deferred:
+        if event is Event.COMPLETE:
+            event = Event.DEFER
+        else:
+            operation.commits = False  # an error is no promise to settle it later: what it wrote is rolled back
+    return Move(event, response, reason), None
+
+
+def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[Move, Answer | None]:
+    """The move for an app that raised, or that returned without a whole response; and our answer, where the framework
+    further out has none for it."""
+    operation.evidence.heard(error)
+    if isinstance(error, Refused) and operation.begun:
+        return _refused_late(operation, error, once)
+    event = _judged(operation, None).event
+    return Move(event, None, type(error).__name__), _told(operation, error, event, once)
+
+
+def undone_answer(operation: Operation, once: OnceKey) -> Answer:
+    """For an attempt whose transaction is proven to be rolled back."""
+    return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
+
+
+def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:
+    """What a request gets that ran, and whose response was not stored."""
+    if finished.undone:
+        return undone_answer(operation, once)
+    decision = decide(finished.record, wanted)
+    if isinstance(decision, Replay | Unknown | Deferred):
+        return answer_to(decision, operation.policy, once)  # as a retry would
+    wait = operation.policy.retry_after.total_seconds()
+    if isinstance(decision, Busy) and decision.record is not None:
+        return refusal(once, Situation.IN_FLIGHT, detail=_TAKEN_OVER, retry_after=wait)
+    return refusal(once, Situation.NOT_STORED, retry_after=wait)
+
+
+def _judged(operation: Operation, status: int | None) -> Judgment:
+    judgment = judge(
+        operation.evidence,
+        status,
+        operation.policy,
+        word=operation.word,
+        first_attempt=operation.attempt == 1,
+        begun=operation.begun,
+        open_effect=operation.has_open_effect,
+    )
+    operation.commits = judgment.commits
+    if judgment.notice is not None and operation.engine is not None:
+        operation.engine.tell_once(operation.name, _NOTICES[judgment.notice])
+    return judgment
+
+
+def _reason(operation: Operation, status: int) -> str:
+    """What the record says of an attempt that stored no response."""
+    evidence = operation.evidence
+    if evidence.raised:
+        return f"the handler raised {evidence.raised_name}, answered with {status}"
+    if evidence.returned is not None and evidence.returned != status:
+        return f"the handler returned {evidence.returned}, and {status} was sent in its place"
+    return f"the handler answered {status}" if evidence.returned is not None else f"answered {status} in its place"
+
+
+def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[Move, Answer]:
+    """The operation has begun, so this is its answer, as any other 4xx."""
+    answer = refusal(once, Situation.REFUSED_LATE, detail=error.detail, status=error.status)
+    move, _ = answered(operation, answer.status, answer_headers(answer, None, None), answer.body, once)
+    return move, unknown(once) if move.event is Event.DOUBT else answer
+
+
+def _in_place_of(event: Event, once: OnceKey) -> Answer:
+    """In place of a success that is not stored."""
+    return unknown(once) if event is Event.DOUBT else refusal(once, Situation.FAILED)
+
+
+def _told(operation: Operation, error: BaseException, event: Event, once: OnceKey) -> Answer | None:
+    """What a client is told of an error of ours, and no more than is so: it will act on it."""
+    if not isinstance(error, Refused | NotExecuted | OutcomeUnknown | StoreError):
+        return None
+    if event is Event.DOUBT:
+        return unknown(once)
+    if isinstance(error, Refused):
+        situation = Situation.REFUSED if event is Event.DISCARD else Situation.REFUSED_LATE
+        return refusal(once, situation, detail=error.detail, status=error.status)
+    by_its_word = isinstance(error, NotExecuted) and not isinstance(error, LeaseLost)
+    return _not_finished(operation, once, nothing_happened=by_its_word or _all_in_one_transaction(operation))
+
+
+def _not_finished(operation: Operation, once: OnceKey, *, nothing_happened: bool) -> Answer:
+    """``nothing_happened`` is about this attempt. An earlier attempt, or an earlier step, may have done something."""
+    certain = nothing_happened and operation.attempt == 1 and operation.steps is None
+    situation = Situation.NOT_EXECUTED if certain else Situation.NOT_FINISHED
+    return refusal(once, situation, retry_after=UNAVAILABLE_RETRY_SECONDS)
+
+
+def _all_in_one_transaction(operation: Operation) -> bool:
+    return operation.policy.effects_kind is Effects.TRANSACTIONAL

@@ -1,0 +1,106 @@
+"""Endpoints, wrapped: each reports to the operation when it is entered, what it returned and what it raised.
+
+One mechanism for every framework. A framework's module finds its endpoints and knows what status they return; the
+wrapper here only reports (``core/evidence.py``). The endpoint itself behaves as before, and outside of a protected
+request the wrapper adds one look at a context variable.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.engine.operation import Operation, _current
+from oncekey.web.scopes import SCOPE_KEY, Receive, Scope, Send
+
+MARK = "__oncekey_wrapped__"
+
+ReturnedStatus = Callable[[Any, dict[str, Any]], int]
+"""From what an endpoint returned, and the arguments that it was called with, to the status of the response."""
+RaisedStatus = Callable[[BaseException], int | None]
+"""The status that an exception names itself, if it is the framework's HTTPException; else None."""
+
+
+def wrapped(
+    call: Callable[..., Any], returned: ReturnedStatus, raised: RaisedStatus, *, awaited: bool | None = None
+) -> Callable[..., Any]:
+    """``call`` with reports around it; of the same kind: a coroutine function, a plain one, or a generator function.
+
+    ``awaited``: the framework awaits what the call returns; None: if it is a coroutine function.
+    """
+    if hasattr(call, MARK):
+        return call
+    if awaited is None:
+        awaited = _is_coroutine_function(call)
+    wrap = _wrapped_coroutine if awaited else _wrapped_function
+    endpoint = functools.update_wrapper(wrap(call, returned, raised), call, updated=())
+    setattr(endpoint, MARK, True)
+    return endpoint
+
+
+def _wrapped_coroutine(call: Callable[..., Any], returned: ReturnedStatus, raised: RaisedStatus) -> Callable[..., Any]:
+    async def endpoint(*args: Any, **kwargs: Any) -> Any:
+        operation = _current.get()
+        if operation is None:
+            return await call(*args, **kwargs)
+        evidence = operation.evidence
+        evidence.entered()
+        try:
+            result = await call(*args, **kwargs)
+            status = returned(result, kwargs)
+        except BaseException as error:
+            evidence.raised_with(error, raised(error))
+            raise
+        evidence.returned_with(status)
+        return result
+
+    return endpoint
+
+
+def _wrapped_function(call: Callable[..., Any], returned: ReturnedStatus, raised: RaisedStatus) -> Callable[..., Any]:
+    """Of a generator function this is the call alone: its body is the response's, and breaks off with it."""
+
+    def endpoint(*args: Any, **kwargs: Any) -> Any:
+        operation = _current.get()
+        if operation is None:
+            return call(*args, **kwargs)
+        evidence = operation.evidence
+        evidence.entered()
+        try:
+            result = call(*args, **kwargs)
+            status = returned(result, kwargs)
+        except BaseException as error:
+            evidence.raised_with(error, raised(error))
+            raise
+        evidence.returned_with(status)
+        return result
+
+    return endpoint
+
+
+def _is_coroutine_function(call: Any) -> bool:
+    while isinstance(call, functools.partial):
+        call = call.func
+    inner = inspect.unwrap(call)
+    return any(
+        inspect.iscoroutinefunction(each) or inspect.iscoroutinefunction(getattr(each, "__call__", None))  # noqa: B004
+        for each in (call, inner)
+    )
+
+
+class ForeignApp:
+    """An ASGI app whose endpoints are not wrapped: a request that reaches it may have entered one."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        operation: Operation | None = scope.get(SCOPE_KEY) or _current.get()
+        if operation is not None:
+            operation.evidence.covered = False
+        await self.app(scope, receive, send)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.app, name)

@@ -1,0 +1,253 @@
+"""Starlette: ``protect(app, once)`` adds the middleware and wraps the app's endpoints.
+
+::
+
+    once = OnceKey("sqlite:///app.db", scope=tenant_of)
+    protect(app, once)
+
+Owns how endpoints are found in Starlette's routers, and in FastAPI's, which are built on them:
+
+* ``Route`` with a function, ``HTTPEndpoint`` classes, and FastAPI's ``dependant.call`` are wrapped
+  (``web/endpoints.py``), in mounted apps and included routers too, also when they are added after the first request.
+* What cannot be wrapped, a mounted app of another framework or a raw ASGI endpoint, is marked as foreign: a request
+  that reaches it counts as entered, by an endpoint that gives no word.
+* The handlers of validation errors and of HTTPException report that the request was refused before its endpoint, so
+  that a handler that fails itself (on ``NaN``, for one) does not use up the key.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute, request_response
+from starlette.types import ASGIApp
+
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import Operation
+from oncekey.errors import ConfigurationError
+from oncekey.upkeep.service import Upkeep
+from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.endpoints import MARK, ForeignApp, wrapped
+from oncekey.web.scopes import SCOPE_KEY
+from oncekey.web.wire import checked
+
+__all__ = ["protect"]
+
+_METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
+
+
+def protect(app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False) -> None:
+    """Make every state-changing route of ``app`` run once per key, as ``once`` says.
+
+    ``upkeep``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has it.
+
+    Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
+    A ``CORSMiddleware`` runs outside of it wherever it was added, so that a browser can read our answers too.
+    """
+    if any(getattr(item, "cls", None) is IdempotencyMiddleware for item in app.user_middleware):
+        raise ConfigurationError("protect(app, once): this app is protected already; call it once")
+    checked(once)  # the middleware itself is made at the first request
+    endpoints = Endpoints(app)
+    app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep, endpoints=endpoints)
+
+    def prepare() -> None:
+        _cors_outside(app)
+        endpoints.cover()
+
+    before_stack(app, prepare)
+
+
+def before_stack(app: Starlette, action: Callable[[], None]) -> None:
+    """Run ``action`` when the app builds its stack, before its first request: all it consists of is known by then."""
+    original = app.build_middleware_stack
+
+    def build_middleware_stack() -> ASGIApp:
+        action()
+        return original()
+
+    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
+
+
+def _cors_outside(app: Starlette) -> None:
+    """A browser reads no answer without CORS headers, and replays and refusals are answers of ours."""
+    stack: list[Any] = app.user_middleware
+    ours = next(i for i, item in enumerate(stack) if item.cls is IdempotencyMiddleware)
+    inside = [item for item in stack[ours:] if isinstance(item.cls, type) and issubclass(item.cls, CORSMiddleware)]
+    rest = [item for item in stack[ours:] if item not in inside]
+    stack[ours:] = [*inside, *rest]
+
+
+class Endpoints:
+    """The endpoints of an app: found, wrapped, and found again when routes were added."""
+
+    def __init__(self, app: Starlette | Router) -> None:
+        self._app = app
+        self._seen: list[tuple[list[BaseRoute], int]] = []
+        self._complete = True
+
+    def cover(self) -> bool:
+        """Wrap what is new. True: a request that enters none of them has entered nothing."""
+        if not self._seen or any(len(routes) != count for routes, count in self._seen):
+            self._seen, self._complete = [], True
+            self._wrap_app(self._app)
+        return self._complete
+
+    def _wrap_app(self, app: Starlette | Router) -> None:
+        if isinstance(app, Starlette):
+            _wrap_handlers(app)
+        router = app.router if isinstance(app, Starlette) else app
+        self._seen.append((router.routes, len(router.routes)))
+        if getattr(router.default, "__func__", None) is not Router.not_found and not _is_foreign(router.default):
+            router.default = ForeignApp(router.default)
+        for route in _each(router.routes):
+            self._wrap_route(route)
+
+    def _wrap_route(self, route: Any) -> None:
+        if (dependant := getattr(route, "dependant", None)) is not None:
+            if getattr(route, "methods", None):
+                _wrap_fastapi(route, dependant)
+        elif isinstance(route, Mount | Host):
+            inner = _behind_middleware(route.app, Starlette | Router)
+            if inner is not None:
+                self._wrap_app(inner)
+            elif not _is_foreign(route.app):
+                route.app = ForeignApp(route.app)
+        elif isinstance(route, Route):
+            if not (_wrap_function(route) or _wrap_class(route) or _is_foreign(route.app)):
+                route.app = ForeignApp(route.app)
+        elif not isinstance(route, WebSocketRoute):
+            self._complete = False  # a kind of route that we do not know
+
+
+def _each(routes: list[BaseRoute]) -> Iterator[Any]:
+    """The routes; newer FastAPI keeps an included router as one route, and its routes as contexts of it."""
+    fastapi_routing = sys.modules.get("fastapi.routing")
+    contexts = getattr(fastapi_routing, "iter_route_contexts", None)
+    if contexts is None:
+        yield from routes
+        return
+    for context in contexts(routes):
+        yield getattr(context, "_effective_route", context)
+
+
+def _is_foreign(app: Any) -> bool:
+    return isinstance(app, ForeignApp)
+
+
+def _behind_middleware(app: Any, kind: Any) -> Any:
+    """The first ``kind`` in a chain of middleware, which keep the next one as ``app``; None: there is none."""
+    while app is not None and not isinstance(app, kind):
+        app = getattr(app, "app", None)
+    return app
+
+
+def _status_of_response(response: Any, _: dict[str, Any]) -> int:
+    status: int = getattr(response, "status_code", 200)
+    return status
+
+
+def _status_of_error(error: BaseException) -> int | None:
+    return error.status_code if isinstance(error, HTTPException) else None
+
+
+def _wrap_fastapi(route: Any, dependant: Any) -> None:
+    """FastAPI reads ``dependant.call`` at each request. A value that is no Response gets the route's status, or the one
+    that the endpoint set on the Response that it asked for."""
+    default: int = getattr(route, "status_code", None) or 200
+    parameter: str | None = dependant.response_param_name
+
+    def status_of(result: Any, arguments: dict[str, Any]) -> int:
+        status = getattr(result, "status_code", None) if hasattr(result, "raw_headers") else None
+        if status is None and parameter is not None:
+            status = arguments[parameter].status_code
+        return status or default
+
+    dependant.call = wrapped(dependant.call, status_of, _status_of_error)
+
+
+def _wrap_function(route: Route) -> bool:
+    """Starlette keeps the function in a closure: it is made anew, in the same place behind the route's middleware."""
+    if not _is_function(route.endpoint):
+        return False
+    holder: Any = route
+    while not isinstance(holder.app, FunctionType):
+        holder = holder.app
+        if not hasattr(holder, "app"):
+            return False
+    if (made := holder.app).__qualname__ != "request_response.<locals>.app":
+        return False  # middleware that is a function: what stands behind it cannot be reached
+    if not hasattr(made, MARK):
+        holder.app = request_response(wrapped(route.endpoint, _status_of_response, _status_of_error))
+        setattr(holder.app, MARK, True)
+    return True
+
+
+def _is_function(endpoint: Any) -> bool:
+    while isinstance(endpoint, functools.partial):
+        endpoint = endpoint.func
+    return inspect.isfunction(endpoint) or inspect.ismethod(endpoint)
+
+
+def _wrap_class(route: Route) -> bool:
+    """An HTTPEndpoint is made for each request: its methods are wrapped in a subclass."""
+    holder: Any = route
+    while not isinstance(holder.app, type):
+        holder = holder.app
+        if not hasattr(holder, "app"):
+            return False
+    kind = holder.app
+    if not issubclass(kind, HTTPEndpoint):
+        return False
+    if not hasattr(kind, MARK):
+        methods = {
+            name: wrapped(method, _status_of_response, _status_of_error)
+            for name in _METHODS
+            if (method := getattr(kind, name, None)) is not None
+        }
+        holder.app = type(kind.__name__, (kind,), {"__module__": kind.__module__, MARK: True, **methods})
+    return True
+
+
+# -- the key of a request that was refused -----------------------------------------------------------------------------
+
+
+def _wrap_handlers(app: Starlette) -> None:
+    """The app's exception handlers report what was refused before the endpoint. (Of an app whose stack is built they
+    are copied already: then a crash in one counts as a crash.)"""
+    for kind, handler in list(app.exception_handlers.items()):
+        if kind not in (500, Exception) and not hasattr(handler, MARK):
+            app.exception_handlers[kind] = _reporting(handler)
+
+
+def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
+    function = handler.func if isinstance(handler, functools.partial) else handler
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    call = handler if is_async else functools.partial(run_in_threadpool, handler)
+
+    async def reporting(connection: HTTPConnection, error: Exception) -> Any:
+        operation: Operation | None = connection.scope.get(SCOPE_KEY)
+        if operation is not None and _is_refusal(error):
+            operation.evidence.refused_by_framework()
+        return await call(connection, error)
+
+    setattr(reporting, MARK, True)
+    return reporting
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Request validation, or an HTTPException with a 4xx: the router's, or a dependency's."""
+    if isinstance(error, HTTPException):
+        return 400 <= error.status_code < 500
+    fastapi_errors = sys.modules.get("fastapi.exceptions")
+    return fastapi_errors is not None and isinstance(error, fastapi_errors.RequestValidationError)
