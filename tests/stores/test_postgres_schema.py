@@ -182,3 +182,32 @@ def test_a_migration_waits_for_another_one(url: str) -> None:
         wait([migrating], timeout=0.8)
         other.commit()
         assert migrating.result(PATIENCE) == MIGRATIONS
+
+
+def test_migration_that_waits_for_a_slow_handler_refuses_no_request(
+    fresh: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ALTER TABLE waits for an open transaction, and everybody behind it: so it gives up soon, and tries again."""
+    known = sqlfiles.migrations("oncekey.stores.postgres")
+    later = sqlfiles.Migration(known[-1].number + 1, "more", "ALTER TABLE idempotency_keys ADD COLUMN more text")
+    put(fresh, "a")
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(url) as handler, psycopg.connect(url, autocommit=True) as own:
+        handler.execute("SELECT 1 FROM idempotency_keys FOR UPDATE")
+        with monkeypatch.context() as patch, opened(url) as newer:
+            patch.setattr(sqlfiles, "migrations", lambda package: [*known, later])
+
+            def migrate() -> list[str]:
+                try:
+                    return newer.migrate()
+                finally:
+                    newer.disconnect()
+
+            migrating = pool.submit(migrate)
+            waiting = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
+            for number in range(2):  # it tries again and again, and requests pass all the time
+                eventually(lambda: own.execute(waiting).fetchone() == (1,) or migrating.done())
+                put(fresh, f"b-{number}")
+                assert not migrating.done()
+                eventually(lambda: own.execute(waiting).fetchone() == (0,))
+            handler.rollback()
+            assert migrating.result(PATIENCE) == [str(later)]

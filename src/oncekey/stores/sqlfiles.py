@@ -1,6 +1,20 @@
 """Finds the SQL that lies beside a store's code: one statement per file, and numbered migrations.
 
-Owns the names of files and the order of migrations; runs nothing.
+Owns the names of files, the order of migrations, and which versions of oncekey can work with which tables
+(``works_from``). Runs nothing.
+
+A migration that only adds something (a column that may be NULL, an index, a table) says so in its first lines::
+
+    -- Works with: schema 0002 (oncekey 0.1.0) and later.
+
+A version of oncekey that knows the migrations up to 0002 then goes on working with these tables: beside a newer one
+during a deploy, and after a rollback. Without that line a migration shuts out every version that does not know it.
+An older version inserts rows without a new column, and when a key starts over after its expiry (``restart.sql``) leaves
+there what the row had before: what the column says must be tied to something that the older version does write.
+
+The table ``oncekey_schema`` has one row for each migration that ran. Version 0.1.0 refuses tables whose highest
+``number`` it does not know. So a migration that older versions can work with is noted with a **negative** number, which
+they do not see, and the highest number is the oldest schema that a version must know.
 """
 
 from __future__ import annotations
@@ -13,6 +27,7 @@ from importlib.resources import files
 
 _TABLE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _NUMBERED = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_WORKS_WITH = re.compile(r"^-- Works with: schema (\d{4}) ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +35,36 @@ class Migration:
     number: int
     name: str
     sql: str
+
+    def __str__(self) -> str:
+        return f"{self.number:04d}_{self.name}"
+
+    @property
+    def works_from(self) -> int:
+        """The migration that a version of oncekey must know, at least, to work with tables on which this one ran."""
+        said = _WORKS_WITH.search(self.sql)
+        return int(said[1]) if said else self.number
+
+    @property
+    def noted_as(self) -> int:
+        """Its number in ``oncekey_schema``."""
+        return self.number if self.works_from == self.number else -self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What ``oncekey_schema`` says of a database."""
+
+    numbers: frozenset[int]
+
+    @property
+    def newest(self) -> int:
+        return max(map(abs, self.numbers), default=0)
+
+    @property
+    def works_from(self) -> int:
+        """A version that does not know this migration must not touch these tables."""
+        return max(self.numbers, default=0)
 
 
 def statement(package: str, name: str) -> str:
@@ -43,26 +88,26 @@ def tables(package: str) -> tuple[str, ...]:
     return tuple(name for each in migrations(package) for name in _TABLE.findall(each.sql))
 
 
-def outdated(package: str, applied: int | None, where: str, missing: Collection[str]) -> str | None:
-    """One sentence that says what to run, or None when the tables are as this version wants them.
+def outdated(package: str, applied: Applied, where: str, missing: Collection[str]) -> str | None:
+    """One sentence that says what to run, or None when this version can work with the tables.
 
-    ``applied`` is the number of the newest migration in the database; None when there is no table at all.
     ``missing``: those of :func:`tables` that are not there.
     """
     newest = migrations(package)[-1].number
-    if applied is None:
+    if not applied.numbers:
         return f"{where} has no oncekey tables yet: run `oncekey migrate`, or open it with OnceKey(url, migrate=True)"
-    if applied < newest:
-        return f"{where} has oncekey schema {applied:04d} and this version needs {newest:04d}: run `oncekey migrate`"
-    if applied > newest:
+    if applied.newest < newest:
+        found = f"{where} has oncekey schema {applied.newest:04d} and this version needs {newest:04d}"
+        return f"{found}: run `oncekey migrate`"
+    if applied.works_from > newest:
         return (
-            f"{where} has oncekey schema {applied:04d}, newer than the {newest:04d} that this version knows: "
-            "upgrade the oncekey package"
+            f"{where} has oncekey schema {applied.works_from:04d}, newer than the {newest:04d} that this version "
+            "knows: upgrade the oncekey package"
         )
     if missing:
         return (
-            f"{where} has oncekey schema {applied:04d} without its {', '.join(sorted(missing))}: restore that from a "
-            "backup; or, where every key may be forgotten, drop oncekey_schema and every idempotency_ table, and run "
-            "`oncekey migrate`"
+            f"{where} has oncekey schema {applied.newest:04d} without its {', '.join(sorted(missing))}: restore that "
+            "from a backup; or, where every key may be forgotten, drop oncekey_schema and every idempotency_ table and "
+            "run `oncekey migrate`"
         )
     return None

@@ -21,6 +21,7 @@ from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Capabilities, Duty
+from oncekey.stores.postgres import migrate as migrations
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
 from oncekey.stores.postgres.connection import DeadlineConnection, connect, explain
@@ -39,9 +40,6 @@ from oncekey.stores.postgres.statements import (
     statement,
 )
 
-_MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, whoever starts it
-MIGRATION_SECONDS = 600.0
-"""A migration may rewrite a large table, and waits for the one that another deploy runs."""
 _THERE: LiteralString = "SELECT name, to_regclass(name) IS NOT NULL FROM unnest(%s::text[]) AS name"
 _TRIES = 5  # FINDINGS.md: a lost race needed at most five statements to see the winner's row
 
@@ -148,28 +146,10 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
     # -- schema --------------------------------------------------------------------------------------------------
 
     def migrate(self) -> list[str]:
-        ran = []
         self._start_clock()
         connection = self._connection(checked=False)
         try:
-            with connection.transaction():
-                limit = f"{MIGRATION_SECONDS:.0f}s"
-                connection.execute(f"SET LOCAL statement_timeout = '{limit}'; SET LOCAL lock_timeout = 0")
-                connection.deadline = time.monotonic() + MIGRATION_SECONDS  # the server answers: now it may take long
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MIGRATION_LOCK])
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS oncekey_schema "
-                    "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-                )
-                applied = {row[0] for row in connection.execute("SELECT number FROM oncekey_schema")}
-                for migration in sqlfiles.migrations(PACKAGE):
-                    if migration.number in applied:
-                        continue
-                    connection.execute(migration.sql)
-                    connection.execute(
-                        "INSERT INTO oncekey_schema (number, name) VALUES (%s, %s)", [migration.number, migration.name]
-                    )
-                    ran.append(f"{migration.number:04d}_{migration.name}")
+            ran = migrations.run(connection)
         except psycopg.Error as error:
             self.disconnect()
             raise explain(error, self._where) from error
@@ -184,10 +164,9 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         try:
             asked = connection.execute(_THERE, [[*sqlfiles.tables(PACKAGE), "oncekey_schema"]])
             missing = {name for name, there in asked if not there}
-            applied = None
+            applied = sqlfiles.Applied(frozenset())
             if "oncekey_schema" not in missing:
-                newest = connection.execute("SELECT max(number) FROM oncekey_schema").fetchone()
-                applied = newest[0] if newest else None
+                applied = migrations.applied(connection)
         except psycopg.Error as error:
             self.disconnect()
             raise explain(error, self._where) from error

@@ -15,16 +15,15 @@ from oncekey.stores import sqlfiles
 PACKAGE = "oncekey.stores.sqlite"
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
-_NEWEST = "SELECT max(number) FROM oncekey_schema"
+_NUMBERS = "SELECT number FROM oncekey_schema"
+_RAISE = "UPDATE oncekey_schema SET number = :number WHERE number = -:number"
 _NOTE = "INSERT INTO oncekey_schema (number, name, applied_at) VALUES (?, ?, ?)"
 
 
-def applied(connection: sqlite3.Connection, there: Collection[str]) -> int | None:
-    """The number of the newest migration that ran here; None: there are no tables."""
-    if "oncekey_schema" not in there:
-        return None
-    (number,) = connection.execute(_NEWEST).fetchone()
-    return None if number is None else int(number)
+def applied(connection: sqlite3.Connection, there: Collection[str]) -> sqlfiles.Applied:
+    """The migrations that ran here."""
+    numbers = connection.execute(_NUMBERS).fetchall() if "oncekey_schema" in there else ()
+    return sqlfiles.Applied(frozenset(number for (number,) in numbers))
 
 
 def problem(connection: sqlite3.Connection, where: str) -> str | None:
@@ -35,15 +34,16 @@ def problem(connection: sqlite3.Connection, where: str) -> str | None:
 
 def migrate(connection: sqlite3.Connection, where: str, now: float) -> list[str]:
     """Run what has not run; the caller holds the write lock (BEGIN IMMEDIATE) and commits."""
-    at = applied(connection, {name for (name,) in connection.execute(_TABLES)}) or 0
+    at = applied(connection, {name for (name,) in connection.execute(_TABLES)})
     ran = []
     for migration in sqlfiles.migrations(PACKAGE):
-        if migration.number <= at:
+        if migration.number <= at.newest:
             continue
         for statement in statements(migration.sql):
             connection.execute(statement)
-        connection.execute(_NOTE, (migration.number, migration.name, now))
-        ran.append(f"{migration.number:04d}_{migration.name}")
+        connection.execute(_NOTE, (migration.noted_as, migration.name, now))
+        connection.execute(_RAISE, {"number": migration.works_from})
+        ran.append(str(migration))
     if (sentence := problem(connection, where)) is not None:
         raise SchemaError(sentence)
     return ran
