@@ -51,7 +51,7 @@ from oncekey.core.values import value
 HandlerWord = Literal["refused", "not_executed", "outcome_unknown"]
 """What a handler said outright, by an exception or a verb."""
 
-Notice = Literal["answered before the endpoint", "not wrapped", "effect left open"]
+Notice = Literal["answered before the endpoint", "not wrapped"]
 """What the developer should hear about, once per route."""
 
 
@@ -68,7 +68,6 @@ class Judgment:
 _COMPLETE: Final = Judgment(Event.COMPLETE, commits=True)
 _ANSWERED_BEFORE: Final = Judgment(Event.COMPLETE, commits=True, notice="answered before the endpoint")
 _COMPLETE_UNWRAPPED: Final = Judgment(Event.COMPLETE, commits=True, notice="not wrapped")
-_EFFECT_LEFT_OPEN: Final = Judgment(Event.COMPLETE, commits=True, notice="effect left open")
 _FAIL: Final = Judgment(Event.FAIL, commits=True)
 _FAIL_ROLLED_BACK: Final = Judgment(Event.FAIL)
 _RELEASE: Final = Judgment(Event.RELEASE)
@@ -93,13 +92,10 @@ def judge(
     of the operation was used. ``open_effect``: an effect that may not be repeated is intended and not done.
     """
     if seen.returned is not None and seen.returned < 400 and status is not None and status < 400 and word is None:
-        return _EFFECT_LEFT_OPEN if open_effect else _COMPLETE  # what nearly all requests are
+        return _COMPLETE  # what nearly all requests are
     judgment = _said(word, status, first_attempt, begun) or _seen(seen, status, policy, first_attempt, begun)
-    if open_effect and word != "not_executed":
-        if status is None or status >= 400:
-            judgment = _DOUBT
-        elif judgment.event is Event.COMPLETE:
-            judgment = _EFFECT_LEFT_OPEN
+    if open_effect and word != "not_executed" and (status is None or status >= 400):
+        judgment = _DOUBT
     if status is not None and status < 400 and (judgment is _DOUBT or judgment is _RELEASE):
         return Judgment(judgment.event, ours=True)
     return judgment

@@ -30,7 +30,7 @@ from oncekey.core.decision import (
     decide,
 )
 from oncekey.core.policy import Policy
-from oncekey.core.record import Found, Record, Reservation, StoredResponse, swap
+from oncekey.core.record import Audit, Found, Record, Reservation, StoredResponse, swap
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
 from oncekey.engine import enlisted
 from oncekey.engine.breaker import Breaker
@@ -55,6 +55,11 @@ CLAIM_TRIES = 3
 """How often a request tries to claim a key that changes under its eyes before it answers 409."""
 MAX_TOLD = 1_000
 """Warnings that are given, one per route and message: where no route is listed, every path is one."""
+EFFECT_LEFT_OPEN = (
+    "the handler answered with a success, and an effect that may not be repeated was called and did not say how it "
+    "ended: look for it at its provider"
+)
+"""Kept in the audit of the key, with its completion: `oncekey keys show` lists the open step beside it."""
 NOT_ENLISTED = (
     "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
     "commit, a retry runs it again. Use op.enlist(session), or another declaration"
@@ -181,8 +186,10 @@ class Engine:
         """Finish by the lane, for an operation that has no transaction open."""
         record = operation.record
         at = (record.scope, record.key)
+        left_open = event is Event.COMPLETE and operation.has_open_effect
+        audit = Audit(who="oncekey", why=EFFECT_LEFT_OPEN) if left_open else None
         for tries in range(FINISH_TRIES):
-            change = swap(record, event, Actor.OWNER, response=response, last_error=reason)
+            change = swap(record, event, Actor.OWNER, response=response, last_error=reason, audit=audit)
             moved: Record | None = yield change
             if moved is None:
                 seen: Record | None = yield at
@@ -204,6 +211,8 @@ class Engine:
                     yield Pause(at, 0.01 * 4**tries)
                     continue
             self._finished(event, moved, response, reason)
+            if left_open:
+                self.emitter.emit(events.EffectLeftOpen(*about(moved)))
             return Finished(True, moved)
         raise StoreUnavailable("the key's row is held by another transaction")
 

@@ -206,6 +206,15 @@ class Doubted(KeyEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class EffectLeftOpen(KeyEvent):
+    """The handler answered with a success although an effect that may not be repeated did not say how it ended. The
+    key is completed; its audit says so, and an operator looks for the effect at its provider."""
+
+    metric = "api.idempotency.finish.effect_left_open.count"
+    level = WARNING
+
+
+@dataclass(frozen=True, slots=True)
 class Discarded(KeyEvent):
     """The request was refused before the operation began: the key is unused again."""
 

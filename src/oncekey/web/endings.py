@@ -6,7 +6,6 @@ what these functions return.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from oncekey.core.decision import Busy, Deferred, Replay, Unknown, decide
@@ -21,8 +20,6 @@ from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
 from oncekey.web.wire import UNAVAILABLE_RETRY_SECONDS, answer_headers, answer_to, refusal, storable, unknown
 
-_log = logging.getLogger("oncekey")
-
 _TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _WITH_RESPONSE = frozenset({Event.COMPLETE, Event.FAIL})
 
@@ -34,10 +31,6 @@ _NOTICES = {
     "not wrapped": (
         "%s was answered by an app whose endpoints oncekey cannot see. A 4xx counts as its final answer, a 5xx as an "
         "unknown outcome. Protect the app itself with its framework's protect(), or accept this"
-    ),
-    "effect left open": (
-        "%s answered with a success, and an effect that may not be repeated did not say how it ended. The answer "
-        "stands; look for the effect at its provider (oncekey keys show lists the key's steps)"
     ),
 }
 
