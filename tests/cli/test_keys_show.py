@@ -112,8 +112,10 @@ MOVES = {
 
 
 @pytest.fixture
-def once(tmp_path: Path) -> Iterator[OnceKey]:
-    with OnceKey(f"sqlite:///{tmp_path / 'app.db'}", scope=SINGLE_TENANT, policy=Policy()) as once:
+def once(tmp_path: Path, name: str) -> Iterator[OnceKey]:
+    """``keys show`` says what the next request gets if the route is declared as it was for the last one."""
+    policy = Policy(effects="repeatable" if "repeatable" in name else "external")
+    with OnceKey(f"sqlite:///{tmp_path / 'app.db'}", scope=SINGLE_TENANT, policy=policy) as once:
         yield once
 
 

@@ -15,7 +15,8 @@ from oncekey.engine import forks
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.owners import Owners
 from oncekey.engine.request import SINGLE_TENANT, Request
-from oncekey.errors import ApplicationError, NoOperation
+from oncekey.engine.steps import Steps
+from oncekey.errors import ApplicationError, NoOperation, NotExecuted, OutcomeUnknown, Refused, StoreUnavailable
 from tests.engine.doubles import PATIENCE, operation_of, record_of, reservation
 
 RECORD = record_of(reservation("key-1", owner="owner-1"), attempt=3)
@@ -68,30 +69,65 @@ def test_a_downstream_key_does_not_show_the_clients_key() -> None:
     assert shown.isascii()
 
 
-def test_refusing_is_possible_before_any_verb() -> None:
-    """A refused request can be discarded; one that was not refused cannot."""
+def test_refuse_before_any_verb_is_the_handlers_word() -> None:
+    """Without it a handler has said nothing."""
     operation = operation_of(RECORD)
-    assert not operation.discardable
+    assert operation.word is None
     operation.refuse()
-    assert operation.refused
-    assert operation.discardable
+    assert (operation.word, operation.begun) == ("refused", False)
 
 
-def test_refusing_after_a_verb_is_a_mistake() -> None:
+def test_refuse_after_a_verb_raises() -> None:
     """A downstream key may have been used already: the key must not become unused."""
     operation = operation_of(RECORD)
     operation.downstream_key("charge")
     with pytest.raises(ApplicationError, match="refuse\\(\\) comes before any other verb"):
         operation.refuse()
-    assert not operation.refused
+    assert operation.word is None
 
 
-def test_a_verb_after_refusing_takes_the_refusal_back() -> None:
-    """Who refuses and then acts has begun: never discarded."""
+def test_verb_after_refuse_begins_the_operation() -> None:
+    """``judge`` discards a refused request only if it has not begun."""
     operation = operation_of(RECORD)
     operation.refuse()
     operation.downstream_key("charge")
-    assert not operation.discardable
+    assert operation.begun
+
+
+def test_not_executed_after_a_verb_is_the_handlers_word() -> None:
+    """Only the handler knows that a charge was declined: unlike refuse() it may come at any time."""
+    operation = operation_of(RECORD)
+    operation.downstream_key("charge")
+    operation.not_executed()
+    assert operation.word == "not_executed"
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (Refused("no"), "refused"),
+        (NotExecuted("closed"), "not_executed"),
+        (OutcomeUnknown("no answer"), "outcome_unknown"),
+        (StoreUnavailable("down"), None),
+        (RuntimeError("mistake"), None),
+    ],
+)
+def test_raised_error_of_ours_is_the_handlers_word(error: Exception, word: str | None) -> None:
+    """An exception of anything else says nothing."""
+    operation = operation_of(RECORD)
+    operation.evidence.entered()
+    operation.evidence.raised_with(error, None)
+    assert operation.word == word
+
+
+def test_not_executed_of_a_step_is_not_the_word_of_the_request() -> None:
+    """It speaks of that step. Earlier steps of the same request may have happened."""
+    operation = operation_of(RECORD)
+    error = NotExecuted("the second charge was declined")
+    operation.steps = Steps()
+    operation.steps.not_executed.append(error)
+    operation.evidence.heard(error)
+    assert operation.word is None
 
 
 def test_current_is_the_operation_that_runs_here() -> None:

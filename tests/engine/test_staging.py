@@ -21,7 +21,7 @@ from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
 from oncekey.stores.urls import open_store
 from oncekey.web import fastapi as web
-from tests.engine.desk import Desk
+from tests.engine.desk import Desk, now
 from tests.enlist.shop import TRANSACTIONAL
 
 Add = Callable[[Operation], Awaitable[Any]]
@@ -256,9 +256,16 @@ async def test_an_error_is_no_promise(desk: Desk, serve: Any, status: int, state
     assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, state)
 
 
-@pytest.mark.parametrize("status", [202, 303])
-async def test_raised_it_is_no_promise_either(desk: Desk, status: int) -> None:
-    """What is raised rolls back, whatever its status: a key that is pending without a job would wait for ever."""
+@pytest.mark.parametrize(
+    ("status", "sent", "state", "rows"),
+    [(202, 500, State.FAILED_RETRYABLE, 0), (303, 303, State.PENDING, 1)],
+    ids=["exception with a success", "redirect"],
+)
+async def test_raised_answer_after_defer_is_pending_only_with_its_job(
+    desk: Desk, status: int, sent: int, state: State, rows: int
+) -> None:
+    """A redirect that the endpoint raises is its answer: row and job are committed with it. Any other exception rolls
+    back. A key that is pending without a job would wait for ever."""
     app = FastAPI()
     opened = []
 
@@ -266,6 +273,7 @@ async def test_raised_it_is_no_promise_either(desk: Desk, status: int) -> None:
     async def pay() -> None:
         connection = await now_open()
         await current().enlist(connection)
+        await now(connection.execute("INSERT INTO payments (key, cents) VALUES ('k-1', 5)"))
         await current().defer("charge")
         raise HTTPException(status, headers={"location": "/status"})
 
@@ -281,6 +289,5 @@ async def test_raised_it_is_no_promise_either(desk: Desk, status: int) -> None:
         answer = await http.post("/payments", headers={"Idempotency-Key": "k-1"})
     desk._opened.extend(opened)
     await once.aclose()
-    assert answer.status_code == status
-    assert desk.jobs() == []
-    assert desk.state is State.COMPLETED
+    assert (answer.status_code, desk.state) == (sent, state)
+    assert (len(desk.jobs()), desk.shop.payments()) == (rows, rows)

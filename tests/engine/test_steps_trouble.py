@@ -82,10 +82,13 @@ async def test_outcome_unknown_of_a_repeatable_effect(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [(500, "unknown"), (503, "unknown"), (429, "unknown"), (402, "failed"), (201, "completed")],
+    [(500, "unknown"), (503, "unknown"), (429, "unknown"), (402, "unknown"), (201, "completed")],
 )
-async def test_answered_while_in_doubt(desk: Desk, status: int, state: str) -> None:
-    """The handler caught it. A final answer is its own decision; anything that would be tried again is unknown."""
+async def test_answer_with_an_open_effect_is_stored_only_if_it_is_a_success(
+    desk: Desk, status: int, state: str
+) -> None:
+    """The handler caught the error of an effect that may not be repeated. An error of its own does not say that the
+    effect did not happen."""
 
     async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
         with pytest.raises(ConnectionError):

@@ -112,6 +112,7 @@ class _Handlers:
         operation = current()
         how = request.query_params.get("how") if operation.attempt == 1 else None
         if how == "error":
+            operation.not_executed()
             return JSONResponse({"error": "nothing happened"}, 500)
         if how == "declined":
             return JSONResponse({"error": "declined"}, 402)
