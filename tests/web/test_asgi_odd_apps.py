@@ -365,25 +365,3 @@ async def test_an_app_may_live_more_than_once(url: str, tmp_path: Path, request:
         assert [answer.status_code for answer in answers] == [200, 200]
         assert "idempotency-replayed" in answers[1].headers
     assert once.engine.keeper._closing
-
-
-async def test_after_the_end_nothing_runs() -> None:
-    """Until it is started again."""
-    app = FastAPI()
-    once = OnceKey("memory://", scope=SINGLE_TENANT)
-    protect(app, once)
-    ran: list[int] = []
-
-    @app.post("/payments")
-    def pay() -> None:
-        ran.append(1)
-
-    async with lived(app):
-        pass
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
-        for _ in range(10):
-            assert (await client.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == 503
-    assert ran == []
-    async with lived(app) as client:
-        assert (await client.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == 200, "at once"

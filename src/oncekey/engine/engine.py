@@ -83,6 +83,8 @@ class Engine:
         self.keeper = Keeper(self)
         self.owners = Owners()
         self.tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._opening = threading.Lock()
         self._told: set[tuple[str, str]] = set()
         self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
@@ -252,6 +254,8 @@ class Engine:
 
     async def run(self, flow: Flow[_T], timeout: float) -> _T:
         """Drive a flow from a coroutine; each question to the store may take ``timeout`` seconds."""
+        if self._closed:
+            self._open_again()
         loop = asyncio.get_running_loop()
         try:
             step = next(flow)
@@ -282,6 +286,8 @@ class Engine:
 
     def run_blocking(self, flow: Flow[_T], timeout: float) -> _T:
         """Drive a flow from a thread."""
+        if self._closed:
+            self._open_again()
         try:
             step = next(flow)
             while True:
@@ -358,13 +364,24 @@ class Engine:
 
     def open(self) -> None:
         """Take requests again, after a close."""
-        self.keeper.open()
-        self.lanes.open()
-        self.breaker.succeeded()  # whoever asked while it was closed is no measure
+        with self._opening:
+            self._closed = False
+            self.keeper.open()
+            self.lanes.open()
+            self.breaker.succeeded()  # failures while it was closed say nothing about the store
+
+    def _open_again(self) -> None:
+        _log.debug("a closed OnceKey is used, and so it opens again: close it once more at the end")
+        self.open()
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Finish what can be finished, then let go of threads and connections. False: a hung store was left behind."""
+        """Finish what can be finished, then let go of threads and connections. False: a hung store was left behind.
+
+        The next use opens it again: an app may be used after its lifespan (in tests), and a handler that outlives the
+        shutdown must be able to store its outcome.
+        """
         self.keeper.close(timeout)
+        self._closed = True
         drained = self.lanes.close(timeout)
         self.store.close()
         return drained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
@@ -22,6 +23,8 @@ from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
 from oncekey.telemetry.emitter import Emitter, Hook
+
+_log = logging.getLogger("oncekey")
 
 MAX_SCOPE_LENGTH = 255
 SINGLE_SCOPE = "single-tenant"
@@ -45,6 +48,7 @@ class OnceKey:
     ``docs_url`` where your documentation explains the key; linked from every problem
     ``migrate``  create or upgrade the tables on first use (SQLite always does)
     ``on_event`` called with every event (oncekey.telemetry.events)
+    ``grace``    how many seconds running handlers get at a shutdown, before the app closes what they use
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class OnceKey:
         migrate: bool = False,
         on_event: Hook | None = None,
         max_queued: int = 10_000,
+        grace: float = 10.0,
     ) -> None:
         if not isinstance(url, str) and not hasattr(url, "reserve"):
             raise ConfigurationError("OnceKey(url): it takes the URL of a store, such as sqlite:///app.db, or a store")
@@ -73,6 +78,9 @@ class OnceKey:
             raise ConfigurationError(
                 "OnceKey(authorize=…): it takes a function of the request and the operation's name"
             )
+        if grace < 0:
+            raise ConfigurationError(f"OnceKey(grace={grace}): it takes 0 seconds or more")
+        self.grace = grace
         self.scope = scope
         self.authorize = authorize
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
@@ -222,14 +230,38 @@ class OnceKey:
         self.store.disconnect()
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Store what is unfinished and let go of threads and connections. False: a hung store was left behind."""
+        """Store what is unfinished and let go of threads and connections. False: a hung store was left behind.
+
+        Used after that, it opens again, and wants another close.
+        """
         return self.engine.close(timeout)
 
-    async def aclose(self, grace: float = 10.0) -> bool:
-        """As :meth:`close`, after the handlers that are still running in this loop had ``grace`` seconds to end."""
+    async def drain(self, grace: float | None = None) -> bool:
+        """Wait for the handlers that run in this loop, up to ``grace`` seconds. False: some are still running.
+
+        For the beginning of a shutdown, before the app closes what its handlers use.
+        """
+        grace = self.grace if grace is None else grace
         loop, this = asyncio.get_running_loop(), asyncio.current_task()
-        if running := [task for task in self.engine.tasks if task is not this and task.get_loop() is loop]:
-            await asyncio.wait(running, timeout=grace)
+        until = loop.time() + grace
+        while running := [task for task in self.engine.tasks if task is not this and task.get_loop() is loop]:
+            left = until - loop.time()
+            if left <= 0:
+                _log.warning(
+                    "%d requests are still running %g s after the shutdown began, and are not waited for any longer: "
+                    "if they do not end before the process does, their keys are left to their leases, and effects= "
+                    "says what that means. OnceKey(grace=…) gives them more time",
+                    len(running),
+                    grace,
+                )
+                return False
+            await asyncio.wait(running, timeout=left)
+        return True
+
+    async def aclose(self, grace: float | None = None) -> bool:
+        """As :meth:`close`, after the handlers that are still running in this loop had ``grace`` seconds to end."""
+        grace = self.grace if grace is None else grace
+        await self.drain(grace)
         return await asyncio.to_thread(self.close, grace)
 
     def __deepcopy__(self, memo: object) -> Self:

@@ -125,7 +125,7 @@ class IdempotencyMiddleware:
         self.endpoints = StarletteEndpoints(app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse to start on a wrong schema; let go of everything at the end."""
+        """Refuse to start on a wrong schema. At the end handlers come first, then the app's own shutdown, then ours."""
         first = await receive()
         try:
             await asyncio.to_thread(self.once.start)
@@ -139,8 +139,10 @@ class IdempotencyMiddleware:
 
         async def receive_all() -> Message:
             message = waiting.pop() if waiting else await receive()
-            if message["type"] == "lifespan.shutdown" and self.upkeep is not None:
-                await self.upkeep.astop()  # before the app closes what its resolvers use
+            if message["type"] == "lifespan.shutdown":
+                await self.once.drain()  # before the app closes what its handlers use
+                if self.upkeep is not None:
+                    await self.upkeep.astop()  # and its resolvers
             return message
 
         async def send_all(message: Message) -> None:
@@ -149,8 +151,8 @@ class IdempotencyMiddleware:
                     self.upkeep.start()
                 if self.tune:
                     tuning.settle()
-            elif message["type"] == "lifespan.shutdown.complete":
-                await self.once.aclose()
+            elif message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await asyncio.to_thread(self.once.close)
             await send(message)
 
         await self.app(scope, receive_all, send_all)

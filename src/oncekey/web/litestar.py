@@ -81,7 +81,11 @@ class OnceKeyPlugin(InitPluginProtocol):
 
     @asynccontextmanager
     async def _lifespan(self, _: Litestar) -> AsyncIterator[None]:
-        """Refuse to start on a wrong schema; let go of everything at the end. (Middleware sees no lifespan here.)"""
+        """Refuse to start on a wrong schema; wait for handlers and let go of everything at the end.
+
+        Middleware sees no lifespan here. Litestar ends lifespans in the reverse order: a plugin that closes what
+        handlers use stands before this one in ``plugins``.
+        """
         await asyncio.to_thread(self._once.start)
         try:
             yield
