@@ -291,3 +291,37 @@ async def test_raised_answer_after_defer_is_pending_only_with_its_job(
     await once.aclose()
     assert (answer.status_code, desk.state) == (sent, state)
     assert (len(desk.jobs()), desk.shop.payments()) == (rows, rows)
+
+
+# ---------------------------------------------------------------- due after the key is over
+
+
+@pytest.mark.parametrize(
+    "late", [timedelta(hours=25), timedelta(hours=23), lambda: datetime.now(UTC) + timedelta(days=9)]
+)
+async def test_job_due_after_its_key_is_over_is_refused(desk: Desk, late: Any) -> None:
+    """The reaper would cancel it before it ran, and the client would get 408. Nothing is committed."""
+    run_at = late() if callable(late) else late
+    assert (
+        await desk.post(adding(lambda op: op.defer("charge", run_at=run_at)), policy=TRANSACTIONAL)
+    ).status_code == 500
+    (error,) = desk.errors
+    assert isinstance(error, ApplicationError)
+    assert "longer Policy(ttl=…), at least" in str(error)
+    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, State.FAILED_RETRYABLE)
+
+
+async def test_ttl_that_the_message_names_is_long_enough(desk: Desk) -> None:
+    run_at = timedelta(days=3)
+    add = adding(lambda op: op.defer("charge", run_at=run_at))
+    await desk.post(add, policy=TRANSACTIONAL)
+    assert "at least 3 days, 8:00:00" in str(desk.errors[0])
+    longer = Policy(effects="transactional", ttl=timedelta(days=3, hours=8))
+    await desk.post(add, key="k-2", policy=longer)
+    assert (desk.shop.state("k-2"), len(desk.jobs())) == (State.PENDING, 1)
+
+
+async def test_job_that_settles_nothing_may_outlive_the_key(desk: Desk) -> None:
+    add = adding(lambda op: op.enqueue("reminder", run_at=timedelta(days=30)))
+    assert (await desk.post(add, policy=TRANSACTIONAL)).status_code == 201
+    assert len(desk.jobs()) == 1

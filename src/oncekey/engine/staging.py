@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,6 +23,8 @@ RunAt = datetime | timedelta | None
 MAX_PAYLOAD_BYTES = 256 * 1024
 """A job carries what its task needs to find the rest."""
 MAX_TASK_LENGTH = 100
+TIME_TO_SETTLE = 0.1
+"""Of the key's ttl: a worker may be late, or try more than once, before the reaper times the key out."""
 
 
 def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, settles: bool) -> Flow[str]:
@@ -42,6 +46,9 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
         raise ApplicationError("this request is deferred already: one job settles its key")
     if not task or len(task) > MAX_TASK_LENGTH or not task.isprintable():
         raise ApplicationError(f"enqueue(task): a task's name has 1 to {MAX_TASK_LENGTH} printable characters")
+    at = _seconds(run_at)
+    if settles and at is not None:
+        _lives_until(operation, task, at)
     # Counted by phase: a later attempt does not run a phase that is done, and so does not count its jobs.
     number = operation.enqueued.get((phase, task), 0) + 1
     job = NewJob(
@@ -54,7 +61,7 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
         payload=_payload(task, payload),
         # The same for every attempt at this request: what was rolled back and done again is the same job downstream.
         downstream_key=operation.downstream_key(orjson.dumps(["outbox", phase, task, number]).decode()),
-        run_at=_seconds(run_at),
+        run_at=at,
         settles=settles,
     )
     link = enlisted.link
@@ -62,6 +69,25 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
     operation.enqueued[phase, task] = number
     operation.deferred = operation.deferred or settles
     return job.id
+
+
+def _lives_until(operation: Operation, task: str, at: float) -> None:
+    """Refuse a job that would be due when its key is over: the reaper cancels it then, and answers 408.
+
+    Refused, and the key's expiry not moved: how long an answer is kept is the route's promise, and a job must not
+    change it from one request to the next. And the developer learns it at the first try, not the client a day later.
+    """
+    record, ttl = operation.record, operation.policy.retention_seconds
+    delay = at - time.time()
+    used = ttl - (record.expires_at - record.now)  # by earlier attempts
+    if used + delay > ttl * (1 - TIME_TO_SETTLE):
+        wanted = timedelta(hours=math.ceil((used + delay) / (1 - TIME_TO_SETTLE) / 3600))
+        raise ApplicationError(
+            f"defer('{task}', run_at=…) is due in {timedelta(seconds=round(delay))}, and its key is kept for "
+            f"{timedelta(seconds=round(ttl))}: the key would be over before its job could settle it, and the job "
+            f"cancelled. Give the route a longer Policy(ttl=…), at least {wanted}, or take enqueue(), whose jobs "
+            "outlive their key"
+        )
 
 
 def _payload(task: str, payload: Any) -> bytes:
