@@ -72,9 +72,10 @@ def test_a_downstream_key_does_not_show_the_clients_key() -> None:
 def test_refuse_before_any_verb_is_the_handlers_word() -> None:
     """Without it a handler has said nothing."""
     operation = operation_of(RECORD)
-    assert operation.word is None
+    words = [operation.word]
     operation.refuse()
-    assert (operation.word, operation.begun) == ("refused", False)
+    words.append(operation.word)
+    assert (words, operation.begun) == ([None, "refused"], False)
 
 
 def test_refuse_after_a_verb_raises() -> None:

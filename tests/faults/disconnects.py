@@ -97,9 +97,16 @@ async def _one(run: Run, scene: Scene, kind: str, place: Place, way: Way) -> boo
     run.asked(len(story.seen))
     for promise, what in blemishes(scene, story):
         run.violated(promise, what)
-    if story.unknown and kind != "raises":
+    if story.unknown and kind not in ("raises", "raw-raises"):
         run.violated("I4", f"a client that left made its key unknown: {story.told()}")
-    finished = begun == 1 and kind not in ("raises", "not-executed", "refused", "stumbles", "server-error")
+    finished = begun == 1 and kind not in (
+        "raises",
+        "raw-raises",
+        "not-executed",
+        "refused",
+        "stumbles",
+        "server-error",
+    )
     finished = finished and kind != "enlisted-raises"
     if finished and story.seen[1].saw is not Saw.REPLAYED and story.seen[1].status != 202:
         run.violated("I2", f"it had run, and was not replayed: {story.told()}")

@@ -42,7 +42,11 @@ from tests.faults.scenes import (
 from tests.faults.spoken import quiet
 
 ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared with co_filename, a thousand times
-TRACED = (ROOT + "engine" + os.sep, *(ROOT + "web" + os.sep + name for name in ("asgi.py", "handling.py")))
+TRACED = (
+    ROOT + "engine" + os.sep,
+    *(ROOT + "web" + os.sep + name for name in ("asgi.py", "handling.py", "endings.py", "endpoints.py")),
+    *(ROOT + "core" + os.sep + name for name in ("evidence.py", "judgment.py")),
+)
 ERRORS: tuple[type[BaseException], ...] = (RuntimeError, asyncio.CancelledError)
 TOGETHER = 60
 """Faults of one process whose clients wait for their leases at the same time."""
@@ -50,7 +54,7 @@ PROCESSES = 4
 TRIES = 3
 """A line that a thread comes by only sometimes is given so many chances."""
 
-EVERYTHING = {"memory": 6_500, "sqlite": 10_000}
+EVERYTHING = {"memory": 9_500, "sqlite": 14_000}
 """About as many there are. Whoever asks for so many gets all."""
 
 Place = tuple[str, str, int]

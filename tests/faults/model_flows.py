@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncekey.core.decision import Decision
 from oncekey.core.record import Record, Swap, swap
-from oncekey.core.states import Actor, Effects, Event
+from oncekey.core.states import Actor, Effects
 from oncekey.engine import steps
 from oncekey.engine.flows import Call, Pause
 from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost
 from oncekey.stores.base import Duty
-from oncekey.web.wire import raised, returned
+from oncekey.web.endings import Move, answered, raised
 
 if TYPE_CHECKING:
     from tests.faults.model_machine import Machine
@@ -97,10 +97,11 @@ def external(machine: Machine, kind: Kind, operation: Operation) -> Flow:
     how = yield Choose(("call", "refuse", "503") if kind.honours else ("call", "refuse", "503", "422"))
     if how == "refuse":
         operation.refuse()
-        return returned(operation, 422, [], b"refused")
+        return _returns(machine, operation, 422, b"refused")
     if how != "call":
-        operation.said = int(how)
-        return returned(operation, int(how), [], operation.owner.encode())
+        if int(how) >= 500:
+            operation.not_executed()
+        return _returns(machine, operation, int(how), operation.owner.encode())
     yield Outside(operation.downstream_key("charge") if kind.honours else None)
     return (yield from _answered(machine, operation))
 
@@ -111,16 +112,16 @@ def phased(machine: Machine, kind: Kind, operation: Operation) -> Flow:
     try:
         yield from steps.effect(operation, "charge", lambda: work, kind.honours, None)
     except LeaseLost as error:
-        return raised(operation, error, machine.once)[0]
+        return _raises(machine, operation, error)
     return (yield from _answered(machine, operation))
 
 
 def transactional(machine: Machine, kind: Kind, operation: Operation) -> Flow:
     """All in the enlisted transaction, which holds the row until it ends."""
     if not (yield Enlist(operation.record)):
-        return raised(operation, LeaseLost("before it enlisted"), machine.once)[0]
+        return _raises(machine, operation, LeaseLost("before it enlisted"))
     move = yield from _answered(machine, operation)
-    if move.event is not Event.COMPLETE:
+    if not operation.commits:
         yield RollBack()
         return move
     done: Record | None = yield Commit(swap(operation.record, move.event, Actor.OWNER, response=move.response))
@@ -130,8 +131,20 @@ def transactional(machine: Machine, kind: Kind, operation: Operation) -> Flow:
 def _answered(machine: Machine, operation: Operation) -> Flow:
     how = yield Choose(("return", "raise"))
     if how == "raise":
-        return raised(operation, RuntimeError("after the call"), machine.once)[0]
-    return returned(operation, 201, [], operation.owner.encode())
+        return _raises(machine, operation, RuntimeError("after the call"))
+    return _returns(machine, operation, 201, operation.owner.encode())
+
+
+def _returns(machine: Machine, operation: Operation, status: int, body: bytes) -> Move:
+    operation.evidence.entered()
+    operation.evidence.returned_with(status)
+    return answered(operation, status, [], body, machine.once)[0]
+
+
+def _raises(machine: Machine, operation: Operation, error: Exception) -> Move:
+    operation.evidence.entered()
+    operation.evidence.raised_with(error, None)
+    return raised(operation, error, machine.once)[0]
 
 
 KINDS = (

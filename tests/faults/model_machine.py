@@ -18,7 +18,8 @@ from oncekey.engine.operation import Operation
 from oncekey.stores.base import Duty
 from oncekey.stores.memory import MemoryStore
 from oncekey.upkeep import reconciler, sweeper
-from oncekey.web.wire import Move, answer_instead, answer_to
+from oncekey.web.endings import Move, answer_instead
+from oncekey.web.wire import answer_to
 from tests.faults.model_flows import Ask, Began, Choose, Commit, Due, Enlist, Flow, Kind, Node, Outside, RollBack, Told
 
 LEASE, QUARANTINE, RETENTION = 10.0, 20.0, 1000.0

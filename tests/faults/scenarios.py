@@ -142,6 +142,8 @@ SCENARIOS = (
     Scenario("in pieces", "pieces", after=True),
     Scenario("too large to store", "large", after=True),
     Scenario("raises", "raises", sees=Saw.LOST, after=True),
+    Scenario("not wrapped", "raw", after=True),
+    Scenario("not wrapped, raises", "raw-raises", sees=Saw.LOST, after=True),
     Scenario("is unknown", "raises", _asked, sees=Saw.UNKNOWN, only_new=True),
     Scenario("not executed", "not-executed", sees=Saw.RELEASED, after=True),
     Scenario("retry", "not-executed", _asked),

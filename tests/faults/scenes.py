@@ -2,6 +2,9 @@
 
 For faults that come at a line or a message, not at a process: each key's request is spoken by hand (``spoken.py``), and
 afterwards its client retries by the rules until it knows how it stands. ``blemishes`` says what is wrong then.
+
+The app is as a framework has it: endpoints are wrapped and return a ``Reply``, which is sent when they have returned;
+what an endpoint has opened is closed after that, as a dependency with ``yield`` is. The ``raw`` ones are not wrapped.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
 from oncekey.core.record import Found, Record, Reservation, Swap
@@ -32,6 +35,7 @@ from oncekey.stores.sqlite.batch import Packed
 from oncekey.stores.sqlite.in_loop import SqliteInLoop, _Job
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.endpoints import wrapped
 from tests.faults.linearizable import Saw
 from tests.faults.spoken import Spoken
 
@@ -45,7 +49,21 @@ HANGS = 5 * LEASE
 BODY = b'{"cents":100}'
 OTHER_BODY = b'{"cents":999}'
 TABLES = ("orders", "receipts")
-Answers = Callable[..., Awaitable[None]]
+
+
+class Reply(NamedTuple):
+    """What an endpoint returns."""
+
+    status: int = 201
+    pieces: tuple[bytes, ...] = ()
+    content_type: bytes = b"application/json"
+
+
+class Wrapped:
+    """All endpoints of the app are."""
+
+    def cover(self) -> bool:
+        return True
 
 
 class Moody:
@@ -116,6 +134,8 @@ def _kind(effects: str, *, charges: int = 1, rows: int = 0, tombstone: bool = Fa
 
 KINDS = {
     "plain": _kind("external"),
+    "raw": _kind("external"),
+    "raw-raises": _kind("external"),
     "slow": _kind("external"),
     "held": _kind("external"),
     "waited": _kind("external", in_flight="wait"),
@@ -158,7 +178,12 @@ class Scene:
     def _open(self) -> tuple[OnceKey, IdempotencyMiddleware]:
         routes = {f"POST /{name}": kind.policy for name, kind in KINDS.items()}
         once = OnceKey(self.store, scope=SINGLE_TENANT, routes=routes)
-        return once, IdempotencyMiddleware(self._handle, once=once)
+        self._endpoints = {name: self._endpoint(name) for name in KINDS}
+        return once, IdempotencyMiddleware(self._handle, once=once, endpoints=Wrapped())
+
+    def _endpoint(self, name: str) -> Callable[..., Any]:
+        call = getattr(self, name.replace("-", "_"))
+        return call if name.startswith("raw") else wrapped(call, lambda reply, _: int(reply.status), lambda _: None)
 
     @property
     def beside(self) -> IdempotencyMiddleware:
@@ -177,18 +202,17 @@ class Scene:
         self.entered()
         op = current()
         self.attempts[op.key] += 1
+        name = scope["path"][1:]
+        op.evidence.covered = not name.startswith("raw")  # as a foreign app that is mounted reports it
         while (await receive()).get("more_body"):
             pass
-
-        async def answer(status: int = 201, *pieces: bytes, content_type: bytes = b"application/json") -> None:
-            location = (b"location", op.key.encode())
-            headers = [(b"content-type", content_type), location]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            pieces = pieces or (json.dumps({"run": op.owner}).encode(),)
+        async with AsyncExitStack() as dependencies:
+            reply = await self._endpoints[name](op, dependencies)
+            headers = [(b"content-type", reply.content_type), (b"location", op.key.encode())]
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            pieces = reply.pieces or (json.dumps({"run": op.owner}).encode(),)
             for number, piece in enumerate(pieces, 1):
                 await send({"type": "http.response.body", "body": piece, "more_body": number < len(pieces)})
-
-        await getattr(self, scope["path"][1:].replace("-", "_"))(op, answer)
 
     def charge(self, op: Operation) -> dict[str, str]:
         """A provider that honours the downstream key of repeatable routes, and of no others."""
@@ -200,125 +224,122 @@ class Scene:
         self.charged[op.key] += 1
         return {"charge": op.owner}
 
-    async def plain(self, op: Operation, answer: Answers) -> None:
+    async def plain(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
-        await answer()
+        return Reply()
 
-    repeatable = plain
+    repeatable = raw = plain
 
-    async def slow(self, op: Operation, answer: Answers) -> None:
+    async def slow(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
         await asyncio.sleep(LEASE / 2)
-        await answer()
+        return Reply()
 
-    async def held(self, op: Operation, answer: Answers) -> None:
+    async def held(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
         await self.gate.wait()
-        await answer()
+        return Reply()
 
     waited = held
 
-    async def pieces(self, op: Operation, answer: Answers) -> None:
+    async def pieces(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
-        await answer(201, b'{"run":"', op.owner.encode(), b'"}')
+        return Reply(201, (b'{"run":"', op.owner.encode(), b'"}'))
 
-    async def large(self, op: Operation, answer: Answers) -> None:
+    async def large(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
-        await answer(201, b"more than ten bytes,", b"of ", op.owner.encode())
+        return Reply(201, (b"more than ten bytes,", b"of ", op.owner.encode()))
 
-    async def events(self, op: Operation, answer: Answers) -> None:
+    async def events(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
-        await answer(201, b"data: 1\n\n", b"data: 2\n\n", content_type=b"text/event-stream")
+        return Reply(201, (b"data: 1\n\n", b"data: 2\n\n"), b"text/event-stream")
 
-    async def raises(self, op: Operation, answer: Answers) -> None:
+    async def raises(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
-        raise ValueError("nobody knows")
+        raise ValueError("it may have happened")
 
-    async def not_executed(self, op: Operation, answer: Answers) -> None:
+    raw_raises = raises
+
+    async def not_executed(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         if self.attempts[op.key] == 1:
             raise NotExecuted("proven")
-        await self.plain(op, answer)
+        return await self.plain(op, dependencies)
 
-    async def client_error(self, op: Operation, answer: Answers) -> None:
+    async def client_error(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
-        await answer(404)
+        return Reply(404)
 
-    async def refused(self, op: Operation, answer: Answers) -> None:
+    async def refused(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         if self.attempts[op.key] == 1:
             raise Refused("not like this")
-        await self.plain(op, answer)
+        return await self.plain(op, dependencies)
 
-    async def stumbles(self, op: Operation, answer: Answers) -> None:
+    async def stumbles(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
         if self.attempts[op.key] == 1:
             raise ValueError("harmless")
-        await answer()
+        return Reply()
 
-    async def server_error(self, op: Operation, answer: Answers) -> None:
+    async def server_error(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)
-        await answer(500 if self.attempts[op.key] == 1 else 201)
+        return Reply(500 if self.attempts[op.key] == 1 else 201)
 
     # those that write into the store's own file
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[sqlite3.Connection]:
+    def _connection(self, dependencies: AsyncExitStack) -> sqlite3.Connection:
         assert self.path is not None
-        with closing(sqlite3.connect(self.path, check_same_thread=False, timeout=1.0)) as connection:
-            yield connection
+        connection = sqlite3.connect(self.path, check_same_thread=False, timeout=1.0)
+        return dependencies.enter_context(closing(connection))
 
     @staticmethod
     def _insert(connection: sqlite3.Connection, table: str, key: str) -> dict[str, str]:
         connection.execute(f"INSERT INTO {table} (key) VALUES (?)", [key])
         return {"row": table}
 
-    async def enlisted(self, op: Operation, answer: Answers) -> None:
-        async with self._connection() as connection:
-            await op.enlist(connection)
-            self._insert(connection, "orders", op.key)
-            await answer()
+    async def enlisted(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
+        connection = self._connection(dependencies)
+        await op.enlist(connection)
+        self._insert(connection, "orders", op.key)
+        return Reply()
 
-    async def enlisted_raises(self, op: Operation, answer: Answers) -> None:
-        async with self._connection() as connection:
-            await op.enlist(connection)
-            self._insert(connection, "orders", op.key)
-            if self.attempts[op.key] == 1:
-                raise ValueError("after all")
-            await answer()
+    async def enlisted_raises(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
+        reply = await self.enlisted(op, dependencies)
+        if self.attempts[op.key] == 1:
+            raise ValueError("after all")
+        return reply
 
-    async def enlisted_thread(self, op: Operation, answer: Answers) -> None:
-        def work(connection: sqlite3.Connection) -> None:
+    async def enlisted_thread(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
+        def work() -> None:
             op.blocking.enlist(connection)
             self._insert(connection, "orders", op.key)
 
-        async with self._connection() as connection:
-            await asyncio.to_thread(work, connection)
-            await answer()
+        connection = self._connection(dependencies)
+        await asyncio.to_thread(work)
+        return Reply()
 
-    async def enlisted_caller(self, op: Operation, answer: Answers) -> None:
-        async with self._connection() as connection:
-            await op.enlist(connection, commit="caller")
-            self._insert(connection, "orders", op.key)
-            await answer()
-            connection.commit()
+    async def enlisted_caller(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
+        connection = self._connection(dependencies)
+        dependencies.push(lambda error, *_: None if error else connection.commit())
+        await op.enlist(connection, commit="caller")
+        self._insert(connection, "orders", op.key)
+        return Reply()
 
-    async def phased(self, op: Operation, answer: Answers) -> None:
-        async with self._connection() as connection:
-            await op.phase("order", self._insert, connection, "orders", op.key, on=connection)
-            if self.attempts[op.key] == 1 and op.key.startswith("resumed"):
-                raise NotExecuted("between two steps")
-            await op.effect("charge", self._charge_async, op, repeatable=False)
-            await op.phase("receipt", self._insert, connection, "receipts", op.key, on=connection)
-            await answer()
+    async def phased(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
+        connection = self._connection(dependencies)
+        await op.phase("order", self._insert, connection, "orders", op.key, on=connection)
+        if self.attempts[op.key] == 1 and op.key.startswith("resumed"):
+            raise NotExecuted("between two steps")
+        await op.effect("charge", self._charge_async, op, repeatable=False)
+        await op.phase("receipt", self._insert, connection, "receipts", op.key, on=connection)
+        return Reply()
 
     async def _charge_async(self, op: Operation) -> dict[str, str]:
         return self.charge(op)
 
-    async def deferred(self, op: Operation, answer: Answers) -> None:
-        async with self._connection() as connection:
-            await op.enlist(connection)
-            self._insert(connection, "orders", op.key)
-            await op.defer("later", {})
-            await answer(202)
+    async def deferred(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
+        await self.enlisted(op, dependencies)
+        await op.defer("later", {})
+        return Reply(202)
 
     async def work(self) -> None:
         """Do the jobs of deferred requests."""

@@ -8,17 +8,18 @@ from unittest.mock import patch
 
 import pytest
 
-from oncekey.core.decision import judge
+from oncekey.core.judgment import Judgment, judge
 from oncekey.core.states import Event
 from oncekey.demo.app import make_app
 from oncekey.demo.book import Book
-from oncekey.web import wire
+from oncekey.web import endings
 from tests.faults.campaign import Run
 from tests.faults.schema import TENANT, Caller, _once_of, provider_in
 
 
-def keeps_what_was_refused(ending: str, *others: Any, **more: Any) -> Event:
-    return Event.RELEASE if ending == "refused" else judge(ending, *others, **more)  # type: ignore[arg-type]
+def keeps_what_was_refused(*seen: Any, **more: Any) -> Judgment:
+    judgment = judge(*seen, **more)
+    return Judgment(Event.RELEASE) if judgment.event is Event.DISCARD else judgment
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -30,7 +31,7 @@ async def test_a_rejected_request_that_uses_up_its_key_is_seen(tmp_path: Path, b
         app = make_app(url, provider)
         caller = Caller(run, app, ledger)
         try:
-            with patch.object(wire, "judge", keeps_what_was_refused if broken else judge):
+            with patch.object(endings, "judge", keeps_what_was_refused if broken else judge):
                 rejected = await caller.client.post("/payments", json={}, headers=TENANT | {"Idempotency-Key": "k-1"})
             assert rejected.status_code == 422
             if broken:
