@@ -1,17 +1,16 @@
-"""What a request gets for every row there can be, and what a row becomes for every end of a handler."""
+"""What a request gets for every row there can be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from oncekey.core.decision import (
     LEASE_RAN_OUT,
-    UNDECIDED_STATUSES,
     Busy,
     Claim,
     Decision,
@@ -21,12 +20,9 @@ from oncekey.core.decision import (
     Replay,
     Unknown,
     decide,
-    judge,
 )
-from oncekey.core.policy import Policy
 from oncekey.core.record import Record, Reservation, swap
 from oncekey.core.states import STARTS, Actor, Condition, Effects, Event, State, find
-from oncekey.errors import IllegalTransition
 
 NOW = 5000.0
 WANTED = Reservation("acme", "key-1", "POST /payments", b"same" * 8, 1, Effects.EXTERNAL, "mine", 60.0, 86400.0)
@@ -175,7 +171,7 @@ def test_a_running_lease_is_busy() -> None:
     ],
 )
 def test_the_process_died(effects: Effects, event: Event) -> None:
-    """DESIGN section 4, last column: a lapsed lease is doubted where it may have charged, else taken over."""
+    """A lapsed lease is doubted where it may have charged, else taken over."""
     for steps, past_expiry in product((False, True), repeat=2):
         record = make_record(lease_over=True, effects=effects, steps=steps, past_expiry=past_expiry)
         reason = LEASE_RAN_OUT if event is Event.DOUBT else None
@@ -250,94 +246,3 @@ def test_the_last_instant_is_over(state: State) -> None:
     assert ends_now.lease_over
     assert ends_now.past_expiry
     assert isinstance(decide(ends_now, WANTED), Claim)
-
-
-# judge: DESIGN section 4.
-
-EffectsName = Literal["external", "transactional", "phased", "repeatable"]
-OnServerError = Literal["auto", "retry", "replay", "unknown"]
-EFFECTS: tuple[EffectsName, ...] = ("external", "transactional", "phased", "repeatable")
-STATUSES_5XX = (500, 501, 502, 503, 504, 599)
-
-
-@pytest.mark.parametrize(
-    ("effects", "raised", "returned_5xx"),
-    [
-        ("external", Event.DOUBT, Event.RELEASE),
-        ("transactional", Event.RELEASE, Event.RELEASE),
-        ("phased", Event.RELEASE, Event.RELEASE),
-        ("repeatable", Event.RELEASE, Event.RELEASE),
-    ],
-)
-def test_a_failed_handler(effects: EffectsName, raised: Event, returned_5xx: Event) -> None:
-    """DESIGN section 4, columns one and two, literally."""
-    policy = Policy(effects=effects)
-    assert judge("raised", None, policy) is raised
-    assert {judge("returned", status, policy) for status in STATUSES_5XX} == {returned_5xx}
-
-
-@pytest.mark.parametrize("effects", EFFECTS)
-def test_what_the_handler_says_outright_wins(effects: EffectsName) -> None:
-    """NotExecuted is always retryable and OutcomeUnknown always unknown, whatever was declared."""
-    errors: tuple[OnServerError, ...] = ("auto", "retry", "replay", "unknown")
-    for on_error in errors:
-        policy = Policy(effects=effects, on_server_error=on_error)
-        assert judge("not_executed", None, policy) is Event.RELEASE
-        assert judge("outcome_unknown", None, policy) is Event.DOUBT
-
-
-@pytest.mark.parametrize("effects", EFFECTS)
-@pytest.mark.parametrize(
-    ("on_error", "event"),
-    [("auto", Event.RELEASE), ("retry", Event.RELEASE), ("replay", Event.FAIL), ("unknown", Event.DOUBT)],
-)
-def test_on_server_error_overrides_the_second_column(
-    effects: EffectsName, on_error: OnServerError, event: Event
-) -> None:
-    """A returned 5xx is released, stored or doubted, as the route says; a raise is judged as before."""
-    policy = Policy(effects=effects, on_server_error=on_error)
-    assert {judge("returned", status, policy) for status in STATUSES_5XX} == {event}
-    assert judge("raised", None, policy) is judge("raised", None, Policy(effects=effects))
-
-
-@pytest.mark.parametrize("effects", EFFECTS)
-def test_every_status_below_500(effects: EffectsName) -> None:
-    """Under 400 completes; 4xx is final, but for the five that say nothing about the operation."""
-    assert {401, 403, 408, 425, 429} == UNDECIDED_STATUSES
-    policy = Policy(effects=effects)
-    for status in range(200, 400):
-        assert judge("returned", status, policy) is Event.COMPLETE
-    for status in range(400, 500):
-        undecided = status in (401, 403, 408, 425, 429)
-        assert judge("returned", status, policy) is (Event.RELEASE if undecided else Event.FAIL)
-
-
-def test_client_errors_can_be_left_open() -> None:
-    """final_client_errors=False makes every 4xx retryable, and changes nothing else."""
-    policy = Policy(final_client_errors=False)
-    assert {judge("returned", status, policy) for status in range(400, 500)} == {Event.RELEASE}
-    assert judge("returned", 201, policy) is Event.COMPLETE
-    assert judge("raised", None, policy) is Event.DOUBT
-
-
-def test_a_refused_request_leaves_the_key_as_it_was() -> None:
-    """A first attempt is discarded; a later one gives the key back with its history."""
-    for effects in EFFECTS:
-        assert judge("refused", 422, Policy(effects=effects)) is Event.DISCARD
-        assert judge("refused", 422, Policy(effects=effects), first_attempt=False) is Event.RELEASE
-
-
-def test_a_handler_that_returned_has_a_status() -> None:
-    """Without one nothing can be judged, and guessing would be worse than an error."""
-    with pytest.raises(ValueError, match="status"):
-        judge("returned", None, Policy())
-
-
-def test_every_verdict_is_a_move_of_the_owner() -> None:
-    """Whatever judge says, the table lets the owner of a row in progress do it."""
-    for ending in ("raised", "not_executed", "outcome_unknown", "refused"):
-        for effects, first in product(EFFECTS, (True, False)):
-            event = judge(ending, None, Policy(effects=effects), first_attempt=first)
-            assert find(State.IN_PROGRESS, event, Actor.OWNER).event is event
-    with pytest.raises(IllegalTransition):
-        find(State.IN_PROGRESS, Event.TAKE_OVER, Actor.OWNER)

@@ -42,6 +42,7 @@ STATUSES = {
     "not-authorized": (403, 403, 403),
     "not-executed": (503, 503, 503),
     "not-finished": (503, 503, 503),
+    "failed": (500, 500, 500),
     "refused": (422, 422, 422),
     "refused-late": (422, 422, 422),
     "status-expired": (410, 410, 410),

@@ -38,7 +38,7 @@ class Evidence:
         self.returned: int | None = None
         """The status of the response that the last call returned."""
         self.raised = False
-        """The last call raised."""
+        """The last call raised an Exception. One that was cancelled said nothing: neither this nor ``returned``."""
         self.raised_status: int | None = None
         """The status that the raised exception names itself: an HTTPException's."""
         self.raised_name = ""
@@ -46,7 +46,7 @@ class Evidence:
         self.error: BaseException | None = None
         """What was raised, where it is one of SPEAKING_ERRORS. Others are not kept: a traceback holds the request."""
         self.refused = False
-        """The router or the request validation turned the request away before the endpoint was entered."""
+        """The request validation turned the request away before the endpoint was entered."""
 
     def entered(self) -> None:
         self.calls += 1
@@ -61,7 +61,7 @@ class Evidence:
     def raised_with(self, error: BaseException, status: int | None) -> None:
         """The endpoint raised. ``status``: the one that the exception names itself, if it names one."""
         self.running -= 1
-        self.raised = True
+        self.raised = isinstance(error, Exception)
         self.raised_status = status
         self.heard(error)
 
@@ -71,7 +71,7 @@ class Evidence:
         if isinstance(error, SPEAKING_ERRORS) and self.error is None:
             self.error = error
 
-    def refused_by_framework(self) -> None:
-        """The router or the validation raised; whatever a handler of that error does, the endpoint was not entered."""
+    def refused_by_validation(self) -> None:
+        """Whatever a handler of the validation error does, and if it fails, the endpoint was not entered."""
         if not self.calls:
             self.refused = True

@@ -11,8 +11,8 @@ what was seen                                           external       transacti
 ======================================================  =============  ======================  ====================
 endpoint never entered, 3xx or 4xx, first attempt       discarded      discarded               discarded
 the same on a later attempt                             released       released                released
-never entered, 5xx or 408, after the router or the      discarded      discarded               discarded
-validation refused the request
+never entered, 5xx or 408, after validation refused     discarded      discarded               discarded
+the request (its error handler failed)
 never entered, 5xx or 408 otherwise                     unknown        roll back, retryable    retryable
 never entered, under 300 (middleware answers)           completed      commit, completed       completed
 returned under 400                                      completed      commit, completed       completed
@@ -33,10 +33,11 @@ not wrapped: 5xx, 408, retryable statuses               as returned    roll back
 ======================================================  =============  ======================  ====================
 
 "Ours" is our own error in place of the app's success: a response under 400 is sent only if it is stored, with its rows.
-``raise NotExecuted`` and ``op.not_executed()`` make every row "retryable", ``raise OutcomeUnknown`` "unknown", and
-``raise Refused`` or ``op.refuse()`` the first two rows, if no verb of the operation was used before. For a 5xx or 408
-that the endpoint itself gives, ``Policy.on_server_error`` replaces the row; there an HTTPException that the endpoint
-raises counts as its word.
+``raise NotExecuted`` and ``op.not_executed()`` make every row but a completed one "retryable", ``raise OutcomeUnknown``
+"unknown", and ``raise Refused`` or ``op.refuse()`` the first two rows, if no verb of the operation was used before.
+For a 5xx or 408 that the endpoint itself gives, ``Policy.on_server_error`` replaces the row; there an HTTPException
+that it raises counts as its word. Where middleware entered the endpoint more than once, its last call says nothing of
+the earlier ones: without a success, the row is "an answer in the endpoint's place".
 """
 
 from __future__ import annotations
@@ -93,8 +94,12 @@ def judge(
     """
     if seen.returned is not None and seen.returned < 400 and status is not None and status < 400 and word is None:
         return _COMPLETE  # what nearly all requests are
+    if seen.calls > 1 and word != "outcome_unknown":
+        word = None  # what one call says of itself, it cannot say of the call before it
     judgment = _said(word, status, first_attempt, begun) or _seen(seen, status, policy, first_attempt, begun)
-    if open_effect and word != "not_executed" and (status is None or status >= 400):
+    if word == "not_executed" or (word == "refused" and not begun):
+        judgment = _RELEASE if judgment.event in (Event.DOUBT, Event.FAIL) else judgment
+    elif open_effect and judgment.event is not Event.COMPLETE:
         judgment = _DOUBT
     if status is not None and status < 400 and (judgment is _DOUBT or judgment is _RELEASE):
         return Judgment(judgment.event, ours=True)
@@ -102,11 +107,9 @@ def judge(
 
 
 def _said(word: HandlerWord | None, status: int | None, first_attempt: bool, begun: bool) -> Judgment | None:
-    """The handler's own word, where it gave one that counts."""
+    """The handler's own word, where it decides by itself."""
     if word == "outcome_unknown":
         return _DOUBT
-    if word == "not_executed" and (status is None or status >= 400):
-        return _RELEASE
     if word == "refused" and not begun and (status is None or status >= 300):
         return _unused(first_attempt)
     return None
@@ -146,7 +149,7 @@ def _not_wrapped(status: int | None, policy: Policy) -> Judgment:
     if status < 400:
         return _COMPLETE_UNWRAPPED
     if _is_server_error(status):
-        return _server_error(status, policy)
+        return _server_error(status, status, policy)
     return _client_error(status, policy, _FAIL_ROLLED_BACK)
 
 
@@ -156,8 +159,8 @@ def _returned(returned: int, status: int | None, policy: Policy) -> Judgment:
     if returned < 400:
         return _COMPLETE if status < 400 else undone(policy)
     if _is_server_error(returned):
-        return _server_error(returned, policy)
-    if status >= 500:
+        return _server_error(returned, status, policy)
+    if _is_server_error(status):
         return undone(policy)  # middleware failed on the way out
     judgment = _client_error(returned, policy, _FAIL)
     return _COMPLETE if judgment is _FAIL and status < 400 else judgment
@@ -167,7 +170,7 @@ def _raised(seen: Evidence, status: int | None, policy: Policy) -> Judgment:
     own = seen.raised_status
     if status is None or _is_server_error(status):
         if own is not None and _is_server_error(own) and _says_more(own, policy):
-            return _server_error(own, policy)
+            return _server_error(own, status, policy)
         return undone(policy)
     if status < 400:
         return _COMPLETE if own == status and status >= 300 else undone(policy)
@@ -183,14 +186,14 @@ def _says_more(status: int, policy: Policy) -> bool:
     return policy.on_server_error != "auto" or status in policy.retryable_statuses
 
 
-def _server_error(status: int, policy: Policy) -> Judgment:
-    """A 5xx or 408 that the endpoint itself gave."""
-    if status in policy.retryable_statuses:
+def _server_error(given: int, status: int | None, policy: Policy) -> Judgment:
+    """A 5xx or 408 that the endpoint itself gave; ``status`` is sent for it, and is the one to replay."""
+    if given in policy.retryable_statuses:
         return _RELEASE
     match policy.on_server_error:
         case "retry":
             return _RELEASE
-        case "replay":
+        case "replay" if status is not None and status >= 400:
             return _FAIL_ROLLED_BACK
         case "unknown":
             return _DOUBT

@@ -93,13 +93,8 @@ class IdempotencyMiddleware:
                 covered = self.endpoints is not None and self.endpoints.cover()
                 await _Exchange(self.app, self.once, route, scope, receive, send, covered).run()
                 return
-            if _current.get() is not None and SCOPE_KEY not in scope:
-                # A handler calls its own app: that request is not part of the handler's operation.
-                token = _current.set(None)
-                try:
-                    await self.app(scope, receive, send)
-                finally:
-                    _current.reset(token)
+            if SCOPE_KEY not in scope:
+                await _unprotected(self.app, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
@@ -158,6 +153,18 @@ class IdempotencyMiddleware:
         await self.app(scope, receive_all, send_all)
 
 
+async def _unprotected(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """A request without an operation: also where a handler calls its own app, and so has one."""
+    if _current.get() is None:
+        await app(scope, receive, send)
+        return
+    token = _current.set(None)
+    try:
+        await app(scope, receive, send)
+    finally:
+        _current.reset(token)
+
+
 class _Exchange:
     """One protected request, up to the decision about its key."""
 
@@ -178,7 +185,7 @@ class _Exchange:
     async def run(self) -> None:
         keys, content_type, length = self._read_headers()
         if not keys and not self.policy.required:
-            await self.app(self.scope, self.receive, self.send)
+            await _unprotected(self.app, self.scope, self.receive, self.send)
             return
         try:
             if (tenant := self.once.single_tenant) is None or self.once.authorize is not None:

@@ -54,12 +54,9 @@ def _wrap_dispatch(app: Flask) -> None:
 
     def dispatch_request() -> Any:
         exchange = _exchange()
-        if exchange is None:
+        if exchange is None or request.routing_exception is not None:  # the latter is raised, and enters no view
             return dispatch()
         evidence = exchange.operation.evidence
-        if request.routing_exception is not None:
-            evidence.refused_by_framework()
-            return dispatch()  # raises it
         evidence.entered()
         try:
             response = app.make_response(dispatch())

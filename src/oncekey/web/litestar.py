@@ -31,7 +31,7 @@ from typing import Annotated, Any, cast, get_args
 from litestar import Litestar, di, params
 from litestar.config.app import AppConfig
 from litestar.di import Provide
-from litestar.exceptions import HTTPException
+from litestar.exceptions import ClientException, HTTPException, ValidationException
 from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import DefineMiddleware
 from litestar.middleware._internal.exceptions import ExceptionHandlerMiddleware  # in the public API until 2.9
@@ -124,8 +124,8 @@ async def _after_exception(error: Exception, scope: Scope) -> None:
     operation = _of(scope)
     if operation is not None:
         operation.evidence.heard(error)
-        if isinstance(error, HTTPException) and 400 <= error.status_code < 500:
-            operation.evidence.refused_by_framework()
+        if isinstance(error, ValidationException) or type(error) is ClientException:  # the body has no valid syntax
+            operation.evidence.refused_by_validation()
 
 
 class _Inside:

@@ -11,8 +11,8 @@ Owns how endpoints are found in Starlette's routers, and in FastAPI's, which are
   (``web/endpoints.py``), in mounted apps and included routers too, also when they are added after the first request.
 * What cannot be wrapped, a mounted app of another framework or a raw ASGI endpoint, is marked as foreign: a request
   that reaches it counts as entered, by an endpoint that gives no word.
-* The handlers of validation errors and of HTTPException report that the request was refused before its endpoint, so
-  that a handler that fails itself (on ``NaN``, for one) does not use up the key.
+* The handler of validation errors reports that the request was refused before its endpoint, so that one that fails
+  itself (on ``NaN``, for one) does not use up the key.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def _wrap_class(route: Route) -> bool:
 
 
 def _wrap_handlers(app: Starlette) -> None:
-    """The app's exception handlers report what was refused before the endpoint. (Of an app whose stack is built they
-    are copied already: then a crash in one counts as a crash.)"""
+    """The app's exception handlers report what validation refused. (Of an app whose stack is built they are copied
+    already: then a crash in one counts as a crash.)"""
     for kind, handler in list(app.exception_handlers.items()):
         if kind not in (500, Exception) and not hasattr(handler, MARK):
             app.exception_handlers[kind] = _reporting(handler)
@@ -238,7 +238,7 @@ def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
     async def reporting(connection: HTTPConnection, error: Exception) -> Any:
         operation: Operation | None = connection.scope.get(SCOPE_KEY)
         if operation is not None and _is_refusal(error):
-            operation.evidence.refused_by_framework()
+            operation.evidence.refused_by_validation()
         return await call(connection, error)
 
     setattr(reporting, MARK, True)
@@ -246,8 +246,6 @@ def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Request validation, or an HTTPException with a 4xx: the router's, or a dependency's."""
-    if isinstance(error, HTTPException):
-        return 400 <= error.status_code < 500
+    """Not an HTTPException: a handler of 404 may forward the request elsewhere, and fail when that has happened."""
     fastapi_errors = sys.modules.get("fastapi.exceptions")
     return fastapi_errors is not None and isinstance(error, fastapi_errors.RequestValidationError)
