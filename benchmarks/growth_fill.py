@@ -78,7 +78,7 @@ _POSTGRES = f"""
 INSERT INTO idempotency_keys ({_COLUMNS})
 SELECT
     'tenant-' || n %% {TENANTS}, key, '{OPERATION}',
-    CASE WHEN replays THEN %(fingerprint)s ELSE sha256(n::text::bytea) END, 1, 'external', state, 1,
+    CASE WHEN replays THEN %(fingerprint)s ELSE sha256(n::text::bytea) END, 2, 'external', state, 1,
     left(md5(n::text), 24) || '-' || to_hex(n),
     CASE WHEN state = 'in_progress' THEN now() + interval '1 day' ELSE came + interval '1 minute' END, 0,
     CASE WHEN state = 'unknown' THEN now() + interval '1 day' END, came,
@@ -143,7 +143,7 @@ k AS (
 )
 INSERT INTO idempotency_keys ({_COLUMNS})
 SELECT
-    'tenant-' || (n % {TENANTS}), key, '{OPERATION}', CASE WHEN replays THEN :fingerprint ELSE randomblob(32) END, 1,
+    'tenant-' || (n % {TENANTS}), key, '{OPERATION}', CASE WHEN replays THEN :fingerprint ELSE randomblob(32) END, 2,
     'external', state, 1, lower(hex(randomblob(12))) || '-' || n,
     CASE WHEN state = 'in_progress' THEN :now + 86400.0 ELSE came + 60.0 END, 0,
     CASE WHEN state = 'unknown' THEN :now + 86400.0 END, came, CASE WHEN state = 'completed' THEN came END,

@@ -49,7 +49,7 @@ def reservation() -> Reservation:
         key=str(uuid.uuid4()),
         operation="POST /payments",
         fingerprint=FINGERPRINT,
-        fingerprint_version=1,
+        fingerprint_version=2,
         effects=Effects.EXTERNAL,
         owner=_owners.new(),
         lease_seconds=60.0,

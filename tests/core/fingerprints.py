@@ -9,7 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from oncekey.core.fingerprint import MAX_DEPTH, fingerprint
+from oncekey.core.fingerprint import fingerprint
+from oncekey.core.json_form import MAX_DEPTH
 
 JSON = "application/json"
 

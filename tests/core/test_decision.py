@@ -19,6 +19,7 @@ from oncekey.core.decision import (
     Mismatch,
     Replay,
     Unknown,
+    Unreadable,
     decide,
 )
 from oncekey.core.record import Record, Reservation, swap
@@ -45,7 +46,7 @@ def make_record(
         key="key-1",
         operation="POST /payments",
         fingerprint=(b"same" if same_fingerprint else b"diff") * 8,
-        fingerprint_version=1 if same_version else 2,
+        fingerprint_version=1 if same_version else 9,
         effects=effects,
         state=state,
         attempt=1,
@@ -114,11 +115,11 @@ def test_a_key_past_its_time_starts_over() -> None:
         assert (decision == Claim(record, Event.RESERVE)) == free(row), row
 
 
-def test_a_fingerprint_that_cannot_be_compared_is_busy() -> None:
-    """A row hashed by another version is neither replayed, refused nor run: it may be another request's."""
+def test_fingerprint_that_cannot_be_compared_is_unreadable() -> None:
+    """A row hashed by a newer version is neither replayed, refused nor run: it may be another request's."""
     for row, record, decision in ROWS:
         if not (own(row) or free(row) or row["same_version"]):
-            assert decision == Busy(record), row
+            assert decision == Unreadable(record), row
 
 
 def test_a_mismatch_wins_over_every_state() -> None:
@@ -132,7 +133,7 @@ def test_an_unknown_outcome_is_never_claimed() -> None:
     """No retry of any kind moves an unknown key: it gets Unknown, or the mismatch it is."""
     for row, _, decision in ROWS:
         if row["state"] is State.UNKNOWN:
-            assert isinstance(decision, Unknown | Mismatch | Busy), row
+            assert isinstance(decision, Unknown | Mismatch | Unreadable), row
             if row["same_fingerprint"] and row["same_version"]:
                 assert isinstance(decision, Unknown), row
 

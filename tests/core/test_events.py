@@ -55,7 +55,7 @@ LEVELS = {
     logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
     "JobRetried JobReleased",
     logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
-    "TimedOut LeaseTooShort EffectLeftOpen RanTooLong",
+    "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable",
     logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull JobDead ReconcileGaveUp DutyFailed",
 }
 

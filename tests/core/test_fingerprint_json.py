@@ -14,7 +14,7 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.fingerprint import MAX_DEPTH, _fast, _integer, _is_plain, _slow
+from oncekey.core.json_form import MAX_DEPTH, MAX_FLOATS, _fast, _for_orjson, _integer, _slow
 from tests.core.fingerprints import is_raw, nested, of
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors" / "jcs"
@@ -64,10 +64,10 @@ def test_spellings_of_one_value(one: str, other: str) -> None:
 def test_order_is_by_utf16_units() -> None:
     """Names past U+FFFF sort before U+E000 to U+FFFF, as RFC 8785 says and orjson does not."""
     body = '{"\ufb01":1,"\U0001f600":2}'.encode()
-    assert _fast(body) is None
-    parsed = _slow(body)
-    assert parsed is not None
-    assert parsed[1](parsed[0]) == '{"\U0001f600":2,"\ufb01":1}'.encode()
+    for parsed in (_fast(body), _slow(body)):
+        assert parsed is not None
+        assert parsed[1](parsed[0]) == '{"\U0001f600":2,"\ufb01":1}'.encode()
+    assert of(body, fields=["\ufb01", "\U0001f600"]) == of(body, fields=["\U0001f600", "\ufb01"])
 
 
 def test_orjson_escapes_every_code_point_as_rfc8785() -> None:
@@ -86,9 +86,13 @@ def test_orjson_escapes_every_code_point_as_rfc8785() -> None:
 @example(number=-0.0)
 @example(number=123.0)
 def test_floats_of_the_fast_path_are_written_as_rfc8785(number: float) -> None:
-    """A float that the fast path lets through is written alike by both libraries."""
-    if _is_plain([number]):
-        assert orjson.dumps(number) == rfc8785.dumps(number)
+    """Any float, alone, in an array or in an object: orjson then writes what rfc8785 writes, or is not asked."""
+    documents: list[Any] = [number, [number, "x"], {"a": number, "b": [number]}]
+    for document in documents:
+        expected = rfc8785.dumps(document)
+        prepared = _for_orjson(document, MAX_FLOATS, astral=False)
+        assert (prepared is None) == (abs(number) >= 2**53)
+        assert prepared is None or prepared[1](prepared[0]) == expected
 
 
 @pytest.mark.parametrize("price", ["19.99", "0.5", "-12.34", "0.0001", "123456.789"])
@@ -278,3 +282,50 @@ def test_depth_does_not_depend_on_the_stack() -> None:
         return below(calls - 1) if calls else of(body)
 
     assert below(500) == of(body)
+
+
+# ---------------------------------------------------------------- hostile documents
+
+
+@pytest.mark.parametrize("literal", ["1.0", "1.00", "1e0", "0.1", "1e-5"])
+@pytest.mark.parametrize("more", [0, 1])
+def test_document_with_too_many_fractions_is_raw(literal: str, more: int) -> None:
+    """However they are spelled: each costs a Python step, and a MiB of ``1.0,`` took half a second."""
+    body = "[" + ",".join([literal] * (MAX_FLOATS + more)) + "]"
+    assert is_raw(body) == bool(more)
+    assert is_raw(f'{{"a": {body}, "b": "1.0 e E"}}') == bool(more)
+
+
+def test_integers_and_strings_are_no_fractions() -> None:
+    assert not is_raw("[" + ",".join(["1", '"1.0e5"', "-0"] * MAX_FLOATS) + "]")
+
+
+HOSTILE = {
+    "1.0": b"1.0,",
+    "1.00": b"1.00,",
+    "1e-5": b"1e-5,",
+    "0.1": b"0.1,",
+    "-0": b"-0,",
+    "objects": b"{},",
+    "surrogates": rb'"\ud83d\ude00",',
+}
+
+
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("start", [b"[", b"[1e-5,", '["\U0001f600",'.encode()], ids=["alone", "tiny", "astral"])
+def test_hostile_document_takes_no_python_step_for_each_value(start: bytes, piece: bytes) -> None:
+    """Counted in calls, which the clock of a busy machine does not change: so many for fractions, and no more."""
+    body = start + piece * 100_000 + b"1]"
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        of(body)
+    finally:
+        sys.setprofile(None)
+    read_severely = body.count(b"-0") + body.count(b"{")
+    assert calls < 3 * MAX_FLOATS + read_severely

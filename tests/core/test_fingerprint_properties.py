@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote_plus
 
 import orjson
 import rfc8785
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from oncekey.core.fingerprint import _fast, _slow
+from oncekey.core.form_text import in_order
+from oncekey.core.json_form import MAX_FLOATS, _fast, _read, _slow
 from tests.core.fingerprints import DEEP, DOCUMENTS, RNG, TAME, of, spell
 
 # ---------------------------------------------------------------- the fast path
 
 
 def agree(body: bytes) -> None:
-    """The fast path gives nothing, or just what the reference gives."""
-    quick = _fast(body)
-    if quick is not None:
-        reference = _slow(body)
-        assert reference is not None
-        assert quick[1](quick[0]) == reference[1](reference[0])
+    """Each path gives nothing, or what rfc8785 makes of the value; the fast one nothing that the other refuses."""
+    quick, slow = _fast(body), _slow(body)
+    if slow is None:
+        assert quick is None
+        return
+    reference = rfc8785.dumps(_read(body.decode(), MAX_FLOATS))
+    assert slow[1](slow[0]) == reference
+    assert quick is None or quick[1](quick[0]) == reference
 
 
 @given(text=DOCUMENTS | DEEP)
@@ -125,3 +130,74 @@ def exact_numbers(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [exact_numbers(item) for item in value]
     return value
+
+
+# ---------------------------------------------------------------- form text
+
+
+FORM_NAMES = st.sampled_from(
+    ["a", "b", "ab", "a%62", "%61b", "a[x]", "a[]", "a%5Bx%5D", "a.b", "B", "a+b", "%ff", "%fe", ""]
+)
+FORM_VALUES = st.sampled_from(["", "1", "2", "x+y", "x%20y", "%zz", "%", "a=b", "é", "1;b=2", "%26", "[1]"])
+PAIRS = st.tuples(FORM_NAMES, FORM_VALUES).map("=".join) | st.sampled_from(["", "a", "b;a=1", "&"])
+FORM_TEXTS = st.lists(PAIRS, max_size=5).map(lambda pairs: "&".join(pairs).encode())
+FORM = "application/x-www-form-urlencoded"
+
+
+def parsers(text: bytes) -> list[Any]:
+    """The text as servers may read it: values by name, in order. Each splits, decodes and groups in its own way."""
+    read = []
+    for separators in ("&", "&;"):
+        for errors in ("replace", "surrogateescape"):
+            for cut in ("", "[", "."):
+                found: dict[str, list[str]] = {}
+                for pair in re.split(f"[{separators}]", text.decode("latin-1")):
+                    name, equals, rest = pair.partition("=")
+                    if pair:
+                        name = unquote_plus(name, errors=errors)
+                        group = name.partition(cut)[0] if cut else name
+                        found.setdefault(group, []).append(f"{name}{equals}{rest}")
+                read.append(found)
+    return read
+
+
+@given(one=FORM_TEXTS, other=FORM_TEXTS)
+def test_form_texts_meet_only_where_every_server_reads_the_same(one: bytes, other: bytes) -> None:
+    if of(query=one) == of(query=other) or of(one, content_type=FORM) == of(other, content_type=FORM):
+        assert parsers(one) == parsers(other)
+
+
+@given(text=FORM_TEXTS, rng=RNG)
+def test_shuffled_form_text_meets_only_where_every_server_reads_the_same(text: bytes, rng: random.Random) -> None:
+    """Near misses: the same pairs in another order."""
+    pairs = text.split(b"&")
+    rng.shuffle(pairs)
+    other = b"&".join(pairs)
+    if of(query=text) == of(query=other):
+        assert parsers(text) == parsers(other)
+
+
+PLAIN_PAIRS = st.dictionaries(
+    st.sampled_from(["a", "b", "amount", "meta[x]", "c_d", "e-f"]),
+    st.lists(st.sampled_from(["", "1", "2", "x+y", "%C3%A9"]), min_size=1),
+)
+
+
+@given(pairs=PLAIN_PAIRS, rng=RNG)
+def test_order_of_names_never_counts_in_plain_form_text(pairs: dict[str, list[str]], rng: random.Random) -> None:
+    def written(names: list[str]) -> bytes:
+        return "&".join(f"{name}={text}" for name in names for text in pairs[name]).encode()
+
+    names = list(pairs)
+    rng.shuffle(names)
+    one, other = written(list(pairs)), written(names)
+    assert of(query=one) == of(query=other)
+    assert of(body=one, content_type=FORM) == of(body=other, content_type=FORM)
+
+
+@given(text=FORM_TEXTS)
+def test_ordered_form_text_has_the_same_pairs_and_stays_as_it_is(text: bytes) -> None:
+    ordered = in_order(text)
+    if ordered is not None:
+        assert sorted(ordered.split(b"&")) == sorted(text.split(b"&"))
+        assert in_order(ordered) == ordered

@@ -49,6 +49,13 @@ NOTHING = timedelta(0)
         ("stored_headers", frozenset({"location", "AUTHORIZATION"}), "authorization would leak"),
         ("stored_headers", frozenset({"location", "l\xefnk"}), "'l\xefnk' is not the name of a header"),
         ("stored_headers", frozenset({"location:"}), "'location:' is not the name of a header"),
+        ("fingerprint_headers", "if-match", "not one string"),
+        ("fingerprint_headers", ("if match",), "'if match' is not the name of a header"),
+        ("fingerprint_headers", ("Idempotency-Key",), "idempotency-key is the key itself"),
+        ("fingerprint_headers", ("TraceParent",), "every retry would be refused"),
+        ("fingerprint_headers", ("Authorization",), "is a credential"),
+        ("fingerprint_headers", ("X-Forwarded-For",), "a retry may take another way"),
+        ("fingerprint_headers", ("Content-Type",), "is part of every fingerprint"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(setting: str, value: object, sentence: str) -> None:
@@ -104,6 +111,10 @@ def test_the_derived_values() -> None:
     assert (policy.retention_seconds, policy.lease_seconds, policy.begin_seconds) == (7200.0, 1.5, 1.0)
     assert policy.methods == {"POST", "PUT"}
     assert policy.stored_headers == {"location", "etag"}
+    assert Policy(fingerprint_headers=("If-Match", "Stripe-Account")).fingerprint_headers == (
+        "if-match",
+        "stripe-account",
+    )
 
 
 def test_a_replaced_policy_derives_anew() -> None:

@@ -40,6 +40,7 @@ STATUSES = {
     "not-stored": (503, 503, 503),
     "not-authenticated": (401, 401, 401),
     "not-authorized": (403, 403, 403),
+    "not-comparable": (503, 503, 503),
     "not-executed": (503, 503, 503),
     "not-finished": (503, 503, 503),
     "failed": (500, 500, 500),
@@ -51,6 +52,7 @@ STATUSES = {
     "timed-out": (408, 408, 408),
 }
 WITH_RETRY_AFTER = {
+    "not-comparable",
     "in-flight",
     "outcome-unknown",
     "deferred",

@@ -150,15 +150,17 @@ def test_a_missing_module_of_our_own_is_not_blamed_on_a_driver() -> None:
 
 
 def ask(once: OnceKey, tenant: Any = "acme", policy: Policy | None = None, **changed: Any) -> Reservation:
+    body = changed.pop("body", b'{"amount":1}')
+    sent = changed.pop("headers", [])
+
+    def read(names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+        return [line for line in sent if line[0] in names]
+
     values: dict[str, Any] = {
         "tenant": tenant,
         "key": "key-1",
         "owner": "owner-1",
-        "method": "POST",
-        "path": "/payments",
-        "query": b"a=1",
-        "content_type": "application/json",
-        "body": b'{"amount":1}',
+        "parts": ("POST", "/payments", b"a=1", "application/json", body, read),
     }
     return once.reservation(Route("POST /payments", policy or once.policy), **(values | changed))
 
@@ -193,6 +195,27 @@ def test_the_policy_chooses_what_is_compared(once: OnceKey) -> None:
     two = ask(once, policy=policy, body=b'{"at":2,"amount":1}')
     assert one.fingerprint == two.fingerprint
     assert ask(once, body=b'{"amount":1,"at":1}').fingerprint != ask(once, body=b'{"amount":1,"at":2}').fingerprint
+
+
+def test_the_row_says_of_what_the_fingerprint_was_made(once: OnceKey) -> None:
+    """Nothing for the default; else fields and headers, in one order and one spelling."""
+    assert ask(once).fingerprint_recipe is None
+    assert ask(once, policy=Policy(fingerprint_headers=("If-None-Match", "IF-MATCH"))).fingerprint_recipe is None
+    policy = Policy(fingerprint_fields=("b", "a.c"), fingerprint_headers=("Stripe-Account", "accept"))
+    assert ask(once, policy=policy).fingerprint_recipe == '{"fields":["a.c","b"],"headers":["accept","stripe-account"]}'
+    assert ask(once, policy=Policy(fingerprint_headers=())).fingerprint_recipe == '{"headers":[]}'
+
+
+def test_headers_of_the_policy_make_another_request(once: OnceKey) -> None:
+    def fingerprint_of(*lines: tuple[bytes, bytes], policy: Policy | None = None) -> bytes:
+        return ask(once, policy=policy, headers=list(lines)).fingerprint
+
+    assert fingerprint_of((b"if-match", b'"1"')) != fingerprint_of((b"if-match", b'"2"'))
+    assert fingerprint_of((b"accept", b"a/b")) == fingerprint_of()
+    accept = Policy(fingerprint_headers=("Accept",))
+    assert fingerprint_of((b"accept", b"a/b"), policy=accept) != fingerprint_of(policy=accept)
+    off = Policy(fingerprint_headers=())
+    assert fingerprint_of((b"if-match", b'"1"'), policy=off) == fingerprint_of(policy=off)
 
 
 def test_endpoints_may_be_independent(once: OnceKey) -> None:

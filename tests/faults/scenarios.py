@@ -50,11 +50,7 @@ async def _abandoned(scene: Scene, story: Story) -> None:
         tenant="single-tenant",
         key=story.key,
         owner="dead",
-        method="POST",
-        path=f"/{story.kind}",
-        query=b"",
-        content_type="application/json",
-        body=BODY,
+        parts=("POST", f"/{story.kind}", b"", "application/json", BODY, lambda names: []),
     )
     await asyncio.to_thread(scene.store.reserve, [replace(wanted, lease_seconds=0.001)])
     await asyncio.sleep(0.002)

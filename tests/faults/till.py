@@ -335,11 +335,7 @@ class Till:
                 tenant=SINGLE_SCOPE,
                 key=story.key,
                 owner=f"dead-{story.key}",
-                method="POST",
-                path=f"/{story.kind}",
-                query=b"",
-                content_type="application/json",
-                body=orjson.dumps(story.body),
+                parts=("POST", f"/{story.kind}", b"", "application/json", orjson.dumps(story.body), lambda names: []),
             )
             for story in stories
             if (route := self.once.routes.match("POST", f"/{story.kind}")) is not None

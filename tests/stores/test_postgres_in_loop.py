@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -312,3 +313,15 @@ def test_times_are_those_of_the_database_to_the_microsecond(
 def store_moment(store: PostgresStore, now: float) -> float:
     ((moment,),) = store._execute("SELECT date_part('epoch', to_timestamp(%s))", [now]).fetchall()
     return float(moment)
+
+
+async def test_recipes_go_by_the_fast_way_too(store: PostgresStore, fast: InLoop) -> None:
+    """Written with the batch, found by the next, and kept by the move that ends the attempt."""
+    recipes = {"a": None, "b": '{"fields":["é"],"headers":[]}', "c": None}
+    batch = [replace(reservation(key), fingerprint_recipe=recipe) for key, recipe in recipes.items()]
+    for found in (await fast.reserve(batch), await fast.reserve([reservation(key) for key in recipes])):
+        assert [each.record and each.record.fingerprint_recipe for each in found] == list(recipes.values())
+    begun = store.read([("tenant-1", key) for key in recipes])
+    moved = await fast.swap([completion(record) for record in begun if record is not None])
+    assert [record and record.fingerprint_recipe for record in moved] == list(recipes.values())
+    assert [record and record.fingerprint_recipe for record in begun] == list(recipes.values())

@@ -78,7 +78,7 @@ def fresh(url: str) -> Iterator[PostgresStore]:
         ("DROP TABLE idempotency_keys", "without its idempotency_keys: restore that from a backup"),
         ("DROP TABLE idempotency_steps, idempotency_audit", "without its idempotency_audit, idempotency_steps"),
         ("DELETE FROM oncekey_schema", "has no oncekey tables yet"),
-        ("DELETE FROM oncekey_schema WHERE number > 1", "has oncekey schema 0001 and this version needs 000"),
+        ("DELETE FROM oncekey_schema WHERE number != 1", "has oncekey schema 0001 and this version needs 000"),
         ("UPDATE oncekey_schema SET number = 9999 WHERE number = 1", "has oncekey schema 9999, newer than the"),
     ],
 )
@@ -114,7 +114,7 @@ def test_the_advice_for_a_table_that_is_gone_is_followed(fresh: PostgresStore, u
             other.migrate()
         own.execute("DROP TABLE oncekey_schema, idempotency_steps, idempotency_outbox, idempotency_audit")
     with opened(url) as other:
-        assert len(other.migrate()) == 2
+        assert len(other.migrate()) == len(MIGRATIONS)
         put(other, "a")
 
 

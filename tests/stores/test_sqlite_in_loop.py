@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,3 +351,15 @@ async def test_a_cancelled_verb_harms_no_other(fast: SqliteInLoop) -> None:
         assert found.record is not None
         assert found.record.owner == mine.owner
         assert asking.cancelled() or asking.done()
+
+
+async def test_recipes_go_by_the_fast_way_too(store: SqliteStore, fast: SqliteInLoop) -> None:
+    """Written with the batch, found by the next, and kept by the move that ends the attempt."""
+    recipes = {"a": None, "b": '{"fields":["é"],"headers":[]}', "c": None}
+    batch = [replace(reservation(key), fingerprint_recipe=recipe) for key, recipe in recipes.items()]
+    for found in (await fast.reserve(batch), await fast.reserve([reservation(key) for key in recipes])):
+        assert [each and each.record and each.record.fingerprint_recipe for each in found] == list(recipes.values())
+    begun = store.read([("tenant-1", key) for key in recipes])
+    moved = await fast.swap([completion(record) for record in begun if record is not None])
+    assert [record and record.fingerprint_recipe for record in moved] == list(recipes.values())
+    assert [record and record.fingerprint_recipe for record in begun] == list(recipes.values())

@@ -6,6 +6,7 @@ the handler has ended is ``judgment.py``.
 
 from __future__ import annotations
 
+from oncekey.core.recipe import same_request
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, MAY_RERUN, Effects, Event, State
 from oncekey.core.values import value
@@ -58,7 +59,15 @@ class Unknown:
     record: Record
 
 
-Decision = Execute | Claim | Replay | Busy | Deferred | Mismatch | Unknown
+@value
+class Unreadable:
+    """The row was written by a newer version, whose fingerprint cannot be taken here: same or other, it is not
+    known."""
+
+    record: Record
+
+
+Decision = Execute | Claim | Replay | Busy | Deferred | Mismatch | Unknown | Unreadable
 
 
 def decide(record: Record | None, wanted: Reservation) -> Decision:
@@ -71,11 +80,10 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
         return Execute(record)
     if _free_for_a_new_request(record):
         return Claim(record, Event.RESERVE)
-    if record.fingerprint_version != wanted.fingerprint_version:
-        # Written by a version that hashes differently (a rollback): we cannot tell whether it is the same request,
-        # so nobody gets an answer that may belong to another one.
-        return Busy(record)
-    if record.fingerprint != wanted.fingerprint:
+    same = _same(record, wanted)
+    if same is None:
+        return Unreadable(record)
+    if not same:
         # Before the state: a different request learns that it is one, also while the first is in flight (I5).
         return Mismatch(record)
     if record.state in FINAL:
@@ -98,6 +106,15 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
                 return Claim(record, Event.RELEASE, LEASE_RAN_OUT)
             return Claim(record, Event.TAKE_OVER)
     raise AssertionError(f"unreachable: {record.state}")  # pragma: no cover - expired is free, see above
+
+
+def _same(record: Record, wanted: Reservation) -> bool | None:
+    """Whether the row was made by this very request; None: its fingerprint cannot be taken here."""
+    version, recipe, ours = record.fingerprint_version, record.fingerprint_recipe, wanted.fingerprint_recipe
+    if version == wanted.fingerprint_version and recipe == ours:
+        return record.fingerprint == wanted.fingerprint
+    # A deploy has changed what is hashed. What the row was reserved under counts.
+    return None if wanted.parts is None else same_request(version, recipe, record.fingerprint, wanted.parts, ours)
 
 
 def _free_for_a_new_request(record: Record) -> bool:

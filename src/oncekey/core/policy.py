@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Literal, get_args
 
+from oncekey.core.recipe import DEFAULT_HEADERS, Recipe
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError
 
@@ -69,6 +70,34 @@ NEVER_STORED: frozenset[str] = frozenset(
 )
 """Refused even when a route asks for them: secrets, hop-by-hop, and what we compute anew for every answer."""
 
+_EVERY_TRY = "differs from one try to the next, so every retry would be refused"
+_CREDENTIAL = "is a credential, which is renewed between a request and its retry: let the scope function read it"
+_ON_THE_WAY = "is set on the way to this app, and a retry may take another way"
+NEVER_IN_A_FINGERPRINT: dict[str, str] = {
+    "idempotency-key": "is the key itself",
+    "content-type": "is part of every fingerprint",
+    "content-length": "says no more than the body, which is part of every fingerprint",
+    **dict.fromkeys(
+        [
+            *("date", "traceparent", "tracestate", "baggage", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid"),
+            *("sentry-trace", "x-request-id", "x-correlation-id", "request-id", "correlation-id", "x-amzn-trace-id"),
+            *("x-cloud-trace-context", "cf-ray", "amz-sdk-request", "x-stainless-retry-count"),
+            *("signature", "signature-input", "stripe-signature", "x-hub-signature-256", "dpop"),
+        ],
+        _EVERY_TRY,
+    ),
+    **dict.fromkeys(["authorization", "proxy-authorization", "cookie"], _CREDENTIAL),
+    **dict.fromkeys(
+        [
+            *("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect", "accept-encoding"),
+            *("via", "forwarded", "host", "x-real-ip"),
+            *("x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"),
+        ],
+        _ON_THE_WAY,
+    ),
+}
+"""Headers that ``fingerprint_headers`` refuses, each with the reason."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -85,11 +114,6 @@ class Policy:
     lease: timedelta = timedelta(seconds=60)
     """How long a silent owner keeps the key. Renewed every third of it while the handler lives, so it bounds not the
     handler but how long a crash stays unnoticed; a pause (SIGSTOP, VM move) longer than this loses the key."""
-
-    max_run: timedelta | None = None
-    """How long a handler may run. None: as long as it lives, since a cut-off payment is worse than a slow one. When the
-    time is over the lease is no longer renewed and the handler is cancelled (ASGI; a thread cannot be, and what it
-    writes after its lease is refused): the key is then as if the process had died, and ``effects`` decides."""
 
     required: bool = True
     """A protected method without a key is refused with 400: an unprotected payment is what we are here to prevent."""
@@ -135,6 +159,11 @@ class Policy:
     fingerprint_fields: tuple[str, ...] | None = None
     """JSON members that make two requests the same; None takes the whole body: nothing is forgotten by accident."""
 
+    fingerprint_headers: tuple[str, ...] = DEFAULT_HEADERS
+    """Headers that make two requests different. If-Match and If-None-Match decide what a write does: a PATCH with
+    another ``If-Match`` is another request. Name ``Accept`` where the answer depends on it, or an account's header.
+    () for none."""
+
     max_request_bytes: int = 1024 * 1024
     """A larger body is 413: it has to be held in memory to be hashed, and a bypass would be an unprotected write."""
 
@@ -155,6 +184,7 @@ class Policy:
 
     # Derived once, since the hot path wants numbers and lower-case names.
     effects_kind: Effects = field(init=False, repr=False, compare=False)
+    recipe: Recipe = field(init=False, repr=False, compare=False)
     lease_seconds: float = field(init=False, repr=False, compare=False)
     retention_seconds: float = field(init=False, repr=False, compare=False)
     begin_seconds: float = field(init=False, repr=False, compare=False)
@@ -165,7 +195,9 @@ class Policy:
         derive(self, "methods", frozenset(method.upper() for method in self.methods))
         derive(self, "stored_headers", frozenset(name.lower() for name in self.stored_headers))
         derive(self, "retryable_statuses", frozenset(self.retryable_statuses))
+        derive(self, "fingerprint_headers", tuple(name.lower() for name in self.fingerprint_headers))
         self._check()
+        derive(self, "recipe", Recipe.of(self.fingerprint_fields, self.fingerprint_headers))
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
         derive(self, "retention_seconds", self.ttl.total_seconds())
@@ -173,16 +205,15 @@ class Policy:
         derive(self, "begin_seconds", min(self.begin_timeout, self.lease).total_seconds())
 
     def _check_types(self) -> None:
-        for name in ("ttl", "lease", "wait", "retry_after", "begin_timeout", "quarantine", "max_run"):
-            value = getattr(self, name)
-            if not isinstance(value, timedelta) and not (name == "max_run" and value is None):
+        for name in ("ttl", "lease", "wait", "retry_after", "begin_timeout", "quarantine"):
+            if not isinstance(getattr(self, name), timedelta):
                 raise ConfigurationError(f"Policy({name}=…): it takes a timedelta, such as timedelta(seconds=30)")
         for name in ("max_request_bytes", "max_response_bytes", "key_min_length", "key_max_length"):
             if type(getattr(self, name)) is not int:
                 raise ConfigurationError(f"Policy({name}=…): it takes a whole number")
         if not isinstance(self.retryable_statuses, Iterable):
             raise ConfigurationError("Policy(retryable_statuses=…): it takes a collection of statuses from 400 to 599")
-        for name in ("methods", "stored_headers", "fingerprint_fields"):
+        for name in ("methods", "stored_headers", "fingerprint_fields", "fingerprint_headers"):
             # A bare string is a collection too, of its letters: POST would protect P, O, S and T.
             if isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"Policy({name}=…): it takes a collection of names, not one string")
@@ -225,6 +256,11 @@ class Policy:
             )
         if strange := sorted(name for name in self.stored_headers if not _HEADER_NAME(name)):
             raise ConfigurationError(f"Policy(stored_headers=…): {strange[0]!r} is not the name of a header")
+        for name in self.fingerprint_headers:
+            if name in NEVER_IN_A_FINGERPRINT:
+                raise ConfigurationError(f"Policy(fingerprint_headers=…): {name} {NEVER_IN_A_FINGERPRINT[name]}")
+            if not _HEADER_NAME(name):
+                raise ConfigurationError(f"Policy(fingerprint_headers=…): {name!r} is not the name of a header")
         if self.ttl < timedelta(hours=1):
             warnings.warn(
                 f"Policy(ttl={self.ttl}): under one hour, a client that comes back later runs the operation again; "

@@ -48,6 +48,7 @@ class Situation(StrEnum):
     BODY_TOO_LARGE = "body-too-large"
     BODY_INCOMPLETE = "body-incomplete"
     STORE_UNAVAILABLE = "store-unavailable"  # before the handler: nothing happened
+    UNREADABLE = "not-comparable"  # before the handler: a newer version wrote the row
     NOT_STORED = "not-stored"  # after the handler: it ran, and its answer could not be stored yet
     NOT_AUTHENTICATED = "not-authenticated"
     NOT_AUTHORIZED = "not-authorized"
@@ -112,7 +113,7 @@ _ENTRIES: dict[Situation, _Entry] = {
     _S.MISMATCH: _Entry(
         (422, 400, 422), "Idempotency-Key is already used",
         "An Idempotency-Key may not be reused with a different request: this one was first used with another "
-        "method, path, query, media type or body. This request was not executed, and the first one is untouched.",
+        "method, path, query, media type, body or precondition (If-Match). This request was not executed, and the first one is untouched.",
         "For a new operation use a new key; to repeat the first request, send it unchanged.",
         (_IDEMPOTENCY, "idempotency_key_reused"), "IDEMPOTENCY_CONFLICT"),
     _S.IN_FLIGHT: _Entry(
@@ -155,6 +156,12 @@ _ENTRIES: dict[Situation, _Entry] = {
         "earlier one with this key was, cannot be told before the store answers.",
         f"{_SAME_KEY}.",
         (_API, "idempotency_store_unavailable"), "IDEMPOTENCY_STORE_UNAVAILABLE", 1),
+    _S.UNREADABLE: _Entry(
+        (503, 503, 503), "This Idempotency-Key cannot be compared right now",
+        "An earlier request with this key was taken by a newer version of this API than the one that answers now, so "
+        "whether this request is the same cannot be told. It was not executed.",
+        f"{_SAME_KEY}.",
+        (_API, "idempotency_not_comparable"), "IDEMPOTENCY_NOT_COMPARABLE", 5),
     _S.NOT_STORED: _Entry(
         (503, 503, 503), "The result could not be stored yet",
         "The request was worked on, but its result could not be stored, and no result is sent before it is "

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
+from oncekey.core.recipe import Parts
 from oncekey.core.states import FINAL, MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
 from oncekey.core.steps import Step
 from oncekey.core.values import value
@@ -47,6 +48,11 @@ class Reservation:
     owner: str
     lease_seconds: float
     retention_seconds: float
+    fingerprint_recipe: str | None = None
+    """Of which parts the fingerprint was made (``core/recipe.py``); None: the default of its version."""
+    # neither stored nor compared
+    parts: Parts | None = field(default=None, compare=False, repr=False)
+    """The request, to take its fingerprint by the recipe of the row where that is another."""
 
     def record(self, now: float) -> Record:
         """The row that this leaves where it is inserted at ``now``, or where it starts over."""
@@ -71,6 +77,7 @@ class Reservation:
             self.retention_seconds,
             now + self.retention_seconds,
             now,
+            self.fingerprint_recipe,
         )
 
 
@@ -98,6 +105,7 @@ class Record:
     retention_seconds: float
     expires_at: float
     now: float
+    fingerprint_recipe: str | None = None
 
     @property
     def lease_over(self) -> bool:
@@ -268,6 +276,7 @@ class Swap:
             row.retention_seconds,
             max(row.expires_at, now + row.retention_seconds) if ends else row.expires_at,
             now,
+            row.fingerprint_recipe,
         )
 
 

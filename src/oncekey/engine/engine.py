@@ -27,6 +27,7 @@ from oncekey.core.decision import (
     Mismatch,
     Replay,
     Unknown,
+    Unreadable,
     decide,
 )
 from oncekey.core.policy import Policy
@@ -168,6 +169,8 @@ class Engine:
                 emit(events.Misused(*about(record)))
             case Unknown(record):
                 emit(events.FoundUnknown(*about(record)))
+            case Unreadable(record):
+                emit(events.FoundUnreadable(*about(record)))
 
     # -- finish --------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
-from oncekey.core.fingerprint import FINGERPRINT_VERSION, fingerprint
+from oncekey.core.fingerprint import FINGERPRINT_VERSION
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
+from oncekey.core.recipe import Parts
 from oncekey.core.record import Reservation
 from oncekey.core.routes import Route, Routes
 from oncekey.core.steps import Find
@@ -105,35 +106,26 @@ class OnceKey:
         tenant: str,
         key: str,
         owner: str,
-        method: str,
-        path: str,
-        query: bytes,
-        content_type: str | None,
-        body: bytes,
+        parts: Parts,
     ) -> Reservation:
         """What a request asks of the store."""
         policy = route.policy
         scope = tenant  # ours, where there is one tenant; what a scope function has returned is looked at
         if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":
             scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
-        digest = fingerprint(
-            method=method,
-            path=path,
-            query=query,
-            content_type=content_type,
-            body=body,
-            fields=policy.fingerprint_fields,
-        )
+        recipe = policy.recipe
         return Reservation(
             scope,
             key,
             route.operation,
-            digest,
+            recipe.fingerprint(parts),
             FINGERPRINT_VERSION,
             policy.effects_kind,
             owner,
             policy.lease_seconds,
             policy.retention_seconds,
+            recipe.text,
+            parts,
         )
 
     # -- unknown outcomes ----------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ class Operation:
         "policy",
         "record",
         "renew_at",
-        "runs_until",
         "scope",
         "steps",
         "task",
@@ -86,8 +85,6 @@ class Operation:
         """How it was judged: the enlisted transaction is committed with the key's move."""
         self._word: HandlerWord | None = None
         self.renew_at = 0.0
-        self.runs_until: float | None = None
-        """Of time.monotonic(): when its ``max_run`` is over."""
 
     @property
     def key(self) -> str:

@@ -57,7 +57,7 @@ def outlook(record: Record | None) -> Outlook:
 def _same_request(record: Record) -> Reservation:
     return Reservation(
         *(record.scope, record.key, record.operation, record.fingerprint, record.fingerprint_version),
-        *(record.effects, "", 1.0, record.retention_seconds),
+        *(record.effects, "", 1.0, record.retention_seconds, record.fingerprint_recipe),
     )
 
 

@@ -170,6 +170,14 @@ class ReconcileFailed(KeyEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class FoundUnreadable(KeyEvent):
+    """A key was first used with a newer version of oncekey, which this one cannot compare with: 503, nothing ran."""
+
+    metric = "api.idempotency.reserve.not_comparable.count"
+    level = WARNING
+
+
+@dataclass(frozen=True, slots=True)
 class Completed(KeyEvent):
     """The handler succeeded, and its response is stored."""
 
@@ -194,17 +202,6 @@ class Released(KeyEvent):
     metric = "api.idempotency.finish.released.count"
     level = INFO
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RanTooLong(KeyEvent):
-    """A handler was still running when its ``max_run`` was over: its lease is no longer renewed, and ``effects``
-    decides what the key becomes. ``handler``: whether it was cancelled; a thread cannot be."""
-
-    metric = "api.idempotency.handler.max_run.count"
-    level = WARNING
-    max_seconds: float
-    handler: str
 
 
 @dataclass(frozen=True, slots=True)

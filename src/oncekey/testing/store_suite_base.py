@@ -95,6 +95,7 @@ class SuiteBase:
         retention: float = RETENTION,
         effects: Effects = Effects.REPEATABLE,
         owner: str | None = None,
+        recipe: str | None = None,
     ) -> Reservation:
         """A request like no other: its owner and its fingerprint are new."""
         number = next(self._numbers)
@@ -103,11 +104,12 @@ class SuiteBase:
             key=key,
             operation="POST /payments",
             fingerprint=number.to_bytes(32, "big"),
-            fingerprint_version=1,
+            fingerprint_version=2,
             effects=effects,
             owner=owner or f"owner-{number}",
             lease_seconds=lease,
             retention_seconds=retention,
+            fingerprint_recipe=recipe,
         )
 
     # moves
@@ -149,7 +151,8 @@ class SuiteBase:
         steps: bool = False,
     ) -> Record:
         """A row in this state, brought there by moves of the table; with ``steps`` one of them is done."""
-        record = one(store.reserve([self.reservation(key, scope=scope, retention=retention)])[0].record)
+        wanted = self.reservation(key, scope=scope, retention=retention, recipe='{"headers":["accept"]}')
+        record = one(store.reserve([wanted])[0].record)
         if steps:
             advance = find(State.IN_PROGRESS, Event.ADVANCE, Actor.OWNER)
             record = one(store.swap([self.change(record, (advance, Actor.OWNER))])[0])

@@ -70,6 +70,7 @@ class MoveSuite(SuiteBase):
         assert moved.reconcile_tries == tries
         starts_over = row.event is Event.RESERVE
         assert (moved.fingerprint == before.fingerprint) != starts_over
+        assert moved.fingerprint_recipe == (None if starts_over else before.fingerprint_recipe)
         if row.event in STARTS:
             assert moved.owner == change.new_owner
             assert moved.attempt == (1 if starts_over else before.attempt + 1)
@@ -182,7 +183,8 @@ class MoveSuite(SuiteBase):
         record = one(store.swap([retry])[0])
         assert (record.recovery_point, record.attempt) == ("charge_created", 2)
 
-    def test_a_key_that_starts_over_has_no_past(self, store: Store) -> None:
+    @pytest.mark.parametrize("recipe", [None, '{"headers":["accept"]}'])
+    def test_a_key_that_starts_over_has_no_past(self, store: Store, recipe: str | None) -> None:
         """After expiry a new request gets the row as if it were the first: other request, attempt 1, no response."""
         record = self.drive(store, State.FAILED_RETRYABLE)
         retry = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
@@ -190,7 +192,9 @@ class MoveSuite(SuiteBase):
         record = one(store.swap([swap(record, Event.FAIL, Actor.OWNER, response=RESPONSE, last_error="no")])[0])
         self.age(store, record.scope, record.key, RETENTION + 1)
         new = replace(
-            self.reservation(lease=7, retention=70, effects=Effects.PHASED), operation="PUT /", fingerprint_version=2
+            self.reservation(lease=7, retention=70, effects=Effects.PHASED, recipe=recipe),
+            operation="PUT /",
+            fingerprint_version=3,
         )
         again = one(store.swap([swap(record, Event.RESERVE, Actor.REQUEST, reservation=new)])[0])
         assert stored(store) == replace(again, now=0.0)

@@ -53,9 +53,10 @@ _DUE_STATES = {
 class RowSuite(SuiteBase):
     # reservations
 
-    def test_a_reservation_of_an_absent_key_is_the_row(self, store: Store) -> None:
+    @pytest.mark.parametrize("recipe", [None, '{"fields":["a.b","é \\""],"headers":[]}'])
+    def test_a_reservation_of_an_absent_key_is_the_row(self, store: Store, recipe: str | None) -> None:
         """The first write holds all that was asked, leased from now, and is what a reader sees."""
-        wanted = self.reservation(effects=Effects.EXTERNAL)
+        wanted = self.reservation(effects=Effects.EXTERNAL, recipe=recipe)
         record = one(store.reserve([wanted])[0].record)
         assert stored(store) == replace(record, now=0.0)
         assert record == Record(
@@ -79,7 +80,17 @@ class RowSuite(SuiteBase):
             retention_seconds=RETENTION,
             expires_at=record.created_at + RETENTION,
             now=record.now,
+            fingerprint_recipe=recipe,
         )
+
+    def test_each_reservation_of_a_batch_keeps_its_own_recipe(self, store: Store) -> None:
+        """NULL is not the text of a neighbour, nor an empty one; each is what a later reservation of the key finds."""
+        recipes = {"key-1": None, "key-2": '{"headers":[]}', "key-3": "", "key-4": None}
+        batch = [self.reservation(key, recipe=recipe) for key, recipe in recipes.items()]
+        for _ in range(2):
+            found = [one(each.record) for each in store.reserve(batch)]
+            assert {record.key: record.fingerprint_recipe for record in found} == recipes
+            batch = [self.reservation(key, recipe="another") for key in recipes]
 
     @pytest.mark.parametrize("state", list(State))
     def test_a_reservation_of_a_key_that_is_there_reads_it(self, store: Store, state: State) -> None:

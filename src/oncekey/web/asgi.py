@@ -234,17 +234,17 @@ class _Exchange:
     def _reservation(self, tenant: str, key: str, content_type: str | None, body: bytes) -> Reservation:
         scope = self.scope
         raw_path: bytes | None = scope.get("raw_path")
+        path: str = raw_path.decode("latin-1") if raw_path else scope["path"]
         return self.once.reservation(
             self.route,
             tenant=tenant,
             key=key,
             owner=self.once.engine.owners.new(),
-            method=scope["method"].upper(),
-            path=raw_path.decode("latin-1") if raw_path else scope["path"],
-            query=scope.get("query_string", b""),
-            content_type=content_type,
-            body=body,
+            parts=(scope["method"].upper(), path, scope.get("query_string", b""), content_type, body, self._lines),
         )
+
+    def _lines(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+        return [line for line in self.scope["headers"] if line[0] in names]
 
     def _read_headers(self) -> tuple[list[bytes], str | None, int | None]:
         keys: list[bytes] = []

@@ -33,5 +33,11 @@ def header_map(environ: Environ) -> dict[str, str]:
     return headers
 
 
+def header_lines(environ: Environ, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """The lines of the headers of these names, which are in lower case; WSGI servers make one of several."""
+    found = ((name, environ.get("HTTP_" + name.decode().upper().replace("-", "_"))) for name in names)
+    return [(name, line.encode("latin-1")) for name, line in found if line is not None]
+
+
 def status_line(status: int) -> str:
     return f"{status} {_PHRASES.get(status, 'Status')}"

@@ -159,6 +159,7 @@ def _the_same_again(record: Record) -> Reservation:
         "",
         0.0,
         record.retention_seconds,
+        record.fingerprint_recipe,
     )
 
 

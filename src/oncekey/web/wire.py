@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Protocol
 from uuid import uuid4
 
-from oncekey.core.decision import Decision, Deferred, Mismatch, Replay, Unknown
+from oncekey.core.decision import Decision, Deferred, Mismatch, Replay, Unknown, Unreadable
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
@@ -129,6 +129,8 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
             return refusal(once, Situation.MISMATCH)
         case Unknown():
             return unknown(once)
+        case Unreadable():
+            return refusal(once, Situation.UNREADABLE)
         case Deferred(record):
             location = dict(record.response.headers).get("location") if record.response else None
             return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import io
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 
 from oncekey.core.decision import Execute
@@ -22,7 +23,7 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.endings import Move, answer_instead, answered, raised
-from oncekey.web.environs import Environ, decoded, header_map, method_of, path_of, status_line
+from oncekey.web.environs import Environ, decoded, header_lines, header_map, method_of, path_of, status_line
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
@@ -142,11 +143,14 @@ class Exchange:
             tenant=tenant,
             key=key,
             owner=self.once.engine.owners.new(),
-            method=method_of(self.environ),
-            path=self.path,
-            query=self.environ.get("QUERY_STRING", "").encode("latin-1"),
-            content_type=self.environ.get("CONTENT_TYPE") or None,
-            body=body,
+            parts=(
+                method_of(self.environ),
+                self.path,
+                self.environ.get("QUERY_STRING", "").encode("latin-1"),
+                self.environ.get("CONTENT_TYPE") or None,
+                body,
+                partial(header_lines, self.environ),
+            ),
         )
         engine = self.once.engine
         try:

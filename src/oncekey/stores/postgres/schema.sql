@@ -26,6 +26,7 @@ CREATE TABLE idempotency_keys (
     finished_at timestamptz,
     retention_seconds double precision NOT NULL,
     expires_at timestamptz NOT NULL,
+    fingerprint_recipe text,
     PRIMARY KEY (scope, key)
 );
 

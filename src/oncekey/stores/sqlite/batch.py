@@ -91,6 +91,7 @@ def _beginning(wanted: Reservation, pieces: _Pieces) -> tuple[Any, ...]:
         *pieces.add(wanted.fingerprint),
         wanted.lease_seconds,
         wanted.retention_seconds,
+        wanted.fingerprint_recipe,
     )
 
 

@@ -26,7 +26,7 @@ BEGIN
 
     INSERT INTO idempotency_keys (
         scope, key, owner, operation, fingerprint_version, effects, fingerprint, state, attempt, lease_until,
-        reconcile_tries, created_at, retention_seconds, expires_at
+        reconcile_tries, created_at, retention_seconds, expires_at, fingerprint_recipe
     )
     SELECT
         json_extract(w.value, '$[0]'),
@@ -42,7 +42,8 @@ BEGIN
         0,
         NEW.now,
         json_extract(w.value, '$[9]'),
-        NEW.now + json_extract(w.value, '$[9]')
+        NEW.now + json_extract(w.value, '$[9]'),
+        json_extract(w.value, '$[10]')
     FROM json_each(NEW.begins) AS w
     WHERE true
     ON CONFLICT (scope, key) DO NOTHING;

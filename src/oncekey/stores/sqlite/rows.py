@@ -56,11 +56,12 @@ def record(row: Row, response: StoredResponse | None, now: float) -> Record:
         row[16],  # retention_seconds
         row[17],  # expires_at
         now,
+        row[18],  # fingerprint_recipe
     )
 
 
 def response(row: Row) -> StoredResponse | None:
-    status, headers, version, body = row[18:22]
+    status, headers, version, body = row[19:23]
     if status is None:
         return None
     return stored_response(status, headers, body, version)
@@ -80,6 +81,7 @@ def inserting(wanted: Reservation, now: float) -> Row:
         now,
         wanted.retention_seconds,
         now + wanted.retention_seconds,
+        wanted.fingerprint_recipe,
     )
 
 
@@ -184,7 +186,7 @@ def moved(change: Swap, lease_until: float, recovery_point: str | None, now: flo
 
 
 def restarting(wanted: Reservation, now: float) -> Row:
-    """?8 to ?15 of restart.sql."""
+    """?8 to ?16 of restart.sql."""
     return (
         wanted.operation,
         wanted.fingerprint,
@@ -194,4 +196,5 @@ def restarting(wanted: Reservation, now: float) -> Row:
         now + wanted.lease_seconds,
         wanted.retention_seconds,
         now + wanted.retention_seconds,
+        wanted.fingerprint_recipe,
     )

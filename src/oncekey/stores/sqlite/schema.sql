@@ -28,6 +28,7 @@ CREATE TABLE idempotency_keys (
     response_headers        TEXT,
     response_schema_version INTEGER,
     response_body           BLOB,
+    fingerprint_recipe      TEXT,
     PRIMARY KEY (scope, key)
 );
 
