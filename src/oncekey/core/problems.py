@@ -113,7 +113,8 @@ _ENTRIES: dict[Situation, _Entry] = {
     _S.MISMATCH: _Entry(
         (422, 400, 422), "Idempotency-Key is already used",
         "An Idempotency-Key may not be reused with a different request: this one was first used with another "
-        "method, path, query, media type, body or precondition (If-Match). This request was not executed, and the first one is untouched.",
+        "method, path, query, media type, body or precondition (If-Match). This request was not executed, and the "
+        "first one is untouched.",
         "For a new operation use a new key; to repeat the first request, send it unchanged.",
         (_IDEMPOTENCY, "idempotency_key_reused"), "IDEMPOTENCY_CONFLICT"),
     _S.IN_FLIGHT: _Entry(
