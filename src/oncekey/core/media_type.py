@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from oncekey.core.multipart import is_boundary
 
-__all__ = ["FIELDS", "JSON", "MULTIPART", "PAIRS", "RAW", "media_type"]
+__all__ = ["FIELDS", "JSON", "MULTIPART", "PAIRS", "RAW", "media_type", "read_media_type"]
 
 RAW, JSON, FIELDS, MULTIPART, PAIRS = range(5)
 """How a body was read. They are part of what is hashed: never change a number."""
@@ -23,8 +23,8 @@ _PARAMETER = re.compile(rf'[ \t]*;[ \t]*(?:({_WORD})=("(?:[^"\\]|\\.)*+"|{_WORD}
 _UNQUOTE = re.compile(r"\\(.)", re.DOTALL)
 
 
-def _media_type(content_type: str | None) -> tuple[bytes, int, bytes]:
-    """See media_type.
+def read_media_type(content_type: str | None) -> tuple[bytes, int, bytes]:
+    """Return the normal form of a Content-Type without boundary, the form to try for the body, the boundary.
 
     What is no media type, or names a parameter twice, is kept as it is, and its body is RAW: it is not known
     what a server would make of it.
@@ -70,11 +70,5 @@ def _media_type(content_type: str | None) -> tuple[bytes, int, bytes]:
     return essence.encode("utf-8", "surrogatepass"), form, boundary
 
 
-# Few spellings make nearly all requests.
-_remembered = lru_cache(maxsize=256)(_media_type)
-
-
-def media_type(content_type: str | None) -> tuple[bytes, int, bytes]:
-    """Return the normal form of a Content-Type without boundary, the form to try for the body, the boundary."""
-    # A long type is a client's invention and not worth a place in memory.
-    return _media_type(content_type) if content_type and len(content_type) > 100 else _remembered(content_type)
+media_type = lru_cache(maxsize=256)(read_media_type)
+"""The same, remembered: few spellings make nearly all requests."""

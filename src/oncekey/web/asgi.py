@@ -43,6 +43,7 @@ from oncekey.web.wire import (
 _log = logging.getLogger("oncekey")
 
 LARGE_BODY_BYTES = 64 * 1024
+_READ = frozenset({b"idempotency-key", b"content-type", b"content-length", b"transfer-encoding"})
 _DROPPED = (
     "The body did not arrive, as can happen to a request that has an Upgrade header: send it without that header (in "
     "Java, choose HTTP_1_1). This request was not executed. Whether an earlier one with this key was, has not been "
@@ -181,6 +182,8 @@ class _Exchange:
         self.scope = scope
         self.receive = receive
         self.send = send
+        self.chosen_lines: list[tuple[bytes, bytes]] = []
+        """Of the headers that count in the fingerprint."""
 
     async def run(self) -> None:
         keys, content_type, length = self._read_headers()
@@ -244,6 +247,8 @@ class _Exchange:
         )
 
     def _lines(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+        if names is self.policy.recipe.headers:
+            return self.chosen_lines
         return [line for line in self.scope["headers"] if line[0] in names]
 
     def _read_headers(self) -> tuple[list[bytes], str | None, int | None]:
@@ -251,15 +256,20 @@ class _Exchange:
         content_type: str | None = None
         length: int | None = None
         chunked = False
-        for name, value in self.scope["headers"]:
-            if name == b"idempotency-key":
+        chosen = self.policy.recipe.headers
+        for line in self.scope["headers"]:
+            name, value = line
+            if name not in _READ:
+                if name in chosen:
+                    self.chosen_lines.append(line)
+            elif name == b"idempotency-key":
                 keys.append(value)
             elif name == b"content-type":  # all of them: who reads the request may go by any
                 text = value.decode("latin-1")
                 content_type = text if content_type is None else f"{content_type}, {text}"
             elif name == b"content-length":
                 length = body_length(value.decode("latin-1"))
-            elif name == b"transfer-encoding":
+            else:
                 chunked = True
         # RFC 9112: chunks have their own end, and a length beside them does not count.
         return keys, content_type, None if chunked else length
