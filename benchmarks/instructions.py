@@ -7,12 +7,16 @@ long one: what they differ by is the requests', without the start.
 
 It is no time: the kernel, waiting, and what misses the caches are not in it. Replays go round 1,000 keys, each with a
 ``Location`` of its own as real ones have: with a few keys, whatever remembers responses would look better than it is.
+
+``fractions`` is no request: it is the fingerprint of one MiB of ``1.0,``, which once took half a second, beside
+``parsing``, what the standard library takes to read it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -28,10 +32,13 @@ from benchmarks import apps, load
 from benchmarks.places import places
 from benchmarks.serving import ROOT, child_environment
 
-MODES = ("bare", "replay", "first")
+MODES = ("bare", "replay", "first", "parsing", "fractions")
+DOCUMENTS = ("parsing", "fractions")
 AT_ONCE = 32
 KEYS = 1_000
 SHORT, LONG = 8 * AT_ONCE, 72 * AT_ONCE
+FEW, MORE = 1, 4
+"""Of documents, each of which takes as much as hundreds of requests."""
 BODY = load.BODY.encode()
 REQUEST = (
     b"POST /payments HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAuthorization: Bearer tenant-a\r\n"
@@ -53,10 +60,13 @@ def main() -> None:
             raise SystemExit(f"PostgreSQL cannot run here: {at.missing['postgres']}")
         counted: dict[str, float] = {}
         for mode in [mode for mode in MODES if mode in asked]:
-            short, long = (_count(mode, number, at.urls["postgres"]) for number in (SHORT, LONG))
-            counted[mode] = (long - short) / (LONG - SHORT)
-            part = f"   bare / {mode} {counted['bare'] / counted[mode]:.2f}" if "bare" in counted else ""
-            print(f"{mode:8} {counted[mode]:10,.0f} instructions a request{part}", flush=True)
+            few, more = (FEW, MORE) if mode in DOCUMENTS else (SHORT, LONG)
+            short, long = (_count(mode, number, at.urls["postgres"]) for number in (few, more))
+            counted[mode] = (long - short) / (more - few)
+            beside = "parsing" if mode in DOCUMENTS else "bare"
+            part = f"   {beside} / {mode} {counted[beside] / counted[mode]:.2f}" if beside in counted else ""
+            what = "document" if mode in DOCUMENTS else "request"
+            print(f"{mode:9} {counted[mode]:13,.0f} instructions a {what}{part}", flush=True)
 
 
 def _count(mode: str, number: int, url: str) -> int:
@@ -77,10 +87,24 @@ def _count(mode: str, number: int, url: str) -> int:
 
 
 def serve(mode: str, number: int, url: str) -> None:
-    """Answer so many requests of this mode in this process, on uvloop."""
+    """Answer so many requests of this mode in this process, on uvloop; or read so many documents."""
+    if mode in DOCUMENTS:
+        _read(mode, number)
+        return
     import uvloop
 
     uvloop.run(_serve(mode, number, url))
+
+
+def _read(mode: str, number: int) -> None:
+    from oncekey.core.fingerprint import fingerprint
+
+    body = b"[" + b"1.0," * (2**18 - 1) + b"1]"
+    for _ in range(number):
+        if mode == "parsing":
+            json.loads(body)
+        else:
+            fingerprint(method="POST", path="/payments", query=b"", content_type="application/json", body=body)
 
 
 async def _serve(mode: str, number: int, url: str) -> None:

@@ -335,7 +335,7 @@ def test_what_is_counted_is_requests_that_are_answered(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "settle", lambda: None)  # it is for a process of its own
-    instructions.serve(mode, 40, f"sqlite:///{tmp_path / 'counted.db'}")
+    instructions.serve(mode, 2 if mode in instructions.DOCUMENTS else 40, f"sqlite:///{tmp_path / 'counted.db'}")
 
 
 def test_an_answer_that_was_not_asked_for_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
