@@ -59,7 +59,10 @@ class Evidence:
         self.returned = status
 
     def raised_with(self, error: BaseException, status: int | None) -> None:
-        """The endpoint raised. ``status``: the one that the exception names itself, if it names one."""
+        """The endpoint raised. ``status``: the one that the exception names itself, if it names one.
+
+        An endpoint that was cancelled has said nothing: a timeout around it gives the answer in its place.
+        """
         self.running -= 1
         self.raised = isinstance(error, Exception)
         self.raised_status = status

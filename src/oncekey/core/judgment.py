@@ -22,7 +22,7 @@ returned a final 4xx                                    failed         commit, f
 raised, and it became a final 4xx                       failed         roll back, failed       failed
 raised a 3xx of its own                                 completed      commit, completed       completed
 raised, and an error handler answered under 400         unknown, ours  roll back, ours, retry  retryable, ours
-retryable status, returned or raised                    retryable      roll back, retryable    retryable
+retryable status, returned or raised by itself          retryable      roll back, retryable    retryable
 5xx or 408 returned; an answer in the endpoint's        unknown        roll back, retryable    retryable
 place; an exception that became 5xx
 an effect that may not be repeated is intended and      (none)         (none)                  unknown; under 400:
@@ -174,6 +174,8 @@ def _raised(seen: Evidence, status: int | None, policy: Policy) -> Judgment:
         return undone(policy)
     if status < 400:
         return _COMPLETE if own == status and status >= 300 else undone(policy)
+    if status in policy.retryable_statuses and own != status:
+        return undone(policy)  # "not processed" is for the endpoint itself to say
     return _client_error(status, policy, _FAIL_ROLLED_BACK)
 
 

@@ -16,7 +16,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any
 
 from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
@@ -28,7 +28,7 @@ from oncekey.engine.request import Request, allowed
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError, SchemaError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
-from oncekey.web.handling import App, Handling, deliver, messages
+from oncekey.web.handling import App, Endpoints, Handling, deliver, messages
 from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, header_map, route_of
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
@@ -49,13 +49,6 @@ _DROPPED = (
     "Java, choose HTTP_1_1). This request was not executed. Whether an earlier one with this key was, has not been "
     "looked up."
 )
-
-
-class Endpoints(Protocol):
-    """The endpoints behind the middleware, as a framework's module finds and wraps them."""
-
-    def cover(self) -> bool:
-        """Wrap what is new. True: a request that enters none of them has entered nothing."""
 
 
 class IdempotencyMiddleware:
@@ -91,8 +84,7 @@ class IdempotencyMiddleware:
             if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
                 if not self._looked_for_endpoints:
                     self._find_endpoints(scope)
-                covered = self.endpoints is not None and self.endpoints.cover()
-                await _Exchange(self.app, self.once, route, scope, receive, send, covered).run()
+                await _Exchange(self.app, self.once, route, scope, receive, send, self.endpoints).run()
                 return
             if SCOPE_KEY not in scope:
                 await _unprotected(self.app, scope, receive, send)
@@ -172,10 +164,17 @@ class _Exchange:
     key_header: bytes | None = None
 
     def __init__(
-        self, app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send, covered: bool
+        self,
+        app: App,
+        once: OnceKey,
+        route: Route,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        endpoints: Endpoints | None,
     ) -> None:
         self.app = app
-        self.covered = covered
+        self.endpoints = endpoints
         self.once = once
         self.route = route
         self.policy = route.policy
@@ -226,10 +225,11 @@ class _Exchange:
             return
         if isinstance(decision, Execute):
             loop = asyncio.get_running_loop()
-            operation = Operation(decision.record, self.policy, tenant, engine, loop, covered=self.covered)
+            covered = self.endpoints is not None and self.endpoints.cover()
+            operation = Operation(decision.record, self.policy, tenant, engine, loop, covered=covered)
             await Handling(
                 self.app, self.once, self.scope, self.receive, self.send,
-                operation=operation, wanted=wanted, body=body, key_header=key_header,
+                operation=operation, wanted=wanted, body=body, key_header=key_header, endpoints=self.endpoints,
             ).run()  # fmt: skip
         else:
             await self._answer(answer_to(decision, self.policy, self.once), decision.record)

@@ -58,7 +58,7 @@ def answered(
     judgment = _judged(operation, status)
     event = judgment.event
     if event not in _WITH_RESPONSE:
-        instead = _in_place_of(event, once) if judgment.ours else None
+        instead = in_place_of(event, once) if judgment.ours else None
         if replaces and error is not None:
             instead = _told(operation, error, event, once)
         return Move(event, None, _reason(operation, status)), instead
@@ -135,7 +135,7 @@ def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[
     return move, unknown(once) if move.event is Event.DOUBT else answer
 
 
-def _in_place_of(event: Event, once: OnceKey) -> Answer:
+def in_place_of(event: Event, once: OnceKey) -> Answer:
     """In place of a success that is not stored."""
     return unknown(once) if event is Event.DOUBT else refusal(once, Situation.FAILED)
 

@@ -59,11 +59,16 @@ def _wrap_dispatch(app: Flask) -> None:
         evidence = exchange.operation.evidence
         evidence.entered()
         try:
-            response = app.make_response(dispatch())
+            result = dispatch()
         except BaseException as error:
             evidence.raised_with(error, _status_of(error))
             raise
-        evidence.returned_with(response.status_code)
+        status = 200
+        try:
+            response = app.make_response(result)
+            status = response.status_code
+        finally:  # what Flask cannot make a response of was returned all the same
+            evidence.returned_with(status)
         return response
 
     app.dispatch_request = dispatch_request  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
@@ -34,6 +35,16 @@ _ROUTED = ("route", "endpoint", "path_params", "router")
 
 # Ways around the body that we have to see; without them servers and frameworks send it as messages.
 _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+
+
+class Endpoints(Protocol):
+    """The endpoints behind the middleware, as a framework's module finds and wraps them."""
+
+    def cover(self) -> bool:
+        """Wrap what is new. True: a request that enters none of them has entered nothing."""
+
+    def knows_route(self, scope: Scope) -> bool:
+        """Whether the route that took this request was wrapped."""
 
 
 class Handling:
@@ -70,6 +81,7 @@ class Handling:
         wanted: Reservation,
         body: bytes,
         key_header: bytes,
+        endpoints: Endpoints | None,
     ) -> None:
         self.app = app
         self.once = once
@@ -81,6 +93,7 @@ class Handling:
         self.wanted = wanted
         self.body = body
         self.key_header = key_header
+        self.endpoints = endpoints
         self.chunks: list[bytes] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Waited for while the app runs. Over before it: a timeout further out, or a client that left."""
@@ -223,6 +236,7 @@ class Handling:
         """The response is complete: store it, then send it."""
         status: int = start["status"]
         raw_headers = start.get("headers", ())
+        self._check_route()
         move, instead = answered(self.operation, status, raw_headers, body, self.once)
         record: Record | Answer | None = None
         if self.operation.enlisted is not None and self.operation.evidence.running:
@@ -244,6 +258,12 @@ class Handling:
             return
         headers = first_headers(self.operation, status, raw_headers, len(body), self.key_header, record)
         await self._pass_on(*messages(status, headers, body))
+
+    def _check_route(self) -> None:
+        """A route that came after the wrapping has an endpoint that does not report: no call is no proof then."""
+        evidence = self.operation.evidence
+        if evidence.covered and not evidence.calls and self.endpoints is not None and self.inner is not None:
+            evidence.covered = self.endpoints.knows_route(self.inner)
 
     async def _finish(self, move: Move) -> Record | Answer | None:
         """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""

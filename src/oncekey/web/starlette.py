@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -31,10 +31,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute, request_response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.engine.once import OnceKey
-from oncekey.engine.operation import Operation
+from oncekey.engine.operation import Operation, _current
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
@@ -93,25 +93,50 @@ class Endpoints:
 
     def __init__(self, app: Starlette | Router) -> None:
         self._app = app
-        self._seen: list[tuple[list[BaseRoute], int]] = []
+        self._seen: list[tuple[list[BaseRoute], int, BaseRoute | None]] = []
+        """Each list of routes, how many there were, and the last of them: by that a change is noticed."""
+        self._known: dict[int, Any] = {}
         self._complete = True
 
     def cover(self) -> bool:
         """Wrap what is new. True: a request that enters none of them has entered nothing."""
-        if not self._seen or any(len(routes) != count for routes, count in self._seen):
-            self._seen, self._complete = [], True
-            self._wrap_app(self._app)
+        for routes, count, last in self._seen:
+            if len(routes) != count or (count and routes[-1] is not last):
+                break
+        else:
+            if self._seen:
+                return self._complete
+        self._seen, self._known, self._complete = [], {}, True
+        self._wrap_app(self._app)
         return self._complete
+
+    def knows_route(self, scope: Scope) -> bool:
+        """Whether the route that took this request is one of those that were wrapped. If not, all are looked at again
+        before the next request."""
+        route = scope.get("route")
+        if route is None or id(route) in self._known:
+            return True
+        self._seen = []
+        return False
 
     def _wrap_app(self, app: Starlette | Router) -> None:
         if isinstance(app, Starlette):
             _wrap_handlers(app)
         router = app.router if isinstance(app, Starlette) else app
-        self._seen.append((router.routes, len(router.routes)))
         if getattr(router.default, "__func__", None) is not Router.not_found and not _is_foreign(router.default):
             router.default = ForeignApp(router.default)
+        self._watch(router.routes)
         for route in _each(router.routes):
+            self._known[id(route)] = route
             self._wrap_route(route)
+
+    def _watch(self, routes: list[BaseRoute]) -> None:
+        self._seen.append((routes, len(routes), routes[-1] if routes else None))
+        for route in routes:
+            self._known[id(route)] = route
+            included = getattr(route, "original_router", None)
+            if included is not None:  # newer FastAPI: a router that was included, and may still grow
+                self._watch(included.routes)
 
     def _wrap_route(self, route: Any) -> None:
         if (dependant := getattr(route, "dependant", None)) is not None:
@@ -174,6 +199,20 @@ def _wrap_fastapi(route: Any, dependant: Any) -> None:
         return status or default
 
     dependant.call = wrapped(dependant.call, status_of, _status_of_error)
+    if not hasattr(route.app, MARK):
+        route.app = _in_context(route.app)
+
+
+def _in_context(app: ASGIApp) -> ASGIApp:
+    """``app`` with the operation in the context: middleware may have called it in a fresh one."""
+
+    def in_context(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if _current.get() is None and SCOPE_KEY in scope:
+            _current.set(scope[SCOPE_KEY])
+        return app(scope, receive, send)
+
+    setattr(in_context, MARK, True)
+    return in_context
 
 
 def _wrap_function(route: Route) -> bool:
@@ -185,11 +224,11 @@ def _wrap_function(route: Route) -> bool:
         holder = holder.app
         if not hasattr(holder, "app"):
             return False
-    if (made := holder.app).__qualname__ != "request_response.<locals>.app":
+    if hasattr(holder.app, MARK):
+        return True
+    if holder.app.__qualname__ != "request_response.<locals>.app":
         return False  # middleware that is a function: what stands behind it cannot be reached
-    if not hasattr(made, MARK):
-        holder.app = request_response(wrapped(route.endpoint, _status_of_response, _status_of_error))
-        setattr(holder.app, MARK, True)
+    holder.app = _in_context(request_response(wrapped(route.endpoint, _status_of_response, _status_of_error)))
     return True
 
 
@@ -207,8 +246,8 @@ def _wrap_class(route: Route) -> bool:
         if not hasattr(holder, "app"):
             return False
     kind = holder.app
-    if not issubclass(kind, HTTPEndpoint):
-        return False
+    if not issubclass(kind, HTTPEndpoint) or kind.dispatch is not HTTPEndpoint.dispatch:
+        return False  # with a dispatch of its own it need not call its methods
     if not hasattr(kind, MARK):
         methods = {
             name: wrapped(method, _status_of_response, _status_of_error)

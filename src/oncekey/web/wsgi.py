@@ -22,7 +22,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
-from oncekey.web.endings import Move, answer_instead, answered, raised
+from oncekey.web.endings import Move, answer_instead, answered, in_place_of, raised
 from oncekey.web.environs import Environ, decoded, header_lines, header_map, method_of, path_of, status_line
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
@@ -41,6 +41,8 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 Dress = Callable[[Environ, Answer], Answer]
+
+_NO_SUCCESS = (Event.DOUBT, Event.RELEASE, Event.FAIL)
 
 ENVIRON_KEY = "oncekey.exchange"
 """Where the exchange stands in the environ, for integrations further in."""
@@ -103,6 +105,8 @@ class Exchange:
         self.wanted: Reservation
         self.operation: Operation
         self.concluded = False
+        self.judged: tuple[Event, int | None]
+        """Once it has ended: the move, and the status that it was judged by; None: the app raised."""
         self.record: Record | None = None
         """Once it has ended: the record as the store has it now, as far as we know."""
         self.instead: Answer | None = None
@@ -250,6 +254,10 @@ class Exchange:
                 return self._raised(EOFError("the app did not start a response"))
             self.conclude(self.status, self.headers, body)
         self.settle()
+        event, status = self.judged
+        if self.instead is None and status != self.status and self.status < 400 and event in _NO_SUCCESS:
+            # Middleware inside of us made a success of what has ended as something else.
+            self.instead = in_place_of(event, self.once)
         if self.instead is not None:
             return self._answer(self.instead, self.record)
         headers = first_headers(self.operation, self.status, self.headers, len(body), self.key_header, self.record)
@@ -273,6 +281,7 @@ class Exchange:
     def conclude(self, status: int, headers: Headers, body: bytes | None) -> None:
         """The response is complete: store it. ``record`` and ``instead`` say how that went."""
         move, instead = answered(self.operation, status, headers, body, self.once)
+        self.judged = (move.event, status)
         self._finish(move)
         self.instead = self.instead or instead
 
@@ -281,6 +290,7 @@ class Exchange:
         if self.concluded:
             return None
         move, answer = raised(self.operation, error, self.once)
+        self.judged = (move.event, None)
         self._finish(move)
         return answer
 

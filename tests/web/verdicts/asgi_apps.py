@@ -1,0 +1,293 @@
+"""One protected endpoint in every ASGI framework, which does what a case says. Nothing here asserts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from litestar import Litestar, post
+from litestar import Request as LitestarRequest
+from litestar import Response as LitestarResponse
+from litestar.exceptions import HTTPException as LitestarHTTPException
+from litestar.exceptions import ValidationException
+from litestar.params import JSONBody
+from litestar.response import Stream
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from oncekey import NotExecuted, OutcomeUnknown, current
+from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.fastapi import protect
+from oncekey.web.litestar import OnceKeyPlugin
+from tests.web.verdicts.bench import Bench, Declined, Forgiven
+from tests.web.verdicts.middleware import Asgi, Base, named
+
+
+def breaks_off() -> Iterator[bytes]:
+    yield b'{"half":'
+    raise RuntimeError("the source of the body broke")
+
+
+def location(status: int) -> dict[str, str]:
+    return {"Location": "/elsewhere"} if 300 <= status < 400 else {}
+
+
+def ended(bench: Bench) -> Any:
+    """The end of an endpoint of Starlette or FastAPI, after its work."""
+    verb, status = split(bench.does)
+    match verb:
+        case "return":
+            return JSONResponse({"run": bench.runs}, status, headers=location(status))
+        case "raise":
+            raise HTTPException(status, headers=location(status))
+        case "stream":
+            return StreamingResponse(breaks_off(), 201, media_type="application/json")
+        case "unserializable":
+            return {"cannot be JSON": object()}
+    said_or_raised(bench)
+    return JSONResponse({"run": bench.runs}, status)
+
+
+def said_or_raised(bench: Bench) -> None:
+    """What is said alike in every framework."""
+    verb, _ = split(bench.does)
+    match verb:
+        case "crash":
+            raise RuntimeError("after the charge")
+        case "crash at first":
+            if bench.runs == 1:
+                raise RuntimeError("after the charge")
+        case "Declined":
+            raise Declined
+        case "Forgiven":
+            raise Forgiven
+        case "NotExecuted":
+            raise NotExecuted("the provider was not asked")
+        case "OutcomeUnknown":
+            raise OutcomeUnknown("the provider did not answer")
+        case "op.not_executed, return":
+            current().not_executed()
+
+
+def split(does: str) -> tuple[str, int]:
+    """``return 402`` as (return, 402)."""
+    verb, _, status = does.rpartition(" ")
+    return (verb, int(status)) if status.isdecimal() else (does, 201)
+
+
+def endpoint_of(bench: Bench, asynchronous: bool) -> Callable[..., Any]:
+    """For Starlette: an endpoint that takes a request."""
+
+    async def pay_async(request: Request) -> Any:
+        async with bench.working():
+            if bench.does == "wait":
+                await bench.wait()
+                return JSONResponse({"late": True}, 201)
+            return ended(bench)
+
+    def pay_sync(request: Request) -> Any:
+        with bench.working_blocking():
+            return ended(bench)
+
+    return pay_async if asynchronous else pay_sync
+
+
+def answers(status: int) -> Callable[..., Any]:
+    async def handler(request: Any, error: Any) -> Response:
+        return JSONResponse({"by": "error handler"}, status)
+
+    return handler
+
+
+async def crashes(request: Any, error: Any) -> Response:
+    raise RuntimeError("the error handler has a bug")
+
+
+# ---------------------------------------------------------------- Starlette
+
+
+def starlette(bench: Bench, asynchronous: bool = True) -> Any:
+    app = Starlette(
+        routes=[Route("/payments", endpoint_of(bench, asynchronous), methods=["POST"])],
+        exception_handlers={Declined: answers(409), Forgiven: answers(200)},
+    )
+    app.add_middleware(IdempotencyMiddleware, once=bench.once)
+    if bench.case.around:
+        by_base = named(bench.case.around)[0] in Base.VERBS
+        app.user_middleware.append(Middleware(Base if by_base else Asgi, bench=bench))
+    return app
+
+
+# ---------------------------------------------------------------- FastAPI
+
+
+class Payment(BaseModel):
+    amount: int
+
+
+class Receipt(BaseModel):
+    id: int
+
+
+def fastapi(bench: Bench, asynchronous: bool = True) -> Any:
+    """Its routes are added after ``protect``, as the README does."""
+    app = FastAPI(openapi_url=None)
+    protect(app, bench.once)
+
+    def gate() -> None:
+        if bench.gate == "crash":
+            raise RuntimeError("a dependency broke")
+        if isinstance(bench.gate, int):
+            raise HTTPException(bench.gate)
+
+    async def pay_async(payment: Payment, response: Response) -> Any:
+        async with bench.working():
+            if bench.does == "wait":
+                await bench.wait()
+                return {"late": True}
+            return said(response)
+
+    def pay_sync(payment: Payment, response: Response) -> Any:
+        with bench.working_blocking():
+            return said(response)
+
+    def said(response: Response) -> Any:
+        verb, status = split(bench.does)
+        if verb == "inject":
+            response.status_code = status
+        if verb in ("inject", "plain"):
+            return {"run": bench.runs}
+        if verb == "model mismatch":
+            return {"no": "receipt"}
+        return ended(bench)
+
+    model = Receipt if bench.does == "model mismatch" else None
+    pay = pay_async if asynchronous else pay_sync
+    app.post("/payments", status_code=201, response_model=model, dependencies=[Depends(gate)])(pay)
+    app.add_exception_handler(Declined, answers(409))
+    app.add_exception_handler(Forgiven, answers(200))
+    if bench.case.validation_handler_crashes:
+        app.add_exception_handler(RequestValidationError, crashes)
+    if bench.case.around:
+        app.user_middleware.append(Middleware(Asgi, bench=bench))
+    return app
+
+
+# ---------------------------------------------------------------- Litestar
+
+
+@dataclass
+class Order:
+    amount: int
+
+
+def litestar_ended(bench: Bench) -> Any:
+    verb, status = split(bench.does)
+    match verb:
+        case "return":
+            return LitestarResponse({"run": bench.runs}, status_code=status, headers=location(status))
+        case "raise":
+            raise LitestarHTTPException(status_code=status, headers=location(status))
+        case "stream":
+            return Stream(breaks_off(), status_code=201, media_type="application/json")
+        case "unserializable":
+            return {"cannot be JSON": object()}
+    said_or_raised(bench)
+    return LitestarResponse({"run": bench.runs}, status_code=status)
+
+
+def litestar(bench: Bench, asynchronous: bool = True) -> Any:
+    def guard(connection: Any, handler: Any) -> None:
+        if bench.gate == "crash":
+            raise RuntimeError("a guard broke")
+        if isinstance(bench.gate, int):
+            raise LitestarHTTPException(status_code=bench.gate)
+
+    async def pay_async(data: JSONBody[Order]) -> Any:
+        async with bench.working():
+            if bench.does == "wait":
+                await bench.wait()
+                return {"late": True}
+            return litestar_ended(bench)
+
+    def pay_sync(data: JSONBody[Order]) -> Any:
+        with bench.working_blocking():
+            return litestar_ended(bench)
+
+    verb, status, _ = named(bench.case.around)
+
+    def inside(app: Any) -> Any:
+        return Asgi(app, bench)
+
+    def hook(response: Any) -> Any:
+        if verb == "crashing hook":
+            raise RuntimeError("an after_request function broke")
+        return LitestarResponse({"by": "hook"}, status_code=status)
+
+    def by_handler(status: int) -> Callable[..., Any]:
+        def handler(request: LitestarRequest, error: Exception) -> LitestarResponse:
+            return LitestarResponse({"by": "error handler"}, status_code=status)
+
+        return handler
+
+    def broken(request: LitestarRequest, error: Exception) -> LitestarResponse:
+        raise RuntimeError("the error handler has a bug")
+
+    handlers: dict[Any, Any] = {Declined: by_handler(409), Forgiven: by_handler(200)}
+    if bench.case.validation_handler_crashes:
+        handlers[ValidationException] = broken
+    threads: dict[str, Any] = {} if asynchronous else {"sync_to_thread": True}
+    pay: Any = pay_async if asynchronous else pay_sync
+    route = post(
+        "/payments",
+        guards=[guard],
+        middleware=[inside] if verb and "hook" not in verb else [],
+        after_request=hook if "hook" in verb else None,
+        **threads,
+    )(pay)
+    return Litestar(
+        route_handlers=[route],
+        exception_handlers=handlers,
+        openapi_config=None,
+        logging_config=None,
+        plugins=[OnceKeyPlugin(bench.once)],
+    )
+
+
+# ---------------------------------------------------------------- no framework
+
+
+def raw_endpoint(bench: Bench) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async with bench.working():
+            if bench.does == "wait":
+                await bench.wait()
+            elif split(bench.does)[0] == "stream":
+                await send({"type": "http.response.start", "status": 201, "headers": []})
+                await send({"type": "http.response.body", "body": b'{"half":', "more_body": True})
+                raise RuntimeError("the source of the body broke")
+            await ended(bench)(scope, receive, send)
+
+    return app
+
+
+def asgi(bench: Bench) -> Any:
+    app = raw_endpoint(bench)
+    return IdempotencyMiddleware(Asgi(app, bench) if bench.case.around else app, bench.once)
+
+
+def mounted(bench: Bench) -> Any:
+    """A foreign app under a path of a FastAPI app."""
+    app = FastAPI(openapi_url=None)
+    protect(app, bench.once)
+    app.mount("/legacy", raw_endpoint(bench))
+    bench.prefix = "/legacy"
+    return app

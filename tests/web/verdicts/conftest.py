@@ -1,0 +1,32 @@
+"""One database for all cases, and benches that are closed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.enlist.shop import Shop
+from tests.web.verdicts.bench import Bench, MakeBench
+
+
+@pytest.fixture(scope="module")
+def sqlite_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """One database for all cases; each has a key of its own."""
+    folder: Path = tmp_path_factory.mktemp("verdicts")
+    return Shop(f"sqlite:///{folder / 'shop.db'}")
+
+
+@pytest.fixture
+async def make_bench() -> AsyncIterator[MakeBench]:
+    made: list[Bench] = []
+
+    def make(*args: Any, **options: Any) -> Bench:
+        made.append(Bench(*args, **options))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        await bench.close()
