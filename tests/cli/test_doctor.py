@@ -11,7 +11,7 @@ import pytest
 
 from oncekey.core.diagnosis import Diagnosis, Level, worst
 from oncekey.core.record import COUNTED
-from oncekey.core.states import State
+from oncekey.core.states import Event, State
 from oncekey.operators.doctor import counted, examine, span
 from oncekey.stores import judging
 from oncekey.stores.memory import MemoryStore
@@ -19,10 +19,11 @@ from oncekey.stores.postgres import probes
 from oncekey.stores.postgres.store import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite.probes import durability as sqlite_durability
+from oncekey.telemetry.redaction import redact
 from tests.cli.desk import Desk, Run, runner
 
 CHECKS = ["schema", "indexes", "plans", "lease", "clock", "durability", "connections"]
-CHECKS += ["upkeep", "unknown", "dead keys", "outbox", "dead jobs"]
+CHECKS += ["upkeep", "running", "unknown", "dead keys", "outbox", "dead jobs"]
 
 
 def lines(out: str) -> dict[str, dict[str, Any]]:
@@ -252,6 +253,28 @@ def test_upkeep_that_does_not_run(desk: Desk) -> None:
     found = line(desk, "upkeep")
     assert (found.level, "a lease has been over for 15 min" in found.found) == (Level.WARN, True)
     assert "oncekey upkeep" in found.advice
+
+
+def test_keys_in_progress_for_over_an_hour_are_named(desk: Desk) -> None:
+    """Their leases are renewed, so nothing else notices. The keys themselves are masked."""
+
+    def running(key: str, age: float) -> None:
+        record = desk.put(key, State.IN_PROGRESS, age=age)
+        desk.move(record, Event.RENEW, lease_seconds=60.0)
+
+    running("order-1-of-today", 3000)
+    desk.put("order-2-of-today", State.IN_PROGRESS, age=5000)  # its lease is over: the sweeper's
+    desk.put("order-3-of-today", State.UNKNOWN, age=5000)
+    assert line(desk, "running") == Diagnosis("running", Level.OK, "no key has been in progress for over 1 h")
+    for number, age in enumerate((4000, 7300, 5000, 6000)):
+        running(f"order-{number}-that-hangs", age)
+    found = line(desk, "running")
+    assert found.level is Level.WARN
+    assert found.found.startswith("4 keys in progress for over 1 h, the oldest for 2 h 1 min; their clients get 409: ")
+    named = [redact(f"order-{number}-that-hangs") for number in (1, 3, 2)]
+    assert found.found.endswith(": " + ", ".join(f"POST /payments {hint}" for hint in named) + ", …")
+    assert "that-hangs" not in found.found
+    assert "max_run" in found.advice
 
 
 def test_unknown_outcomes(desk: Desk) -> None:

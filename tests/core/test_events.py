@@ -55,7 +55,7 @@ LEVELS = {
     logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
     "JobRetried JobReleased",
     logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
-    "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable",
+    "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable RanTooLong",
     logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull JobDead ReconcileGaveUp DutyFailed",
 }
 

@@ -115,6 +115,11 @@ class Policy:
     """How long a silent owner keeps the key. Renewed every third of it while the handler lives, so it bounds not the
     handler but how long a crash stays unnoticed; a pause (SIGSTOP, VM move) longer than this loses the key."""
 
+    max_run: timedelta | None = None
+    """How long a handler may run. None: as long as it lives, since a cut-off payment is worse than a slow one. When the
+    time is over the lease is no longer renewed and the handler is cancelled (ASGI; a thread cannot be, and what it
+    writes after its lease is refused): the key is then as if the process had died, and ``effects`` decides."""
+
     required: bool = True
     """A protected method without a key is refused with 400: an unprotected payment is what we are here to prevent."""
 
@@ -205,8 +210,9 @@ class Policy:
         derive(self, "begin_seconds", min(self.begin_timeout, self.lease).total_seconds())
 
     def _check_types(self) -> None:
-        for name in ("ttl", "lease", "wait", "retry_after", "begin_timeout", "quarantine"):
-            if not isinstance(getattr(self, name), timedelta):
+        for name in ("ttl", "lease", "wait", "retry_after", "begin_timeout", "quarantine", "max_run"):
+            value = getattr(self, name)
+            if not isinstance(value, timedelta) and not (name == "max_run" and value is None):
                 raise ConfigurationError(f"Policy({name}=…): it takes a timedelta, such as timedelta(seconds=30)")
         for name in ("max_request_bytes", "max_response_bytes", "key_min_length", "key_max_length"):
             if type(getattr(self, name)) is not int:

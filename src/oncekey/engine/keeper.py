@@ -69,8 +69,12 @@ class Keeper:
     def watch(self, operation: Operation) -> None:
         """Renew this operation's lease until :meth:`unwatch`."""
         lease = operation.policy.lease_seconds
-        operation.renew_at = time.monotonic() + lease * RENEW_AT
+        now = time.monotonic()
+        operation.renew_at = now + lease * RENEW_AT
         self._live[operation.record.owner] = operation
+        if (max_run := operation.policy.max_run) is not None:
+            operation.runs_until = now + max_run.total_seconds()
+            lease = min(lease, max_run.total_seconds())
         if self._thread is None or lease < self._look_seconds * LOOKS_PER_LEASE:
             self._look_within(lease / LOOKS_PER_LEASE)
 
@@ -112,6 +116,9 @@ class Keeper:
 
     def _renew_due(self) -> None:
         now = time.monotonic()
+        for each in list(self._live.values()):
+            if each.runs_until is not None and each.runs_until <= now:
+                self._ran_too_long(each)
         due = [each for each in list(self._live.values()) if each.renew_at <= now and not self._given_up(each)]
         if any(operation.enlisted is not None for operation in due):
             due = [operation for operation in due if not self._holds_its_row(operation, now)]
@@ -130,6 +137,20 @@ class Keeper:
         _log.error("a request has ended without an end for its key: its lease is left to run out")
         self.unwatch(operation)
         return True
+
+    def _ran_too_long(self, operation: Operation) -> None:
+        """Its ``max_run`` is over: leave the key to its lease, and end the handler where that can be done."""
+        if any(item.operation is operation for item in self._unfinished):
+            return  # it has ended, and waits for the store
+        operation.runs_until = None
+        self.unwatch(operation)
+        task, max_run = operation.task, operation.policy.max_run
+        seconds = 0.0 if max_run is None else max_run.total_seconds()
+        handler = "cancelled" if task is not None else "goes on in its thread, without a lease"
+        self._engine.emitter.emit(events.RanTooLong(*about(operation.record), max_seconds=seconds, handler=handler))
+        if task is not None:
+            with suppress(RuntimeError):  # its loop is closed: nothing runs there any more
+                task.get_loop().call_soon_threadsafe(task.cancel, "max_run is over")
 
     def _holds_its_row(self, operation: Operation, now: float) -> bool:
         """Enlisted: the lock on its row is its lease, and no renewal would pass it."""

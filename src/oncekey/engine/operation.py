@@ -45,6 +45,7 @@ class Operation:
         "policy",
         "record",
         "renew_at",
+        "runs_until",
         "scope",
         "steps",
         "task",
@@ -85,6 +86,8 @@ class Operation:
         """How it was judged: the enlisted transaction is committed with the key's move."""
         self._word: HandlerWord | None = None
         self.renew_at = 0.0
+        self.runs_until: float | None = None
+        """Of time.monotonic(): when its ``max_run`` is over."""
 
     @property
     def key(self) -> str:

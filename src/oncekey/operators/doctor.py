@@ -9,8 +9,14 @@ from oncekey.core.record import COUNTED
 from oncekey.core.states import State
 from oncekey.errors import SchemaError, StoreError
 from oncekey.stores.base import Store
+from oncekey.telemetry.redaction import redact
 from oncekey.upkeep import health
 from oncekey.upkeep.health import Health
+
+RUNNING_SECONDS = 3_600.0
+"""A handler that takes longer than this hangs, or belongs into the outbox."""
+NAMED = 3
+"""How many of such keys are named."""
 
 
 def examine(store: Store) -> list[Diagnosis]:
@@ -30,7 +36,7 @@ def _ask(asked: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
 
 def _of_the_rows(store: Store) -> list[Diagnosis]:
     seen = health.look(store)
-    found = [_upkeep(seen), _unknown(seen), _dead_keys(seen)]
+    found = [_upkeep(seen), _running(store), _unknown(seen), _dead_keys(seen)]
     return found if store.capabilities.enlists is None else [*found, _outbox(seen), _dead_jobs(seen)]
 
 
@@ -45,6 +51,24 @@ def _upkeep(seen: Health) -> Diagnosis:
         found = f"a key expired {span(expired)} ago and is still there: upkeep does not run, or does not keep up"
         return Diagnosis("upkeep", Level.WARN, found, advice)
     return Diagnosis("upkeep", Level.OK, "nothing is overdue: it runs, or there is nothing to do")
+
+
+def _running(store: Store) -> Diagnosis:
+    """Handlers that do not end: their leases are renewed, so no sweeper ever looks at their keys."""
+    old = store.listing(state=State.IN_PROGRESS, older_than=RUNNING_SECONDS, limit=COUNTED)
+    held = [record for record in old if not record.lease_over]  # the others are the sweeper's, see upkeep
+    if not held:
+        return Diagnosis("running", Level.OK, f"no key has been in progress for over {span(RUNNING_SECONDS)}")
+    held.sort(key=lambda record: record.created_at)
+    named = ", ".join(f"{record.operation} {redact(record.key)}" for record in held[:NAMED])
+    return Diagnosis(
+        "running",
+        Level.WARN,
+        f"{counted(len(held), 'key')} in progress for over {span(RUNNING_SECONDS)}, the oldest for "
+        f"{span(held[0].now - held[0].created_at)}; their clients get 409: {named}{', …' if len(held) > NAMED else ''}",
+        "look for handlers that hang (a call without a time-out), and restart their processes; then give the route "
+        "Policy(max_run=…), which ends such a handler",
+    )
 
 
 def _unknown(seen: Health) -> Diagnosis:

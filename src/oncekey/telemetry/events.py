@@ -205,6 +205,17 @@ class Released(KeyEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class RanTooLong(KeyEvent):
+    """A handler was still running when its ``max_run`` was over: its lease is no longer renewed, and ``effects``
+    decides what the key becomes. ``handler``: whether it was cancelled; a thread cannot be."""
+
+    metric = "api.idempotency.handler.max_run.count"
+    level = WARNING
+    max_seconds: float
+    handler: str
+
+
+@dataclass(frozen=True, slots=True)
 class Doubted(KeyEvent):
     """The attempt may have had an effect: the key became unknown."""
 
