@@ -11,6 +11,8 @@ import pytest
 from oncekey import Policy
 from oncekey.core.states import Effects, State
 from oncekey.engine.operation import Operation
+from oncekey.stores.urls import open_store
+from oncekey.upkeep.sweeper import Sweeper
 from tests.engine.desk import Desk, Serve
 
 EffectsName = Literal["external", "transactional", "phased", "repeatable"]
@@ -79,17 +81,23 @@ async def test_deploy_with_other_effects_charges_no_second_time(
         assert desk.record.reconcile_at is not None
 
 
+@pytest.mark.parametrize("swept", [False, True], ids=["retried", "swept"])
 @pytest.mark.parametrize("now", EFFECTS)
 @pytest.mark.parametrize("before", EFFECTS)
 async def test_deploy_while_the_first_attempt_is_paused_charges_no_second_time(
-    desk: Desk, before: EffectsName, now: EffectsName
+    desk: Desk, before: EffectsName, now: EffectsName, swept: bool
 ) -> None:
-    """The lease ran out, and a process of the new version gets the retry. The paused owner wakes up at the end."""
+    """The lease ran out, and a process of the new version gets the retry, or its sweeper comes first. The paused owner
+    wakes up at the end."""
     bank = Bank()
     old = desk.api(handler(bank, before, ends="pauses"), Policy(effects=before))
     paused = asyncio.create_task(old.post())
     await bank.paused.wait()
     desk.let_the_lease_end()
+    if swept:
+        store = open_store(desk.shop.url)
+        await asyncio.to_thread(Sweeper(store).run)
+        store.close()
     deployed = desk.api(handler(bank, now, ends="well"), Policy(effects=now))
     retries = [(await deployed.post()).status_code for _ in range(2)]
     state = desk.state

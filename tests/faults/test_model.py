@@ -176,6 +176,13 @@ def test_the_residue_that_the_promises_name() -> None:
     assert way.index("the quarantine is over") < way.index("a1: outside")
 
 
+@pytest.mark.parametrize("kind", model_flows.CHANGED, ids=lambda kind: kind.name)
+def test_deploys_between_two_requests_break_nothing(kind: model_flows.Kind) -> None:
+    """Each pair of declarations, as deep as the ways that were found there: a first step that comes late."""
+    found = model.search(Machine(kind, same=2, other=0), states=4_500)
+    assert found.broken is None, found.broken
+
+
 def test_a_small_world_to_its_end() -> None:
     found = model.search(Machine(KINDS["transactional"], same=2, other=0), states=10**9)
     assert (found.broken, found.exhausted) == (None, True)
