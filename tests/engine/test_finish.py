@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from oncekey.core.record import StoredResponse, Swap
-from oncekey.core.states import Event, State
+from oncekey.core.states import Effects, Event, State
 from oncekey.engine import enlisted
-from oncekey.engine.engine import FINISH_TRIES, Engine
+from oncekey.engine.engine import EFFECT_BEGUN_LATE, FINISH_TRIES, Engine
 from oncekey.engine.flows import Finished, Pause
 from oncekey.errors import StoreUnavailable
 from oncekey.telemetry import events
@@ -222,3 +222,28 @@ def test_a_store_that_fails_is_not_a_lost_lease(flows: Flows) -> None:
                 flows.complete(*answers)
     assert not flows.operation.lost
     assert flows.engine.breaker.allows()
+
+
+# ---------------------------------------------------------------- answered for while it runs
+
+
+def test_release_is_refused_if_an_effect_began_after_the_judgment(flows: Flows) -> None:
+    """The handler was answered for and still runs. Its effect may not be repeated, so the key becomes unknown."""
+    flows.operation.judged_effects = Effects.PHASED
+    begun = replace(RECORD, effects=Effects.EXTERNAL, recovery_point="started")
+    doubted = replace(begun, state=State.UNKNOWN)
+    played = flows.finish(Event.RELEASE, None, begun, doubted)
+    release, _, doubt = played.asked
+    assert (release.to_state, release.from_effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
+    assert (doubt.to_state, doubt.last_error) == (State.UNKNOWN, EFFECT_BEGUN_LATE)
+    assert played.result == Finished(True, doubted)
+    assert flows.heard.kinds() == ["Doubted", "ReconcileScheduled"]
+
+
+def test_release_whose_row_is_only_held_is_tried_again(flows: Flows) -> None:
+    """The effects are as they were judged."""
+    flows.operation.judged_effects = RECORD.effects
+    released = replace(RECORD, state=State.FAILED_RETRYABLE)
+    played = flows.finish(Event.RELEASE, None, RECORD, None, released)
+    assert [type(asked) for asked in played.asked] == [Swap, tuple, Pause, Swap]
+    assert played.result == Finished(True, released)

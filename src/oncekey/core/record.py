@@ -294,6 +294,7 @@ def swap(
     quarantine_seconds: float | None = None,
     reconcile_in: float | None = None,
     effects: Effects | None = None,
+    from_effects: Effects | None = None,
     step: Step | None = None,
     audit: Audit | None = None,
 ) -> Swap:
@@ -303,7 +304,7 @@ def swap(
     while (state, owner) stays the same (attempt, steps, effects) are checked here.
     """
     move = find(record.state, event, by, to_state)
-    lease_over_by, past_expiry, from_effects = None, False, None
+    lease_over_by, past_expiry = None, False
     if move.when:
         _check(move, record, by, quarantine_seconds)
         if Condition.LEASE_OVER in move.when:
@@ -311,7 +312,8 @@ def swap(
         elif Condition.QUARANTINE_OVER in move.when:
             lease_over_by = quarantine_seconds
         past_expiry = Condition.PAST_EXPIRY in move.when
-        from_effects = record.effects if Condition.MAY_RERUN in move.when else None
+        if Condition.MAY_RERUN in move.when:
+            from_effects = record.effects
     attempt = restart = tries = None
     starts = event in STARTS
     if starts != (reservation is not None):

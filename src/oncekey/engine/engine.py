@@ -61,6 +61,7 @@ EFFECT_LEFT_OPEN = (
     "ended: look for it at its provider"
 )
 """Kept in the audit of the key, with its completion: `oncekey keys show` lists the open step beside it."""
+EFFECT_BEGUN_LATE = "answered in the handler's place while it began an effect that may not be repeated"
 NOT_ENLISTED = (
     "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
     "commit, a retry runs it again. Use op.enlist(session), or another declaration"
@@ -194,7 +195,14 @@ class Engine:
         left_open = event is Event.COMPLETE and operation.has_open_effect
         audit = Audit(who="oncekey", why=EFFECT_LEFT_OPEN) if left_open else None
         for tries in range(FINISH_TRIES):
-            change = swap(record, event, Actor.OWNER, response=response, last_error=reason, audit=audit)
+            unless_begun = operation.judged_effects if event is Event.RELEASE else None
+            change = swap(
+                *(record, event, Actor.OWNER),
+                response=response,
+                last_error=reason,
+                audit=audit,
+                from_effects=unless_begun,
+            )
             moved: Record | None = yield change
             if moved is None:
                 seen: Record | None = yield at
@@ -211,6 +219,9 @@ class Engine:
                     continue
                 elif seen.state is not State.IN_PROGRESS:
                     return self._lost(operation, event, seen)
+                elif unless_begun is not None and seen.effects is not unless_begun:
+                    record, event, reason = seen, Event.DOUBT, EFFECT_BEGUN_LATE
+                    continue
                 else:
                     # Still ours: somebody holds the row for a moment.
                     yield Pause(at, 0.01 * 4**tries)

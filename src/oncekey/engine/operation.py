@@ -40,6 +40,7 @@ class Operation:
         "enlisted",
         "enqueued",
         "evidence",
+        "judged_effects",
         "loop",
         "lost",
         "policy",
@@ -84,6 +85,9 @@ class Operation:
         """A verb of this operation was used: from then on the request cannot be discarded."""
         self.commits = False
         """How it was judged: the enlisted transaction is committed with the key's move."""
+        self.judged_effects: Effects | None = None
+        """What the record said of its effects when the attempt was judged. A handler that was answered for may still
+        run and begin an effect after that."""
         self._word: HandlerWord | None = None
         self.renew_at = 0.0
         self.runs_until: float | None = None

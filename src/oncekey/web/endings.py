@@ -113,6 +113,8 @@ def _judged(operation: Operation, status: int | None) -> Judgment:
         open_effect=operation.has_open_effect,
     )
     operation.commits = judgment.commits
+    if operation.policy.effects_kind is Effects.PHASED:
+        operation.judged_effects = operation.record.effects
     if judgment.notice is not None and operation.engine is not None:
         operation.engine.tell_once(operation.name, _NOTICES[judgment.notice])
     return judgment

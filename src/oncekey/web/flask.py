@@ -24,7 +24,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
 from oncekey.errors import ConfigurationError
 from oncekey.web.environs import Environ
-from oncekey.web.wsgi import ENVIRON_KEY, Exchange, IdempotencyMiddleware
+from oncekey.web.wsgi import Exchange, IdempotencyMiddleware, exchange_of
 
 __all__ = ["current_operation", "protect"]
 
@@ -115,7 +115,7 @@ def _mark_mounted(app: Any) -> None:
 
 def _foreign(app: Any) -> Any:
     def foreign(environ: Environ, start_response: Any) -> Any:
-        exchange: Exchange | None = environ.get(ENVIRON_KEY)
+        exchange = exchange_of(environ)
         if exchange is not None:
             exchange.operation.evidence.covered = False
         return app(environ, start_response)
@@ -145,8 +145,7 @@ def _with_cors(app: Flask, environ: Environ, answer: Answer) -> Answer:
 
 
 def _exchange() -> Exchange | None:
-    exchange: Exchange | None = request.environ.get(ENVIRON_KEY)
-    return exchange
+    return exchange_of(request.environ)
 
 
 def _remember(response: Response) -> Response:

@@ -47,6 +47,18 @@ _NO_SUCCESS = (Event.DOUBT, Event.RELEASE, Event.FAIL)
 ENVIRON_KEY = "oncekey.exchange"
 """Where the exchange stands in the environ, for integrations further in."""
 
+_running: contextvars.ContextVar[Exchange | None] = contextvars.ContextVar("oncekey_exchange", default=None)
+
+
+def exchange_of(environ: Environ) -> Exchange | None:
+    """The protected request that runs here; also where middleware handed on an environ of its own making."""
+    exchange: Exchange | None = environ.get(ENVIRON_KEY)
+    if exchange is None:
+        exchange = _running.get()
+        if exchange is not None and exchange.operation is not _current.get():
+            return None  # a handler calls another app: that request is not part of its operation
+    return exchange
+
 
 class IdempotencyMiddleware:
     """``app = IdempotencyMiddleware(app, once=once)``.
@@ -208,6 +220,7 @@ class Exchange:
         # A context of its own: what is set in it does not leak into the thread's next request.
         context = contextvars.copy_context()
         context.run(_current.set, self.operation)
+        context.run(_running.set, self)
         try:
             iterable = context.run(self.app, environ, self._start)
             body_parts = AppBody(iterable, context, self.written)
