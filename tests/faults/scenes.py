@@ -65,6 +65,9 @@ class Wrapped:
     def cover(self) -> bool:
         return True
 
+    def knows_route(self, scope: Any) -> bool:
+        return True
+
 
 class Moody:
     """A store that can be slow to reserve, and fail to swap, for a test to say."""

@@ -20,6 +20,7 @@ MODULES: tuple[str, ...] = (
     "crowds",
     "lines",
     "disconnects",
+    "in_place",
     "model",
     "fuzz",
     "schema",
