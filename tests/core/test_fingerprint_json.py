@@ -14,7 +14,7 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.json_form import MAX_DEPTH, MAX_FLOATS, _fast, _for_orjson, _integer, _slow
+from oncekey.core.json_form import MAX_DEPTH, MAX_FLOATS, _for_orjson, _integer, fast, slow
 from tests.core.fingerprints import is_raw, nested, of
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors" / "jcs"
@@ -34,9 +34,9 @@ def vectors() -> list[Any]:
 def test_public_vectors(name: str) -> None:
     """Input and output of the RFC 8785 suite are one request, and the canonical form is the output itself."""
     given_, expected = ((VECTORS / side / name).read_bytes() for side in ("input", "output"))
-    for parsed in filter(None, (_fast(given_), _slow(given_), _fast(expected), _slow(expected))):
+    for parsed in filter(None, (fast(given_), slow(given_), fast(expected), slow(expected))):
         assert parsed[1](parsed[0]) == expected.strip()
-    assert _slow(given_) is not None
+    assert slow(given_) is not None
     assert of(given_) == of(expected)
 
 
@@ -64,7 +64,7 @@ def test_spellings_of_one_value(one: str, other: str) -> None:
 def test_order_is_by_utf16_units() -> None:
     """Names past U+FFFF sort before U+E000 to U+FFFF, as RFC 8785 says and orjson does not."""
     body = '{"\ufb01":1,"\U0001f600":2}'.encode()
-    for parsed in (_fast(body), _slow(body)):
+    for parsed in (fast(body), slow(body)):
         assert parsed is not None
         assert parsed[1](parsed[0]) == '{"\U0001f600":2,"\ufb01":1}'.encode()
     assert of(body, fields=["\ufb01", "\U0001f600"]) == of(body, fields=["\U0001f600", "\ufb01"])
@@ -98,7 +98,7 @@ def test_floats_of_the_fast_path_are_written_as_rfc8785(number: float) -> None:
 @pytest.mark.parametrize("price", ["19.99", "0.5", "-12.34", "0.0001", "123456.789"])
 def test_prices_take_the_fast_path(price: str) -> None:
     """Ordinary decimal amounts are not sent the slow way."""
-    assert _fast(f'{{"amount": {price}, "items": [{{"p": {price}}}]}}'.encode()) is not None
+    assert fast(f'{{"amount": {price}, "items": [{{"p": {price}}}]}}'.encode()) is not None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_common_requests_take_the_fast_path(dump: Any) -> None:
         "é": "ü",
     }
     text = dump(body).encode() if "\\u" not in dump(body) else orjson.dumps(body)
-    assert _fast(text) is not None
+    assert fast(text) is not None
 
 
 # ---------------------------------------------------------------- what is raw
@@ -176,8 +176,8 @@ NOT_I_JSON = {
 @pytest.mark.parametrize("body", NOT_I_JSON.values(), ids=NOT_I_JSON.keys())
 def test_what_is_not_i_json_is_raw(body: bytes) -> None:
     """It is no error, it counts by its bytes, and is not the same as those bytes under another type."""
-    assert _fast(body) is None
-    assert _slow(body) is None
+    assert fast(body) is None
+    assert slow(body) is None
     assert is_raw(body)
     assert of(body) != of(body, content_type="application/octet-stream")
 
@@ -271,7 +271,7 @@ def test_wide_documents_are_not_deep() -> None:
     """Many brackets side by side are shallow: the document still counts by its value."""
     wide = "[" + ",".join(['{"a":["[","]",{}]}'] * 1000) + "]"
     assert not is_raw(wide)
-    assert _fast(wide.encode()) is not None
+    assert fast(wide.encode()) is not None
 
 
 def test_depth_does_not_depend_on_the_stack() -> None:

@@ -15,7 +15,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from oncekey.core.form_text import in_order
-from oncekey.core.json_form import MAX_FLOATS, _fast, _read, _slow
+from oncekey.core.json_form import MAX_FLOATS, _read, fast, slow
 from tests.core.fingerprints import DEEP, DOCUMENTS, RNG, TAME, of, spell
 
 # ---------------------------------------------------------------- the fast path
@@ -23,12 +23,12 @@ from tests.core.fingerprints import DEEP, DOCUMENTS, RNG, TAME, of, spell
 
 def agree(body: bytes) -> None:
     """Each path gives nothing, or what rfc8785 makes of the value; the fast one nothing that the other refuses."""
-    quick, slow = _fast(body), _slow(body)
-    if slow is None:
+    quick, severe = fast(body), slow(body)
+    if severe is None:
         assert quick is None
         return
     reference = rfc8785.dumps(_read(body.decode(), MAX_FLOATS))
-    assert slow[1](slow[0]) == reference
+    assert severe[1](severe[0]) == reference
     assert quick is None or quick[1](quick[0]) == reference
 
 
@@ -52,7 +52,7 @@ def test_fast_path_is_the_reference_on_tame_values(value: Any, spaced: bool) -> 
     """On what clients write with json.dumps or orjson the fast path is the slow one, wherever it is taken."""
     body = json.dumps(value, ensure_ascii=False).encode() if spaced else orjson.dumps(value)
     agree(body)
-    parsed = _slow(body)
+    parsed = slow(body)
     assert parsed is not None
     assert parsed[1](parsed[0]) == rfc8785.dumps(value)
 

@@ -299,7 +299,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # 19: JSON that a lax parser merges
     _(19, "I5", "integers past 2^53 are bytes", "tests/web/test_bad_input.py::test_bodies_that_look_alike_to_a_lax_parser_are_different_requests",
       ("oncekey.core.json_form", "    if len(literal) > 17 or not -(2**53) < (number := int(literal)) < 2**53:\n        raise ValueError(\"integer past 2^53 - 1\")\n", "    number = int(float(literal))\n"),
-      ("oncekey.core.json_form", "return _fast(body, max_floats) or _slow(", "return _slow(")),
+      ("oncekey.core.fingerprint", "parsed = fast(body, limit) or slow(", "parsed = slow(")),
     _(19, "I5", "duplicate names are bytes", "tests/web/test_bad_input.py::test_bodies_that_look_alike_to_a_lax_parser_are_different_requests",
       ("oncekey.core.json_form", "    if len(members) != len(pairs):\n", "    if False:\n")),
     # 20: documents that break a parser
@@ -365,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.web.asgi", "(length is not None and len(body) != length) or", "False or")),
     # 37: a deploy between two attempts
     _(37, "I5", "a request is compared by the recipe of the row", "tests/web/test_recipes.py",
-      ("oncekey.core.decision", "return None if wanted.parts is None else same_request(version, recipe, record.fingerprint, wanted.parts, ours)", "return record.fingerprint == wanted.fingerprint")),
+      ("oncekey.core.decision", "same = None if parts is None else same_request(version, recipe, record.fingerprint, parts, ours)", "same = record.fingerprint == wanted.fingerprint")),
     # 39: authorization of replays
     _(39, "I6", "authorize runs before the look-up", "tests/web/test_authorize.py::test_replay_is_not_given_to_a_caller_who_may_not_use_the_operation",
       ("oncekey.web.asgi", "if authorize and once.authorize is not None:", "if False:"), ("oncekey.web.wsgi", "if authorize and once.authorize is not None:", "if False:")),

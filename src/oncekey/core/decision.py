@@ -80,9 +80,15 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
         return Execute(record)
     if _free_for_a_new_request(record):
         return Claim(record, Event.RESERVE)
-    same = _same(record, wanted)
-    if same is None:
-        return Unreadable(record)
+    version, recipe, ours = record.fingerprint_version, record.fingerprint_recipe, wanted.fingerprint_recipe
+    if version == wanted.fingerprint_version and recipe == ours:
+        same: bool | None = record.fingerprint == wanted.fingerprint
+    else:
+        # A deploy has changed what is hashed. What the row was reserved under counts.
+        parts = wanted.parts
+        same = None if parts is None else same_request(version, recipe, record.fingerprint, parts, ours)
+        if same is None:
+            return Unreadable(record)
     if not same:
         # Before the state: a different request learns that it is one, also while the first is in flight (I5).
         return Mismatch(record)
@@ -106,15 +112,6 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
                 return Claim(record, Event.RELEASE, LEASE_RAN_OUT)
             return Claim(record, Event.TAKE_OVER)
     raise AssertionError(f"unreachable: {record.state}")  # pragma: no cover - expired is free, see above
-
-
-def _same(record: Record, wanted: Reservation) -> bool | None:
-    """Whether the row was made by this very request; None: its fingerprint cannot be taken here."""
-    version, recipe, ours = record.fingerprint_version, record.fingerprint_recipe, wanted.fingerprint_recipe
-    if version == wanted.fingerprint_version and recipe == ours:
-        return record.fingerprint == wanted.fingerprint
-    # A deploy has changed what is hashed. What the row was reserved under counts.
-    return None if wanted.parts is None else same_request(version, recipe, record.fingerprint, wanted.parts, ours)
 
 
 def _free_for_a_new_request(record: Record) -> bool:

@@ -38,11 +38,11 @@ from struct import Struct
 from typing import Final
 
 from oncekey.core.form_text import in_order
-from oncekey.core.json_form import MAX_FLOATS, parse, select
+from oncekey.core.json_form import MAX_FLOATS, fast, select, slow
 from oncekey.core.media_type import FIELDS, JSON, MULTIPART, PAIRS, RAW, media_type, read_media_type
 from oncekey.core.multipart import canonical_parts
 
-__all__ = ["FINGERPRINT_VERSION", "KNOWN_VERSIONS", "fingerprint"]
+__all__ = ["FINGERPRINT_VERSION", "KNOWN_VERSIONS", "digest", "fingerprint"]
 
 FINGERPRINT_VERSION: Final = 2
 KNOWN_VERSIONS: Final = frozenset({1, 2})
@@ -73,12 +73,27 @@ def fingerprint(
     """
     if isinstance(fields, str):
         raise TypeError("fields is a sequence of names, not one string")
+    return digest(method, path, query, content_type, body, headers, fields, version)
+
+
+def digest(
+    method: str,
+    path: str,
+    query: bytes,
+    content_type: str | None,
+    body: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    fields: Sequence[str] | None,
+    version: int,
+) -> bytes:
+    """As :func:`fingerprint`, by position: it runs for every request."""
     # A long type is a client's invention and not worth a place in memory.
     read = read_media_type if content_type and len(content_type) > 100 else media_type
     media, form, boundary = read(content_type)
     content = body
     if form == JSON:
-        parsed = parse(body, MAX_FLOATS if version > 1 else sys.maxsize)
+        limit = MAX_FLOATS if version > 1 else sys.maxsize
+        parsed = fast(body, limit) or slow(body, limit)
         # What cannot be selected from counts whole, and as bytes: it is not what the route expects anyway.
         if parsed is None or (fields and type(parsed[0]) is not dict):
             form = RAW

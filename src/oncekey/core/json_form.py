@@ -21,7 +21,7 @@ from typing import Any, Final
 import orjson
 import rfc8785
 
-__all__ = ["MAX_DEPTH", "MAX_FLOATS", "parse", "select"]
+__all__ = ["MAX_DEPTH", "MAX_FLOATS", "fast", "select", "slow"]
 
 # Deep enough for any real request, and so shallow that neither library comes near a limit of its own: those
 # depend on the interpreter and on who called us, and the same bytes must have one fingerprint everywhere.
@@ -30,11 +30,6 @@ MAX_FLOATS: Final = 10_000
 """How many numbers with a fraction or an exponent a document may have. Past this it costs more than it is worth."""
 
 Dump = Callable[[Any], bytes]
-
-
-def parse(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
-    """Return the value of a JSON text, and what writes it, or a part of it, in its RFC 8785 form; None: it has none."""
-    return _fast(body, max_floats) or _slow(body, max_floats)
 
 
 # --- JSON, the fast way ---------------------------------------------------------------------------
@@ -49,7 +44,7 @@ def _dump_fast(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
-def _fast(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
+def fast(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
     """Parse with orjson where its sorted output is provably the RFC 8785 form; None says nothing about body.
 
     The proof. (1) orjson takes only RFC 8259 texts in UTF-8. (2) `body` and its unsorted round trip are equal
@@ -60,7 +55,7 @@ def _fast(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
     all of them). (4) Integers: OPT_STRICT_INTEGER refuses those past 2^53 - 1; -0 and integers that orjson
     reads as floats fail (2). (5) Floats: see _is_plain; by (2) the literal was the shortest one, nothing was
     rounded. (6) Order: orjson sorts by code point, RFC 8785 by UTF-16 unit; these differ only where a name has
-    a character past U+FFFF, and then see _for_orjson. (7) Depth and the number of floats: as in _slow.
+    a character past U+FFFF, and then see _for_orjson. (7) Depth and the number of floats: as in slow.
     """
     try:
         value = orjson.loads(body)
@@ -167,7 +162,7 @@ _decode = JSONDecoder(
 _SURROGATE = re.compile(r"\\u[Dd][89A-Fa-f]").search
 
 
-def _slow(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
+def slow(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
     """Parse severely; None if the body is not I-JSON. RecursionError is not caught: within MAX_DEPTH it means
     that the caller's stack was nearly full, and a fingerprint must not depend on that."""
     if _too_deep(body):

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from oncekey.core.fingerprint import FINGERPRINT_VERSION, KNOWN_VERSIONS, fingerprint
+from oncekey.core.fingerprint import FINGERPRINT_VERSION, KNOWN_VERSIONS, digest
 from oncekey.core.values import value
 
 __all__ = ["DEFAULT_HEADERS", "Parts", "Recipe", "same_request"]
@@ -56,22 +56,14 @@ class Recipe:
 
     def fingerprint(self, parts: Parts, version: int = FINGERPRINT_VERSION) -> bytes:
         method, path, query, content_type, body, read_lines = parts
-        return fingerprint(
-            method=method,
-            path=path,
-            query=query,
-            content_type=content_type,
-            body=body,
-            headers=read_lines(self.headers) if self.headers else (),
-            fields=self.fields,
-            version=version,
-        )
+        lines = read_lines(self.headers) if self.headers else ()
+        return digest(method, path, query, content_type, body, lines, self.fields, version)
 
 
 DEFAULT: Final = Recipe.of(None, DEFAULT_HEADERS)
 
 
-def same_request(version: int, text: str | None, digest: bytes, parts: Parts, ours: str | None) -> bool | None:
+def same_request(version: int, text: str | None, stored: bytes, parts: Parts, ours: str | None) -> bool | None:
     """Whether a row of this version and recipe was made by the request of these parts; None: they are not known here.
 
     ``ours`` is the recipe that this process would use.
@@ -81,9 +73,9 @@ def same_request(version: int, text: str | None, digest: bytes, parts: Parts, ou
     if version == 1:
         now = _read(ours)
         choices = {None, now.fields if now is not None else None}
-        return any(Recipe(fields, frozenset(), None).fingerprint(parts, 1) == digest for fields in choices)
+        return any(Recipe(fields, frozenset(), None).fingerprint(parts, 1) == stored for fields in choices)
     recipe = _read(text)
-    return None if recipe is None else recipe.fingerprint(parts, version) == digest
+    return None if recipe is None else recipe.fingerprint(parts, version) == stored
 
 
 def _read(text: str | None) -> Recipe | None:
