@@ -57,7 +57,7 @@ def every_evidence() -> Iterator[Evidence]:
 def every_case() -> Iterator[tuple[Case, Judgment]]:
     policies = [Policy(effects=effects, **declared) for effects in EFFECTS for declared in POLICIES]
     for evidence, status, policy, word, first in product(every_evidence(), STATUSES, policies, WORDS, (True, False)):
-        for begun, open_effect in ((False, False), (True, False), (True, True)):
+        for begun, open_effect in product((False, True), repeat=2):
             case = Case(evidence, status, policy, word, first, begun, open_effect)
             found = judge(
                 evidence, status, policy, word=word, first_attempt=first, begun=begun, open_effect=open_effect

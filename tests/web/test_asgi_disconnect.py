@@ -258,8 +258,8 @@ async def test_cancelled_at_the_moment_of_a_retry_leaves_it_retryable(
 ) -> None:
     """The same for a key that was claimed by a later attempt: it goes back to where a retry may run."""
     store = Held()
-    api = make_api(lambda request, run: JSONResponse({"run": run}, 500 if run == 1 else 201), store=store)
-    assert (await retry(api)).status_code == 500
+    api = make_api(lambda request, run: JSONResponse({"run": run}, 429 if run == 1 else 201), store=store)
+    assert (await retry(api)).status_code == 429
     deliver = AsyncTicket.deliver
 
     def deliver_and_cancel(ticket: AsyncTicket) -> bool:

@@ -170,7 +170,7 @@ async def test_a_waiter_runs_when_the_first_gave_the_key_back(make_api: MakeApi)
             return JSONResponse({"error": "try again"}, 500)
         return JSONResponse({"attempt": current().attempt}, 201)
 
-    api = make_api(respond, policy=Policy(in_flight="wait"))
+    api = make_api(respond, policy=Policy(in_flight="wait", effects="repeatable"))
     first = api.start()
     await soon(gate.entered.wait())
     waiters = [api.start() for _ in range(5)]

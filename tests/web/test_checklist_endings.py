@@ -17,13 +17,22 @@ from tests.web.checks import assert_state
 # ---------------------------------------------------------------- a handler returns
 
 
-async def test_500_then_retry_runs_again(make_api: MakeApi, world: World) -> None:
+RUNS_AGAIN = [
+    Policy(effects="transactional"),
+    Policy(effects="phased"),
+    Policy(effects="repeatable"),
+    Policy(effects="external", on_server_error="retry"),
+]
+
+
+@pytest.mark.parametrize("policy", RUNS_AGAIN, ids=["transactional", "phased", "repeatable", "external-retry"])
+async def test_500_then_retry_runs_again(make_api: MakeApi, world: World, policy: Policy) -> None:
     """A returned 500 is not stored: the retry runs, as attempt 2, and its answer is the one that stays."""
 
     def respond(request: Request, run: int) -> Response:
         return JSONResponse({"attempt": current().attempt}, 500 if run == 1 else 201)
 
-    api = make_api(respond)
+    api = make_api(respond, policy=policy)
     first = await api.post()
     assert (first.status_code, first.json()) == (500, {"attempt": 1})
     assert_state(world, State.FAILED_RETRYABLE)
@@ -33,10 +42,35 @@ async def test_500_then_retry_runs_again(make_api: MakeApi, world: World) -> Non
     assert api.runs == 2
 
 
+@pytest.mark.parametrize("status", [408, 500, 504])
+async def test_5xx_of_an_external_handler_makes_the_key_unknown(make_api: MakeApi, world: World, status: int) -> None:
+    """``except TimeoutError: return JSONResponse(…, 504)`` says nothing about the charge before it."""
+    api = make_api(lambda request, run: JSONResponse({"run": run}, status))
+    assert [(await api.post()).status_code for _ in range(3)] == [status, 409, 409]
+    assert_state(world, State.UNKNOWN)
+    assert api.runs == 1
+
+
+async def test_not_executed_before_a_returned_5xx_makes_the_key_retryable(make_api: MakeApi, world: World) -> None:
+    """``op.not_executed()``: the handler knows that nothing happened, and has an answer of its own."""
+
+    def respond(request: Request, run: int) -> Response:
+        if run == 1:
+            current().not_executed()
+            return JSONResponse({"error": "the bank is closed"}, 503)
+        return JSONResponse({"attempt": current().attempt}, 201)
+
+    api = make_api(respond)
+    first = await api.post()
+    assert (first.status_code, first.json()) == (503, {"error": "the bank is closed"})
+    assert_state(world, State.FAILED_RETRYABLE)
+    assert (await api.post()).json() == {"attempt": 2}
+
+
 async def test_4xx_is_stored_and_replayed(make_api: MakeApi, world: World) -> None:
     """A client's error is final: the request has to change, and a changed one takes a new key."""
     api = make_api(lambda request, run: JSONResponse({"run": run}, int(request.query_params["status"])))
-    for run, status in enumerate([400, 402, 404, 409, 418, 422, 451], start=1):
+    for run, status in enumerate([400, 401, 402, 403, 404, 409, 418, 422, 451], start=1):
         key, path = f"k-{status}", f"/payments?status={status}"
         first = await api.post(key, path)
         assert first.status_code == status
@@ -45,15 +79,18 @@ async def test_4xx_is_stored_and_replayed(make_api: MakeApi, world: World) -> No
         assert_state(world, State.FAILED, key)
 
 
-async def test_what_says_nothing_about_the_operation_is_not_stored(make_api: MakeApi, world: World) -> None:
-    """401, 403, 408, 425 and 429 are about who, when and how often: the same request may run later."""
+@pytest.mark.parametrize("named", [None, {401, 408, 503}])
+async def test_retryable_status_is_not_stored(make_api: MakeApi, world: World, named: set[int] | None) -> None:
+    """425 and 429 mean "not processed", and so does what a route names: the same request may run later."""
 
     def respond(request: Request, run: int) -> Response:
         first = current().attempt == 1
         return JSONResponse({"run": run}, int(request.query_params["status"]) if first else 201)
 
-    api = make_api(respond)
-    for status in (401, 403, 408, 425, 429):
+    statuses = frozenset(named or {425, 429})
+    api = make_api(respond, policy=Policy(retryable_statuses=statuses))
+    assert named is not None or Policy().retryable_statuses == statuses
+    for status in sorted(statuses):
         key, path, before = f"k-{status}", f"/payments?status={status}", api.runs
         assert (await api.post(key, path)).status_code == status
         assert_state(world, State.FAILED_RETRYABLE, key)
@@ -76,16 +113,15 @@ async def test_final_client_errors_can_be_switched_off(make_api: MakeApi) -> Non
 @pytest.mark.parametrize(
     ("on_server_error", "state", "second", "runs"),
     [
-        ("auto", State.FAILED_RETRYABLE, 201, 2),
+        ("auto", State.UNKNOWN, 409, 1),
         ("retry", State.FAILED_RETRYABLE, 201, 2),
         ("replay", State.FAILED, 500, 1),
         ("unknown", State.UNKNOWN, 409, 1),
     ],
 )
-async def test_on_server_error(
+async def test_on_server_error_says_what_a_returned_500_means(
     make_api: MakeApi, world: World, on_server_error: Any, state: State, second: int, runs: int
 ) -> None:
-    """What a returned 500 means is the route's to say."""
     api = make_api(
         lambda request, run: JSONResponse({"run": run}, 500 if run == 1 else 201),
         policy=Policy(on_server_error=on_server_error),
@@ -115,8 +151,8 @@ RAISED = [RuntimeError, lambda: HTTPException(503), Declined]
 
 
 @pytest.mark.parametrize("error", RAISED, ids=["unhandled", "http-exception", "own-handler"])
-async def test_raised_is_unknown_where_effects_are_external(make_api: MakeApi, world: World, error: Any) -> None:
-    """Whoever raised may have charged the card: no second run, whatever the framework made of the error."""
+async def test_exception_makes_the_key_of_external_effects_unknown(make_api: MakeApi, world: World, error: Any) -> None:
+    """The handler may have charged the card: no second run, whatever the framework made of the error."""
     api = make_api(raising(error), prepare=with_handler)
     assert (await api.post()).status_code >= 500
     assert_state(world, State.UNKNOWN)
@@ -130,7 +166,7 @@ async def test_raised_is_unknown_where_effects_are_external(make_api: MakeApi, w
 
 @pytest.mark.parametrize("error", RAISED, ids=["unhandled", "http-exception", "own-handler"])
 @pytest.mark.parametrize("effects", ["repeatable", "transactional"])
-async def test_raised_is_retryable_where_a_second_run_is_harmless(
+async def test_exception_is_retryable_where_a_second_run_is_harmless(
     make_api: MakeApi, world: World, effects: Any, error: Any
 ) -> None:
     """Repeatable and transactional work is simply done again."""

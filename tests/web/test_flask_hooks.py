@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask, Response, abort, after_this_request, g
+from flask import Blueprint, Flask, Response, abort, after_this_request, g, redirect
+from werkzeug.routing import RequestRedirect
 
 from oncekey import NotExecuted, OutcomeUnknown, Refused
 from oncekey.web.flask import protect
@@ -39,12 +40,34 @@ def test_an_error_handler_that_answers_5xx_does_not_hide_that_the_view_raised(ma
     assert shop.runs == 1
 
 
-def test_an_error_handler_that_answers_2xx(make_shop: MakeShop) -> None:
-    """An app that turns an exception into a success has said that it is one."""
-    shop = make_shop(broken)
+@pytest.mark.parametrize(
+    ("effects", "status", "state"),
+    [("external", 409, "unknown"), ("transactional", 500, "failed_retryable"), ("repeatable", 500, "failed_retryable")],
+)
+def test_success_of_an_error_handler_is_replaced_by_an_error_of_ours(
+    make_shop: MakeShop, effects: Any, status: int, state: str
+) -> None:
+    """The view raised, so its transaction is rolled back: the client must not read that it was paid."""
+    shop = make_shop(broken, effects=effects)
     shop.app.register_error_handler(RuntimeError, lambda error: ({"id": "pay_1"}, 201))
-    assert (shop.post().status_code, shop.state) == (201, "completed")
-    assert replayed(shop.post())
+    answer = shop.post()
+    assert (answer.status_code, answer.content_type, shop.state) == (status, "application/problem+json", state)
+    assert b"pay_1" not in answer.data
+
+
+@pytest.mark.parametrize("how", ["abort", "raise"])
+def test_redirect_that_a_view_raises_is_stored(make_shop: MakeShop, how: str) -> None:
+    """``abort(redirect(…))`` is the view's own answer."""
+
+    def view() -> Any:
+        if how == "abort":
+            abort(redirect("/receipt", 303))
+        raise RequestRedirect("/receipt")
+
+    shop = make_shop(view)
+    first, second = shop.post(), shop.post()
+    assert (first.status_code, first.headers["Location"]) == (303 if how == "abort" else 308, "/receipt")
+    assert (shop.state, shop.runs, replayed(second)) == ("completed", 1, True)
 
 
 def test_an_error_handler_that_raises_itself(make_shop: MakeShop) -> None:

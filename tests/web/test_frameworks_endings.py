@@ -17,24 +17,30 @@ from tests.web.stacks import MakeStack, Stack
 EFFECTS = ("external", "transactional", "phased", "repeatable")
 
 
-# ---------------------------------------------------------------- how handlers end (DESIGN, section 4)
+# ---------------------------------------------------------------- how handlers end
 
-RAISED = {
+NO_WORD = {
+    # what a 5xx, or an exception that became one, leaves behind
     "external": "unknown",
     "transactional": "failed_retryable",
     "phased": "failed_retryable",
     "repeatable": "failed_retryable",
 }
 MODES = {
-    # how the handler ends: the status of its answer, and the state or the column of section 4
-    "raise": (500, "raised"),
-    "abort-500": (500, "raised"),
-    "stream-broken": (500, "raised"),
-    "abort-503": (503, "raised"),
-    "return-500": (500, "returned"),
-    "return-503": (503, "returned"),
+    # how the handler ends: the status of its answer, and the state of its key, or that it gave no word
+    "raise": (500, "no word"),
+    "abort-500": (500, "no word"),
+    "stream-broken": (500, "no word"),
+    "abort-503": (503, "no word"),
+    "return-500": (500, "no word"),
+    "return-503": (503, "no word"),
+    "return-408": (408, "no word"),
+    "abort-408": (408, "no word"),
     "return-410": (410, "failed"),
     "abort-410": (410, "failed"),
+    "return-401": (401, "failed"),
+    "abort-403": (403, "failed"),
+    "return-425": (425, "failed_retryable"),
     "return-429": (429, "failed_retryable"),
     "abort-429": (429, "failed_retryable"),
     "not-executed": (503, "failed_retryable"),
@@ -52,14 +58,6 @@ def everywhere(modes: Iterable[str]) -> list[tuple[str, str]]:
     return [(name, m) for name in STACKS for m in listed if not (m.startswith("abort") and name in RAW)]
 
 
-def design(name: str, effects: str, column: str | None) -> str | None:
-    """The state that section 4 asks for."""
-    if column == "returned":
-        # "Where raised and returned cannot be told apart, it counts as raised."
-        column = "raised" if name in RAW else "failed_retryable"
-    return RAISED[effects] if column == "raised" else column
-
-
 @pytest.mark.parametrize(
     ("name", "m", "effects"),
     [
@@ -70,13 +68,14 @@ def design(name: str, effects: str, column: str | None) -> str | None:
         if effects == "external" or MODES[m][1] != "completed"
     ],
 )
-def test_every_ending_is_what_the_design_says(name: str, make_stack: MakeStack, m: str, effects: str) -> None:
+def test_ending_of_a_handler_gives_its_key_a_state(name: str, make_stack: MakeStack, m: str, effects: str) -> None:
     """How a handler ended decides the state of its key, and the state decides what the retry gets."""
-    status, column = MODES[m]
+    status, state = MODES[m]
+    if state == "no word":
+        state = NO_WORD[effects]
     stack = make_stack(name, effects=effects)
     first = stack.post(m=m)
     assert first.status_code == status
-    state = design(name, effects, column)
     assert state_of(stack) == state
     attempts = [run.attempt for run in stack.payments.runs]
     assert attempts == [1]
@@ -100,12 +99,12 @@ def test_every_ending_is_what_the_design_says(name: str, make_stack: MakeStack, 
 @pytest.mark.parametrize(
     ("name", "m"), everywhere(m for m in MODES if m not in ("ok", "refused", "204", "stream", "stream-broken"))
 )
-def test_the_answer_of_a_released_key_is_stored_when_it_succeeds(name: str, make_stack: MakeStack, m: str) -> None:
+def test_answer_of_a_released_key_is_stored_when_it_succeeds(name: str, make_stack: MakeStack, m: str) -> None:
     """A retry of a failure that left nothing behind runs as attempt 2, under the same downstream key, and stays."""
     stack = make_stack(name, effects="repeatable")
     stack.post(m=m)
     released = state_of(stack) == "failed_retryable"
-    assert released == (m not in ("return-410", "abort-410", "unknown"))
+    assert released == (MODES[m][1] in ("no word", "failed_retryable"))
     stack.payments.healed = True
     second, third = stack.post(m=m), stack.post(m=m)
     if released:
@@ -117,24 +116,10 @@ def test_the_answer_of_a_released_key_is_stored_when_it_succeeds(name: str, make
         assert stack.runs == 1
 
 
-UNDECIDED = [
-    *(f"return-{status}" for status in (401, 403, 408, 425, 429)),
-    *(f"abort-{status}" for status in (401, 403, 408)),
-]
-
-
-@pytest.mark.parametrize(("name", "m"), everywhere(UNDECIDED))
-def test_a_4xx_that_says_nothing_of_the_operation_is_not_final(name: str, make_stack: MakeStack, m: str) -> None:
-    """Who asked, how fast and how early may be better next time: the key can be used again."""
-    stack = make_stack(name)
-    assert stack.post(m=m).status_code == int(m[-3:])
-    assert state_of(stack) == "failed_retryable"
-
-
 @pytest.mark.parametrize(("on_server_error", "state"), [
     ("replay", "failed"), ("unknown", "unknown"), ("retry", "failed_retryable"),
 ])  # fmt: skip
-def test_a_route_may_say_what_a_returned_5xx_means(
+def test_on_server_error_says_what_a_returned_5xx_means(
     name: str, make_stack: MakeStack, on_server_error: Any, state: str
 ) -> None:
     """``on_server_error`` overrides what a returned 5xx means, whatever the effects."""
@@ -146,17 +131,18 @@ def test_a_route_may_say_what_a_returned_5xx_means(
     assert stack.runs == (2 if on_server_error == "retry" else 1)
 
 
-@pytest.mark.parametrize("on_server_error", ["replay", "retry"])
+@pytest.mark.parametrize(("on_server_error", "state"), [("replay", "failed"), ("retry", "failed_retryable")])
 @pytest.mark.parametrize(("name", "m"), everywhere(["raise", "abort-503"]))
-def test_what_a_returned_5xx_means_says_nothing_of_a_raised_one(
-    name: str, make_stack: MakeStack, on_server_error: Any, m: str
+def test_on_server_error_holds_for_an_http_exception_and_for_no_other(
+    name: str, make_stack: MakeStack, on_server_error: Any, state: str, m: str
 ) -> None:
-    """An external handler that raised may have charged somebody, also where a returned 5xx is declared harmless."""
+    """``raise HTTPException(503)`` is the handler's word where a 5xx is declared to be one. A ``RuntimeError`` is not:
+    an external handler may have charged before it."""
     stack = make_stack(name, policy=Policy(on_server_error=on_server_error))
     stack.post(m=m)
-    assert state_of(stack) == "unknown"
-    assert problem(stack.post(m=m)) == "outcome-unknown"
-    assert stack.runs == 1
+    assert state_of(stack) == (state if m == "abort-503" else "unknown")
+    stack.post(m=m)
+    assert stack.runs == (2 if state_of(stack) == "failed_retryable" else 1)
 
 
 def test_a_refused_request_leaves_its_key_for_another_one(stack: Stack) -> None:
@@ -187,8 +173,8 @@ def test_refused_after_the_operation_began_does_not_free_the_key(stack: Stack) -
     assert stack.runs == 1
 
 
-def test_refused_too_late_with_an_undecided_status_is_not_final(stack: Stack) -> None:
-    """A 429 says nothing about the operation, also where Refused comes too late: the key can be used again."""
+def test_refused_too_late_with_a_retryable_status_is_not_final(stack: Stack) -> None:
+    """A 429 means "not processed", also where Refused comes too late: the key can be used again."""
     assert stack.post(m="refused-429").status_code == 429
     assert state_of(stack) == "failed_retryable"
 

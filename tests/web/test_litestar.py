@@ -175,7 +175,7 @@ async def test_a_dependency_of_the_wrong_type_is_no_refusal(once: OnceKey) -> No
 
 async def test_a_later_attempt_stays_retryable(once: OnceKey) -> None:
     """A refusal of the second attempt neither discards the key nor is final."""
-    statuses = [503, 201]
+    statuses = [429, 201]
 
     @post("/payments")
     async def handler(
@@ -184,7 +184,7 @@ async def test_a_later_attempt_stays_retryable(once: OnceKey) -> None:
         return Response(None, status_code=statuses.pop(0))
 
     app, key = make(once, handler), fresh()
-    assert (await send(app, key, headers={"version": "1"})).status_code == 503
+    assert (await send(app, key, headers={"version": "1"})).status_code == 429
     assert (await send(app, key, headers={"version": "one"})).status_code == 400
     assert state(once, key) == "failed_retryable"
     assert (await send(app, key, headers={"version": "1"})).status_code == 201
@@ -198,7 +198,7 @@ async def test_a_later_attempt_stays_retryable(once: OnceKey) -> None:
         (OutcomeUnknown(), 409, "unknown"),
         (ValueError(), 500, "unknown"),
         (HTTPException(status_code=402), 402, "failed"),
-        (NotAuthorizedException(), 401, "failed_retryable"),
+        (NotAuthorizedException(), 401, "failed"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -218,16 +218,26 @@ async def test_what_a_handler_says_by_raising(
     assert state(once, key) == then
 
 
-async def test_a_returned_500_is_told_from_a_raised_one(once: OnceKey) -> None:
-    """A handler that returns 500 says that it failed; one that raises may have had effects."""
-
+@pytest.mark.parametrize(
+    ("policy", "then"),
+    [
+        (Policy(), "unknown"),
+        (Policy(on_server_error="retry"), "failed_retryable"),
+        (Policy(effects="transactional"), "failed_retryable"),
+        (Policy(effects="phased"), "failed_retryable"),
+        (Policy(effects="repeatable"), "failed_retryable"),
+    ],
+    ids=["external", "external-retry", "transactional", "phased", "repeatable"],
+)
+async def test_returned_500_follows_the_effects(policy: Policy, then: str) -> None:
     @post("/payments")
     async def handler() -> Response[None]:
         return Response(None, status_code=500)
 
-    app, key = make(once, handler), fresh()
-    assert (await send(app, key)).status_code == 500
-    assert state(once, key) == "failed_retryable"
+    with OnceKey("memory://", scope=SINGLE_TENANT, policy=policy) as once:
+        app, key = make(once, handler), fresh()
+        assert (await send(app, key)).status_code == 500
+        assert state(once, key) == then
 
 
 def refusing(app: ASGIApp) -> ASGIApp:
@@ -237,15 +247,14 @@ def refusing(app: ASGIApp) -> ASGIApp:
     return middleware
 
 
-async def test_middleware_of_a_handler_that_refuses(once: OnceKey) -> None:
-    """A 401 by middleware inside ours is an answer, not a crash: the key can be used again."""
+async def test_401_of_middleware_before_the_handler_leaves_the_key_unused(once: OnceKey) -> None:
 
     @post("/payments", middleware=[refusing])
     async def handler() -> None: ...
 
     app, key = make(once, handler), fresh()
     assert (await send(app, key)).status_code == 401
-    assert state(once, key) == "failed_retryable"
+    assert row(once, key) is None
 
 
 async def test_csrf_leaves_no_row(once: OnceKey) -> None:

@@ -135,7 +135,7 @@ async def test_a_replay_needs_the_store_too(far: Callable[..., Api], proxy: TcpP
 @pytest.mark.parametrize("fault", [refuse, hang])
 @pytest.mark.parametrize(
     ("ending", "state"),
-    [("returns", State.COMPLETED), ("raises", State.UNKNOWN), ("500", State.FAILED_RETRYABLE)],
+    [("returns", State.COMPLETED), ("raises", State.UNKNOWN), ("429", State.FAILED_RETRYABLE)],
 )
 async def test_the_store_dies_between_begin_and_finish(
     far: Callable[..., Api], proxy: TcpProxy, fault: Callable[[TcpProxy], None], ending: str, state: State
@@ -147,7 +147,7 @@ async def test_the_store_dies_between_begin_and_finish(
         await gate.wait()
         if ending == "raises":
             raise RuntimeError("it broke")
-        return JSONResponse({"run": run}, 500 if ending == "500" else 201)
+        return JSONResponse({"run": run}, 429 if ending == "429" else 201)
 
     api = far(respond, policy=ATTENTIVE)
     first = api.start()
@@ -160,11 +160,11 @@ async def test_the_store_dies_between_begin_and_finish(
     assert api.world.record("k-1").state is State.IN_PROGRESS  # type: ignore[union-attr]
     proxy.pass_through()
     await until(lambda: api.world.record("k-1").state is state, f"the key is {state}")  # type: ignore[union-attr]
-    retry = await eventually(api, "k-1", {"returns": 201, "raises": 409, "500": 500}[ending])
+    retry = await eventually(api, "k-1", {"returns": 201, "raises": 409, "429": 429}[ending])
     if ending == "returns":
         assert retry.json() == {"run": 1}
         assert retry.headers["idempotency-replayed"] == "true"
-    assert api.runs == (2 if ending == "500" else 1)
+    assert api.runs == (2 if ending == "429" else 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -15,7 +15,8 @@ from oncekey.engine.flows import Finished
 from oncekey.engine.operation import Operation
 from oncekey.engine.steps import Steps
 from oncekey.errors import LeaseLost, StoreUnavailable
-from oncekey.web.wire import answer_instead, marks, raised, refusal
+from oncekey.web.endings import answer_instead, raised
+from oncekey.web.wire import marks, refusal
 from tests.engine.doubles import RESPONSE, record_of, reservation
 
 ONCE = OnceKey("memory://", scope=SINGLE_TENANT)
@@ -27,7 +28,7 @@ def operation(effects: str = "external", *, attempt: int = 1, steps: bool = Fals
     made = Operation(record_of(reservation(effects=kind), attempt=attempt), policy, "tenant-1")
     if steps:
         made.steps = Steps()
-        made._verbs_used = True
+        made.begun = True
     return made
 
 

@@ -97,7 +97,7 @@ def judge(
     if seen.calls > 1 and word != "outcome_unknown":
         word = None  # what one call says of itself, it cannot say of the call before it
     judgment = _said(word, status, first_attempt, begun) or _seen(seen, status, policy, first_attempt, begun)
-    if word == "not_executed" or (word == "refused" and not begun):
+    if word == "not_executed" or (word == "refused" and not begun and not open_effect):
         judgment = _RELEASE if judgment.event in (Event.DOUBT, Event.FAIL) else judgment
     elif open_effect and judgment.event is not Event.COMPLETE:
         judgment = _DOUBT
