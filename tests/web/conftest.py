@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oncekey import SINGLE_TENANT, OnceKey
 from tests.web.apps import Api, World
 from tests.web.frameworks import STACKS
 from tests.web.stacks import MakeStack, Stack
@@ -23,6 +24,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'keys.db'}"
     url: str = request.getfixturevalue("ready_url")
     return url
+
+
+@pytest.fixture
+def once() -> Iterator[OnceKey]:
+    """Keys in memory, as the default policy has them. Modules with more to ask of the store override it."""
+    with OnceKey("memory://", scope=SINGLE_TENANT) as made:
+        yield made
 
 
 @pytest.fixture(params=["starlette", "fastapi"])

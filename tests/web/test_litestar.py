@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,6 +144,18 @@ async def test_the_apps_own_exception_handler_is_kept(once: OnceKey) -> None:
     app, key = make(once, pay, exception_handlers={ValidationException: mine}), fresh()
     assert (await send(app, key, json=BAD)).text == "mine"
     assert row(once, key) is None
+
+
+@pytest.mark.parametrize("body", [{"json": BAD}, {"content": b'{"amount": '}], ids=["type", "cut"])
+async def test_validation_handler_that_fails_leaves_the_key_unused(once: OnceKey, body: dict[str, Any]) -> None:
+    def fails(request: Any, error: Exception) -> Response[str]:
+        raise RuntimeError("the page of this error is missing")
+
+    app, key = make(once, pay, exception_handlers={400: fails}), fresh()
+    with suppress(RuntimeError):
+        assert (await send(app, key, **body)).status_code == 500
+    assert row(once, key) is None
+    assert (await send(app, key)).status_code == 201
 
 
 async def test_a_dependency_that_used_a_verb_has_begun(once: OnceKey) -> None:
