@@ -68,6 +68,13 @@ def test_other_errors_leave_only_their_name() -> None:
     assert (evidence.error, evidence.raised_name) == (None, "ConnectionError")
 
 
+def test_refused_names_its_status() -> None:
+    evidence = Evidence()
+    evidence.entered()
+    evidence.raised_with(Refused("slower", status=429), None)
+    assert evidence.raised_status == 429
+
+
 def test_validation_refuses_only_before_the_endpoint_is_entered() -> None:
     evidence = Evidence()
     evidence.refused_by_validation()

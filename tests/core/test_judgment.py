@@ -99,7 +99,8 @@ TABLE = [
     *(Row(f"returned {status}", seen(returned=status), (status,), UNKNOWN, RETRYABLE) for status in SERVER_ERROR),
     *(Row(f"raised HTTPException({status})", seen(raised=True, raised_status=status), (None, status),
           UNKNOWN, RETRYABLE) for status in SERVER_ERROR),
-    Row("raised, and it became a server error", seen(raised=True), (None, *SERVER_ERROR), UNKNOWN, RETRYABLE),
+    Row("raised, and it became a server error, or a retryable status by an error handler", seen(raised=True),
+        (None, 425, 429, *SERVER_ERROR), UNKNOWN, RETRYABLE),
     *(Row(f"{how}, and an error is sent in its place", evidence, (None, *FINAL_4XX, 425, 429, *SERVER_ERROR),
           UNKNOWN, RETRYABLE) for how, evidence in (("still running", RUNNING), ("cancelled", CANCELLED))),
     *(Row(f"{how}, and a success is sent in its place", evidence, UNDER_400, UNKNOWN_OURS, RETRYABLE_OURS)
@@ -142,8 +143,9 @@ def test_verb_of_a_dependency_counts_as_begun(evidence: Evidence) -> None:
             return judge(evidence, status, Policy(effects=effects), begun=True, first_attempt=first_attempt)
 
         assert {judged(status) for status in FINAL_4XX} == {FAILED_ROLLED_BACK}
-        assert {judged(status) for status in (425, 429)} == {RETRYABLE}
-        assert {judged(status) for status in (None, *SERVER_ERROR)} == {UNKNOWN if effects == "external" else RETRYABLE}
+        assert {judged(status) for status in (None, 425, 429, *SERVER_ERROR)} == {
+            UNKNOWN if effects == "external" else RETRYABLE
+        }
         assert {judged(status) for status in UNDER_400} == {ANSWERED_BEFORE}
 
 

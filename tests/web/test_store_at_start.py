@@ -74,9 +74,8 @@ def _without_tables(url: str) -> None:
 def _older(url: str) -> None:
     _migrate(url)
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "UPDATE oncekey_schema SET number = 0 WHERE number = (SELECT max(number) FROM oncekey_schema)"
-        )
+        newest = "(SELECT max(abs(number)) FROM oncekey_schema)"  # one that older versions can work with is negative
+        connection.execute(f"DELETE FROM oncekey_schema WHERE abs(number) = {newest}")
 
 
 def _newer(url: str) -> None:

@@ -40,7 +40,7 @@ class Evidence:
         self.raised = False
         """The last call raised an Exception. One that was cancelled said nothing: neither this nor ``returned``."""
         self.raised_status: int | None = None
-        """The status that the raised exception names itself: an HTTPException's."""
+        """The status that the raised exception names itself: an HTTPException's, or Refused's."""
         self.raised_name = ""
         """The class of what was raised, for the record."""
         self.error: BaseException | None = None
@@ -65,7 +65,7 @@ class Evidence:
         """
         self.running -= 1
         self.raised = isinstance(error, Exception)
-        self.raised_status = status
+        self.raised_status = error.status if isinstance(error, Refused) else status
         self.heard(error)
 
     def heard(self, error: BaseException) -> None:
