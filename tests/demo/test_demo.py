@@ -42,6 +42,23 @@ def test_another_body_is_422(demo: Demo) -> None:
     assert demo.pay("other-0001", 200).status_code == 422
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "NaN",
+        "[Infinity]",
+        '{"customerId":"c","amountCents":NaN,"currency":"EUR"}',
+        '{"customerId":"\\ud800","amountCents":5,"currency":"EUR"}',
+    ],
+)
+def test_body_that_json_cannot_repeat_is_422_and_leaves_key_unused(demo: Demo, body: str) -> None:
+    """FastAPI's own handler answers these with a 500, since it repeats the input."""
+    headers = {"Authorization": "Bearer tenant-a", "Idempotency-Key": "nan-0001", "Content-Type": "application/json"}
+    answer = demo.http.post("/payments", headers=headers, content=body)
+    assert (answer.status_code, set(answer.json()["detail"][0])) == (422, {"type", "loc", "msg"})
+    assert demo.status("nan-0001").status_code == 404
+
+
 def test_order_and_white_space_do_not_matter(demo: Demo) -> None:
     """The same JSON in other clothes is the same request."""
     headers = {"Authorization": "Bearer tenant-a", "Idempotency-Key": "space-0001", "Content-Type": "application/json"}

@@ -59,3 +59,26 @@ def test_three_lines_to_try(tmp_path: Path, options: list[str], words: str, end:
             assert (seen.status_code, end[1] in seen.text) == (end[0], True)
         demo.until(lambda: len(demo.charges(1200)) == 1, "the first one was not charged")
         assert len(demo.charges(900)) == 1
+
+
+def test_second_start_prints_new_keys_and_shows_409_again(tmp_path: Path) -> None:
+    """The keys of the first start have their answers in the database, and would replay them."""
+    demo = Demo(f"sqlite:///{tmp_path / 'demo.db'}", tmp_path, "--no-provider-honours")
+    keys = []
+    for _ in range(2):
+        demo.log.unlink(missing_ok=True)
+        with demo:
+            _, crash, _ = printed(demo)
+            keys.append(crash.headers["idempotency-key"])
+
+            def unknown(crash: httpx.Request = crash) -> bool:
+                try:
+                    answer = demo.http.send(crash)
+                except httpx.TransportError:
+                    return False
+                return answer.status_code == 409 and "outcome-unknown" in answer.text
+
+            demo.until(unknown, "the retry was never refused with 409 outcome-unknown")
+        demo.http = httpx.Client(base_url=demo.url, timeout=30)
+    demo.http.close()
+    assert len(set(keys)) == 2

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
@@ -84,6 +85,7 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
     once.resolve_with("POST /payments", ask_the_ledger(once, book, provider))
     protect(app, once, upkeep=Upkeep(once, sweep_every=LOOK_SECONDS, reconcile_every=LOOK_SECONDS))
     app.mount("/idempotency", status_app(once))
+    app.exception_handler(RequestValidationError)(_invalid)
 
     def connection() -> Iterator[Connection]:
         with closing(book.connect()) as db:
@@ -175,6 +177,13 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
             raise HTTPException(502, "the provider does not answer") from error
 
     return app
+
+
+async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    """422 with what is wrong and where. FastAPI's own handler repeats the input, and raises on what JSON has no form
+    for: NaN, infinity, half of a surrogate pair."""
+    wrong = [{name: one[name] for name in ("type", "loc", "msg")} for one in error.errors()]
+    return JSONResponse({"detail": wrong}, 422)
 
 
 def _out_of_order(attempt: int) -> JSONResponse:

@@ -7,6 +7,7 @@ being refused; and so does the app, when it is the provider that was killed.
 from __future__ import annotations
 
 import hashlib
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -21,14 +22,14 @@ from oncekey.errors import ConfigurationError
 from oncekey.stores.urls import open_store
 
 _CURL = """\
-  curl -i http://127.0.0.1:{port}/payments -H 'Authorization: Bearer tenant-a' -H 'Idempotency-Key: first-1' \\
+  curl -i http://127.0.0.1:{port}/payments -H 'Authorization: Bearer tenant-a' -H 'Idempotency-Key: {first}' \\
        -H 'Content-Type: application/json' -d '{{"customerId":"cus-1","amountCents":1200,"currency":"EUR"}}'
   curl -i 'http://127.0.0.1:{port}/payments?simulate=crash' -H 'Authorization: Bearer tenant-a' \\
-       -H 'Idempotency-Key: crash-1' -H 'Content-Type: application/json' \\
+       -H 'Idempotency-Key: {crash}' -H 'Content-Type: application/json' \\
        -d '{{"customerId":"cus-1","amountCents":900,"currency":"EUR"}}'
 """
 _NOW = "  curl http://127.0.0.1:{port}/provider/charges"
-_LATER = "  curl -i http://127.0.0.1:{port}/idempotency/crash-1 -H 'Authorization: Bearer tenant-a'"
+_LATER = "  curl -i http://127.0.0.1:{port}/idempotency/{crash} -H 'Authorization: Bearer tenant-a'"
 _WORDS = {
     (False, True): "send the first one twice, and the second one again after the crash: it resumes",
     (
@@ -58,7 +59,9 @@ def run(
     print(f"keys and payments are kept in {_where(store)}")
     print(f"the provider keeps its ledger in {ledger.resolve()}, and {_habit(honours)} idempotency keys")
     print(f"try these; {_WORDS[background, honours]}, and nothing is ever charged twice:")
-    print((_CURL + (_LATER if background else _NOW)).format(port=port), flush=True)
+    start = secrets.token_hex(3)  # the keys are new at each start: those of an earlier one have their answers already
+    keys = {"first": f"first-{start}", "crash": f"crash-{start}"}
+    print((_CURL + (_LATER if background else _NOW)).format(port=port, **keys), flush=True)
     provider = [f"http://{host}:{desk.getsockname()[1]}", "yes" if honours else "no"]
     app = [str(listener.fileno()), store, *provider, "background" if background else "now"]
     members = [
