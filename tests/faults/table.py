@@ -21,6 +21,7 @@ MODULES: tuple[str, ...] = (
     "lines",
     "disconnects",
     "in_place",
+    "redeployed",
     "model",
     "fuzz",
     "schema",
