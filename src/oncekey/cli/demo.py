@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from oncekey.errors import ConfigurationError
+from oncekey.stores.urls import plain_url
 
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 
@@ -44,6 +45,7 @@ def demo(
         raise ConfigurationError(
             f"the demo needs {error.name}, which is not installed: pip install 'oncekey[demo]'"
         ) from error
-    if not store.startswith(("sqlite:///", "postgresql:", "postgres:")):
+    store = plain_url(store)
+    if not store.startswith(("sqlite:///", "postgresql:")):
         raise ConfigurationError("the demo keeps payments beside the keys: give it a sqlite:/// or postgresql:// store")
     raise typer.Exit(run(store, port, background=background, honours=honours, ledger=ledger))

@@ -11,10 +11,33 @@ from oncekey.stores.base import Store
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*").fullmatch
 KNOWN = "memory://, sqlite:///file.db, postgresql://user@host/database"
+_DRIVERS = {
+    "sqlite": frozenset({"pysqlite", "aiosqlite"}),
+    "postgresql": frozenset({"psycopg", "psycopg_async", "psycopg2", "asyncpg"}),
+}
+"""The drivers that SQLAlchemy's URLs name, for databases that we reach by a driver of our own. Not among them are those
+that open another kind of database: ``sqlite+pysqlcipher`` is an encrypted file."""
+
+
+def plain_url(url: str) -> str:
+    """The URL without the driver's name: an app gives us the URL that it gives SQLAlchemy."""
+    scheme, colon, rest = url.partition("://")
+    kind, plus, driver = scheme.partition("+")
+    kind = "postgresql" if kind == "postgres" else kind
+    if not plus:
+        return f"{kind}{colon}{rest}"
+    if driver not in _DRIVERS.get(kind, ()):
+        return url
+    place, mark, options = rest.partition("?")
+    if driver == "asyncpg":
+        # asyncpg calls it ``ssl``, with the values of libpq's ``sslmode``. Dropped, it would take the encryption along.
+        options = re.sub(r"(?:(?<=&)|^)ssl=", "sslmode=", options)
+    return f"{kind}://{place}{mark}{options}"
 
 
 def open_store(url: str) -> Store:
     """The store that ``url`` names. Opens no connection yet."""
+    url = plain_url(url)
     scheme = url.partition("://")[0] if "://" in url else ""
     match scheme:
         case "memory":
@@ -23,7 +46,7 @@ def open_store(url: str) -> Store:
             return MemoryStore()
         case "sqlite":
             return _sqlite(url)
-        case "postgresql" | "postgres":
+        case "postgresql":
             return _with_extra("oncekey.stores.postgres", "PostgresStore", "postgres", url)
     # Not quoted: what was given by mistake may be a password.
     what = f"a URL that starts with '{scheme}'" if _SCHEME(scheme) else "what was given, which is not a URL"

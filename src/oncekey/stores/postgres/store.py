@@ -245,7 +245,10 @@ def _describe(url: str) -> str:
     try:
         info = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        raise ConfigurationError("the PostgreSQL URL cannot be read: use postgresql://user@host/database") from None
+        raise ConfigurationError(
+            "the PostgreSQL URL cannot be read: use postgresql://user@host/database; options after '?' are those of "
+            "libpq, such as sslmode=require"
+        ) from None
     at = info.get("host") or info.get("hostaddr") or "localhost"
     port = f":{info['port']}" if info.get("port") else ""
     return (
