@@ -399,3 +399,30 @@ def test_a_status_without_a_body_gets_none(profile: ProfileName, status: int) ->
     """A note after 204 would be read as the start of the next response."""
     note = tombstone_note(profile, status)
     assert (note.content_type, note.body) == ("", b"")
+
+
+_RETRIED = {
+    "in-flight",
+    "limited",
+    "store-unavailable",
+    "not-comparable",
+    "not-stored",
+    "not-executed",
+    "not-finished",
+    "failed",
+}
+
+
+@pytest.mark.parametrize("situation", Situation)
+def test_stripe_profile_says_whether_a_retry_helps(situation: Situation) -> None:
+    """Stripe's libraries follow ``Stripe-Should-Retry``; without it they retry every 409 and 5xx, and no 429."""
+    said = dict(problem("stripe", situation).headers).get(b"stripe-should-retry")
+    expected = None if situation is Situation.DEFERRED else b"true" if situation in _RETRIED else b"false"
+    assert said == expected
+    for profile in ("ietf", "governance"):
+        assert b"stripe-should-retry" not in dict(problem(profile, situation).headers)
+
+
+def test_stripe_profile_wants_a_retry_of_a_refusal_with_retry_after() -> None:
+    refused = problem("stripe", Situation.REFUSED, status=429, retry_after=3)
+    assert dict(refused.headers)[b"stripe-should-retry"] == b"true"

@@ -33,8 +33,10 @@ _COMMON = re.compile(rb'"([ !#-\[\]-~]*)"|([!#-+\--:<-\[\]-~]+)').fullmatch
 # A complete String at the start of the value, escapes included; what follows it is looked at separately.
 _STRING = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*+)"').match
 _ESCAPED = re.compile(rb'\\(["\\])')
-# Any version, either case: which UUID is the client's business, and case is significant (bytes compare).
-_UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}").fullmatch
+# Any version, either case, with all dashes or with none (``uuid4().hex``): which UUID is the client's business. Two
+# spellings of one UUID are two keys (bytes compare). To make them one, every stored key would have to be respelled with
+# the deploy that switches the format on: until then a retry under the spelling of its first request would run again.
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9A-Fa-f]{32}").fullmatch
 # http-sfv copies the rest of the input at every step, so parameters cost the square of their length.
 _MAX_PARAMETER_BYTES = 1024
 
@@ -53,7 +55,8 @@ _WORDS = {
     " parameter: send the quoted value alone.",
     "bare_not_allowed": "The Idempotency-Key is not in double quotes and this API requires the quoted form:"
     " send the value inside double quotes, as RFC 8941 says of a String.",
-    "not_uuid": "The Idempotency-Key is not a UUID: send one in the form of 8-4-4-4-12 hexadecimal digits.",
+    "not_uuid": "The Idempotency-Key is not a UUID: send one in the form of 8-4-4-4-12 hexadecimal digits,"
+    " or of 32 without dashes.",
     "bad_character": "The Idempotency-Key has a character that is not allowed: send visible ASCII characters"
     " (a value with spaces, semicolons or backslashes must be in double quotes).",
 }

@@ -130,7 +130,8 @@ class Policy:
     """``any`` takes the quoted RFC 8941 string and the bare form that Stripe made common; ``strict`` the first only."""
 
     key_format: Literal["uuid"] | None = None
-    """None takes any opaque key: a key is the client's, and ULIDs or order numbers are fine ones."""
+    """None takes any opaque key: a key is the client's, and ULIDs or order numbers are fine ones. ``uuid`` takes UUIDs,
+    with their dashes or without; two spellings of one UUID are two keys, since keys are compared as bytes."""
 
     key_min_length: int = 1
     """1, since length is no proof of entropy. Raise it to keep ``1``, ``2``, ``3`` out."""

@@ -7,7 +7,7 @@ which situation a request is in (``decision.py``), and is never given a key or a
 The profiles:
 
 * ``ietf`` (default): draft-ietf-httpapi-idempotency-key-header with problem details (RFC 9457).
-* ``stripe``: the statuses and the ``{"error": …}`` object that Stripe's client libraries read.
+* ``stripe``: the statuses, the ``{"error": …}`` object and the ``Stripe-Should-Retry`` that Stripe's libraries read.
 * ``governance``: the ``{"fault": …}`` object of seed 000.
 
 Every message says what happened, what it means, and what to do. A caller's ``detail`` replaces only the first
@@ -237,6 +237,15 @@ _ENTRIES: dict[Situation, _Entry] = {
 
 _REFUSALS = frozenset({Situation.REFUSED, Situation.REFUSED_LATE})
 
+_WORTH_A_RETRY = frozenset(
+    {
+        *(Situation.IN_FLIGHT, Situation.LIMITED, Situation.STORE_UNAVAILABLE, Situation.UNREADABLE),
+        *(Situation.NOT_STORED, Situation.NOT_EXECUTED, Situation.NOT_FINISHED, Situation.FAILED),
+    }
+)
+"""Where Stripe's libraries are told to send it again: ``Stripe-Should-Retry: true``. By the status alone they retry
+every 409 and 5xx, and no 429. UNKNOWN is not among these: the reconciler or an operator settles it, minutes later."""
+
 _LINKED = frozenset({Situation.KEY_MISSING, Situation.MISMATCH, Situation.IN_FLIGHT})
 """The draft, section 2.7: these carry a link to documentation, in the body or as a Link header."""
 
@@ -367,6 +376,9 @@ def _build(asked: _Asked) -> Answer:
     ]
     if entry.retry_seconds is not None or (situation in _REFUSALS and wait is not None):
         headers.append(("retry-after", str(entry.retry_seconds if wait is None else wait)))
+    if profile == "stripe" and situation is not Situation.DEFERRED:  # a 202 is an answer, and they would send it again
+        again = situation in _WORTH_A_RETRY or (situation in _REFUSALS and wait is not None)
+        headers.append(("stripe-should-retry", "true" if again else "false"))
     if docs or (profile == "ietf" and situation in _LINKED):
         headers.append(("link", f'<{docs or THE_DRAFT}>; rel="describedby"'))
     if situation is Situation.NOT_AUTHENTICATED:
