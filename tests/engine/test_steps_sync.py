@@ -86,11 +86,11 @@ async def test_a_phase_that_raises(desk: Desk, post: Any) -> None:
     def handler() -> dict[str, Any]:
         with closing(connect(desk)) as connection:
 
-            def pay() -> None:
+            def pay() -> dict[str, Any]:
                 connection.execute("INSERT INTO payments (key, cents) VALUES ('k-1', 5)")
                 raise ValueError("after the write")
 
-            return dict(current().blocking.phase("row", pay, on=connection))
+            return current().blocking.phase("row", pay, on=connection)
 
     assert (await post(desk, handler))[0] == 500
     assert (desk.shop.payments(), desk.state, desk.is_free()) == (0, State.FAILED_RETRYABLE, True)
@@ -108,9 +108,9 @@ async def test_async_functions_are_refused_before_anything_is_written(desk: Desk
         with closing(connect(desk)) as connection:
             try:
                 if kind == "effect":
-                    current().blocking.effect("charge", charge, repeatable=False)
+                    current().blocking.effect("charge", charge, repeatable=False)  # type: ignore[unused-coroutine]
                 else:
-                    current().blocking.phase("row", charge, on=connection)
+                    current().blocking.phase("row", charge, on=connection)  # type: ignore[unused-coroutine]
             except ApplicationError as error:
                 errors.append(str(error))
                 raise

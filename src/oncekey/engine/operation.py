@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from oncekey.core.downstream import downstream_key
 from oncekey.core.evidence import Evidence
@@ -130,6 +130,11 @@ class Operation:
         self.begun = True
         return enlisting.start(self, target, commit)
 
+    # Typed by what ``fn`` returns. Its arguments are not: a ParamSpec leaves no place for ``on`` and ``repeatable``.
+    @overload
+    async def phase(self, name: str, fn: Callable[..., Awaitable[_T]], /, *args: Any, on: Any, **kwargs: Any) -> _T: ...
+    @overload
+    async def phase(self, name: str, fn: Callable[..., _T], /, *args: Any, on: Any, **kwargs: Any) -> _T: ...
     async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:
         """Local work, once: run ``fn(*args, **kwargs)`` in the transaction of ``on``, and commit it with its result.
 
@@ -139,6 +144,28 @@ class Operation:
         work = partial(fn, *args, **kwargs)
         return await self._run(steps.phase(self, name, work, on, blocking=False))
 
+    @overload
+    async def effect(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[_T]],
+        /,
+        *args: Any,
+        repeatable: bool,
+        provider_id: Callable[[_T], str] | None = None,
+        **kwargs: Any,
+    ) -> _T: ...
+    @overload
+    async def effect(
+        self,
+        name: str,
+        fn: Callable[..., _T],
+        /,
+        *args: Any,
+        repeatable: bool,
+        provider_id: Callable[[_T], str] | None = None,
+        **kwargs: Any,
+    ) -> _T: ...
     async def effect(
         self,
         name: str,
@@ -233,22 +260,24 @@ class Blocking:
         self._operation.begun = True
         enlisting.start(self._operation, target, commit, blocking=True)
 
-    def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:
+    def phase(self, name: str, fn: Callable[..., _T], /, *args: Any, on: Any, **kwargs: Any) -> _T:
         work = steps.plain(fn, args, kwargs)
-        return self._run(steps.phase(self._operation, name, work, on, blocking=True))
+        result: _T = self._run(steps.phase(self._operation, name, work, on, blocking=True))
+        return result
 
     def effect(
         self,
         name: str,
-        fn: Callable[..., Any],
+        fn: Callable[..., _T],
         /,
         *args: Any,
         repeatable: bool,
-        provider_id: Callable[[Any], str] | None = None,
+        provider_id: Callable[[_T], str] | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> _T:
         work = steps.plain(fn, args, kwargs)
-        return self._run(steps.effect(self._operation, name, work, repeatable, provider_id))
+        result: _T = self._run(steps.effect(self._operation, name, work, repeatable, provider_id))
+        return result
 
     def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
         return self._run(staging.enqueue(self._operation, task, payload, run_at, settles=False))
