@@ -77,6 +77,10 @@ bench: $(PEERS) ## the benchmarks, beside the bare app and our peers (22 minutes
 faults: $(STAMP) ## the long fault campaign: kills, pauses, cuts and restarts, and a table of them (under 40 minutes)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
+.PHONY: matrix
+matrix: $(STAMP) ## the tests of frameworks and drivers, on their oldest and newest versions (5 minutes)
+	@$(in_memory); $(BIN)/python -m tests.matrix $(ARGS)
+
 .PHONY: pins
 pins: ## look up current versions of requirements/*.in and pin them in dev.txt, run.txt (a part of it) and bench.txt
 	@echo "resolving requirements/dev.in, run.in and bench.in (about two minutes)"
@@ -96,7 +100,7 @@ pins: ## look up current versions of requirements/*.in and pin them in dev.txt, 
 
 .PHONY: clean
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-pins .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf $(VENV) $(VENV)-pins $(VENV)-matrix .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
 # The demo alone: a few packages, and without the look for dependencies, since the pins are complete. Python compiles
 # what is imported, when it is imported.

@@ -13,9 +13,8 @@ import httpx
 import pytest
 from litestar import Controller, Litestar, Request, Response, Router, get, post
 from litestar.config.csrf import CSRFConfig
-from litestar.di import NamedDependency, Provide
+from litestar.di import Provide
 from litestar.exceptions import HTTPException, NotAuthorizedException, ValidationException
-from litestar.params import FromPath, HeaderParameter, JSONBody
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from oncekey import (
@@ -31,6 +30,7 @@ from oncekey import (
 from oncekey.core.record import Record
 from oncekey.errors import ConfigurationError
 from oncekey.web.litestar import CurrentOperation, OnceKeyPlugin
+from tests.web.litestar_parameters import FromPath, HeaderParameter, JSONBody, NamedDependency
 
 GOOD = {"amount": 10}
 BAD = {"amount": "ten"}

@@ -13,7 +13,6 @@ from litestar import Request as LitestarRequest
 from litestar import Response as LitestarResponse
 from litestar.exceptions import HTTPException as LitestarHTTPException
 from litestar.exceptions import ValidationException
-from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -27,6 +26,7 @@ from oncekey import NotExecuted, OutcomeUnknown, current
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import protect
 from oncekey.web.litestar import OnceKeyPlugin
+from tests.web.litestar_parameters import JSONBody
 from tests.web.verdicts.bench import Bench, Declined, Forgiven
 from tests.web.verdicts.middleware import Asgi, Base, named
 

@@ -1,0 +1,10 @@
+"""What differs between the versions that we support, for tests that must know (docs/compatibility.md)."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from packaging.version import Version
+
+MIDDLEWARE_WAITS = Version(version("starlette")) >= Version("1.7")
+"""Whether BaseHTTPMiddleware waits until the last message of a response has been sent."""
