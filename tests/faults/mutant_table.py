@@ -1,12 +1,11 @@
 # ruff: noqa: E501 - a table: what stands in the product is quoted as it stands there
-"""The guards that the hazards name: what takes each away, and the test that must notice."""
+"""The guards of the product: what takes each away, and the test that must notice."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-Edit = tuple[str, str, str]
-"""Where, what stands there, and what is put in its place: see ``mutating/sitecustomize.py``."""
+from tests.faults.mutant import Mutant
+from tests.faults.mutant import mutant as _
+from tests.faults.mutant_endings import ENDINGS
 
 SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
 IN_LOOP = "tests/stores/test_sqlite_in_loop.py"
@@ -18,25 +17,11 @@ POSTGRES_OUTBOX = "tests/stores/test_outbox.py::TestPostgresOutbox"
 MODEL = "tests/faults/test_short_forms.py::test_short[model:_every_interleaving--]"
 
 
-@dataclass(frozen=True)
-class Mutant:
-    hazard: int
-    """The line of HAZARDS.md."""
-    promise: str
-    guard: str
-    edits: tuple[Edit, ...]
-    test: str
-
-
 NOT_HERE = {
     "7 (MariaDB)": "there is no MySQL or MariaDB store yet",
     "24": "there is no Redis or DynamoDB store yet",
     "29": "there are no rate limits and caps per scope yet",
 }
-
-
-def _(hazard: int, promise: str, guard: str, test: str, *edits: Edit) -> Mutant:
-    return Mutant(hazard, promise, guard, edits, test)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -116,27 +101,6 @@ MUTANTS: tuple[Mutant, ...] = (
     _(2, "I1", "the same, as the model sees it", MODEL,
       ("oncekey.upkeep.sweeper", "Event.RELEASE if record.effects in MAY_RERUN else Event.DOUBT", "Event.RELEASE"),
       ("oncekey.core.record", "(Condition.MAY_RERUN, record.effects in MAY_RERUN)", "(Condition.MAY_RERUN, True)")),
-    _(2, "I3", "what was raised is known, whoever answers for it",
-      "tests/engine/test_staging.py::test_raised_it_is_no_promise_either",
-      ("oncekey.web.speakers", "            operation.raised = True\n", "            pass\n")),
-    _(2, "I1", "an error in the place of the handler is in doubt",
-      "tests/web/test_speakers.py::test_middleware_around_flask_that_catches_is_in_doubt",
-      ("oncekey.web.wire", " and not operation.said_error)):", " and False)):")),
-    _(2, "I1", "what an earlier call said is forgotten",
-      "tests/web/test_speakers.py::test_what_an_earlier_call_said_is_not_said_by_a_later_one",
-      ("oncekey.web.speakers", "        operation.said = None  #", "        #")),
-    _(2, "I1", "what was forwarded has used its key",
-      "tests/web/test_speakers.py::test_a_request_that_no_route_took_is_forwarded_once",
-      ("oncekey.web.wire", " and _refuses(operation, status):", ":")),
-    _(2, "I1", "no word for it makes a timeout harmless",
-      "tests/web/test_speakers.py::test_no_word_for_it_makes_a_timeout_harmless",
-      ("oncekey.web.wire", " and _spoken_for(operation, status):", " and False:")),
-    _(2, "I3", "a success of a second try is not stored without its writes",
-      "tests/web/test_spoken_for.py::test_a_success_of_a_second_try_is_not_stored_without_its_writes",
-      ("oncekey.engine.enlisted", " or tried_again:", ":")),
-    _(2, "I1", "an answer waits for a handler whose transaction is open",
-      "tests/web/test_spoken_for.py::test_what_a_handler_commits_after_somebody_has_answered_for_it",
-      ("oncekey.web.handling", "        if self._handler_may_run(status):\n", "        if False:\n")),
     _(9, "I1", "a claim whose answer was lost is known by its token",
       "tests/engine/test_lost_claims.py::test_a_charge_is_not_made_again",
       ("oncekey.engine.lane", "        self._look_for_claims(places)\n", ""),
@@ -150,22 +114,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _(9, "I8", "an end stays unsaved while nobody can say whose it is",
       "tests/outbox/test_worker_store_faults.py::test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too",
       ("oncekey.outbox.pump", "        pairs = zip(self._unsaved, answers, strict=True)\n        mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]\n        self._doubtful = False  # not before: while there is trouble, they stay unsaved and in doubt\n        saved, self._unsaved = self._unsaved, []\n", "        saved, self._unsaved, self._doubtful = self._unsaved, [], False\n        pairs = zip(saved, answers, strict=True)\n        mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]\n")),
-    _(2, "I2", "one response is sent",
-      "tests/web/test_spoken_for.py::test_one_response_is_sent_although_the_app_sends_another",
-      ("oncekey.web.handling", "        elif self.concluded and kind in _RESPONSE:\n", "        elif False:\n")),
-    _(2, "I1", "what a step says of itself settles no other",
-      "tests/engine/test_steps_trouble.py::test_not_executed_of_another_effect_does_not_take_the_doubt_back",
-      ("oncekey.web.wire", "if operation.steps is None or not any(said is error for said in operation.steps.not_executed):", "if True:")),
     # 3: a client that leaves
     _(3, "I2", "a handler does not learn that nobody listens any more",
       "tests/web/test_asgi_odd_apps.py::test_a_dependency_commits_although_nobody_listens_any_more",
       ("oncekey.web.handling", "        elif not self.done.done():", "        else:")),
-    _(3, "I3", "an error around the handler is not the handler's",
-      "tests/web/test_speakers.py::test_an_error_that_the_handler_returns_inside_of_an_except_is_its_word",
-      ("oncekey.web.handling", " and status != self.operation.said and", " and")),
-    _(3, "I3", "a success in an except commits",
-      "tests/web/test_spoken_for.py::test_a_success_sent_in_an_except_commits",
-      ("oncekey.web.handling", "            if status >= 400 and", "            if")),
     _(3, "I1", "no disconnect is seen before the response is stored",
       "tests/web/test_asgi_disconnect.py::test_the_disconnect_message_is_not_seen_before_the_response_is_stored",
       ("oncekey.web.handling", "        if not self.settled and self.held is None:\n", "        if False:\n")),
@@ -255,13 +207,6 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.web.wire", "tuple([pair for pair in kept if _is_clean(*pair)])", "tuple(kept)")),
     _(13, "I6", "no line break is replayed", "tests/web/test_asgi_responses.py::test_a_row_from_somewhere_else_cannot_split_a_replay",
       ("oncekey.web.wire", " for n, text in response.headers if _is_clean(n, text)]", " for n, text in response.headers]")),
-    # 14: what says nothing about the operation
-    _(14, "I4", "401, 403, 408, 425, 429 are not stored", "tests/web/test_checklist_endings.py::test_what_says_nothing_about_the_operation_is_not_stored",
-      ("oncekey.core.decision", "frozenset({401, 403, 408, 425, 429})", "frozenset({0})")),
-    _(14, "I4", "a 500 is not stored for ever", "tests/core/test_decision.py::test_a_failed_handler",
-      ("oncekey.core.decision", "        case _:\n            return Event.RELEASE\n", "        case _:\n            return Event.FAIL\n")),
-    _(14, "I1", "what an external handler raised is unknown", "tests/core/test_decision.py::test_a_failed_handler",
-      ("oncekey.core.decision", "return Event.DOUBT if policy.effects_kind is Effects.EXTERNAL else Event.RELEASE", "return Event.RELEASE")),
     # 15: a part stored as the whole
     _(15, "I2", "a streamed response leaves a tombstone", "tests/web/test_asgi_responses.py::test_an_event_stream_passes_as_it_comes_and_leaves_a_tombstone",
       ("oncekey.web.handling", "await self._conclude(start, None)", "await self._conclude(start, body)")),
@@ -276,8 +221,6 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.core.policy", "        \"location\",\n", "")),
     _(16, "I2", "204 has no length", "tests/web/test_asgi_responses.py::test_204_has_no_length_and_no_body",
       ("oncekey.web.wire", "BODILESS = frozenset({204, 205, 304})", "BODILESS = frozenset({0})")),
-    _(16, "I2", "a response is stored before it is sent", "tests/web/test_asgi_responses.py::test_a_response_is_stored_before_it_is_sent",
-      ("oncekey.web.handling", "        if self._handler_may_run(status):\n", "        if body is not None:\n            await self._pass_on(*messages(status, list(raw_headers), body))\n        if self._handler_may_run(status):\n")),
     # 17: keys that collide
     _(17, "I5", "keys compare as bytes", f"{SQLITE_SUITE}::test_keys_that_look_alike_are_different_keys",
       (f"{SQLITE}/0001_keys", "key                     TEXT    NOT NULL COLLATE BINARY", "key                     TEXT    NOT NULL COLLATE NOCASE")),
@@ -369,4 +312,5 @@ MUTANTS: tuple[Mutant, ...] = (
     # 39: authorization of replays
     _(39, "I6", "authorize runs before the look-up", "tests/web/test_authorize.py::test_replay_is_not_given_to_a_caller_who_may_not_use_the_operation",
       ("oncekey.web.asgi", "if authorize and once.authorize is not None:", "if False:"), ("oncekey.web.wsgi", "if authorize and once.authorize is not None:", "if False:")),
+    *ENDINGS,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Each guard of HAZARDS.md taken away, one at a time: the test that is there for it must fail.
+"""Each guard of the product taken away, one at a time: the test that is there for it must fail.
 
     python -m tests.faults.mutants                 all of them, two at a time
     python -m tests.faults.mutants "owner"         those whose guard, hazard or test contains this
@@ -29,7 +29,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import Fault, Run
-from tests.faults.mutant_table import MUTANTS, NOT_HERE, Edit, Mutant
+from tests.faults.mutant import Edit, Mutant
+from tests.faults.mutant_table import MUTANTS, NOT_HERE
 
 ROOT = Path(__file__).parents[2]
 MUTATING = Path(__file__).parent / "mutating"

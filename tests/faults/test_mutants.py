@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.faults import mutants
-from tests.faults.mutant_table import MUTANTS, NOT_HERE, Mutant
+from tests.faults.mutant import Mutant
+from tests.faults.mutant_table import MUTANTS, NOT_HERE
 
 MUTANT = Mutant(1, "I3", "a guard", (("oncekey.core.values", "old", "new"),), "tests/core/test_values.py::test_it")
 APPLIED = "applied: oncekey.core.values\n"
