@@ -138,9 +138,8 @@ def test_external_key_is_retryable_only_by_a_word_of_the_endpoint(cases: Cases) 
         assert not evidence.running, case
         assert evidence.calls <= 1, case
         own = {evidence.returned, evidence.raised_status}
-        if (
-            evidence.raised or not evidence.calls
-        ):  # what its exception became; what an unwrapped app or a verb's user sent
+        not_wrapped = not evidence.calls and not evidence.covered
+        if not_wrapped or (not policy.final_client_errors and case.status not in policy.retryable_statuses):
             own.add(case.status)
         assert any(_says_retry(policy, status) for status in own if status is not None), case
 

@@ -30,7 +30,7 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
-from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute, request_response
+from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.engine.once import OnceKey
@@ -44,6 +44,7 @@ from oncekey.web.wire import checked
 
 __all__ = ["protect"]
 
+_MOST_LAYERS = 100
 _METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
 
 
@@ -200,11 +201,11 @@ def _wrap_fastapi(route: Any, dependant: Any) -> None:
 
     dependant.call = wrapped(dependant.call, status_of, _status_of_error)
     if not hasattr(route.app, MARK):
-        route.app = _in_context(route.app)
+        route.app = _app_in_context(route.app)
 
 
-def _in_context(app: ASGIApp) -> ASGIApp:
-    """``app`` with the operation in the context: middleware may have called it in a fresh one."""
+def _app_in_context(app: ASGIApp) -> ASGIApp:
+    """As ``_in_context``, for a whole route."""
 
     def in_context(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if _current.get() is None and SCOPE_KEY in scope:
@@ -216,20 +217,56 @@ def _in_context(app: ASGIApp) -> ASGIApp:
 
 
 def _wrap_function(route: Route) -> bool:
-    """Starlette keeps the function in a closure: it is made anew, in the same place behind the route's middleware."""
-    if not _is_function(route.endpoint):
+    """Starlette keeps the function in a closure, behind the route's middleware. It is replaced in there: middleware may
+    keep that closure under other names than the one by which it was found."""
+    endpoint = route.endpoint
+    if not _is_function(endpoint):
         return False
-    holder: Any = route
-    while not isinstance(holder.app, FunctionType):
-        holder = holder.app
-        if not hasattr(holder, "app"):
-            return False
-    if hasattr(holder.app, MARK):
-        return True
-    if holder.app.__qualname__ != "request_response.<locals>.app":
-        return False  # middleware that is a function: what stands behind it cannot be reached
-    holder.app = _in_context(request_response(wrapped(route.endpoint, _status_of_response, _status_of_error)))
-    return True
+    for cell in _cells(route.app):
+        held = cell.cell_contents
+        in_thread = isinstance(held, functools.partial) and held.args == (endpoint,)
+        if held is endpoint or in_thread:
+            call = wrapped(endpoint, _status_of_response, _status_of_error)
+            cell.cell_contents = _in_context(
+                functools.partial(run_in_threadpool, call) if in_thread else call, endpoint
+            )
+            return True
+        if hasattr(held, MARK) and held.__wrapped__ is endpoint:
+            return True
+    return False
+
+
+def _in_context(call: Callable[..., Any], endpoint: Any) -> Callable[..., Any]:
+    """``call`` with the operation in the context: middleware may have called it in a fresh one."""
+
+    def in_context(request: HTTPConnection) -> Awaitable[Any]:
+        if _current.get() is None and SCOPE_KEY in request.scope:
+            _current.set(request.scope[SCOPE_KEY])
+        result: Awaitable[Any] = call(request)
+        return result
+
+    in_context.__wrapped__ = endpoint  # type: ignore[attr-defined]
+    setattr(in_context, MARK, True)
+    return in_context
+
+
+def _cells(app: Any) -> Iterator[Any]:
+    """What the functions in a chain of middleware keep in their closures. Classes keep the next one as ``app``."""
+    waiting: list[Any] = [app]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_LAYERS:
+        layer = waiting.pop()
+        while layer is not None and not isinstance(layer, FunctionType):
+            layer = getattr(layer, "app", None)
+        if layer is None or id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        for cell in layer.__closure__ or ():
+            try:
+                waiting.append(cell.cell_contents)
+            except ValueError:  # it is empty
+                continue
+            yield cell
 
 
 def _is_function(endpoint: Any) -> bool:
@@ -239,23 +276,36 @@ def _is_function(endpoint: Any) -> bool:
 
 
 def _wrap_class(route: Route) -> bool:
-    """An HTTPEndpoint is made for each request: its methods are wrapped in a subclass."""
-    holder: Any = route
-    while not isinstance(holder.app, type):
-        holder = holder.app
-        if not hasattr(holder, "app"):
-            return False
-    kind = holder.app
-    if not issubclass(kind, HTTPEndpoint) or kind.dispatch is not HTTPEndpoint.dispatch:
+    """An HTTPEndpoint is made for each request: its methods are wrapped in the class itself, wherever it is kept."""
+    kind: Any = route.app
+    while kind is not None and not isinstance(kind, type):
+        kind = getattr(kind, "app", None)
+    if kind is None or not issubclass(kind, HTTPEndpoint) or kind.dispatch is not HTTPEndpoint.dispatch:
         return False  # with a dispatch of its own it need not call its methods
-    if not hasattr(kind, MARK):
-        methods = {
-            name: wrapped(method, _status_of_response, _status_of_error)
-            for name in _METHODS
-            if (method := getattr(kind, name, None)) is not None
-        }
-        holder.app = type(kind.__name__, (kind,), {"__module__": kind.__module__, MARK: True, **methods})
+    for name in _METHODS:
+        method = getattr(kind, name, None)
+        if method is not None and not hasattr(method, MARK):
+            setattr(kind, name, _method_of_class(name, method))
     return True
+
+
+def _method_of_class(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method``, wrapped where it is what the class answers with; called by a subclass through super(), as it was."""
+    reports = wrapped(method, _status_of_response, _status_of_error)
+
+    def chosen(self: HTTPEndpoint) -> Callable[..., Any]:
+        return reports if getattr(type(self), name) is endpoint else method
+
+    async def awaited(self: HTTPEndpoint, *args: Any, **kwargs: Any) -> Any:
+        return await chosen(self)(self, *args, **kwargs)
+
+    def plain(self: HTTPEndpoint, *args: Any, **kwargs: Any) -> Any:
+        return chosen(self)(self, *args, **kwargs)
+
+    kind: Callable[..., Any] = awaited if inspect.iscoroutinefunction(method) else plain
+    endpoint = functools.update_wrapper(kind, method, updated=())
+    setattr(endpoint, MARK, True)
+    return endpoint
 
 
 # -- the key of a request that was refused -----------------------------------------------------------------------------
