@@ -91,6 +91,19 @@ def test_a_store_that_cannot_be_asked(operate: Run, tmp_path: Path, url: str) ->
     assert "s3cret" not in out + error
 
 
+@pytest.mark.parametrize("url", ["sqlite:///{}/none.db", "memory://", "redis://ann:s3cret@h/0", "s3cret", ""])
+def test_doctor_without_a_store_to_look_at_exits_2(operate: Run, tmp_path: Path, url: str) -> None:
+    """1 is for warnings: a health check that goes by the code must see that the file is missing."""
+    code, out, error = operate("doctor", "--store", url.format(tmp_path))
+    assert code == 2
+    assert "s3cret" not in out + error
+    if url.startswith("sqlite"):
+        assert "there is no file" in out
+        told = lines(operate("doctor", "--json", "--store", url.format(tmp_path))[1])
+        assert told["store"]["level"] == "fail"
+    assert not (tmp_path / "none.db").exists()
+
+
 def test_an_index_is_missing(desk: Desk, operate: Run) -> None:
     """It is named, the plan that needs it too, and the statement that is given heals both."""
     desk.execute("DROP INDEX idempotency_keys_leases")

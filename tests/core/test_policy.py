@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pydoc
+import re
 import warnings
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import timedelta
@@ -194,3 +196,11 @@ def test_values_of_the_wrong_shape_are_refused_by_name(name: str, value: object)
     """A string where a collection belongs would protect the letters of POST, and nothing else."""
     with pytest.raises(ConfigurationError, match=name):
         Policy(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(Policy) if item.init])
+def test_help_shows_each_field_with_its_default_and_reason(name: str) -> None:
+    shown = pydoc.plain(pydoc.render_doc(Policy))
+    match = re.search(rf"^ \|  {name}: .+ = .+\n \|      (.+)$", shown, re.MULTILINE)
+    assert match is not None
+    assert len(match[1].split()) > 3

@@ -28,6 +28,7 @@ from oncekey.core.states import Event
 from oncekey.errors import KeyNotFound, MoveRefused
 from oncekey.operators import changes
 from oncekey.operators.dead_letters import dead_letters
+from oncekey.operators.masks import whole_key
 from oncekey.operators.sight import SHOWN, look, look_at
 from oncekey.stores.base import Store
 
@@ -81,7 +82,8 @@ def show(
     """Show a job with all its attempts and who changed it by hand; with --scope, a key."""
     with in_use(store) as source:
         if scope is not None:
-            sight = look(source, full_scope(scope, endpoint), letter)
+            where = full_scope(scope, endpoint)
+            sight = look(source, where, whole_key(source, where, letter, reveal=reveal))
             if as_json:
                 print_json(sight_json(sight, reveal))
             else:
@@ -119,12 +121,13 @@ def retry(
     """
     with in_use(store) as source:
         if scope is not None:
-            record = look_at(source, full_scope(scope, endpoint), letter)
+            where = full_scope(scope, endpoint)
+            record = look_at(source, where, whole_key(source, where, letter))
             _can_be_asked_about(record)
-            what = f"key {key_shown(letter, False)}, {record.operation}: the reconciler asks about it again"
+            what = f"key {key_shown(record.key, False)}, {record.operation}: the reconciler asks about it again"
             audit = sure([what], yes=yes, who=who, why=why)
             changes.ask_again(source, record, audit)
-            _done(f"key {key_shown(letter, False)}", "on the reconciler's list", audit.who, audit.why, as_json)
+            _done(f"key {key_shown(record.key, False)}", "on the reconciler's list", audit.who, audit.why, as_json)
             return
         job = changes.dead_job(source, letter)
         what = (

@@ -10,7 +10,8 @@ from rich.text import Text
 from oncekey.cli.asking import in_use
 from oncekey.cli.common import AsJson, StoreUrl, named, print_json
 from oncekey.cli.showing import plain, table
-from oncekey.core.diagnosis import Level, worst
+from oncekey.core.diagnosis import Diagnosis, Level, worst
+from oncekey.errors import ConfigurationError
 from oncekey.operators.doctor import examine
 
 WARNED, FAILED = 1, 2
@@ -33,8 +34,14 @@ def doctor(
 
     Exit codes: 0 nothing is broken; 1 with --strict: there are warnings; 2 something is broken.
     """
-    with in_use(store) as source:
-        found = examine(source)
+    try:
+        with in_use(store) as source:
+            found = examine(source)
+    except ConfigurationError as error:
+        if "://" not in store:
+            raise typer.BadParameter(str(error)) from error  # not shown as a URL: it may be a password
+        # No file, or memory://: what is to be checked is not there, and a health check must see that as broken.
+        found = [Diagnosis("store", Level.FAIL, str(error))]
     level = worst(found)
     if as_json:
         lines = [{"check": d.check, "level": d.level, "found": d.found, "advice": d.advice or None} for d in found]

@@ -36,12 +36,15 @@ from oncekey.core.responses import NOTHING, written
 from oncekey.core.states import Event, State
 from oncekey.errors import ConfigurationError
 from oncekey.operators import changes
+from oncekey.operators.masks import whole_key
 from oncekey.operators.sight import look, look_at
 from oncekey.stores.base import Store
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, as the client sent it.")]
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help="The key, as the client sent it, or masked, as the log has it.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -98,7 +101,8 @@ def show(
     Its record, steps, jobs, and who changed it by hand. Nothing is changed by looking.
     """
     with in_use(store) as source:
-        sight = look(source, full_scope(scope, endpoint), key)
+        where = full_scope(scope, endpoint)
+        sight = look(source, where, whole_key(source, where, key, reveal=reveal))
     if as_json:
         print_json(sight_json(sight, reveal))
     else:
@@ -187,7 +191,7 @@ def forget(
 
 def _movable(store: Store, scope: str, key: str, event: Event) -> Record:
     """The record as it is now; what cannot be done to it is said before anybody is asked."""
-    record = look_at(store, scope, key)
+    record = look_at(store, scope, whole_key(store, scope, key))
     if (refusal := changes.refused(record, event)) is not None:
         raise refusal
     return record

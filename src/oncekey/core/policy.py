@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Literal, get_args
 
+from oncekey.core.documented import with_fields
 from oncekey.core.recipe import DEFAULT_HEADERS, Recipe
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError
@@ -121,7 +122,8 @@ class Policy:
     writes after its lease is refused): the key is then as if the process had died, and ``effects`` decides."""
 
     required: bool = True
-    """A protected method without a key is refused with 400: an unprotected payment is what we are here to prevent."""
+    """A protected method without a key is refused with 400: an unprotected payment is what we are here to prevent.
+    False passes such a request on, unprotected, while clients learn to send keys (docs/clients.md)."""
 
     methods: frozenset[str] = frozenset({"POST", "PATCH"})
     """RFC 9110: the other methods are idempotent already and pass untouched, unless a route asks."""
@@ -275,6 +277,8 @@ class Policy:
                 stacklevel=4,
             )
 
+
+Policy.__doc__ = with_fields(Policy)  # help(Policy) shows the reasons too
 
 _LONGEST = timedelta(days=36_525)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
