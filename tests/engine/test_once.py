@@ -29,7 +29,7 @@ from tests.engine.doubles import PATIENCE, FakeStore, reservation
     ("url", "sentence"),
     [
         ("mongodb://localhost/x", "no store is known for a URL that starts with 'mongodb'"),
-        ("postgresql+psycopg://h/x", "starts with 'postgresql+psycopg'"),
+        ("postgresql+pg8000://h/x", "starts with 'postgresql+pg8000'"),
         ("", "no store is known"),
         ("app.db", "no store is known"),
         ("sqlite://", "names no file"),
@@ -162,7 +162,9 @@ def ask(once: OnceKey, tenant: Any = "acme", policy: Policy | None = None, **cha
         "owner": "owner-1",
         "parts": ("POST", "/payments", b"a=1", "application/json", body, read),
     }
-    return once.reservation(Route("POST /payments", policy or once.policy), **(values | changed))
+    used = policy or once.policy
+    values["lines"] = read(used.recipe.headers)
+    return once.reservation(Route("POST /payments", used), **(values | changed))
 
 
 @pytest.fixture

@@ -163,19 +163,15 @@ def test_current_outside_a_request_says_what_is_wrong() -> None:
 # ---------------------------------------------------------------- the request of a scope function
 
 
-def test_headers_are_read_once_and_only_when_asked_for() -> None:
-    """A scope function that needs no header costs none; one that asks twice reads once."""
-    reads: list[int] = []
-
-    def read() -> dict[str, str]:
-        reads.append(1)
-        return {"authorization": "Bearer x"}
-
-    request = Request("POST", "/payments", {"type": "http"}, read)
-    assert (request.method, request.path, request.raw, reads) == ("POST", "/payments", {"type": "http"}, [])
-    assert request.headers["authorization"] == "Bearer x"
-    assert request.headers is request.headers
-    assert reads == [1]
+def test_headers_are_found_in_any_case_and_joined() -> None:
+    lines = [(b"authorization", b"Bearer x"), (b"X-Tenant", b"acme"), (b"accept", b"a"), (b"accept", b"b")]
+    request = Request("POST", "/payments", {"type": "http"}, lines)
+    assert (request.method, request.path, request.raw) == ("POST", "/payments", {"type": "http"})
+    headers = request.headers
+    assert (headers["Authorization"], headers["x-tenant"], headers.get("Accept")) == ("Bearer x", "acme", "a, b")
+    assert (headers.get("missing"), "X-TENANT" in headers, len(headers)) == (None, True, 3)
+    assert list(headers) == ["authorization", "x-tenant", "accept"]
+    assert "acme" not in repr(headers)
 
 
 def test_single_tenant_says_its_name() -> None:

@@ -51,6 +51,7 @@ async def _abandoned(scene: Scene, story: Story) -> None:
         key=story.key,
         owner="dead",
         parts=("POST", f"/{story.kind}", b"", "application/json", BODY, lambda names: []),
+        lines=(),
     )
     await asyncio.to_thread(scene.store.reserve, [replace(wanted, lease_seconds=0.001)])
     await asyncio.sleep(0.002)

@@ -336,6 +336,7 @@ class Till:
                 key=story.key,
                 owner=f"dead-{story.key}",
                 parts=("POST", f"/{story.kind}", b"", "application/json", orjson.dumps(story.body), lambda names: []),
+                lines=(),
             )
             for story in stories
             if (route := self.once.routes.match("POST", f"/{story.kind}")) is not None

@@ -80,13 +80,12 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
         return Execute(record)
     if _free_for_a_new_request(record):
         return Claim(record, Event.RESERVE)
-    version, recipe, ours = record.fingerprint_version, record.fingerprint_recipe, wanted.fingerprint_recipe
-    if version == wanted.fingerprint_version and recipe == ours:
-        same: bool | None = record.fingerprint == wanted.fingerprint
-    else:
-        # A deploy has changed what is hashed. What the row was reserved under counts.
-        parts = wanted.parts
-        same = None if parts is None else same_request(version, recipe, record.fingerprint, parts, ours)
+    same: bool | None = record.fingerprint == wanted.fingerprint
+    if (
+        record.fingerprint_recipe != wanted.fingerprint_recipe
+        or record.fingerprint_version != wanted.fingerprint_version
+    ):
+        same = _same_by_the_row(record, wanted)
         if same is None:
             return Unreadable(record)
     if not same:
@@ -112,6 +111,14 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
                 return Claim(record, Event.RELEASE, LEASE_RAN_OUT)
             return Claim(record, Event.TAKE_OVER)
     raise AssertionError(f"unreachable: {record.state}")  # pragma: no cover - expired is free, see above
+
+
+def _same_by_the_row(record: Record, wanted: Reservation) -> bool | None:
+    """A deploy has changed what is hashed: what the row was reserved under counts."""
+    if wanted.parts is None:
+        return None
+    version, recipe = record.fingerprint_version, record.fingerprint_recipe
+    return same_request(version, recipe, record.fingerprint, wanted.parts, wanted.fingerprint_recipe)
 
 
 def _free_for_a_new_request(record: Record) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from oncekey.core.fingerprint import FINGERPRINT_VERSION
+from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
 from oncekey.core.recipe import Parts
@@ -107,18 +107,20 @@ class OnceKey:
         key: str,
         owner: str,
         parts: Parts,
+        lines: Sequence[tuple[bytes, bytes]],
     ) -> Reservation:
-        """What a request asks of the store."""
+        """What a request asks of the store. ``lines``: of the headers that the route's recipe names."""
         policy = route.policy
         scope = tenant  # ours, where there is one tenant; what a scope function has returned is looked at
         if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":
             scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
         recipe = policy.recipe
+        method, path, query, content_type, body, _ = parts
         return Reservation(
             scope,
             key,
             route.operation,
-            recipe.fingerprint(parts),
+            digest(method, path, query, content_type, body, lines, recipe.fields, FINGERPRINT_VERSION),
             FINGERPRINT_VERSION,
             policy.effects_kind,
             owner,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from oncekey.errors import ConfigurationError
@@ -15,49 +15,49 @@ class Headers(Mapping[str, str]):
     """The headers of a request. A name is found in any case; iterating gives names in lower case.
 
     Several lines of one header are one value, joined by commas. Only the names are in its ``repr``: values are secrets.
+    It is read line by line: most scope functions ask for one header, and a dictionary of all would cost more.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_lines",)
 
-    def __init__(self, values: Mapping[str, str]) -> None:
-        """``values``: by lower-case name."""
-        self._values = values
+    def __init__(self, lines: Sequence[tuple[bytes, bytes]]) -> None:
+        self._lines = lines
 
     def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
+        wanted = name.lower().encode("latin-1", "replace")
+        found = [value for line, value in self._lines if line == wanted]
+        if not found:  # ASGI's names are in lower case; a test client's need not be
+            found = [value for line, value in self._lines if line.lower() == wanted]
+        if not found:
+            raise KeyError(name)
+        return b", ".join(found).decode("latin-1")
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._values
+        return isinstance(name, str) and name.lower() in self._names()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self._names())
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._names())
+
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(name.decode("latin-1").lower() for name, _ in self._lines)
 
     def __repr__(self) -> str:
-        return f"Headers({', '.join(self._values)})"
+        return f"Headers({', '.join(self._names())})"
 
 
 class Request:
     """``method``, ``path``, ``headers`` (names in any case), and ``raw``: the ASGI scope or the WSGI environ."""
 
-    __slots__ = ("_headers", "_read_headers", "method", "path", "raw")
+    __slots__ = ("headers", "method", "path", "raw")
 
-    def __init__(
-        self, method: str, path: str, raw: Mapping[str, Any], read_headers: Callable[[], dict[str, str]]
-    ) -> None:
+    def __init__(self, method: str, path: str, raw: Mapping[str, Any], headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.method = method
         self.path = path
         self.raw = raw
-        self._read_headers = read_headers
-        self._headers: Headers | None = None
-
-    @property
-    def headers(self) -> Headers:
-        if self._headers is None:
-            self._headers = Headers(self._read_headers())
-        return self._headers
+        self.headers = Headers(headers)
 
 
 class SingleTenant:

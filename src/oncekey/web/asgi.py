@@ -29,7 +29,7 @@ from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, 
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
 from oncekey.web.handling import App, Endpoints, Handling, deliver, messages
-from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, header_map, route_of
+from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, route_of
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     answer_headers,
@@ -162,6 +162,8 @@ class _Exchange:
     """One protected request, up to the decision about its key."""
 
     key_header: bytes | None = None
+    chosen_lines: tuple[tuple[bytes, bytes], ...] = ()
+    """Of the headers that count in the fingerprint."""
 
     def __init__(
         self,
@@ -181,8 +183,6 @@ class _Exchange:
         self.scope = scope
         self.receive = receive
         self.send = send
-        self.chosen_lines: list[tuple[bytes, bytes]] = []
-        """Of the headers that count in the fingerprint."""
 
     async def run(self) -> None:
         keys, content_type, length = self._read_headers()
@@ -244,11 +244,11 @@ class _Exchange:
             key=key,
             owner=self.once.engine.owners.new(),
             parts=(scope["method"].upper(), path, scope.get("query_string", b""), content_type, body, self._lines),
+            lines=self.chosen_lines,
         )
 
     def _lines(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        if names is self.policy.recipe.headers:
-            return self.chosen_lines
+        """For another recipe than the route's."""
         return [line for line in self.scope["headers"] if line[0] in names]
 
     def _read_headers(self) -> tuple[list[bytes], str | None, int | None]:
@@ -258,11 +258,13 @@ class _Exchange:
         chunked = False
         chosen = self.policy.recipe.headers
         for line in self.scope["headers"]:
-            name, value = line
+            name = line[0]
+            if name in chosen:
+                self.chosen_lines += ((name, line[1]),)
             if name not in _READ:
-                if name in chosen:
-                    self.chosen_lines.append(line)
-            elif name == b"idempotency-key":
+                continue
+            value = line[1]
+            if name == b"idempotency-key":
                 keys.append(value)
             elif name == b"content-type":  # all of them: who reads the request may go by any
                 text = value.decode("latin-1")
@@ -285,7 +287,7 @@ class _Exchange:
     async def _tenant(self, *, authorize: bool) -> str:
         """Whose key it is; and whether the caller may use the operation, before the key is looked up."""
         once, scope = self.once, self.scope
-        request = Request(scope["method"].upper(), scope["path"], scope, lambda: header_map(scope["headers"]))
+        request = Request(scope["method"].upper(), scope["path"], scope, scope["headers"])
         tenant: str | Awaitable[str] = once.single_tenant or once.scope(request)  # type: ignore[operator]
         if inspect.isawaitable(tenant):
             tenant = await tenant

@@ -110,7 +110,7 @@ def _judged(operation: Operation, status: int | None) -> Judgment:
         word=operation.word,
         first_attempt=operation.attempt == 1,
         begun=operation.begun,
-        open_effect=operation.has_open_effect,
+        open_effect=operation.steps is not None and operation.has_open_effect,
     )
     operation.commits = judgment.commits
     if operation.policy.effects_kind is Effects.PHASED:

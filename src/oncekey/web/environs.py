@@ -25,12 +25,14 @@ def decoded(path: str) -> str:
     return path.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def header_map(environ: Environ) -> dict[str, str]:
-    headers = {name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name.startswith("HTTP_")}
-    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-        if environ.get(name):
-            headers[name.replace("_", "-").lower()] = environ[name]
-    return headers
+def all_headers(environ: Environ) -> list[tuple[bytes, bytes]]:
+    """As ASGI has them: WSGI servers make one line of several, and put two of them under names of their own."""
+    named = {name[5:]: value for name, value in environ.items() if name.startswith("HTTP_")}
+    named |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
+    return [
+        (name.replace("_", "-").lower().encode("latin-1"), value.encode("latin-1", "replace"))
+        for name, value in named.items()
+    ]
 
 
 def header_lines(environ: Environ, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:

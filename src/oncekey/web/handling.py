@@ -52,6 +52,7 @@ class Handling:
 
     task: asyncio.Task[None]
     inner: Scope | None = None
+    route_shown = False
     body_read = False
     # of the app's response
     start: Message | None = None
@@ -169,10 +170,13 @@ class Handling:
         return scope
 
     def _show_route(self) -> None:
-        if (inner := self.inner) is not None:
-            for name in _ROUTED:
-                if name in inner:
-                    self.scope[name] = inner[name]
+        inner = self.inner
+        if inner is None or self.route_shown:
+            return
+        self.route_shown = True
+        for name in _ROUTED:
+            if name in inner:
+                self.scope[name] = inner[name]
 
     async def _inner_receive(self) -> Message:
         if not self.body_read:

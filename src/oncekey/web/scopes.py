@@ -41,12 +41,3 @@ def is_event_stream(start: Message) -> bool:
         name.lower() == b"content-type" and value.startswith(b"text/event-stream")
         for name, value in start.get("headers", ())
     )
-
-
-def header_map(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By lower-case name; several lines of one header are joined by commas."""
-    headers: dict[str, str] = {}
-    for name, value in raw:
-        text = name.decode("latin-1").lower()
-        headers[text] = f"{headers[text]}, {value.decode('latin-1')}" if text in headers else value.decode("latin-1")
-    return headers

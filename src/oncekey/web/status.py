@@ -44,7 +44,7 @@ from oncekey.engine.operation import Operation
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import environs
-from oncekey.web.scopes import Receive, Scope, Send, header_map, route_path
+from oncekey.web.scopes import Receive, Scope, Send, route_path
 from oncekey.web.wire import UNKNOWN_RETRY_SECONDS, answer_headers, refusal, replay
 
 __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"]
@@ -201,7 +201,7 @@ class StatusApp:
         raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
         here = raw_path.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         operation = self.operation or _operation(query)
-        request = Request(scope["method"], scope["path"], scope, lambda: header_map(scope["headers"]))
+        request = Request(scope["method"], scope["path"], scope, scope["headers"])
         asked = _Asked(self.once, request, here, scope.get("root_path", ""), operation)
         status, headers, body = asked.wire(await self._answer(asked, scope))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -250,7 +250,7 @@ class StatusWsgi:
         here = quote((environ.get("SCRIPT_NAME", "") + path).encode("latin-1")) + (f"?{query}" if query else "")
         operation = self.operation or _operation(query.encode("latin-1"))
         root: str = environ.get("SCRIPT_NAME", "")
-        request = Request(environ["REQUEST_METHOD"], root + path, environ, lambda: environs.header_map(environ))
+        request = Request(environ["REQUEST_METHOD"], root + path, environ, environs.all_headers(environ))
         asked = _Asked(self.once, request, here, root, operation)
         status, headers, body = asked.wire(self._answer(asked, path))
         decoded = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in headers]

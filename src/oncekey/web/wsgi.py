@@ -23,7 +23,7 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.endings import Move, answer_instead, answered, in_place_of, raised
-from oncekey.web.environs import Environ, decoded, header_lines, header_map, method_of, path_of, status_line
+from oncekey.web.environs import Environ, all_headers, decoded, header_lines, method_of, path_of, status_line
 from oncekey.web.wire import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
@@ -167,6 +167,7 @@ class Exchange:
                 body,
                 partial(header_lines, self.environ),
             ),
+            lines=header_lines(self.environ, self.policy.recipe.headers),
         )
         engine = self.once.engine
         try:
@@ -181,7 +182,7 @@ class Exchange:
         """Whose key it is; and whether the caller may use the operation, before the key is looked up."""
         once, environ = self.once, self.environ
         path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # apps print it, and send it on
-        request = Request(method_of(environ), path, environ, lambda: header_map(environ))
+        request = Request(method_of(environ), path, environ, all_headers(environ))
         tenant: str = once.single_tenant or not_async(once.scope(request), "scope")  # type: ignore[operator]
         if authorize and once.authorize is not None:
             allowed(not_async(once.authorize(request, self.route.operation), "authorize"))
