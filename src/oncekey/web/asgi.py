@@ -28,6 +28,7 @@ from oncekey.engine.request import Request, allowed
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError, SchemaError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
+from oncekey.web.event_loop import require_asyncio
 from oncekey.web.handling import App, Endpoints, Handling, deliver, messages
 from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, route_of
 from oncekey.web.wire import (
@@ -57,7 +58,7 @@ class IdempotencyMiddleware:
     Of a Starlette app, and so of a FastAPI app, the endpoints are found and wrapped by itself, if the app is what it is
     given or what it was added to. Other apps are not wrapped: see the last rows of the table in ``core/judgment.py``.
 
-    ``tune``: when the server has started, set Python's garbage collector and switch interval (``web/tuning.py``).
+    ``tune``: while the server is up, set Python's garbage collector and switch interval (docs/servers.md).
     ``upkeep``: True, or an Upkeep of your own: sweeper, reaper and reconciler run in this process, from its start
     to its end. Needs a server that speaks the lifespan protocol, as uvicorn does.
     """
@@ -76,10 +77,14 @@ class IdempotencyMiddleware:
         self._looked_for_endpoints = endpoints is not None
         self.once = checked(once)
         self.tune = tune
+        self._runs_on_asyncio = False
         self.upkeep = Upkeep(once) if upkeep is True else upkeep or None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if not self._runs_on_asyncio:
+                require_asyncio()  # again, since a server need not speak the lifespan protocol
+                self._runs_on_asyncio = True
             route = route_of(scope, self.once.routes)
             if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
                 if not self._looked_for_endpoints:
@@ -116,6 +121,7 @@ class IdempotencyMiddleware:
         """Refuse to start on a wrong schema. At the end handlers come first, then the app's own shutdown, then ours."""
         first = await receive()
         try:
+            require_asyncio()
             await asyncio.to_thread(self.once.start)
         except (SchemaError, ConfigurationError) as error:
             _log.error("%s", error)
@@ -124,6 +130,7 @@ class IdempotencyMiddleware:
         except OperatorError as error:
             _log.error("the store is not reachable at start; requests get 503 until it is: %s", error)
         waiting = [first]
+        tuned = False
 
         async def receive_all() -> Message:
             message = waiting.pop() if waiting else await receive()
@@ -134,16 +141,22 @@ class IdempotencyMiddleware:
             return message
 
         async def send_all(message: Message) -> None:
+            nonlocal tuned
             if message["type"] == "lifespan.startup.complete":
                 if self.upkeep is not None:
                     self.upkeep.start()
-                if self.tune:
+                if self.tune and not tuned:
+                    tuned = True
                     tuning.settle()
             elif message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
                 await asyncio.to_thread(self.once.close)
             await send(message)
 
-        await self.app(scope, receive_all, send_all)
+        try:
+            await self.app(scope, receive_all, send_all)
+        finally:
+            if tuned:
+                tuning.restore()
 
 
 async def _unprotected(app: App, scope: Scope, receive: Receive, send: Send) -> None:

@@ -47,14 +47,14 @@ __all__ = [
 _MARK = "__oncekey__"
 
 
-def protect(app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False) -> None:
+def protect(app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True) -> None:
     """Make every state-changing route of ``app`` run once per key, as ``once`` says.
 
-    ``upkeep``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has it.
+    ``upkeep``, ``tune``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has them.
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
     """
-    starlette.protect(app, once, upkeep=upkeep)
+    starlette.protect(app, once, upkeep=upkeep, tune=tune)
     declare_openapi(app, once)
 
 

@@ -45,8 +45,10 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
+from oncekey.web import tuning
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.endpoints import MARK, wrapped
+from oncekey.web.event_loop import require_asyncio
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
 from oncekey.web.wire import checked
@@ -58,10 +60,12 @@ class OnceKeyPlugin(InitPluginProtocol):
     """Protects every state-changing route of the app, as ``once`` says.
 
     ``dependency`` is the name under which handlers get their Operation: ``operation: CurrentOperation``.
+    ``tune``: while the app is up, set Python's garbage collector and switch interval (docs/servers.md).
     """
 
-    def __init__(self, once: OnceKey, *, dependency: str = "operation") -> None:
+    def __init__(self, once: OnceKey, *, dependency: str = "operation", tune: bool = True) -> None:
         self._once = checked(once)
+        self._tune = tune
         self._dependency = dependency
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
@@ -86,10 +90,15 @@ class OnceKeyPlugin(InitPluginProtocol):
         Middleware sees no lifespan here. Litestar ends lifespans in the reverse order: a plugin that closes what
         handlers use stands before this one in ``plugins``.
         """
+        require_asyncio()
         await asyncio.to_thread(self._once.start)
+        if self._tune:
+            tuning.settle()
         try:
             yield
         finally:
+            if self._tune:
+                tuning.restore()
             await self._once.aclose()
 
 

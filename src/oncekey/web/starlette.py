@@ -48,10 +48,10 @@ _MOST_LAYERS = 100
 _METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
 
 
-def protect(app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False) -> None:
+def protect(app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True) -> None:
     """Make every state-changing route of ``app`` run once per key, as ``once`` says.
 
-    ``upkeep``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has it.
+    ``upkeep``, ``tune``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has them.
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
     A ``CORSMiddleware`` runs outside of it wherever it was added, so that a browser can read our answers too.
@@ -60,7 +60,7 @@ def protect(app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False) -> 
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
     checked(once)  # the middleware itself is made at the first request
     endpoints = Endpoints(app)
-    app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep, endpoints=endpoints)
+    app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep, tune=tune, endpoints=endpoints)
 
     def prepare() -> None:
         _cors_outside(app)
