@@ -270,20 +270,19 @@ class _Exchange:
         length: int | None = None
         chunked = False
         chosen = self.policy.recipe.headers
-        for line in self.scope["headers"]:
-            name = line[0]
+        for name, value in self.scope["headers"]:
             if name in chosen:
-                self.chosen_lines += ((name, line[1]),)
-            if name not in _READ:
+                self.chosen_lines += ((name, value),)
+            elif name not in _READ:
                 continue
-            value = line[1]
-            if name == b"idempotency-key":
-                keys.append(value)
+            elif name == b"content-length":
+                plain = len(value) < 16 and value.isdigit()
+                length = int(value) if plain else body_length(value.decode("latin-1"))
             elif name == b"content-type":  # all of them: who reads the request may go by any
                 text = value.decode("latin-1")
                 content_type = text if content_type is None else f"{content_type}, {text}"
-            elif name == b"content-length":
-                length = body_length(value.decode("latin-1"))
+            elif name == b"idempotency-key":
+                keys.append(value)
             else:
                 chunked = True
         # RFC 9112: chunks have their own end, and a length beside them does not count.
@@ -318,13 +317,14 @@ class _Exchange:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 return None
-            chunks.append(chunk := message.get("body", b""))
+            chunk: bytes = message.get("body", b"")
             size += len(chunk)
             if size > limit:
                 await self._refuse(Situation.BODY_TOO_LARGE)
                 return None
             if not message.get("more_body"):
-                return b"".join(chunks)
+                return b"".join((*chunks, chunk)) if chunks else chunk  # nearly always one message
+            chunks.append(chunk)
 
     # -- sending -------------------------------------------------------------------------------------------------
 
