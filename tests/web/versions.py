@@ -8,3 +8,6 @@ from packaging.version import Version
 
 MIDDLEWARE_WAITS = Version(version("starlette")) >= Version("1.7")
 """Whether BaseHTTPMiddleware waits until the last message of a response has been sent."""
+
+ASYNC_OBJECTS = Version(version("fastapi")) >= Version("0.123.5")
+"""Whether FastAPI awaits an endpoint that is an object with an ``async def __call__``."""

@@ -97,6 +97,9 @@ def endpoint_of(bench: Bench, asynchronous: bool) -> Callable[..., Any]:
         with bench.working_blocking():
             return ended(bench)
 
+    # FastAPI 0.118 looks names of annotations up in the module of a decorator, where Request need not be known.
+    for endpoint in (pay_async, pay_sync):
+        endpoint.__annotations__ = {"request": Request}
     return pay_async if asynchronous else pay_sync
 
 
