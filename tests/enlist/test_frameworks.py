@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,13 +18,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from oncekey import SINGLE_TENANT, OnceKey, current
-from oncekey.core.states import Effects, State
+from oncekey.core.states import State
 from oncekey.engine import engine as engine_module
-from oncekey.engine.operation import Operation
 from oncekey.web import fastapi as web
 from oncekey.web import flask as flask_web
 from oncekey.web.fastapi import CurrentOperation, enlisted_session
-from tests.engine.doubles import record_of, reservation
 from tests.enlist.shop import TRANSACTIONAL, Shop
 
 INSERT = sa.text("INSERT INTO payments (key, cents) VALUES (:key, :cents)")
@@ -199,12 +196,12 @@ async def test_a_declaration_that_may_be_false_is_told_once(shop: Shop, caplog: 
     assert "POST /payments" in told[0]
 
 
-def test_not_for_every_path_that_clients_come_up_with(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no route is listed each path is one, and what is remembered has an end."""
+def test_warnings_per_path_that_clients_invent_have_a_limit(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no route is listed, each path that a client sends is one."""
     monkeypatch.setattr(engine_module, "MAX_TOLD", 3)
-    once = OnceKey(shop.url, scope=SINGLE_TENANT)
-    for number in range(10):
-        record = replace(record_of(reservation(effects=Effects.TRANSACTIONAL)), operation=f"POST /{number}")
-        once.engine._not_enlisted(Operation(record, TRANSACTIONAL, record.scope))
-    assert len(once.engine._told) == 3
-    once.close()
+    with OnceKey(shop.url, scope=SINGLE_TENANT) as once, caplog.at_level(logging.WARNING, "oncekey"):
+        for number in range(10):
+            once.engine.tell_once(f"POST /{number}", "a warning about %s")
+    assert len(caplog.messages) == 3
