@@ -211,7 +211,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(15, "I2", "a streamed response leaves a tombstone", "tests/web/test_asgi_responses.py::test_an_event_stream_passes_as_it_comes_and_leaves_a_tombstone",
       ("oncekey.web.handling", "await self._conclude(start, None)", "await self._conclude(start, body)")),
     _(15, "I2", "a response without an end is not stored", "tests/web/test_asgi_responses.py::test_an_app_that_returns_without_an_end_is_not_stored",
-      ("oncekey.web.handling", "await self._finish_ended(raised(self.operation, EOFError(), self.once)[0])", "await self._finish(returned(self.operation, 201, [], b\"\".join(self.chunks)))")),
+      ("oncekey.web.handling", "await self._finish_ended(raised(self.operation, EOFError(), self.once)[0])", "await self._finish_ended(answered(self.operation, 201, [], b\"\".join(self.chunks), self.once)[0])")),
     _(15, "I2", "a response that is too large leaves a tombstone", "tests/web/test_asgi_responses.py::test_more_than_a_mebibyte_leaves_a_tombstone",
       ("oncekey.web.wire", "len(body) > policy.max_response_bytes:", "False:")),
     # 16: a replay that is not the first answer
