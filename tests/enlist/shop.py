@@ -140,11 +140,15 @@ class Till:
             await done
 
     async def close(self) -> None:
+        await self.close_opened()
+        await self.dispose()
+
+    async def close_opened(self) -> None:
+        """As an app does after each request."""
         while self.opened:
             done = self.opened.pop().close()
             if inspect.isawaitable(done):
                 await done
-        await self.dispose()
 
     async def dispose(self) -> None:
         return None
@@ -216,9 +220,11 @@ class AsyncpgPool(Asyncpg):
         await self.pool
         return await self.pool.acquire()
 
-    async def close(self) -> None:
+    async def close_opened(self) -> None:
         while self.opened:
             await self.pool.release(self.opened.pop())
+
+    async def dispose(self) -> None:
         if self.pool is not None:
             await self.pool.close()
             self.pool = None

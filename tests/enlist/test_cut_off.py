@@ -18,7 +18,7 @@ from starlette.responses import Response
 from oncekey import current
 from oncekey.core.states import State
 from tests.enlist.handlers import INSERT, every_driver, handler
-from tests.enlist.shop import Api, PsycopgAsync, Shop, SqlAlchemy, Till, paid
+from tests.enlist.shop import Api, Asyncpg, PsycopgAsync, Shop, SqlAlchemy, Till, paid
 from tests.web.apps import until
 
 
@@ -62,7 +62,7 @@ async def test_not_awaited(shop: Shop) -> None:
 
 async def test_committed_by_hand(postgres_shop: Shop) -> None:
     """The key's row is as it was, and says nothing of what the handler committed: the server does."""
-    till = PsycopgAsync(postgres_shop)
+    till = Asyncpg(postgres_shop)
 
     async def commit(thing: Any) -> Response:
         await thing.execute("COMMIT")

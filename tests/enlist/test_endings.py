@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 import sqlalchemy as sa
 from fastapi import Depends, FastAPI
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
@@ -22,6 +24,7 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from tests.enlist.handlers import handler
 from tests.enlist.shop import (
     TRANSACTIONAL,
+    Asyncpg,
     Psycopg,
     PsycopgAsync,
     Shop,
@@ -255,8 +258,7 @@ async def test_the_app_commits_too_early(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync])
-async def test_a_commit_that_cannot_be_refused_is_noticed(postgres_shop: Shop, kind: type[Till]) -> None:
-    """Blocks of psycopg must be able to end by themselves, so nothing guards them: the server knows what happened."""
+async def test_early_commit_of_a_callers_psycopg_connection_is_refused(postgres_shop: Shop, kind: type[Till]) -> None:
     till = kind(postgres_shop)
 
     async def commit(thing: Any) -> Response:
@@ -264,6 +266,30 @@ async def test_a_commit_that_cannot_be_refused_is_noticed(postgres_shop: Shop, k
         return paid("k-1")
 
     api = postgres_shop.api(handler(till, commit, commit="caller"))
+    assert (await api.post()).status_code == 500
+    assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.FAILED_RETRYABLE)
+    await till.close()
+    await api.close()
+
+
+@pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync])
+async def test_callers_block_that_commits_in_the_handler_is_noticed(postgres_shop: Shop, kind: type[Till]) -> None:
+    """psycopg ends its blocks by itself, and nothing can refuse that: the server knows what happened."""
+    till = kind(postgres_shop)
+
+    async def pay(request: Request) -> Response:
+        thing = await till.open()
+        if isinstance(thing, psycopg.Connection):
+            with thing.transaction():
+                await current().enlist(thing, commit="caller")
+                till.pay(thing, "k-1")
+        else:
+            async with thing.transaction():
+                await current().enlist(thing, commit="caller")
+                await till.pay(thing, "k-1")
+        return paid("k-1")
+
+    api = postgres_shop.api(pay)
     answer = await api.post()
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:oncekey:problem:outcome-unknown")
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.UNKNOWN)
@@ -273,7 +299,7 @@ async def test_a_commit_that_cannot_be_refused_is_noticed(postgres_shop: Shop, k
 
 async def test_committed_by_hand_and_then_raised(postgres_shop: Shop) -> None:
     """Raising does not undo what the handler has committed: the key must not be free for another run."""
-    till = PsycopgAsync(postgres_shop)
+    till = Asyncpg(postgres_shop)
 
     async def commit(thing: Any) -> Response:
         await thing.execute("COMMIT")

@@ -6,7 +6,8 @@ first and then stored as without enlisting.
 
 What cannot be known is asked, never guessed. A commit whose answer was lost: the key's row says whether it happened,
 and as long as it is undecided the row is locked. A transaction that the handler ended itself: PostgreSQL knows what
-became of it by its number; SQLite did not let it commit. Only what is proven not to have happened runs again.
+became of it by its number; SQLite did not let it commit. Both speak of that transaction only: where the handler may
+have written in a later one, the key is unknown. Only what is proven not to have happened runs again.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _commit(
         enlisted.release()
         return (yield from settle(engine, operation, event, response, reason))
     enlisted.release()
-    operation.enlisted = None
+    _let_go(operation)
     engine._finished(event, moved, response, reason)
     return Finished(True, moved)
 
@@ -130,22 +131,24 @@ def settle(
     for tries in range(SETTLE_TRIES):
         seen: Record | None = yield at
         if seen is None or seen.owner != operation.record.owner:
-            operation.enlisted = None
+            _let_go(operation)
             return engine._lost(operation, event, seen)
         if seen.state is State.IN_PROGRESS:
             why, event_instead = "the enlisted transaction was not committed", _undone(operation)
             if enlisted.stage is Stage.CUT_OFF and not (yield from undone(engine, enlisted)):
                 why, event_instead = "the end of the enlisted transaction was cut off", Event.DOUBT
+            elif enlisted.link.may_have_written_later:
+                why, event_instead = "the enlisted transaction was not committed, and a later one may be", Event.DOUBT
             moved: Record | None = yield swap(seen, event_instead, Actor.OWNER, last_error=why)
             if moved is None:  # still locked, so still undecided
                 yield Pause(at, 0.01 * 4**tries)
                 continue
             if enlisted.link.caller:
                 _log.error("enlist(commit='caller'): the app has returned and did not commit")
-            operation.enlisted = None
+            _let_go(operation)
             engine._finished(event_instead, moved, None, why)
             return Finished(False, moved, undone=event_instead is Event.RELEASE)
-        operation.enlisted = None
+        _let_go(operation)
         if seen.state in (State.FAILED_RETRYABLE, State.UNKNOWN):  # its lease was over, and a sweeper came by
             return Finished(False, seen, undone=seen.state is State.FAILED_RETRYABLE)
         if event is not Event.DEFER and seen.response != response:  # and somebody has settled it since
@@ -164,15 +167,16 @@ def roll_back(enlisted: Enlisted) -> Flow[None]:
 def undone(engine: Engine, enlisted: Enlisted) -> Flow[bool]:
     """Whether it is proven that nothing of a transaction that is over was committed.
 
-    By what its guards have let through, or by the server's own word. A server needs a moment to notice that a client
-    has gone; StoreUnavailable where it still has not after that.
+    By what its guards have let through, or by the server's own word, which counts only where nothing can have been
+    written after it. A server needs a moment to notice that a client has gone; StoreUnavailable where it still has not
+    after that.
     """
     if enlisted.link.rolled_back or not enlisted.locked:
         return True
-    if enlisted.number is None:
+    if enlisted.number is None or enlisted.link.may_have_written_later:
         return False
     for tries in range(SETTLE_TRIES):
-        fate: str = yield Call(partial(_ask_fate, engine, enlisted.number))
+        fate: str = yield Call(partial(_ask_fate, engine, enlisted))
         if fate != "in progress":
             return fate == "aborted"
         yield Pause(enlisted.at, 0.01 * 4**tries)
@@ -195,7 +199,7 @@ def _ended(
     if operation.commits and event in COMMITTING:  # never a stored answer without the rows that belong to it
         return (yield from _instead(engine, operation, _undone(operation), "the enlisted transaction was rolled back"))
     finished = yield from engine.move(operation, event, response, reason)
-    operation.enlisted = None
+    _let_go(operation)
     return finished
 
 
@@ -209,16 +213,23 @@ def _instead(engine: Engine, operation: Operation, event: Event, why: str) -> Fl
     """The handler's response does not stand. Only then is the operation let go: until it is stored, nobody may complete
     the key by other means."""
     finished = yield from engine.move(operation, event, None, why)
-    operation.enlisted = None
+    _let_go(operation)
     return Finished(False, finished.record, undone=finished.stored and event is Event.RELEASE)
 
 
-def _ask_fate(engine: Engine, number: int) -> Any:
-    """Ask the server. Blocks, so not in an event loop's thread."""
+def _let_go(operation: Operation) -> None:
+    """The key's end is stored: no guard may act any more."""
+    enlisted, operation.enlisted = operation.enlisted, None
+    if enlisted is not None:
+        enlisted.link.free()
+
+
+def _ask_fate(engine: Engine, enlisted: Enlisted) -> Any:
+    """Ask the server. Blocks, so not in the event loop that drives this flow."""
 
     def ask() -> str:
         try:
-            return str(engine.store.fate(number))  # type: ignore[attr-defined]
+            return str(engine.store.fate(enlisted.number))  # type: ignore[attr-defined]
         finally:
             engine.store.disconnect()
 
@@ -226,7 +237,7 @@ def _ask_fate(engine: Engine, number: int) -> Any:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return ask()
-    return loop.run_in_executor(_finishers.pool(), ask)
+    return loop.run_in_executor(_finishers.pool(), ask) if loop is enlisted.loop else ask()
 
 
 def _parameters(change: Swap) -> dict[str, Any]:

@@ -5,7 +5,9 @@ enlisted, run a statement in it, and end it. Every method of a link to an asynch
 flows of ``engine/enlisted.py`` do not care, the two drivers of flows do.
 
 Links also keep the handler from ending the transaction itself. Where a driver lets us, an early commit is refused at
-once, and what was written so far is rolled back, so that nothing half done can be committed later by accident.
+once, and what was written so far is rolled back, so that nothing half done can be committed later by accident. A
+handler that rolls back may read on; what it would write then is refused, because the end of the enlisted transaction
+says nothing about a later one. Where a driver does not let us refuse, ``may_have_written_later`` remembers that.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ Dialect = Literal["postgresql", "sqlite"]
 Rows = list[tuple[Any, ...]]
 
 _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]+)")
-_ENDS = re.compile(r"\s*(?:commit|end|rollback(?!\s+to\b)|abort|prepare\s+transaction)\b", re.IGNORECASE).match
 
 LEAVE_IT = (
     "the transaction is enlisted, so oncekey ends it: it commits your writes together with the stored response when "
@@ -48,8 +49,16 @@ class Link:
     """The app commits, not the engine: ``commit="caller"``."""
     ending = False
     """The engine itself is ending the transaction, or lets the app do so: the guards let it through."""
+    ended = False
+    """The handler ended the enlisted transaction, or a guard rolled it back when it refused a commit."""
     rolled_back = False
-    """Seen to be rolled back, by a guard through which nothing can have been committed."""
+    """Proven: the enlisted transaction was rolled back, and nothing was written after it. Our own rollback proves that
+    only of a transaction that said just before, by its mark, that it is the enlisted one."""
+    may_have_written_later = False
+    """A statement that no guard could refuse may have ended the enlisted transaction and written after it. Then the
+    server's word about the enlisted transaction proves nothing."""
+    savepoint = "with session.begin_nested():"
+    """How a savepoint is written with this driver."""
     loop: asyncio.AbstractEventLoop | None = None
     """Where it is to be used, if it was enlisted in an event loop's thread."""
     mark: tuple[Sequence[str], Mapping[str, Any]] = ((), {})
@@ -74,11 +83,14 @@ class Link:
         raise NotImplementedError
 
     def let_go(self) -> Any:
-        """Take the guards away: the app ends it from here (``commit="caller"``)."""
+        """The app ends it from here (``commit="caller"``). What it writes after a rollback is still refused."""
         raise NotImplementedError
 
+    def free(self) -> None:
+        """The request is over: no guard may act any more. From any thread, any number of times; never blocks."""
+
     def commit(self) -> Any:
-        """Commit it, and take the guards away, whatever happens."""
+        """Commit it, and take the guards away, whatever happens. Raises unless the enlisted transaction committed."""
         raise NotImplementedError
 
     def roll_back(self) -> Any:
@@ -96,12 +108,15 @@ class Link:
         """It has been open for too long. From any thread; must not block."""
 
     def refuse(self, verb: str) -> EnlistError:
-        return EnlistError(f"{verb} of {self.what} was refused, and its writes were rolled back: {LEAVE_IT}")
+        return EnlistError(f"{verb} of {self.what} was refused, and nothing of it is committed: {LEAVE_IT}")
 
-
-def ends_transaction(sql: object) -> bool:
-    """Whether a statement is a COMMIT or ROLLBACK by hand."""
-    return isinstance(sql, str) and _ENDS(sql) is not None
+    def refuse_later(self, verb: str) -> EnlistError:
+        return EnlistError(
+            f"{verb} on {self.what} was refused: its enlisted transaction was rolled back, so this write would be "
+            f"committed without the stored response, and a retry would write it again. Put what may fail into a "
+            f"savepoint (`{self.savepoint}`) instead of rolling back, or raise to undo everything. Only reading is "
+            "possible here until the response is stored"
+        )
 
 
 @lru_cache(maxsize=64)
@@ -157,6 +172,9 @@ class Elsewhere(Link):
     async def let_go(self) -> None:
         await self._run(self.inner.let_go)
 
+    def free(self) -> None:
+        self.inner.free()
+
     async def commit(self) -> None:
         await self._run(self.inner.commit)
 
@@ -166,6 +184,10 @@ class Elsewhere(Link):
         except Exception:  # closed
             self.inner.gone()
         self.rolled_back = self.inner.rolled_back
+
+    @property
+    def may_have_written_later(self) -> bool:  # type: ignore[override]
+        return self.inner.may_have_written_later
 
     def interrupt(self) -> None:
         self.inner.interrupt()

@@ -1,20 +1,157 @@
-"""Links to psycopg 3 connections, sync and async. PostgreSQL itself says whether it still is the same transaction."""
+"""Links to psycopg 3 connections, sync and async. PostgreSQL itself says whether it still is the same transaction.
+
+:class:`Watch` holds the guards. They stay on the connection after the handler has ended its transaction, until the
+request is over or the connection goes back to its pool: a later transaction can only read. That costs no round trip,
+because psycopg itself sends the BEGIN, and it is told to send BEGIN READ ONLY from now on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from psycopg import AsyncConnection, Connection, pq
+from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.rows import tuple_row
 
 from oncekey.engine.enlist.base import DOOM, Link, Rows, for_format
+from oncekey.engine.enlist.texts import ends_transaction, may_end_transaction
 from oncekey.errors import EnlistError
+
+IDLE, INTRANS, INERROR = pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR
+_NAME = "_oncekey_watch"
+
+
+class Watch:
+    """The guards on one use of a psycopg connection."""
+
+    def __init__(self, connection: Any, link: Link) -> None:
+        self._connection = connection
+        self.link = link
+        self._class: type = type(connection)
+        self._factory: Any = None
+        self._begin = b""
+
+    def start(self) -> None:
+        connection = self._connection
+        connection.__dict__[_NAME] = self
+        read_only, connection._read_only, connection._begin_statement = connection._read_only, True, b""
+        self._begin = connection._get_tx_start_command()  # and psycopg keeps it
+        connection._read_only = read_only
+        if hasattr(connection, "_pool"):
+            connection.__class__ = _pooled(self._class)
+
+    def see_statements(self) -> None:
+        self._factory = self._connection.cursor_factory
+        self._connection.cursor_factory = _watched(self._factory)
+
+    def replace(self, **methods: Callable[..., Any]) -> None:
+        self._connection.__dict__.update(methods)
+
+    def later_may_write(self) -> None:
+        """The enlisted transaction is committed: what the app writes now is its own affair."""
+        if self._connection._begin_statement == self._begin:
+            self._connection._begin_statement = b""
+
+    def bypassed(self) -> bool:
+        """Whether a later transaction may have been able to write."""
+        connection = self._connection
+        mine = connection.__dict__.get(_NAME) is self
+        return mine and (connection._begin_statement != self._begin or connection.autocommit)
+
+    def sees(self, query: bytes) -> None:
+        sql = query.decode("utf-8", "replace")
+        verb = ends_transaction(sql)
+        if verb is not None and not self.link.ending:
+            self.link.refused = True  # type: ignore[attr-defined]
+            raise self.link.refuse(verb)
+        if may_end_transaction(sql):
+            self.link.may_have_written_later = True
+
+    def stop(self) -> None:
+        connection = self._connection
+        if connection.__dict__.get(_NAME) is not self:
+            return
+        for name in (_NAME, "commit", "rollback"):
+            connection.__dict__.pop(name, None)
+        if connection.__class__ is _pooled(self._class):
+            connection.__class__ = self._class
+        if self._factory is not None and connection.cursor_factory is _watched(self._factory):
+            connection.cursor_factory = self._factory
+        self.later_may_write()
+
+
+def watch_beneath(connection: Any, link: Link) -> Watch:
+    """The guards beneath SQLAlchemy, which shows us its own statements and commits: only those that it does not see."""
+    kind = type(connection)
+    watch = Watch(connection, link)
+    watch.start()
+
+    def commit() -> None:
+        if link.ending or link.ended:
+            return kind.commit(connection)  # type: ignore[no-any-return]
+        link.ended = True
+        kind.rollback(connection)
+        raise link.refuse("commit()")
+
+    async def commit_async() -> None:
+        if link.ending or link.ended:
+            return await kind.commit(connection)  # type: ignore[no-any-return]
+        link.ended = True
+        await kind.rollback(connection)
+        raise link.refuse("commit()")
+
+    watch.replace(commit=commit_async if isinstance(connection, AsyncConnection) else commit)
+    return watch
+
+
+@cache
+def _pooled(kind: type) -> type:
+    class Pooled(kind):  # type: ignore[misc]
+        """A pool takes its connection back by setting ``_pool`` to None."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_pool" and value is None and (watch := self.__dict__.get(_NAME)) is not None:
+                watch.stop()
+
+    Pooled.__qualname__ = Pooled.__name__ = kind.__name__
+    return Pooled
+
+
+@cache
+def _watched(factory: type) -> type:
+    class Watched(factory):  # type: ignore[misc]
+        """A cursor that shows its statements to the guards, before they are sent."""
+
+        def _convert_query(self, query: Any, params: Any = None) -> Any:
+            converted = super()._convert_query(query, params)
+            watch: Watch | None = self._conn.__dict__.get(_NAME)
+            if watch is not None:
+                watch.sees(converted.query)
+            return converted
+
+        def _raise_for_result(self, result: Any) -> Any:
+            try:
+                super()._raise_for_result(result)
+            except ReadOnlySqlTransaction as error:
+                watch: Watch | None = self._conn.__dict__.get(_NAME)
+                if watch is None:
+                    raise
+                raise watch.link.refuse_later("a write") from error
+
+    Watched.__qualname__ = Watched.__name__ = factory.__name__
+    return Watched
 
 
 class _Psycopg(Link):
     dialect = "postgresql"
+    savepoint = "with connection.transaction():"
+    refused = False
+    """A COMMIT or ROLLBACK in SQL was not sent. The transaction is still open, and it is not committed any more."""
+    _watch: Watch
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -24,9 +161,9 @@ class _Psycopg(Link):
         if connection.closed:
             raise EnlistError(f"{self.what} is closed")
         status = connection.info.transaction_status
-        if status is pq.TransactionStatus.INERROR:
+        if status is INERROR:
             raise EnlistError(f"{self.what} is in a failed transaction: roll it back before you enlist it")
-        if connection.autocommit and status is pq.TransactionStatus.IDLE:
+        if connection.autocommit and status is IDLE:
             raise EnlistError(
                 f"{self.what} is in autocommit mode, where each statement is a commit of its own: open it without, or "
                 "set autocommit = False before you enlist it"
@@ -38,13 +175,45 @@ class _Psycopg(Link):
                 "the block ends after the response is sent"
             )
 
+    def _guard(self, **methods: Callable[..., Any]) -> None:
+        self._watch = Watch(self._connection, self)
+        self._watch.start()
+        self._watch.see_statements()
+        self._watch.replace(**methods)
+
+    def _holds(self) -> bool:
+        """Whether the connection is still in the hands of this request, and not in its pool or another's."""
+        return self._connection.__dict__.get(_NAME) is getattr(self, "_watch", None)
+
+    def _asks(self) -> bool:
+        """Whether the mark can tell anything: the transaction is open and has not failed."""
+        return not self.ended and self._connection.pgconn.transaction_status == INTRANS
+
+    def _check_before_commit(self) -> None:
+        if self.refused or not self._asks():
+            raise EnlistError(f"the enlisted transaction of {self.what} was ended before oncekey could commit it")
+
+    def _check_after_commit(self) -> None:
+        if self.ended:
+            raise EnlistError(f"{self.what} was rolled back while oncekey committed it")
+
+    def _note_bypass(self) -> None:
+        """Before the guards go."""
+        if hasattr(self, "_watch") and self._watch.bypassed():
+            self.may_have_written_later = True
+
+    def _after_roll_back(self) -> None:
+        self.ended = True
+        if not self.caller:
+            self.free()
+
     def let_go(self) -> Any:
         self.ending = True
-        self._unguard()
 
-    def _unguard(self) -> None:
-        for verb in ("commit", "rollback"):
-            self._connection.__dict__.pop(verb, None)
+    def free(self) -> None:
+        self.ending = True
+        if hasattr(self, "_watch"):
+            self._watch.stop()
 
 
 class PsycopgLink(_Psycopg):
@@ -55,17 +224,27 @@ class PsycopgLink(_Psycopg):
         self._check()
 
     def guard(self) -> None:
-        if self.caller:
-            return  # its block has to roll back by itself when the handler raises
+        connection, kind = self._connection, type(self._connection)
 
-        def refused(verb: str) -> Any:
-            def refuse() -> None:
-                Connection.rollback(self._connection)
-                raise self.refuse(verb)
+        def commit() -> None:
+            if self.ending or self.ended:
+                kind.commit(connection)
+                if not self.ended:  # commit='caller'
+                    self._watch.later_may_write()
+                return
+            self.ended = True
+            kind.rollback(connection)
+            raise self.refuse("commit()")
 
-            return refuse
+        def rollback() -> None:
+            already, self.ended = self.ended, True
+            kind.rollback(connection)
+            if not (
+                self.caller or already
+            ):  # else a block of the app's own rolls back by itself when the handler raises
+                raise self.refuse("rollback()")
 
-        self._connection.__dict__.update(commit=refused("commit()"), rollback=refused("rollback()"))
+        self._guard(commit=commit, rollback=rollback)
 
     def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         rows: Rows = []
@@ -75,43 +254,59 @@ class PsycopgLink(_Psycopg):
             rows = cursor.fetchall() if cursor.description else []
         return rows
 
-    complete = execute
+    def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
+        return [] if self.ended or self.refused else self.execute(statements, parameters)
 
     def commit(self) -> None:
-        self.let_go()
-        self._connection.commit()
+        try:
+            self._check_before_commit()
+            type(self._connection).commit(self._connection)
+            self._check_after_commit()
+        finally:
+            self.free()
 
     def roll_back(self) -> None:
-        self.let_go()
-        with suppress(Exception):
-            there = self.execute(*self.mark) == [(True,)]
-            self._connection.rollback()  # refused inside a block of the app's own
-            self.rolled_back = there
-        if self.caller and not self.rolled_back:
+        self._note_bypass()
+        if self._holds():
             with suppress(Exception):
-                self.execute(DOOM, {})
+                there = self._asks() and self.execute(*self.mark) == [(True,)]
+                type(self._connection).rollback(self._connection)  # refused inside a block of the app's own
+                self.rolled_back = there
+            if self.caller and not self.rolled_back:
+                with suppress(Exception):
+                    self.execute(DOOM, {})
+        self._after_roll_back()
 
 
 class AsyncPsycopgLink(_Psycopg):
     what = "the psycopg AsyncConnection"
     is_async = True
+    savepoint = "async with connection.transaction():"
     _connection: AsyncConnection[Any]
 
     async def open(self) -> None:
         self._check()
 
     async def guard(self) -> None:
-        if self.caller:
-            return
+        connection, kind = self._connection, type(self._connection)
 
-        def refused(verb: str) -> Any:
-            async def refuse() -> None:
-                await AsyncConnection.rollback(self._connection)
-                raise self.refuse(verb)
+        async def commit() -> None:
+            if self.ending or self.ended:
+                await kind.commit(connection)
+                if not self.ended:  # commit='caller'
+                    self._watch.later_may_write()
+                return
+            self.ended = True
+            await kind.rollback(connection)
+            raise self.refuse("commit()")
 
-            return refuse
+        async def rollback() -> None:
+            already, self.ended = self.ended, True
+            await kind.rollback(connection)
+            if not (self.caller or already):
+                raise self.refuse("rollback()")
 
-        self._connection.__dict__.update(commit=refused("commit()"), rollback=refused("rollback()"))
+        self._guard(commit=commit, rollback=rollback)
 
     async def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         rows: Rows = []
@@ -121,21 +316,28 @@ class AsyncPsycopgLink(_Psycopg):
             rows = await cursor.fetchall() if cursor.description else []
         return rows
 
-    complete = execute
+    async def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
+        return [] if self.ended or self.refused else await self.execute(statements, parameters)
 
     async def let_go(self) -> None:
         super().let_go()
 
     async def commit(self) -> None:
-        super().let_go()
-        await self._connection.commit()
+        try:
+            self._check_before_commit()
+            await type(self._connection).commit(self._connection)
+            self._check_after_commit()
+        finally:
+            self.free()
 
     async def roll_back(self) -> None:
-        super().let_go()
-        with suppress(Exception):
-            there = await self.execute(*self.mark) == [(True,)]
-            await self._connection.rollback()  # refused inside a block of the app's own
-            self.rolled_back = there
-        if self.caller and not self.rolled_back:
+        self._note_bypass()
+        if self._holds():
             with suppress(Exception):
-                await self.execute(DOOM, {})
+                there = self._asks() and await self.execute(*self.mark) == [(True,)]
+                await type(self._connection).rollback(self._connection)  # refused inside a block of the app's own
+                self.rolled_back = there
+            if self.caller and not self.rolled_back:
+                with suppress(Exception):
+                    await self.execute(DOOM, {})
+        self._after_roll_back()

@@ -1,9 +1,8 @@
 """Links to SQLAlchemy sessions and connections, on PostgreSQL and SQLite, sync and async.
 
-A closed session silently begins another transaction, so the transaction object that was seen at enlist is compared at
-the end. Early commits are refused by an event of the Connection (a session's ``before_commit`` fires for savepoints
-too). SQLAlchemy takes a commit that raised for the end of the transaction, and would hand the connection to the next
-request as it is, open: so the refusal rolls back itself.
+A closed session silently begins another transaction, and the ``commit()`` of a closed session does nothing and raises
+nothing. So "committed" is said only when the very transaction object that was seen at enlist has committed. The guards
+are in ``sqlalchemy_guard.py``.
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from oncekey.engine.enlist import sqlite
-from oncekey.engine.enlist.base import Dialect, Elsewhere, Link, Rows, ends_transaction, names_in
+from oncekey.engine.enlist.base import Dialect, Elsewhere, Link, Rows, names_in
+from oncekey.engine.enlist.sqlalchemy_guard import FAILED, Guard, raw
 from oncekey.errors import EnlistError
 
 
@@ -34,8 +34,9 @@ class SqlAlchemyLink(Link):
         self._session = target if isinstance(target, Session) else None
         self._target = target
         self.what = "the SQLAlchemy session" if self._session is not None else "the SQLAlchemy connection"
-        self._listeners: list[tuple[str, Callable[..., Any]]] = []
-        self._authorizer: sqlite.SqliteLink | None = None
+        if self._session is None:
+            self.savepoint = "with connection.begin_nested():"
+        self._guard: Guard | None = None
         self._thread: int | None = None
         self.dialect = self._dialect()
 
@@ -66,7 +67,7 @@ class SqlAlchemyLink(Link):
             )
         self._transaction = self._connection.get_transaction()
         if self.dialect == "sqlite":
-            self._raw(self._begin_sqlite, fresh)
+            raw(self._connection, self._begin_sqlite, fresh)
 
     def _autocommits(self) -> bool:
         pooled = self._connection.connection
@@ -103,72 +104,24 @@ class SqlAlchemyLink(Link):
                 "one: enlist that connection itself"
             )
 
-    def _begin_sqlite(self, raw: sqlite3.Connection, fresh: bool) -> None:
-        sqlite.refuse_other_file(raw, self.file, self.what)
-        if not raw.in_transaction:
-            sqlite.begin(raw)
+    def _begin_sqlite(self, beneath: sqlite3.Connection, fresh: bool) -> None:
+        sqlite.refuse_other_file(beneath, self.file, self.what)
+        if not beneath.in_transaction:
+            sqlite.begin(beneath)
         elif not fresh:
             raise EnlistError(f"{self.what} has written already: enlist it before its first statement")
         # Else the engine's own "begin" event began it just now; the first statement takes the write lock.
 
-    def _raw(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run this with the sqlite3 connection beneath, in the thread where it lives."""
-        pooled = self._connection.connection
-        driver = pooled.driver_connection
-        if isinstance(driver, sqlite3.Connection):
-            return function(driver, *args)
-        adapted: Any = pooled.dbapi_connection
-        return adapted.run_async(lambda connection: connection._execute(function, connection._conn, *args))
-
     def usable_from_other_threads(self) -> bool:
         if self.dialect != "sqlite":
             return True
-        result: bool = self._raw(sqlite.usable_from_other_threads)
+        result: bool = raw(self._connection, sqlite.usable_from_other_threads)
         return result
 
     def guard(self) -> None:
-        self._listen("commit", self._on_commit)
-        self._listen("rollback", self._on_rollback)
-        self._listen("before_cursor_execute", self._on_execute)
-        if self.dialect == "sqlite":
-            self._thread = threading.get_ident()
-            self._raw(self._authorize)
-
-    def _authorize(self, raw: sqlite3.Connection) -> None:
-        self._authorizer = sqlite.SqliteLink(raw)
-        self._authorizer.what = self.what
-        self._authorizer.guard()
-
-    def _listen(self, name: str, function: Callable[..., Any]) -> None:
-        event.listen(self._connection, name, function)
-        self._listeners.append((name, function))
-
-    def _on_commit(self, _: Connection) -> None:
-        if not self.ending:
-            self._roll_back_driver()
-            self.rolled_back = True
-            raise self.refuse("commit()")
-
-    def _on_rollback(self, _: Connection) -> None:
-        if not self._same():
-            return  # a transaction after ours
-        # By the handler, by a session that is closed, or by ours: through here nothing can have been committed.
-        self._allow()
-        self.rolled_back = True
-
-    def _on_execute(self, _connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-        if not self.ending and ends_transaction(statement):
-            self._roll_back_driver()
-            self.rolled_back = True
-            raise self.refuse(statement.split(maxsplit=1)[0].upper())
-
-    def _roll_back_driver(self) -> None:
-        self._allow()
-        self._connection.engine.dialect.do_rollback(self._connection.connection)
-
-    def _allow(self) -> None:
-        if self._authorizer is not None:
-            self._authorizer.allow()
+        self._thread = threading.get_ident()
+        self._guard = Guard(self, self._session, self._connection)
+        self._guard.start()
 
     # -- using it --------------------------------------------------------------------------------------------------
 
@@ -180,77 +133,138 @@ class SqlAlchemyLink(Link):
         return rows
 
     def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
-        if not self._still():
-            return []
-        if self._session is not None:
-            self._session.flush()
-        return self.execute(statements, parameters)
+        with self._lock():
+            if not self._still():
+                return []
+            if self._session is not None:
+                self._session.flush()
+            rows = self.execute(statements, parameters)
+            return rows if self._still() else []  # a dependency may be closing the session at this moment
+
+    def _lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._guard is None else self._guard.lock
 
     def _still(self) -> bool:
-        if self._authorizer is not None and not self._authorizer._still():
-            self.rolled_back = self.rolled_back or self._authorizer.rolled_back
+        guard = self._guard
+        if guard is None or self.ended or not guard.is_current():
             return False
-        return not self.rolled_back and self._same()
-
-    def _same(self) -> bool:
-        """As far as SQLAlchemy knows."""
-        connection, transaction = self._connection, self._transaction
-        return not connection.closed and transaction.is_active and connection.get_transaction() is transaction
+        return guard.authorizer is None or guard.authorizer._still()
 
     # -- ending it -------------------------------------------------------------------------------------------------
 
     def let_go(self) -> None:
         self.ending = True
-        self._unguard()
+        if self._guard is not None and self._guard.authorizer is not None:
+            raw(self._connection, lambda _: self._guard.authorizer.let_go())  # type: ignore[union-attr]
+
+    def free(self) -> None:
+        if self._guard is None:
+            return
+        if self.caller:  # the app has returned
+            self._guard.take_away()
+        else:
+            self._guard.free()
 
     def _unguard(self) -> None:
-        for name, function in self._listeners:
-            with suppress(InvalidRequestError):
-                event.remove(self._connection, name, function)
-        self._listeners = []
-        if self._authorizer is not None:
-            authorizer, self._authorizer = self._authorizer, None
-            authorizer.allow()
-            with suppress(Exception):
-                self._raw(lambda raw: authorizer._unguard())
+        if self._guard is None:
+            return
+        if self.ended:  # by a hand that may still be at it
+            self._guard.free()
+        else:
+            self._guard.take_away()
 
     def commit(self) -> None:
-        self.ending = True
-        self._allow()
+        with self._lock():
+            self._commit()
+
+    def _commit(self) -> None:
+        guard = self._guard
         try:
+            if guard is None or not self._still():
+                raise EnlistError(f"the enlisted transaction of {self.what} was ended before oncekey could commit it")
+            self._allow()
             if self._session is not None:
                 self._session.commit()
             else:
-                self._transaction.commit()
+                guard.root.commit()
+            if not guard.committed:
+                raise EnlistError(f"{self.what} was closed or rolled back while oncekey committed it")
         except BaseException:
-            with suppress(Exception):  # SQLAlchemy thinks that it has ended; SQLite may not
-                self._roll_back_driver()
-            with suppress(Exception):
-                (self._session or self._transaction).rollback()
+            self._allow()
+            self._undo(always=True)  # SQLAlchemy thinks that it has ended; SQLite may not
             raise
         finally:
             self._unguard()
+            self.ended = True
+
+    def _allow(self) -> None:
+        self.ending = True
+        if self._guard is not None and self._guard.authorizer is not None:
+            self._guard.authorizer.allow()
 
     def roll_back(self) -> None:
-        self.ending = True
-        with suppress(Exception):
-            self._still()  # for the proof, before anything is touched
+        with self._lock():
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        proven = self._mark_is_there() if self.dialect == "postgresql" else self._only_rolled_back()
         self._allow()
+        self._undo(always=False)
+        self.rolled_back = proven
+        if not self.caller:
+            self._unguard()
+        self.ended = True
+
+    def _undo(self, *, always: bool) -> None:
+        """Roll back. What the handler, a guard or a dependency has rolled back is left alone: another thread may be
+        closing the session at this moment, and a transaction that came later can only read."""
+        if self.ended:
+            return
+        if self._guard is not None:
+            self._guard.own_rollback = True
+        if always:
+            self._undo_driver()
         with suppress(Exception):
             if self._session is not None:
-                self._session.rollback()  # also one that the handler began after it had ended ours
+                self._session.rollback()
             elif not self._connection.closed:
                 self._connection.rollback()
-        self._unguard()
+        if self._guard is None or self._guard.is_current():  # SQLAlchemy did not: the session is in use elsewhere
+            self._undo_driver()
+
+    def _undo_driver(self) -> None:
+        with suppress(Exception):
+            self._connection.engine.dialect.do_rollback(self._connection.connection)
+
+    def _mark_is_there(self) -> bool:
+        guard = self._guard
+        if guard is None or self.ended or not guard.is_current():
+            return False
+        there = False
+        with suppress(Exception):  # a failed transaction does not answer: the server has to
+            if guard.status is None or guard.status() != FAILED:
+                there = self.execute(*self.mark) == [(True,)]
+                self.may_have_written_later = self.may_have_written_later or not there
+        return there
+
+    def _only_rolled_back(self) -> bool:
+        """SQLite: whatever became of it, the authorizer let no COMMIT pass, and no write after its end."""
+        guard = self._guard
+        if guard is None or guard.authorizer is None:
+            return False
+        return self.ended or guard.authorizer._still() or guard.authorizer.rolled_back
+
+    def gone(self) -> None:
+        self.rolled_back = self.dialect == "sqlite" and self._only_rolled_back()
+        self.free()
 
     def interrupt(self) -> None:
-        authorizer = self._authorizer
+        guard = self._guard
+        authorizer = None if guard is None else guard.authorizer
         if authorizer is not None:
             authorizer.interrupt()
-            if self._thread == threading.get_ident():
-                self._raw(
-                    lambda raw: authorizer.interrupt()
-                )  # and again where aiosqlite has it: there it may roll back
+            if self._thread == threading.get_ident():  # and again where aiosqlite has it: there it may roll back
+                raw(self._connection, lambda _: authorizer.interrupt())
 
 
 def async_link(target: Any) -> Link:

@@ -5,6 +5,8 @@ SQLite has one writer, so an enlisted transaction is everybody's latency. :class
 
 COMMIT and ROLLBACK by the handler are refused by SQLite's authorizer, which sees every statement when it is prepared.
 So a transaction that is no longer open was rolled back, by SQLite itself or by closing the connection: that is a proof.
+Where it was rolled back with our leave (by SQLAlchemy, or by the app with ``commit="caller"``), the authorizer stays
+and refuses whatever would write, until the request is over.
 """
 
 from __future__ import annotations
@@ -97,6 +99,18 @@ class _Turn:
             self.come.set_result(None)
 
 
+_READS = frozenset(
+    {
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+        sqlite3.SQLITE_TRANSACTION,
+        sqlite3.SQLITE_SAVEPOINT,
+    }
+)
+
+
 class SqliteLink(Link):
     """A ``sqlite3.Connection``."""
 
@@ -105,6 +119,11 @@ class SqliteLink(Link):
     _refused = False
     """The handler tried to end it. Whatever it wanted by that, it does not get a commit."""
     _overdue = False
+    _freed = False
+    """The request is over."""
+    _asked_again = False
+    """Since the transaction was rolled back, SQLite has asked about every statement."""
+    savepoint = "SAVEPOINT a; …; ROLLBACK TO a"
     _rescues = False
     """An overdue transaction is being rolled back, in its own thread."""
     _thread: int | None = None
@@ -129,14 +148,38 @@ class SqliteLink(Link):
         self._thread = threading.get_ident()
         self._connection.set_authorizer(self._allows)
 
-    def _allows(self, action: int, *_: Any) -> int:
+    def read_on(self) -> None:
+        """The transaction is over with our leave. From now on only reading is allowed."""
+        self.ended, self._asked_again, self._overdue = True, True, False
+        self.guard()  # again, so that SQLite asks about statements that it knows
+
+    def _allows(self, action: int, what: str | None, value: str | None, *_: Any) -> int:
+        if self._freed:
+            return sqlite3.SQLITE_OK
         if self._overdue:
             return sqlite3.SQLITE_OK if self._rescues else sqlite3.SQLITE_DENY
-        if action == sqlite3.SQLITE_TRANSACTION and not self.ending:
+        if self.ended:
+            return self._allows_later(action, what, value)
+        if action == sqlite3.SQLITE_TRANSACTION:
+            return self._allows_end(what)
+        return sqlite3.SQLITE_OK
+
+    def _allows_end(self, verb: str | None) -> int:
+        if not self.ending:
             self._refused = True
             _log.error("a COMMIT, ROLLBACK or BEGIN on %s was refused: %s", self.what, LEAVE_IT)
             return sqlite3.SQLITE_DENY
+        self.ended = verb == "ROLLBACK"
         return sqlite3.SQLITE_OK
+
+    def _allows_later(self, action: int, what: str | None, value: str | None) -> int:
+        # BEGIN is refused where statements that SQLite knows already were not asked about again: one may write.
+        if action in _READS and (what != "BEGIN" or self._asked_again):
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_PRAGMA and value is None:
+            return sqlite3.SQLITE_OK
+        _log.error("%s", self.refuse_later("a write"))
+        return sqlite3.SQLITE_DENY
 
     def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         rows: list[Any] = []
@@ -173,7 +216,12 @@ class SqliteLink(Link):
 
     def let_go(self) -> None:
         self.ending = True
-        self._unguard()
+        self._connection.set_authorizer(self._allows)  # so that SQLite asks again about statements that it knows
+
+    def free(self) -> None:
+        self._freed = True
+        if self._thread == threading.get_ident():
+            self._unguard()
 
     def commit(self) -> None:
         self.ending = True

@@ -107,14 +107,6 @@ def durability(settings: dict[str, str]) -> Iterator[Diagnosis]:
             f"{shown}: a crash of the host can tear a page, unless the file system cannot",
             "set full_page_writes = on in postgresql.conf, unless the disk is ZFS or the like",
         )
-    elif settings["synchronous_commit"] == "off":
-        yield Diagnosis(
-            "durability",
-            Level.WARN,
-            f"{shown}: oncekey's own connections turn synchronous_commit on, those that your handlers enlist do not: "
-            "a crash of the host can lose such a commit after its client has seen the answer",
-            "set synchronous_commit = on for the server, the database or the app's role",
-        )
     else:
         yield Diagnosis("durability", Level.OK, shown)
 

@@ -3,6 +3,8 @@
 -- where a renewal after the snapshot would let the last statement fail.
 -- 0 rows: the key went to somebody else, this is another database, or the snapshot is older than the reservation.
 -- The transaction's number comes back, so that the server can be asked later what became of it.
+-- Its commit is on the disk before the response is sent, as with oncekey's own connections: a server, database or role
+-- with synchronous_commit = off would lose an answered request in a crash. Every stronger setting stays as it is.
 WITH mine AS (
     SELECT k.owner FROM idempotency_keys AS k
     WHERE
@@ -11,4 +13,12 @@ WITH mine AS (
     FOR NO KEY UPDATE
 )
 
-SELECT txid_current(), set_config('oncekey.owner', mine.owner, true) FROM mine
+SELECT
+    txid_current(),
+    set_config('oncekey.owner', mine.owner, true),
+    set_config(
+        'synchronous_commit',
+        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
+        true
+    )
+FROM mine

@@ -1,0 +1,34 @@
+"""What the text of a statement tells: whether it ends the transaction, whether it may, and whether it writes.
+
+Refusing needs certainty, so ``ends_transaction`` and ``writes`` look at the first words only. ``may_end_transaction``
+is a suspicion: it is never a reason to refuse, and always one to claim less afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+
+_GAP = r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*(?:\n|$))"
+_END = rf"(?:commit|end|abort|rollback(?!{_GAP}+(?:(?:work|transaction){_GAP}+)?to\b)|prepare{_GAP}+transaction)\b"
+_ENDS = re.compile(rf"(?:{_GAP}|;)*({_END})", re.IGNORECASE).match
+_MAY_END = re.compile(rf";(?:{_GAP}|;)*{_END}", re.IGNORECASE).search
+_WRITES = re.compile(
+    rf"(?:{_GAP}|;)*(insert|update|delete|merge|replace|truncate|create|alter|drop)\b", re.IGNORECASE
+).match
+
+
+def ends_transaction(sql: str) -> str | None:
+    """The verb of a COMMIT or ROLLBACK by hand; None for every other statement, also ROLLBACK TO SAVEPOINT."""
+    found = _ENDS(sql)
+    return found[1].upper() if found else None
+
+
+def may_end_transaction(sql: str) -> bool:
+    """Whether one of several statements in this text may be a COMMIT or ROLLBACK. It may also stand in a literal."""
+    return ";" in sql and _MAY_END(sql) is not None
+
+
+def writes(sql: str) -> str | None:
+    """The verb of a statement that certainly writes; None for every other one."""
+    found = _WRITES(sql)
+    return found[1].upper() if found else None

@@ -1,0 +1,43 @@
+"""A handler that ends its own transaction, in every way and with every driver: never "not executed" with rows."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oncekey import current
+from tests.enlist.own_endings import WAYS, Ending, check, handler_of
+from tests.enlist.shop import ALL, Till
+
+SENDS = 3
+SHORT: tuple[tuple[Ending, bool], ...] = (("returns 201", True), ("fails and raises", True), ("raises", False))
+"""Of all combinations of an ending and whether the handler swallows errors: the others run in the campaign."""
+
+CASES = [
+    pytest.param(at, name, id="-".join((*at, name)))
+    for at in ALL
+    for name, way in WAYS.items()
+    if not way.beneath or at[1].startswith("sa-")
+]
+
+
+@pytest.mark.parametrize(("till", "name"), CASES, indirect=["till"])
+async def test_handler_that_ends_its_transaction_never_commits_twice(till: Till, name: str) -> None:
+    way, shop, wrong = WAYS[name], till.shop, []
+    handlers = {
+        ending.replace(" ", "-"): handler_of(till, way, ending, swallows=swallows) for ending, swallows in SHORT
+    }
+
+    async def pay(request: Request) -> Response:
+        response: Response = await handlers[current().key](request)
+        return response
+
+    api = shop.api(pay)
+    for key in handlers:
+        told = []
+        for _ in range(SENDS):
+            told.append((await api.post(key)).status_code)
+            await till.close_opened()
+        wrong += [f"{key}: {each}" for each in check(shop, till, way, key, told)]
+    assert not wrong, "\n".join(wrong)
