@@ -19,17 +19,18 @@ ANOTHER = "INSERT INTO payments (key, cents) VALUES ('another', 5)"
 
 async def test_next_user_of_the_connection_is_neither_guarded_nor_rolled_back(postgres_shop: Shop) -> None:
     with psycopg_pool.ConnectionPool(postgres_shop.url, min_size=1, max_size=1, open=True) as pool:
-        connections, refused = [], []
+        connections, given, refused = [], [], []
 
         async def pay(request: Request) -> Response:
             try:
                 with pool.connection() as connection:
+                    given.append(connection)
                     await current().enlist(connection)
                     connection.execute(INSERT)
             except EnlistError as error:
                 refused.append(error)
             connections.append(pool.getconn())  # as another request does
-            assert connections[0] is connection
+            assert connections == given
             connections[0].execute(ANOTHER)
             return paid("k-1")
 
