@@ -237,11 +237,18 @@ def test_only_what_is_certain_is_called_not_executed() -> None:
 
 
 @each_profile
-def test_the_unknown_says_who_settles_it_and_how_to_do_better(profile: ProfileName) -> None:
-    """The client learns that it is not its turn; the developer learns about ``effects=``."""
+def test_unknown_tells_the_client_what_to_do_and_nothing_of_our_settings(profile: ProfileName) -> None:
+    """The developer's hint is a line in the log (web/endings.py)."""
     message = message_of(profile, problem(profile, Situation.UNKNOWN))
-    for words in ("the reconciler or an operator of this API", "not the client", "effects=", "developer"):
+    for words in ("Keep the key", "The operator of this API settles the outcome", "contact the operator"):
         assert words in message
+
+
+@every
+def test_no_message_speaks_of_our_settings(profile: ProfileName, situation: Situation) -> None:
+    message = message_of(profile, problem(profile, situation))
+    for word in ("effects=", "Policy", "on_server_error", "developer", "resolver"):
+        assert word not in message
 
 
 @every

@@ -126,10 +126,9 @@ _ENTRIES: dict[Situation, _Entry] = {
         (409, 409, 409), "The outcome of this Idempotency-Key is not known yet",
         "A request with this Idempotency-Key, this one or an earlier one, may or may not have taken effect, so "
         "it is not executed again.",
-        "Keep the key, since a new one could do the operation twice: the reconciler or an operator of this "
-        "API, not the client, settles the outcome, and the same request with the same key then gets it. For "
-        "the developer of this API: effects='external', the default of a Policy, ends here whenever a handler "
-        "raises or dies; 'transactional', 'phased' and 'repeatable' do so only where they cannot tell.",
+        "Keep the key, since a new one could do the operation twice. The operator of this API settles the outcome, not "
+        "the client, and then the same request with the same key gets it: ask again after the time in Retry-After. If "
+        "it takes too long, contact the operator and name the key.",
         (_IDEMPOTENCY, "idempotency_outcome_unknown"), "IDEMPOTENCY_OUTCOME_UNKNOWN", 60),
     _S.DEFERRED: _Entry(
         (202, 202, 202), "The request is accepted",

@@ -192,7 +192,8 @@ class Engine:
         """Finish by the lane, for an operation that has no transaction open."""
         record = operation.record
         at = (record.scope, record.key)
-        left_open = operation.steps is not None and event is Event.COMPLETE and operation.has_open_effect
+        changed = record.effects is not operation.policy.effects_kind
+        left_open = changed and event is Event.COMPLETE and operation.has_open_effect
         audit = Audit(who="oncekey", why=EFFECT_LEFT_OPEN) if left_open else None
         for tries in range(FINISH_TRIES):
             unless_begun = operation.judged_effects if event is Event.RELEASE else None

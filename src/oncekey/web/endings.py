@@ -34,6 +34,14 @@ _NOTICES = {
     ),
 }
 
+_LEFT_UNKNOWN = (
+    "%s left a key whose outcome is unknown: its handler raised, answered 5xx, or was answered for, and its effects "
+    "may be anywhere (effects='external'). Retries of that key get 409 until it is settled: `oncekey keys list --state "
+    "unknown` and `oncekey keys resolve`, or register a resolver. To let retries run, declare the route "
+    "'transactional', 'phased' or 'repeatable', or say that nothing happened with `raise NotExecuted` or "
+    "op.not_executed(): see docs/endings.md. This is said once per route"
+)
+
 
 @value
 class Move:
@@ -110,13 +118,16 @@ def _judged(operation: Operation, status: int | None) -> Judgment:
         word=operation.word,
         first_attempt=operation.attempt == 1,
         begun=operation.begun,
-        open_effect=operation.steps is not None and operation.has_open_effect,
+        open_effect=operation.record.effects is not operation.policy.effects_kind and operation.has_open_effect,
     )
     operation.commits = judgment.commits
     if operation.policy.effects_kind is Effects.PHASED:
         operation.judged_effects = operation.record.effects
-    if judgment.notice is not None and operation.engine is not None:
-        operation.engine.tell_once(operation.name, _NOTICES[judgment.notice])
+    engine = operation.engine
+    if engine is not None and judgment.notice is not None:
+        engine.tell_once(operation.name, _NOTICES[judgment.notice])
+    if engine is not None and judgment.event is Event.DOUBT and operation.policy.effects_kind is Effects.EXTERNAL:
+        engine.tell_once(operation.name, _LEFT_UNKNOWN)
     return judgment
 
 
