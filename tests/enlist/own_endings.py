@@ -51,6 +51,7 @@ WAYS = {
     "ROLLBACK, write, COMMIT": Way(("sql:ROLLBACK", "write", "sql:COMMIT")),
     "ABORT, BEGIN, write, COMMIT": Way(("sql:ABORT", "sql:BEGIN", "write", "sql:COMMIT")),
     "ROLLBACK AND CHAIN, write, COMMIT": Way(("sql:ROLLBACK AND CHAIN", "write", "sql:COMMIT")),
+    "ROLLBACK, BEGIN, write, COMMIT, BEGIN": Way(("sql:ROLLBACK", "sql:BEGIN", "write", "sql:COMMIT", "sql:BEGIN")),
     "write and COMMIT in one text": Way(("driver:{insert}; COMMIT",), recognised=False),
     "COMMIT and BEGIN in one text": Way(("driver:{insert}; COMMIT; BEGIN",), recognised=False),
     "ROLLBACK, write, COMMIT in one text": Way(("driver:ROLLBACK; BEGIN; {insert}; COMMIT",)),

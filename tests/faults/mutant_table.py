@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 from tests.faults.mutant_endings import ENDINGS
+from tests.faults.mutant_enlisted import ENLISTED
 
 SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
 IN_LOOP = "tests/stores/test_sqlite_in_loop.py"
@@ -297,4 +298,5 @@ MUTANTS: tuple[Mutant, ...] = (
     _(30, "I6", "who has no name shares no keys", "tests/web/test_asgi_auth.py::test_a_tenant_that_cannot_be_one_never_runs",
       ("oncekey.engine.once", "if tenant is not SINGLE_SCOPE or", "if tenant is not self.single_tenant or")),
     *ENDINGS,
+    *ENLISTED,
 )  # fmt: skip

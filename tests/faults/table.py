@@ -22,6 +22,7 @@ MODULES: tuple[str, ...] = (
     "disconnects",
     "in_place",
     "redeployed",
+    "own_transactions",
     "model",
     "fuzz",
     "schema",

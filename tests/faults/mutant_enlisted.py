@@ -1,0 +1,57 @@
+# ruff: noqa: E501 - a table: what stands in the product is quoted as it stands there
+"""The guards of an enlisted transaction that its handler ends itself: see ``mutant_table.py``."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Mutant
+from tests.faults.mutant import mutant as _
+
+ENLIST = "oncekey.engine.enlist"
+GUARD, PSYCOPG, ASYNCPG, TEXTS = (
+    f"{ENLIST}.sqlalchemy_guard",
+    f"{ENLIST}.psycopg",
+    f"{ENLIST}.asyncpg",
+    f"{ENLIST}.texts",
+)
+OWN = "tests/enlist/test_own_endings.py::test_handler_that_ends_its_transaction_never_commits_twice"
+LATER = "tests/enlist/test_later_transactions.py"
+
+ENLISTED: tuple[Mutant, ...] = (
+    # 31: a handler that ends its transaction and writes again
+    _(31, "I1", "a key is unknown where a later transaction may have written", f"{OWN}[postgresql-asyncpg-ROLLBACK, write, COMMIT]",
+      ("oncekey.engine.enlisted", "if enlisted.number is None or enlisted.link.may_have_written_later:", "if enlisted.number is None:"),
+      ("oncekey.engine.enlisted", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
+    _(31, "I1", "statements of asyncpg are seen", f"{OWN}[postgresql-asyncpg-ROLLBACK, BEGIN, write, COMMIT, BEGIN]",
+      (ASYNCPG, "        self._beneath.add_query_logger(self._see)\n", "")),
+    _(31, "I1", "a transaction after the enlisted one only reads (SQLAlchemy)", f"{LATER}::test_write_that_no_verb_shows_is_refused_by_the_server",
+      (GUARD, "            connection.exec_driver_sql(READ_ONLY).close()\n", "            pass\n"),
+      (PSYCOPG, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
+    _(31, "I1", "a write after the enlisted transaction is refused (SQLAlchemy)", f"{LATER}::test_rolled_back_session_reads_and_a_write_says_what_to_do",
+      (GUARD, "            if link.ended and (verb := writes(statement)) is not None:\n", "            if False:\n")),
+    _(31, "I1", "a commit beneath SQLAlchemy is refused", f"{OWN}[postgresql-sa-session-commits beneath]",
+      (PSYCOPG, "    watch.replace(commit=commit_async if isinstance(connection, AsyncConnection) else commit)\n", "")),
+    _(31, "I1", "a text of several statements is suspected (SQLAlchemy)", f"{OWN}[postgresql-sa-session-another transaction in one text]",
+      (GUARD, "            if may_end_transaction(statement):\n", "            if False:\n")),
+    _(31, "I1", "a COMMIT behind a comment is refused", f"{OWN}[postgresql-psycopg-COMMIT behind a comment]",
+      (TEXTS, "_ENDS = re.compile(rf\"(?:{_GAP}|;)*({_END})\", re.IGNORECASE).match", "_ENDS = re.compile(rf\"\\s*({_END})\", re.IGNORECASE).match")),
+    _(31, "I1", "an early commit of psycopg is refused", f"{OWN}[postgresql-psycopg-commits]",
+      (PSYCOPG, "        def commit() -> None:\n            if self.ending or self.ended:\n", "        def commit() -> None:\n            if True:\n")),
+    _(31, "I1", "statements of psycopg are seen before they are sent", f"{OWN}[postgresql-psycopg-COMMIT]",
+      (PSYCOPG, "        self._connection.cursor_factory = _watched(self._factory)\n", "        pass\n")),
+    _(31, "I1", "psycopg begins a later transaction READ ONLY", f"{OWN}[postgresql-psycopg-rolls back, writes again, commits]",
+      (PSYCOPG, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
+    _(31, "I1", "SQLite refuses a write after a rollback with our leave", f"{LATER}::test_rolled_back_session_reads_and_a_write_says_what_to_do",
+      (f"{ENLIST}.sqlite", "        _log.error(\"%s\", self.refuse_later(\"a write\"))\n        return sqlite3.SQLITE_DENY\n", "        return sqlite3.SQLITE_OK\n"),
+      (GUARD, "            if link.ended and (verb := writes(statement)) is not None:\n", "            if False:\n")),
+    _(31, "I4", "the guards of a session end with the request (SQLAlchemy)", f"{LATER}::test_background_task_writes_with_the_session_after_the_response",
+      (GUARD, "        self._freed = True\n", "        pass\n"), (GUARD, "                event.remove(target, name, function)\n", "                pass\n")),
+    _(31, "I4", "the guards end when a connection goes back to its pool", f"{LATER}::test_connection_given_back_to_its_pool_in_the_handler_is_free",
+      (GUARD, "            record.finalize_callback.append(function)\n", "            pass\n")),
+    # 32: what a commit proves
+    _(32, "I2", "only the transaction seen at enlist is committed (SQLAlchemy)", "tests/enlist/test_closed_meanwhile.py",
+      (f"{ENLIST}.sqlalchemy", "            if not guard.committed:\n", "            if False:\n"),
+      (f"{ENLIST}.sqlalchemy", "            return rows if self._still() else []  #", "            return rows  #"),
+      (f"{ENLIST}.sqlalchemy", "            if guard is None or not self._still():\n", "            if guard is None:\n")),
+    _(23, "I2", "an enlisted commit waits for the disk", "tests/enlist/test_durability.py::test_synchronous_commit_off_is_on_in_the_enlisted_transaction",
+      ("oncekey.stores.postgres/enlisted/enlist", "WHEN 'off' THEN 'on'", "WHEN 'off' THEN 'off'")),
+)  # fmt: skip
