@@ -208,7 +208,8 @@ FAULTS = (
 
 def markdown() -> str:
     lines = ["| hazard | guard | removed, this fails |", "|---|---|---|"]
-    lines += [f"| {each.hazard} | {each.guard} | `{each.test.removeprefix('tests/')}` |" for each in MUTANTS]
+    tests = [each.test.removeprefix("tests/").replace("|", "\\|") for each in MUTANTS]  # as a cell of a table has it
+    lines += [f"| {each.hazard} | {each.guard} | `{test}` |" for each, test in zip(MUTANTS, tests, strict=True)]
     lines += [f"| {hazard} | - | {why} |" for hazard, why in NOT_HERE.items()]
     return "\n".join(lines)
 
