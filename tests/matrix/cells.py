@@ -66,7 +66,7 @@ class Cell:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """The version that the cell imports, of each package that any cell pins; raises WrongVersions."""
+        """The version that the cell imports of each package that any cell pins, "-" for none; raises WrongVersions."""
         asked = [self.python, "-m", "tests.matrix.inside", json.dumps(dict(self.pins)), json.dumps(packages())]
         done = subprocess.run(asked, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import distributions, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +26,13 @@ def complaints(pins: Mapping[str, str]) -> Iterator[str]:
         if version(name) != pinned:
             yield f"{name} is {version(name)}, and {pinned} is pinned"
     yield from _unmet(pins)
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "-"
 
 
 def _unmet(pins: Mapping[str, str]) -> Iterator[str]:
@@ -48,7 +55,7 @@ def main() -> int:
     if found := list(complaints(pins)):
         print("\n".join(found))
         return 1
-    print(json.dumps({name: version(name) for name in asked}))
+    print(json.dumps({name: installed(name) for name in asked}))
     return 0
 
 
