@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import sqlite3
 import time
 from collections import Counter, defaultdict
@@ -45,6 +44,7 @@ from oncekey.stores.base import Store
 from oncekey.upkeep import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.status import status_app
+from tests.faults.spoken import quiet
 
 _T = TypeVar("_T")
 
@@ -135,13 +135,18 @@ class Till:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Till]:
         """With its worker and its upkeep, where it has them."""
-        logging.getLogger("oncekey").setLevel(logging.CRITICAL)  # it says what is wrong, and that is the point here
+        with quiet():
+            async with self._running():
+                yield self
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
         breaker.OPEN_SECONDS = 0.1  # as leases are short here: thousands of outages have to fit into minutes
         working = asyncio.create_task(self._worker.serve()) if self._worker else None
         if self._upkeep:
             self._upkeep.start()
         try:
-            yield self
+            yield
         finally:
             if self._upkeep:
                 await asyncio.to_thread(self._upkeep.stop)
