@@ -105,9 +105,10 @@ def test_every_field_counts() -> None:
         of("[]"),
         of(""),
         of("null"),
-        of("{}", fields=["a"]),
+        of('{"a":1}'),
+        of('{"a":1}', fields=["a"]),
     }
-    assert len(seen) == 12
+    assert len(seen) == 13
 
 
 def test_chosen_headers_count() -> None:
@@ -298,7 +299,7 @@ def test_absent_is_not_null() -> None:
         '{"c":{"id":[]}}',
     ]
     assert len({of(body, fields=["c.id"]) for body in bodies}) == len(bodies)
-    assert of('{"c":{}}', fields=["c.id"]) == of("{}", fields=["c.id"])
+    assert of('{"c":{},"d":1}', fields=["c.id", "d"]) == of('{"d":1}', fields=["c.id", "d"])
 
 
 def test_a_dot_in_a_name_is_no_path() -> None:
@@ -351,3 +352,22 @@ def test_fields_by_either_path(value: dict[str, Any], rng: random.Random) -> Non
     """The chosen part has one fingerprint however the body is spelled."""
     fields = ["a", "b.a", "c"]
     assert of(spell(value, rng), fields=fields) == of(orjson.dumps(value), fields=fields)
+
+
+def test_body_with_none_of_the_chosen_fields_counts_whole() -> None:
+    """A name that is misspelt in the policy must not make all bodies the same."""
+
+    def of(body: bytes, version: int = 2) -> bytes:
+        return fingerprint(
+            method="POST",
+            path="/payments",
+            query=b"",
+            content_type="application/json",
+            body=body,
+            fields=("amount_cents",),
+            version=version,
+        )
+
+    assert of(b'{"amountCents":1}') != of(b'{"amountCents":2}')
+    assert of(b'{"amount_cents":1,"note":"a"}') == of(b'{"amount_cents":1,"note":"b"}')
+    assert of(b'{"amountCents":1}', 1) == of(b'{"amountCents":2}', 1)  # as rows of version 1 were made

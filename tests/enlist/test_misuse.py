@@ -265,6 +265,24 @@ async def test_not_awaited(shop: Shop, caplog: pytest.LogCaptureFixture, effects
     await engine.dispose()
 
 
+@pytest.mark.parametrize("status", [429, 500])
+async def test_enlist_that_was_not_awaited_is_noticed_behind_an_error_too(shop: Shop, status: int) -> None:
+    """What the handler wrote was committed on its own: retried, it would be written again."""
+    engine = create_async_engine(SqlAlchemy(shop).url().replace("sqlite:", "sqlite+aiosqlite:"), poolclass=NullPool)
+
+    async def pay(request: Request) -> Response:
+        async with AsyncSession(engine) as session:
+            current().enlist(session)
+            await session.execute(sa.text(INSERT))
+            await session.commit()
+        return Response(status_code=status)
+
+    api = shop.api(pay, Policy(effects="transactional"))
+    assert [(await api.post()).status_code for _ in range(3)] == [409, 409, 409]
+    assert (shop.payments(), shop.state()) == (1, State.UNKNOWN)
+    await engine.dispose()
+
+
 async def test_outside_of_a_request(shop: Shop) -> None:
     record = None
 

@@ -10,7 +10,7 @@ form names how the body was read, so a body in one form never equals a body in a
 
     RAW        the bytes as they came: every type but those below, and whatever is not what its type says
     JSON       RFC 8785: white space, the order of names, and the spelling of strings and numbers do not count
-    FIELDS     RFC 8785 of the chosen members only
+    FIELDS     RFC 8785 of the chosen members only; a body that has none of them counts whole, as JSON
     MULTIPART  the parts of form data, whatever the boundary (core/multipart.py)
     PAIRS      form text in the order of its names (core/form_text.py); a query is RAW or PAIRS
 
@@ -100,7 +100,9 @@ def digest(
         else:
             value, dump = parsed
             if fields:
-                form, value = FIELDS, select(value, fields)
+                chosen = select(value, fields)
+                if chosen or version == 1:  # with none of them (a name misspelt, say) the whole body counts
+                    form, value = FIELDS, chosen
             content = dump(value)
     elif form == MULTIPART:
         parts = canonical_parts(body, boundary)

@@ -28,7 +28,7 @@ from oncekey.core import judgment
 from oncekey.core.record import Record, StoredResponse, Swap, swap
 from oncekey.core.states import FINAL, Actor, Event, State
 from oncekey.engine import forks
-from oncekey.engine.enlist.base import LEAVE_IT, Rows
+from oncekey.engine.enlist.base import LEAVE_IT, USE_A_SAVEPOINT, Rows
 from oncekey.engine.enlisting import Enlisted, Stage, statements_of
 from oncekey.engine.flows import Call, Finished, Flow, Pause
 from oncekey.errors import EnlistError, OperatorError, StoreUnavailable
@@ -55,7 +55,7 @@ def finish(
     assert enlisted is not None  # noqa: S101 - who calls has looked
     if enlisted.stage in (Stage.UNSETTLED, Stage.WRITTEN, Stage.CUT_OFF):
         return (yield from settle(engine, operation, event, response, reason))
-    if enlisted.stage is Stage.NEW and event in COMMITTING:
+    if enlisted.stage is Stage.NEW and event is not Event.DISCARD:
         why = "op.enlist(…) was not awaited, so nothing was enlisted: write `await op.enlist(…)`"
         _log.error("%s. What the handler committed itself is there: the key is unknown", why)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
@@ -83,15 +83,24 @@ def _commit(
     try:
         rows = yield Call(partial(link.complete, statements_of(link.dialect).complete, _parameters(change)))
     except Exception as error:
-        _log.error(
-            "the enlisted transaction failed at its end, in %s: its response is not stored. If the handler has closed "
-            "its session or connection: %s",
-            describe(error),
-            LEAVE_IT,
-        )
+        if event is not Event.FAIL:
+            _log.error(
+                "%s: the enlisted transaction failed at its end, in %s, so the response is not stored. If a statement "
+                "failed and the handler went on: %s. If the handler has closed its session or connection: %s",
+                operation.name,
+                describe(error),
+                USE_A_SAVEPOINT,
+                LEAVE_IT,
+            )
     else:
-        if not rows and not enlisted.interrupted:
-            _log.error("the handler ended its enlisted transaction before its response was stored: %s", LEAVE_IT)
+        if not rows and not enlisted.interrupted and event is not Event.FAIL:
+            _log.error(
+                "%s: the enlisted transaction had ended before the response was stored, so it is not stored. If a "
+                "statement failed and the handler went on: %s. Otherwise: %s",
+                operation.name,
+                USE_A_SAVEPOINT,
+                LEAVE_IT,
+            )
     if not rows:
         yield from roll_back(enlisted)
         return (yield from _ended(engine, operation, enlisted, event, response, reason))
@@ -196,7 +205,9 @@ def _ended(
         why = "the handler ended its enlisted transaction itself, and what it had written may be there"
         _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
-    if operation.commits and event in COMMITTING:  # never a stored answer without the rows that belong to it
+    if operation.commits and event in COMMITTING and (event is not Event.FAIL or enlisted.interrupted):
+        # Never a stored success without its rows. A 4xx has none to lose where the handler rolled back, or its
+        # statement failed: it is stored.
         return (yield from _instead(engine, operation, _undone(operation), "the enlisted transaction was rolled back"))
     finished = yield from engine.move(operation, event, response, reason)
     _let_go(operation)

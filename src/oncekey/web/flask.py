@@ -151,8 +151,11 @@ def _exchange() -> Exchange | None:
 def _remember(response: Response) -> Response:
     """The last ``after_request``: let the middleware have the body when Flask starts to send this response."""
     exchange = _exchange()
-    # An error page counts as streamed in Werkzeug, and is short; what else is streamed, the middleware passes through.
-    if exchange is not None and (response.status_code >= 400 or not response.is_streamed):
+    # An error page, and what ``abort(response)`` carries, counts as streamed in Werkzeug, and is short. What else is
+    # streamed, the middleware passes through.
+    if exchange is not None and (
+        response.status_code >= 400 or exchange.operation.evidence.raised or not response.is_streamed
+    ):
         response.make_sequence()
 
         def whole_body(status: str) -> bytes | None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from oncekey.core.evidence import SPEAKING_ERRORS
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Event
@@ -45,6 +46,9 @@ class Endpoints(Protocol):
 
     def knows_route(self, scope: Scope) -> bool:
         """Whether the route that took this request was wrapped."""
+
+    async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, App] | None:
+        """What the app's handler of every exception answers: its status, and what sends it. None: it has none."""
 
 
 class Handling:
@@ -141,10 +145,12 @@ class Handling:
             self.inner = inner = self._inner_scope()
             await self.app(inner, self._inner_receive, self._inner_send)
         except BaseException as error:
+            if not self.concluded and isinstance(error, Exception):
+                await self._answer_by_app(error)
             if self.concluded:
                 if self.held is not None:
                     await self._settle(self.held)
-                raise  # a background task failed after the response was stored: that stands
+                raise  # after the response was stored, which stands: a background task failed, or servers log it
             move, answer = raised(self.operation, error, self.once)
             record = await self._finish_ended(move)
             if answer is None:
@@ -158,6 +164,22 @@ class Handling:
                 return
             # The app came back without the end of its response: whatever it did, it did not say.
             await self._finish_ended(raised(self.operation, EOFError(), self.once)[0])
+
+    async def _answer_by_app(self, error: Exception) -> None:
+        """The app has a handler for every exception: its response is judged and stored as any other.
+
+        Left to its framework, it would be called outside of us, and could send a success that is not stored.
+        """
+        if self.endpoints is None or self.streaming or self.inner is None or isinstance(error, SPEAKING_ERRORS):
+            return
+        response = await self.endpoints.answer_to_error(self.inner, error)
+        if response is not None:
+            status, send_response = response
+            evidence = self.operation.evidence
+            if not evidence.calls and status < 400:  # a dependency raised: that is no answer of middleware by itself
+                evidence.entered()
+                evidence.raised_with(error, None)
+            await send_response(self.inner, self._inner_receive, self._inner_send)
 
     def _inner_scope(self) -> Scope:
         """The app's view of the request: our mark in it, no way around the body, and no compression (we store

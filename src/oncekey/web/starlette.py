@@ -29,7 +29,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -119,6 +119,21 @@ class Endpoints:
             return True
         self._seen = []
         return False
+
+    async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, ASGIApp] | None:
+        """Starlette calls the handler of ``Exception``, or of 500, in its outermost middleware, outside of ours."""
+        app = self._app
+        if not isinstance(app, Starlette) or app.debug:  # debug: a page with the traceback comes instead
+            return None
+        handler: Any = app.exception_handlers.get(500) or app.exception_handlers.get(Exception)
+        if handler is None:
+            return None
+        request = Request(scope)
+        if _is_async(handler):
+            response = await handler(request, error)
+        else:
+            response = await run_in_threadpool(handler, request, error)
+        return response.status_code, response
 
     def _wrap_app(self, app: Starlette | Router) -> None:
         if isinstance(app, Starlette):
@@ -319,10 +334,13 @@ def _wrap_handlers(app: Starlette) -> None:
             app.exception_handlers[kind] = _reporting(handler)
 
 
-def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
+def _is_async(handler: Any) -> bool:
     function = handler.func if isinstance(handler, functools.partial) else handler
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    call = handler if is_async else functools.partial(run_in_threadpool, handler)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
+    call = handler if _is_async(handler) else functools.partial(run_in_threadpool, handler)
 
     async def reporting(connection: HTTPConnection, error: Exception) -> Any:
         operation: Operation | None = connection.scope.get(SCOPE_KEY)

@@ -27,7 +27,9 @@ def link_to(target: Any) -> Link:
         kind = kind.rpartition(".")[2]
         match package, kind:
             case "sqlalchemy", "scoped_session" | "async_scoped_session":
-                return link_to(target.registry())  # the session itself: at the end another task may ask
+                link = link_to(target.registry())  # the session itself: at the end another task may ask
+                link.watch_registry(target.registry)
+                return link
             case "sqlalchemy", "AsyncSession" | "AsyncConnection":
                 from oncekey.engine.enlist.sqlalchemy import async_link
 

@@ -33,6 +33,12 @@ LEAVE_IT = (
 )
 
 
+USE_A_SAVEPOINT = (
+    "a failed statement rolls back the whole transaction; put what may fail into a savepoint (SQLAlchemy: "
+    "`with session.begin_nested():`), or raise"
+)
+
+
 DOOM = ("SELECT 1 / 0",)
 """In a block that is the app's to end, nobody else may roll back. After an error nothing can be written in it, and its
 COMMIT is a ROLLBACK."""
@@ -97,6 +103,9 @@ class Link:
         """Roll it back if it still is ours, and take the guards away. Never raises. Where only the app's own block can
         do that (``caller``), see to it that it does, and leave ``rolled_back`` as it is."""
         raise NotImplementedError
+
+    def watch_registry(self, registry: Any) -> None:
+        """It was given as a ``scoped_session``, which may hand out another session later."""
 
     def usable_from_other_threads(self) -> bool:
         return True

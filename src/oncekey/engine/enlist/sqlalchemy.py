@@ -37,6 +37,8 @@ class SqlAlchemyLink(Link):
         if self._session is None:
             self.savepoint = "with connection.begin_nested():"
         self._guard: Guard | None = None
+        self._registry: tuple[Any, int] | None = None
+        """Of the ``scoped_session`` that was enlisted, and the thread that it is asked in."""
         self._thread: int | None = None
         self.dialect = self._dialect()
 
@@ -202,12 +204,25 @@ class SqlAlchemyLink(Link):
         if self._guard is not None and self._guard.authorizer is not None:
             self._guard.authorizer.allow()
 
+    def watch_registry(self, registry: Any) -> None:
+        self._registry = (registry, threading.get_ident())
+
+    def _was_removed(self) -> bool:
+        """``scoped_session.remove()`` in the handler: the next use made another session, which has no guard."""
+        if self._registry is None or self._registry[1] != threading.get_ident():
+            return False
+        registry = self._registry[0]
+        return not registry.has() or registry() is not self._session
+
     def roll_back(self) -> None:
         with self._lock():
             self._roll_back()
 
     def _roll_back(self) -> None:
+        if self.ended and self._was_removed():
+            self.may_have_written_later = True
         proven = self._mark_is_there() if self.dialect == "postgresql" else self._only_rolled_back()
+        proven = proven and not self.may_have_written_later
         self._allow()
         self._undo(always=False)
         self.rolled_back = proven
