@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
@@ -50,6 +51,7 @@ class Operation:
         "scope",
         "steps",
         "task",
+        "unawaited",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +77,9 @@ class Operation:
         self.steps: Steps | None = None
         self.enqueued: dict[tuple[str, str], int] = NOTHING
         """How many jobs of each task, apart by phase, this attempt has added to the outbox."""
+        self.unawaited: dict[Flow[Any], tuple[str, Coroutine[Any, Any, Any]]] | None = None
+        """Verbs that were called and have not started yet: each flow with its verb and its coroutine. None: no async
+        verb was called."""
         self.deferred = False
         """A job in the outbox will settle the key: the request ends as pending."""
         self.lost = False
@@ -132,20 +137,26 @@ class Operation:
 
     # Typed by what ``fn`` returns. Its arguments are not: a ParamSpec leaves no place for ``on`` and ``repeatable``.
     @overload
-    async def phase(self, name: str, fn: Callable[..., Awaitable[_T]], /, *args: Any, on: Any, **kwargs: Any) -> _T: ...
+    def phase(
+        self, name: str, fn: Callable[..., Awaitable[_T]], /, *args: Any, on: Any, **kwargs: Any
+    ) -> Coroutine[Any, Any, _T]: ...
     @overload
-    async def phase(self, name: str, fn: Callable[..., _T], /, *args: Any, on: Any, **kwargs: Any) -> _T: ...
-    async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any) -> Any:
+    def phase(
+        self, name: str, fn: Callable[..., _T], /, *args: Any, on: Any, **kwargs: Any
+    ) -> Coroutine[Any, Any, _T]: ...
+    def phase(
+        self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any
+    ) -> Coroutine[Any, Any, Any]:
         """Local work, once: run ``fn(*args, **kwargs)`` in the transaction of ``on``, and commit it with its result.
 
         ``fn`` may be async or plain, does its writes through ``on``, and returns what JSON can hold. A later attempt
         gets that result and does not run it again.
         """
         work = partial(fn, *args, **kwargs)
-        return await self._run(steps.phase(self, name, work, on, blocking=False))
+        return self._to_await("phase", steps.phase(self, name, work, on, blocking=False))
 
     @overload
-    async def effect(
+    def effect(
         self,
         name: str,
         fn: Callable[..., Awaitable[_T]],
@@ -154,9 +165,9 @@ class Operation:
         repeatable: bool,
         provider_id: Callable[[_T], str] | None = None,
         **kwargs: Any,
-    ) -> _T: ...
+    ) -> Coroutine[Any, Any, _T]: ...
     @overload
-    async def effect(
+    def effect(
         self,
         name: str,
         fn: Callable[..., _T],
@@ -165,8 +176,8 @@ class Operation:
         repeatable: bool,
         provider_id: Callable[[_T], str] | None = None,
         **kwargs: Any,
-    ) -> _T: ...
-    async def effect(
+    ) -> Coroutine[Any, Any, _T]: ...
+    def effect(
         self,
         name: str,
         fn: Callable[..., Any],
@@ -175,7 +186,7 @@ class Operation:
         repeatable: bool,
         provider_id: Callable[[Any], str] | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """One call outside of the database. ``repeatable``: calling it again under ``downstream_key(name)`` is
         harmless, because the other side honours that key; otherwise a crash during the call makes the request's key
         unknown.
@@ -184,17 +195,41 @@ class Operation:
         webhook finds the key.
         """
         work = steps.called(fn, args, kwargs)
-        return await self._run(steps.effect(self, name, work, repeatable, provider_id))
+        return self._to_await("effect", steps.effect(self, name, work, repeatable, provider_id))
 
-    async def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
+    def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> Coroutine[Any, Any, str]:
         """Add a job to the outbox, in the enlisted transaction or the phase that is open; returns its id."""
-        return await self._run(staging.enqueue(self, task, payload, run_at, settles=False))
+        return self._to_await("enqueue", staging.enqueue(self, task, payload, run_at, settles=False))
 
-    async def defer(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
+    def defer(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> Coroutine[Any, Any, str]:
         """Leave the rest to a job, which settles this key with the final response; answer 202 now."""
-        return await self._run(staging.enqueue(self, task, payload, run_at, settles=True))
+        return self._to_await("defer", staging.enqueue(self, task, payload, run_at, settles=True))
+
+    def _to_await(self, verb: str, flow: Flow[_T]) -> Coroutine[Any, Any, _T]:
+        """The verb's coroutine, which is in ``unawaited`` until it starts."""
+        coroutine = self._run(flow)
+        coroutine.__qualname__ = f"Operation.{verb}"  # type: ignore[attr-defined]  # read by warnings and tracebacks
+        if self.unawaited is None:
+            self.unawaited = {}
+        self.unawaited[flow] = verb, coroutine
+        return coroutine
+
+    def close_unawaited(self) -> list[str]:
+        """The verbs that were called and never started. They cannot start any more: their coroutines are closed.
+
+        A coroutine that was cancelled or closed before it started does not count: the handler's code did that.
+        """
+        unawaited, self.unawaited = self.unawaited, None
+        verbs = []
+        for verb, coroutine in (unawaited or {}).values():
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
+                verbs.append(verb)
+        return verbs
 
     async def _run(self, flow: Flow[_T]) -> _T:
+        if self.unawaited is not None:
+            self.unawaited.pop(flow, None)
         return await self._begun().run(flow, self.policy.begin_seconds)
 
     def _begun(self) -> Engine:

@@ -6,6 +6,7 @@ what these functions return.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from oncekey.core.decision import Busy, Deferred, Replay, Unknown, decide
@@ -19,6 +20,8 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
 from oncekey.web.wire import UNAVAILABLE_RETRY_SECONDS, answer_headers, answer_to, refusal, storable, unknown
+
+_log = logging.getLogger("oncekey")
 
 _TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _WITH_RESPONSE = frozenset({Event.COMPLETE, Event.FAIL})
@@ -40,6 +43,11 @@ _LEFT_UNKNOWN = (
     "unknown` and `oncekey keys resolve`, or register a resolver. To let retries run, declare the route "
     "'transactional', 'phased' or 'repeatable', or say that nothing happened with `raise NotExecuted` or "
     "op.not_executed(): see docs/endings.md. This is said once per route"
+)
+
+_NOT_AWAITED = (
+    "%s: op.%s(…) was not awaited, so it did not happen, and the response is not stored: write "
+    "`await op.%s(…)`, or op.blocking.%s(…) in a plain function"
 )
 
 
@@ -65,6 +73,10 @@ def answered(
         return _refused_late(operation, error, once)
     judgment = _judged(operation, status)
     event = judgment.event
+    # An exception that became a 4xx commits nothing: its handler may have left a verb on purpose, and the 4xx stands.
+    if operation.unawaited and judgment.commits and (verbs := _not_awaited(operation)):
+        event = _judged(operation, None).event  # as a response that broke off
+        return Move(event, None, f"op.{verbs[0]} was not awaited"), in_place_of(event, once)
     if event not in _WITH_RESPONSE:
         instead = in_place_of(event, once) if judgment.ours else None
         if replaces and error is not None:
@@ -129,6 +141,14 @@ def _judged(operation: Operation, status: int | None) -> Judgment:
     if engine is not None and judgment.event is Event.DOUBT and operation.policy.effects_kind is Effects.EXTERNAL:
         engine.tell_once(operation.name, _LEFT_UNKNOWN)
     return judgment
+
+
+def _not_awaited(operation: Operation) -> list[str]:
+    """The verbs that were called and never started; the log names each. They cannot start any more."""
+    verbs = operation.close_unawaited()
+    for verb in dict.fromkeys(verbs):
+        _log.error(_NOT_AWAITED, operation.name, verb, verb, verb)
+    return verbs
 
 
 def _reason(operation: Operation, status: int) -> str:
