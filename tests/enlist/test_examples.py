@@ -6,12 +6,14 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import psycopg
 import pytest
 import sqlalchemy as sa
+from fastapi import Depends, HTTPException
 
 from oncekey.core.states import State
 from oncekey.testing.servers import PostgresServer
@@ -80,14 +82,21 @@ def test_flask_sqlalchemy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         example.db.engine.dispose()
 
 
+def blocks() -> list[str]:
+    """The pieces of code of docs/transactions.md: plain, ``commit="caller"``, Litestar."""
+    text = (ROOT / "docs" / "transactions.md").read_text("utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def run(names: dict[str, Any], code: str) -> None:
+    exec(compile(code, "transactions.md", "exec"), names)
+
+
 async def test_the_documentation(sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first piece of code, as it stands there."""
-    text = (ROOT / "docs" / "transactions.md").read_text("utf-8")
-    code = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
-    engine = sa.create_engine(sqlite_shop.url)
     monkeypatch.setenv("DATABASE_URL", sqlite_shop.url)
     names: dict[str, Any] = {"__name__": "documentation"}
-    exec(compile(code, "transactions.md", "exec"), names)
+    run(names, blocks()[0])
     transport = httpx.ASGITransport(names["app"])
     async with httpx.AsyncClient(transport=transport, base_url="http://docs") as http:
         for _ in range(2):
@@ -96,4 +105,55 @@ async def test_the_documentation(sqlite_shop: Shop, monkeypatch: pytest.MonkeyPa
     assert (sqlite_shop.payments(), sqlite_shop.state()) == (1, State.COMPLETED)
     await names["once"].aclose()
     names["engine"].dispose()
-    engine.dispose()
+
+
+@pytest.mark.parametrize(("status", "rows", "state"), [(201, 1, State.COMPLETED), (409, 0, State.FAILED)])
+async def test_the_dependency_that_commits_itself(
+    sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch, status: int, rows: int, state: State
+) -> None:
+    """The dependency of ``commit="caller"``: it commits what was returned, and nothing of what was raised."""
+    monkeypatch.setenv("DATABASE_URL", sqlite_shop.url)
+    names: dict[str, Any] = {"__name__": "documentation"}
+    for code in blocks()[:2]:
+        run(names, code)
+
+    work = Depends(names["unit_of_work"])
+
+    @names["app"].post("/own", status_code=201)
+    def own(session: Any = work) -> None:
+        session.execute(sa.text("INSERT INTO payments (key, cents) VALUES ('k-1', 5)"))
+        if status == 409:
+            raise HTTPException(409)
+
+    transport = httpx.ASGITransport(names["app"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://docs") as http:
+        answers = [await http.post("/own", headers={"Idempotency-Key": "k-1"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [status, status]
+    assert answers[1].headers["idempotency-replayed"] == "true"
+    assert (sqlite_shop.payments(), sqlite_shop.state()) == (rows, state)
+    await names["once"].aclose()
+    names["engine"].dispose()
+
+
+async def test_the_litestar_app_of_the_documentation(sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session is open until the response is stored, and closed after it, whether the handler returned or raised."""
+    monkeypatch.setenv("DATABASE_URL", sqlite_shop.url.replace("sqlite:", "sqlite+aiosqlite:"))
+    module = ModuleType("documentation")
+    monkeypatch.setitem(sys.modules, "documentation", module)  # where Litestar looks for the names of annotations
+    names = vars(module)
+    run(names, blocks()[2])
+    transport = httpx.ASGITransport(names["app"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://docs") as http:
+
+        async def pay(key: str, **body: Any) -> httpx.Response:
+            answer = await http.post("/payments", headers={"Idempotency-Key": key}, json=body)
+            assert names["engine"].pool.checkedout() == 0
+            return answer
+
+        first, second = [await pay("k-1", cents=5) for _ in range(2)]
+        assert (first.status_code, first.json()) == (201, {"paid": 5})
+        assert (second.content, second.headers["idempotency-replayed"]) == (first.content, "true")
+        assert (await pay("k-2", euros=5)).status_code == 500
+    assert (sqlite_shop.payments(), sqlite_shop.state()) == (1, State.COMPLETED)
+    await names["once"].aclose()
+    await names["engine"].dispose()
