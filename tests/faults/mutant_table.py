@@ -159,7 +159,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _(9, "I1", "a commit that failed is not taken for done", "tests/enlist/test_endings.py::test_a_deferred_constraint_fails_at_commit",
       ("oncekey.engine.enlisted", "        return (yield from settle(engine, operation, event, response, reason))\n    enlisted.release()", "        operation.enlisted = None\n        return Finished(True, moved)\n    enlisted.release()")),
     _(9, "I1", "an end that was cut off proves nothing", "tests/enlist/test_cut_off.py::test_committed_by_hand",
-      ("oncekey.engine.enlisted", "if enlisted.stage is Stage.CUT_OFF and not", "if False and not")),
+      ("oncekey.engine.enlisted", "if enlisted.stage is Stage.CUT_OFF and not", "if False and not"),
+      ("oncekey.engine.enlisted", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
     _(9, "I1", "only an open transaction is settled by its row", "tests/enlist/test_cut_off.py::test_not_awaited",
       ("oncekey.engine.enlisted", " and enlisted.stage in (Stage.OPENING, Stage.OPEN):", ":")),
     # 10: an outbox that loses late commits
