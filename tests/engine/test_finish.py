@@ -178,7 +178,7 @@ def test_a_commit_that_was_not_heard_of_is_ours_by_its_response(flows: Flows, bo
     """Enlisted: completed under our token may also be by somebody who asked while we were thought dead."""
     there = record_of(MINE, State.COMPLETED, response=replace(RESPONSE, body=body))
     operation: Any = flows.operation
-    operation.enlisted = SimpleNamespace(release=lambda: None)
+    operation.enlisted = SimpleNamespace(release=lambda: None, link=SimpleNamespace(free=lambda: None))
     played = play(enlisted.settle(flows.engine, operation, Event.COMPLETE, RESPONSE, None), there)
     assert played.result == Finished(body == RESPONSE.body, there)
 

@@ -68,6 +68,9 @@ class Wrapped:
     def knows_route(self, scope: Any) -> bool:
         return True
 
+    async def answer_to_error(self, scope: Any, error: Exception) -> None:
+        return None
+
 
 class Moody:
     """A store that can be slow to reserve, and fail to swap, for a test to say."""
