@@ -20,11 +20,11 @@ from typing import Any, get_args
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.states import State
 from tests.faults.campaign import Fault, Run
-from tests.faults.in_place_apps import (
+from tests.faults.in_place_apps import MAKERS
+from tests.faults.in_place_stage import (
     BLOCKING,
     EFFECTS,
     FRAMEWORKS,
-    MAKERS,
     NOT_WRAPPED,
     PATIENCE,
     Case,

@@ -12,7 +12,7 @@ from oncekey.core.states import Event
 from oncekey.web import endings, flask
 from tests.faults import in_place
 from tests.faults.campaign import Run
-from tests.faults.in_place_apps import EFFECTS, FRAMEWORKS, Case
+from tests.faults.in_place_stage import EFFECTS, FRAMEWORKS, Case
 
 BUGS = {
     "an effect that begins while the request is answered": Case(
