@@ -208,11 +208,15 @@ class SqlAlchemyLink(Link):
         self._registry = (registry, threading.get_ident())
 
     def _was_removed(self) -> bool:
-        """``scoped_session.remove()`` in the handler: the next use made another session, which has no guard."""
-        if self._registry is None or self._registry[1] != threading.get_ident():
+        """``scoped_session.remove()`` in the handler: the next use made another session, which has no guard.
+
+        A registry answers for the thread that asks. Where the request ends in another one (a plain function under
+        ASGI), that cannot be asked, and so not be ruled out.
+        """
+        if self._registry is None:
             return False
-        registry = self._registry[0]
-        return not registry.has() or registry() is not self._session
+        registry, thread = self._registry
+        return thread != threading.get_ident() or not registry.has() or registry() is not self._session
 
     def roll_back(self) -> None:
         with self._lock():
