@@ -78,7 +78,7 @@ faults: $(STAMP) ## the long fault campaign: kills, pauses, cuts and restarts, a
 	@$(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: matrix
-matrix: $(STAMP) ## the tests of frameworks and drivers, on their oldest and newest versions (5 minutes)
+matrix: $(STAMP) ## the tests of frameworks and drivers, on their oldest and newest versions (8 minutes)
 	@$(in_memory); $(BIN)/python -m tests.matrix $(ARGS)
 
 .PHONY: pins
