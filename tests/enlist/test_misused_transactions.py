@@ -169,3 +169,19 @@ async def test_a_failed_transaction(postgres_shop: Shop) -> None:
 
     async with refused(postgres_shop, attempt, "is in a failed transaction"):
         await postgres_shop.apis[0].close()
+
+
+async def test_sqlalchemy_that_cannot_tell_autocommit_is_refused(
+    postgres_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 2.0.43 an engine in autocommit mode looks like any other."""
+    monkeypatch.setattr(sa, "__version__", "2.0.42")
+    engine = create_engine(SqlAlchemy(postgres_shop).url())
+
+    async def attempt(op: Operation) -> None:
+        with Session(engine) as session:
+            await op.enlist(session)
+
+    async with refused(postgres_shop, attempt, "2.0.43 or newer"):
+        pass
+    engine.dispose()

@@ -7,12 +7,15 @@ are in ``sqlalchemy_guard.py``.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import UnboundExecutionError
@@ -24,6 +27,11 @@ from oncekey.engine.enlist.sqlalchemy_guard import FAILED, Guard, raw
 from oncekey.errors import EnlistError
 
 
+@cache
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 class SqlAlchemyLink(Link):
     """A ``Session`` (also of a ``scoped_session``) or a ``Connection``."""
 
@@ -31,6 +39,11 @@ class SqlAlchemyLink(Link):
     _transaction: Any
 
     def __init__(self, target: Session | Connection) -> None:
+        if _numbers(sqlalchemy.__version__) < (2, 0, 43):
+            raise EnlistError(
+                f"SQLAlchemy {sqlalchemy.__version__} does not tell whether a connection commits each statement by "
+                "itself, so its transactions cannot be enlisted: upgrade it to 2.0.43 or newer"
+            )
         self._session = target if isinstance(target, Session) else None
         self._target = target
         self.what = "the SQLAlchemy session" if self._session is not None else "the SQLAlchemy connection"
