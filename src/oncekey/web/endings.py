@@ -104,15 +104,10 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
     return Move(event, None, type(error).__name__), _told(operation, error, event, once)
 
 
-def undone_answer(operation: Operation, once: OnceKey) -> Answer:
-    """For an attempt whose transaction is proven to be rolled back."""
-    return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
-
-
 def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:
     """What a request gets that ran, and whose response was not stored."""
     if finished.undone:
-        return undone_answer(operation, once)
+        return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
     decision = decide(finished.record, wanted)
     if isinstance(decision, Replay | Unknown | Deferred):
         return answer_to(decision, operation.policy, once)  # as a retry would
