@@ -53,8 +53,9 @@ LEVELS = {
     logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed JobStarted JobDone "
     "DutyDone",
     logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
-    "JobRetried JobReleased",
+    "JobReleased",
     logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
+    "JobRetried "
     "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable RanTooLong",
     logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull JobDead ReconcileGaveUp DutyFailed",
 }

@@ -49,6 +49,18 @@ def _run(*arguments: str, cwd: Path | None = None, store: str = "") -> tuple[int
     return done.returncode, done.stdout, done.stderr
 
 
+def test_running_command_with_log_format_json_writes_only_json_lines(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'keys.db'}"
+    command = _command("--store", url, "--log-format", "json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=50)
+    assert [json.loads(line)["message"] for line in (first + rest).splitlines()] == ["oncekey upkeep: running"]
+    assert process.returncode == 0
+
+
 def test_once_as_json(shop: Place) -> None:
     """A dry run counts and changes nothing; then it is done, and both are one document."""
     place = _real(shop)

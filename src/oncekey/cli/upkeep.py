@@ -5,11 +5,9 @@ Exit codes: 0 for a clean end, 1 where with ``--once`` a duty failed.
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, cast
 
@@ -17,6 +15,7 @@ import typer
 
 from oncekey.cli.common import AsJson, StoreUrl, opened, print_json
 from oncekey.cli.loading import load
+from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
 from oncekey.core.states import State
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError, OperatorError
@@ -52,6 +51,8 @@ def upkeep(
     sweep_every: Annotated[float, _every("sweeper (expired leases)")] = SWEEP_SECONDS,
     reap_every: Annotated[float, _every("reaper (expired keys)")] = REAP_SECONDS,
     reconcile_every: Annotated[float, _every("reconciler (unknown outcomes)")] = RECONCILE_SECONDS,
+    log_level: LogLevel = Level.WARNING,
+    log_format: LogFormat = Format.TEXT,
     as_json: AsJson = False,
 ) -> None:
     """Keep keys from getting stuck: sweeper, reaper and reconciler, until SIGTERM or SIGINT.
@@ -63,12 +64,12 @@ def upkeep(
     """
     if path is not None and getattr(context.get_parameter_source("store"), "name", "") == "COMMANDLINE":
         raise ConfigurationError(f"--store and {path}: give one of them, an OnceKey has a store of its own")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    say = set_up(log_level, log_format)
     with _target(path, store) as target:
         service = Upkeep(
             target, sweep_every=sweep_every, reap_every=reap_every, reconcile_every=reconcile_every, soft=soft
         )
-        turns = service.run_once(dry_run=dry_run) if once or dry_run else _serve(service)
+        turns = service.run_once(dry_run=dry_run) if once or dry_run else _serve(service, say)
         health = _health(service)
     if as_json:
         done = {turn.duty: turn.result.as_json() if turn.result else {"error": turn.error} for turn in turns}
@@ -104,14 +105,14 @@ def _target(path: str | None, store: str) -> Iterator[OnceKey | Store]:
             yield target
 
 
-def _serve(service: Upkeep) -> list[Turn]:
+def _serve(service: Upkeep, say: Callable[[str], None]) -> list[Turn]:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with service:
-        print("oncekey upkeep: running", file=sys.stderr, flush=True)
+        say("oncekey upkeep: running")
         while not ended.wait(SHOW_SECONDS):
-            print(f"oncekey upkeep: {_line(_health(service))}", file=sys.stderr, flush=True)
+            say(f"oncekey upkeep: {_line(_health(service))}")
     return []
 
 

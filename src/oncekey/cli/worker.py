@@ -12,6 +12,7 @@ import typer
 
 from oncekey.cli.common import AsJson, StoreUrl, print_json
 from oncekey.cli.loading import load
+from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
 from oncekey.errors import ConfigurationError
 from oncekey.outbox.attempts import Counts
 from oncekey.outbox.pump import Until
@@ -34,6 +35,8 @@ def worker(
     ] = GRACE_SECONDS,
     once: Annotated[bool, typer.Option("--once", help="Run one batch, and end.")] = False,
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is due any more.")] = False,
+    log_level: LogLevel = Level.WARNING,
+    log_format: LogFormat = Format.TEXT,
     as_json: AsJson = False,
 ) -> None:
     """Run the jobs of the outbox, until SIGTERM or SIGINT.
@@ -44,8 +47,9 @@ def worker(
     if once and drain:
         raise ConfigurationError("--once and --drain: give one of them")
     until: Until = "once" if once else "drained" if drain else "stopped"
+    say = set_up(log_level, log_format)
     found = load(path, Worker, "the module and name of your Worker, such as app.jobs:worker")
-    with _progress() as (show, interval):
+    with _progress(say, on_terminal=log_format is Format.TEXT and sys.stderr.isatty()) as (show, interval):
         counts = found.run(
             store=store or None, concurrency=concurrency, grace=grace, until=until, progress=show, interval=interval
         )
@@ -63,7 +67,7 @@ def _line(counts: Counts, rate: float) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[tuple[Callable[[Counts], None], float]]:
+def _progress(say: Callable[[str], None], *, on_terminal: bool) -> Iterator[tuple[Callable[[Counts], None], float]]:
     """One line that changes on a terminal; elsewhere a line now and then. On standard error: the result is not."""
     seen = [0.0, time.monotonic()]
 
@@ -73,8 +77,8 @@ def _progress() -> Iterator[tuple[Callable[[Counts], None], float]]:
         seen[:] = [done, at]
         return _line(counts, rate)
 
-    if not sys.stderr.isatty():
-        yield lambda counts: print(f"oncekey worker: {line(counts)}", file=sys.stderr, flush=True), LOG_SECONDS
+    if not on_terminal:
+        yield lambda counts: say(f"oncekey worker: {line(counts)}"), LOG_SECONDS
         return
     try:
         from rich.console import Console

@@ -19,8 +19,8 @@ class Attempt:
     """Made by the pump. Its lease is counted from before the store was asked, so it is never longer here than there."""
 
     __slots__ = (
-        *("began", "conclusion", "cut", "expired", "job", "leased_until", "lost", "owner", "renew_at", "renews"),
-        *("task", "told", "work"),
+        *("began", "conclusion", "cut", "error", "expired", "job", "leased_until", "lost", "owner", "renew_at"),
+        *("renews", "task", "told", "work"),
     )
 
     def __init__(self, job: Job, task: Task, owner: str, asked_at: float, lease: float) -> None:
@@ -39,6 +39,8 @@ class Attempt:
         """The worker stops, and could not wait for it any longer."""
         self.work: asyncio.Task[None] | None = None
         self.conclusion: Conclusion | None = None
+        self.error: BaseException | None = None
+        """What the task raised, for its traceback in the log."""
         self.told = ""
         """What went wrong, as it may be shown in events."""
 

@@ -294,9 +294,10 @@ class Pump:
         self._forget(attempt)
         emit, counts = self._emitter, self.counts
         fields = about_job(attempt.job)
+        error, attempt.error = attempt.error, None  # its traceback holds the attempt
         if conclusion is None:
             counts.lost += 1
-            emit.emit(events.JobLeaseLost(*fields))
+            emit.emit(events.JobLeaseLost(*fields), error=error)
             return
         match conclusion.end:
             case JobEnd.DONE:
@@ -305,10 +306,11 @@ class Pump:
                     emit.emit(events.JobDone(*fields, seconds=time.monotonic() - attempt.began))
             case JobEnd.RETRY:
                 counts.failed += 1
-                emit.emit(events.JobRetried(*fields, in_seconds=conclusion.retry_in, error=attempt.told))
+                wait = round(conclusion.retry_in, 1)
+                emit.emit(events.JobRetried(*fields, in_seconds=wait, error=attempt.told), error=error)
             case JobEnd.DEAD:
                 counts.dead += 1
-                emit.emit(events.JobDead(*fields, error=attempt.told))
+                emit.emit(events.JobDead(*fields, error=attempt.told), error=error)
             case JobEnd.RELEASE:
                 counts.released += 1
                 emit.emit(events.JobReleased(*fields))

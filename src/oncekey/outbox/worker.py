@@ -304,7 +304,7 @@ class Shift:
             elif not attempt.expired:
                 error = asyncio.CancelledError("the task was cancelled, and not by its worker")
         except (Exception, SystemExit) as caught:
-            error = caught
+            error = attempt.error = caught
         attempt.told = describe(error)
         return raised(job, owner, task, error, random.random())
 

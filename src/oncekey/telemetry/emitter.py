@@ -17,12 +17,15 @@ Hook = Callable[[Event], None]
 """The app's own listener. It runs on the way of the request: be quick, and put slow work elsewhere."""
 
 
-def log_event(event: Event) -> None:
-    """One line on the logger ``oncekey``, at the event's level, with the event itself as ``event``."""
+def log_event(event: Event, error: BaseException | None = None) -> None:
+    """One line on the logger ``oncekey``, at the event's level, with the event itself as ``event``.
+
+    ``error``: what the app's own code raised; its traceback follows the line.
+    """
     if not LOGGER.isEnabledFor(event.level):
         return
     shown = " ".join(f"{item.name}={_shown(getattr(event, item.name))}" for item in fields(event))
-    LOGGER.log(event.level, "%s %s", type(event).__name__, shown, extra={"event": event})
+    LOGGER.log(event.level, "%s %s", type(event).__name__, shown, exc_info=error, extra={"event": event})
 
 
 def _shown(value: object) -> str:
@@ -44,8 +47,8 @@ class Emitter:
         """Whether anybody reads such an event. Cheap: loggers remember the answer."""
         return self._hook is not None or LOGGER.isEnabledFor(event_type.level)
 
-    def emit(self, event: Event) -> None:
-        log_event(event)
+    def emit(self, event: Event, *, error: BaseException | None = None) -> None:
+        log_event(event, error)
         if self._hook is None:
             return
         try:

@@ -350,10 +350,10 @@ class JobDone(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobRetried(JobEvent):
-    """A task failed, and will be tried again."""
+    """A task failed at its ``attempt``, and will be tried again ``in_seconds``."""
 
     metric = "api.idempotency.outbox.retried.count"
-    level = INFO
+    level = WARNING
     in_seconds: float
     error: str
 
