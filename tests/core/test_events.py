@@ -33,7 +33,7 @@ from oncekey.telemetry.redaction import describe, redact
 
 KEY = "550e8400-e29b-41d4-a716-446655440000"
 
-# Seed 003, section 7.
+# What dashboards of the APIs that oncekey was designed for already count.
 SEED_METRICS = [
     "api.idempotency.reserve.created.count",
     "api.idempotency.reserve.replay.count",
@@ -108,7 +108,7 @@ def logger() -> Iterator[logging.Logger]:
 
 
 def test_every_metric_of_the_seed_exists() -> None:
-    """The twelve names of seed 003, each on exactly one event, and all others in the same style."""
+    """Each of the twelve usual names is on exactly one event, and all others are in the same style."""
     metrics = [kind.metric for kind in KINDS]
     assert len(SEED_METRICS) == 12
     assert set(SEED_METRICS) <= set(metrics)

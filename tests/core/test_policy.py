@@ -128,7 +128,7 @@ def test_a_replaced_policy_derives_anew() -> None:
 
 
 def test_the_defaults_that_are_promises() -> None:
-    """What README and DESIGN say of a policy that nobody touched."""
+    """The defaults that README and docs/policy.md name."""
     policy = Policy()
     assert (policy.effects, policy.effects_kind) == ("external", Effects.EXTERNAL)
     assert policy.required

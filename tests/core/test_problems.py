@@ -1,4 +1,4 @@
-"""Every situation in every profile: statuses of DESIGN section 9, valid JSON, the right headers, no key."""
+"""Every situation in every profile: statuses, valid JSON, the right headers, no key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from oncekey.core.problems import (
 KEY = "550e8400-e29b-41d4-a716-446655440000"
 DOCS = "https://api.example.com/docs/idempotency"
 
-# DESIGN section 9: situation -> statuses in ietf, stripe, governance; and whether it carries Retry-After.
+# Situation -> statuses in ietf, stripe, governance; and whether it carries Retry-After.
 STATUSES = {
     "key-missing": (400, 400, 400),
     "key-malformed": (400, 400, 400),
@@ -98,7 +98,7 @@ def test_the_expectations_cover_every_situation() -> None:
 
 @every
 def test_the_status_is_that_of_the_page(profile: ProfileName, situation: Situation) -> None:
-    """The table of DESIGN section 9, literally."""
+    """The statuses, written down a second time."""
     assert problem(profile, situation).status == STATUSES[situation][PROFILES.index(profile)]
 
 
@@ -145,7 +145,7 @@ def test_stripe_names_the_reuse_as_stripe_does() -> None:
 
 @pytest.mark.parametrize("situation", [s for s in Situation if s is not Situation.DEFERRED])
 def test_governance_is_a_fault(situation: Situation) -> None:
-    """Seed 000: faultId and traceId as given by the engine, and one error with a code of its own."""
+    """faultId and traceId as given by the engine, and one error with a code of its own."""
     answer = problem("governance", situation, fault_id="f-1", trace_id='t"1')
     assert answer == problem("governance", situation, fault_id="f-1", trace_id='t"1'), "nothing is random"
     fault = body_of(answer)["fault"]
@@ -157,7 +157,7 @@ def test_governance_is_a_fault(situation: Situation) -> None:
 
 
 def test_governance_calls_a_mismatch_what_the_seed_calls_it() -> None:
-    """The code, and the first words, of seed 000's example."""
+    """The code and the first words that clients of the governance profile know."""
     (error,) = body_of(problem("governance", Situation.MISMATCH))["fault"]["errors"]
     assert error["errorCode"] == "IDEMPOTENCY_CONFLICT"
     assert error["description"].startswith("An Idempotency-Key may not be reused with a different request")
@@ -375,7 +375,7 @@ def test_constant_answers_are_built_once(profile: ProfileName) -> None:
 
 
 def test_the_replay_markers() -> None:
-    """DESIGN section 9, last rows; in governance the echoed key is the sign."""
+    """In the governance profile the echoed key is the sign of a replay."""
     assert replay_marker("ietf") == (b"idempotency-replayed", b"true")
     assert replay_marker("stripe") == (b"idempotent-replayed", b"true")
     assert replay_marker("governance") is None

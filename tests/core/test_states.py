@@ -1,4 +1,4 @@
-"""The state table, against DESIGN section 3 written down a second time, and the swaps built from it."""
+"""The state table, written down a second time as text, and the swaps built from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncekey.core.states import FINAL, MAY_RERUN, STARTS, TABLE, Actor, Effects,
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import IllegalTransition
 
-# DESIGN section 3: (from, event, by) -> the possible targets. "-" is no row. Conditions after a slash.
+# (from, event, by) -> the possible targets. "-" is no row. Conditions after a slash.
 DESIGN = """
 -                 reserve    request     in_progress
 in_progress       renew      owner       in_progress
@@ -125,7 +125,7 @@ def build(record: Record, event: Event, by: Actor, **more: Any) -> Swap:
 
 
 def test_the_page_and_the_table_name_the_same_moves() -> None:
-    """Read as sets, the literal table of DESIGN section 3 and ``TABLE`` are equal, conditions included."""
+    """Read as sets, the text above and ``TABLE`` are equal, conditions included."""
     actual = {
         (move.source or "-", str(move.event), str(actor), move.target or "-", frozenset(map(str, move.when)))
         for move in TABLE

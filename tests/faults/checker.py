@@ -5,8 +5,8 @@ checks one promise for one key, and yields what is wrong; ``check`` tells the ru
 ``tests/faults/test_checker.py`` plants a violation of each.
 
 What it takes I1 to say of an effect at a provider that does not honour keys: never two, whatever the key says. The
-one residue that DESIGN states (an owner paused between its last lease check and the call) is for the fault that pauses
-to name, in ``residue``.
+one residue that docs/guarantees.md states (an owner paused between its last lease check and the call) is for the fault
+that pauses to name, in ``residue``.
 """
 
 from __future__ import annotations

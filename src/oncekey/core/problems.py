@@ -1,6 +1,6 @@
 """Statuses and words on the wire, for everything that oncekey answers by itself.
 
-Owns DESIGN section 9: which status, which headers, which sentence, in each of three profiles. Must not decide
+Owns what the client reads: which status, which headers, which sentence, in each of three profiles. Must not decide
 which situation a request is in (``decision.py``), and is never given a key or a body, so it cannot repeat one
 (hazard 28): ``detail`` comes from the caller, who must not put one there either.
 
@@ -8,7 +8,7 @@ The profiles:
 
 * ``ietf`` (default): draft-ietf-httpapi-idempotency-key-header with problem details (RFC 9457).
 * ``stripe``: the statuses, the ``{"error": …}`` object and the ``Stripe-Should-Retry`` that Stripe's libraries read.
-* ``governance``: the ``{"fault": …}`` object of seed 000.
+* ``governance``: the ``{"fault": …}`` object that many API guidelines ask for.
 
 Every message says what happened, what it means, and what to do. A caller's ``detail`` replaces only the first
 part, so that no 409 can lose the advice to keep the key.

@@ -4,8 +4,8 @@ Owns the list of events, the name of each one's metric and the level at which it
 key or a body (hazard 28; ``redaction.py`` has how they are shown). Must not know Prometheus or OpenTelemetry: those
 read ``metric`` and ``amount`` in modules of their own.
 
-The first twelve metric names are those of seed 003, section 7; oncekey's own follow the same style. ``emitter.py``
-sends them.
+The first twelve metric names are the usual ones of an idempotency layer; oncekey's own follow the same style.
+``emitter.py`` sends the events.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class JobEvent(KeyEvent):
     job_id: str
 
 
-# The twelve of seed 003.
+# The twelve usual ones.
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from oncekey.stores.postgres.statements import (
 )
 
 _THERE: LiteralString = "SELECT name, to_regclass(name) IS NOT NULL FROM unnest(%s::text[]) AS name"
-_TRIES = 5  # FINDINGS.md: a lost race needed at most five statements to see the winner's row
+_TRIES = 5  # measured: a lost race needed at most five statements to see the winner's row
 
 
 class _LostRace(Exception):
