@@ -91,8 +91,8 @@ class Api:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://shop")
 
-    async def post(self, key: str = "k-1", cents: int = 5) -> httpx.Response:
-        return await self.http.post("/payments", headers={"Idempotency-Key": key}, json={"cents": cents})
+    async def post(self, key: str = "k-1", cents: int = 5, **headers: str) -> httpx.Response:
+        return await self.http.post("/payments", headers={"Idempotency-Key": key, **headers}, json={"cents": cents})
 
     async def close(self) -> None:
         await self.http.aclose()

@@ -65,7 +65,7 @@ def print_sight(sight: Sight, reveal: bool) -> None:
     else:
         table([], _facts(sight.record, reveal))
     _section("steps", ("NAME", "KIND", "STATE", "REPEATABLE", "RESULT", "DOWNSTREAM KEY", "PROVIDER ID"), [
-        (s.name, s.kind, s.state, _yes(s.repeatable), masked(s.result, reveal) or "", s.downstream_key or "",
+        (s.name, *_kind_and_state(s), _yes(s.repeatable), masked(s.result, reveal) or "", s.downstream_key or "",
          s.provider_id or "")
         for s in sight.steps
     ])  # fmt: skip
@@ -77,6 +77,10 @@ def print_sight(sight: Sight, reveal: bool) -> None:
     answer = "" if outlook.status is None else f"{outlook.status}: "
     kind = f" ({outlook.problem})" if outlook.problem else ""
     print(f"\nthe same request gets now: {answer}{plain(outlook.words)}{kind}")
+
+
+def _kind_and_state(step: Step) -> tuple[str, str]:
+    return ("request", "kept") if step.is_request else (step.kind, step.state)
 
 
 def _facts(record: Record, reveal: bool) -> list[tuple[str, str]]:
@@ -200,8 +204,8 @@ def response_json(response: StoredResponse | None, reveal: bool) -> dict[str, An
 def step_json(step: Step, reveal: bool) -> dict[str, Any]:
     return {
         "name": step.name,
-        "kind": step.kind,
-        "state": step.state,
+        "kind": _kind_and_state(step)[0],
+        "state": _kind_and_state(step)[1],
         "repeatable": step.repeatable,
         "downstream_key": step.downstream_key,
         "provider_id": step.provider_id,

@@ -190,6 +190,10 @@ class Policy:
     quarantine: timedelta = timedelta(minutes=5)
     """How long after the end of the lease an ``unknown`` may be refuted: what was sent may still be on its way."""
 
+    keep_request: bool = False
+    """Keep the request itself beside the key, for ``once.resume`` (docs/phases.md). Only with ``effects="phased"``. Its
+    body then lies in the store as it was sent, unencrypted, until the key is deleted: hence off."""
+
     # Derived once, since the hot path wants numbers and lower-case names.
     effects_kind: Effects = field(init=False, repr=False, compare=False)
     recipe: Recipe = field(init=False, repr=False, compare=False)
@@ -220,6 +224,8 @@ class Policy:
         for name in ("max_request_bytes", "max_response_bytes", "key_min_length", "key_max_length"):
             if type(getattr(self, name)) is not int:
                 raise ConfigurationError(f"Policy({name}=…): it takes a whole number")
+        if not isinstance(self.keep_request, bool):
+            raise ConfigurationError("Policy(keep_request=…): it takes True or False")
         if not isinstance(self.retryable_statuses, Iterable):
             raise ConfigurationError("Policy(retryable_statuses=…): it takes a collection of statuses from 400 to 599")
         for name in ("methods", "stored_headers", "fingerprint_fields", "fingerprint_headers"):
@@ -258,6 +264,11 @@ class Policy:
         if self.ttl <= self.lease:
             raise ConfigurationError(
                 f"Policy(ttl={self.ttl}, lease={self.lease}): answers must be kept longer than a lease lasts"
+            )
+        if self.keep_request and self.effects != "phased":
+            raise ConfigurationError(
+                f"Policy(keep_request=True, effects={self.effects!r}): only a phased route can be resumed without its "
+                "client, so only effects='phased' keeps the request"
             )
         if forbidden := self.stored_headers & NEVER_STORED:
             raise ConfigurationError(

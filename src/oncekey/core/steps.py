@@ -13,6 +13,8 @@ from oncekey.core.values import value
 
 STARTED = "started"
 """The recovery point of a record that has intended its first step and finished none."""
+REQUEST = "oncekey:request"
+"""The name under which the request itself is kept among the steps (``core/kept_request.py``). It is no step."""
 
 
 class StepKind(StrEnum):
@@ -38,6 +40,11 @@ class Step:
     downstream_key: str | None = None
     provider_id: str | None = None
     """What the provider calls it, so that a webhook finds its key."""
+
+    @property
+    def is_request(self) -> bool:
+        """It is the kept request, and no step of the app."""
+        return self.name == REQUEST
 
 
 @value

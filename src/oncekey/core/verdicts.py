@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from oncekey.core.downstream import downstream_key
+from oncekey.core.kept_request import request_in
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
 from oncekey.core.routes import METHOD_AND_PATH, compiled
@@ -94,12 +95,14 @@ class Settlement:
 class Inquiry:
     """What a resolver is asked about: one key whose outcome is unknown. To read, not to change."""
 
-    __slots__ = ("_record", "steps")
+    __slots__ = ("_record", "request", "steps")
 
     def __init__(self, record: Record, steps: tuple[Step, ...]) -> None:
         self._record = record
-        self.steps = steps
+        self.steps = tuple(step for step in steps if not step.is_request)
         """Of a phased request, in the order in which they were first written."""
+        self.request = request_in(steps)
+        """The request, where its route has ``Policy(keep_request=True)``; otherwise None."""
 
     @property
     def scope(self) -> str:

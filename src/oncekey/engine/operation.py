@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from oncekey.core.downstream import downstream_key
 from oncekey.core.evidence import Evidence
 from oncekey.core.judgment import HandlerWord
+from oncekey.core.kept_request import KeptRequest
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.states import Effects
@@ -47,6 +48,7 @@ class Operation:
         "policy",
         "record",
         "renew_at",
+        "request",
         "runs_until",
         "scope",
         "steps",
@@ -75,6 +77,8 @@ class Operation:
         self.enlisted: Enlisted | None = None
         """The transaction that this request ends with; None: it has not enlisted one, or that is over."""
         self.steps: Steps | None = None
+        self.request: KeptRequest | None = None
+        """The request that the key stands for; None: the route's policy does not have ``keep_request``."""
         self.enqueued: dict[tuple[str, str], int] = NOTHING
         """How many jobs of each task, apart by phase, this attempt has added to the outbox."""
         self.unawaited: dict[Flow[Any], tuple[str, Coroutine[Any, Any, Any]]] | None = None

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from oncekey.core.kept_request import as_step
 from oncekey.core.record import Record, Swap, swap
 from oncekey.core.states import Actor, Effects, Event, State
-from oncekey.core.steps import STARTED, Step, StepKind, StepsOf, StepState
+from oncekey.core.steps import REQUEST, STARTED, Step, StepKind, StepsOf, StepState
 from oncekey.engine import enlisted, enlisting
 from oncekey.engine.enlist.base import LEAVE_IT
 from oncekey.engine.enlisting import Enlisted, Stage, statements_of
@@ -202,7 +203,7 @@ def _point(operation: Operation) -> str:
     return operation.record.recovery_point or STARTED
 
 
-def _advance(operation: Operation, step: Step, recovery_point: str, effects: Effects) -> Flow[None]:
+def _advance(operation: Operation, step: Step, recovery_point: str | None, effects: Effects | None) -> Flow[None]:
     """Write a step and renew the lease, as the owner or not at all. Writing it twice is writing it once."""
     record = operation.record
     at = (record.scope, record.key)
@@ -250,8 +251,10 @@ def _enter(operation: Operation, name: str) -> tuple[Engine, Steps]:
             f"{operation.name} is declared effects='{operation.policy.effects}': steps are remembered for "
             "Policy(effects='phased') only"
         )
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or name == STARTED:
-        raise StepError(f"a step's name has 1 to {MAX_NAME_LENGTH} printable characters, and is not '{STARTED}'")
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or name in (STARTED, REQUEST):
+        raise StepError(
+            f"a step's name has 1 to {MAX_NAME_LENGTH} printable characters, and is neither '{STARTED}' nor '{REQUEST}'"
+        )
     steps = operation.steps = operation.steps or Steps()
     if operation.enlisted is not None:
         raise StepError(
@@ -271,11 +274,8 @@ def _enter(operation: Operation, name: str) -> tuple[Engine, Steps]:
 
 def _remembered(operation: Operation, steps: Steps, name: str, kind: StepKind) -> Flow[Step | None]:
     """What an earlier attempt left of this step, if it was done; None: it is this attempt's turn."""
-    if operation.attempt > 1 and not steps.loaded:
-        found: list[Step] = yield StepsOf(operation.record.scope, operation.record.key)
-        steps.known = {step.name: step for step in found}
-        steps.waiting = {step.name for step in found if step.state is StepState.DONE}
-        steps.loaded = True
+    if not steps.loaded:
+        yield from _load(operation, steps)
     steps.used.add(name)
     steps.waiting.discard(name)
     step = steps.known.get(name)
@@ -293,6 +293,19 @@ def _remembered(operation: Operation, steps: Steps, name: str, kind: StepKind) -
             f"step '{name}' was a {step.kind} when an earlier attempt came by, and is a {kind} now: rename it"
         )
     return step if step.state is StepState.DONE else None
+
+
+def _load(operation: Operation, steps: Steps) -> Flow[None]:
+    """Before the first step of an attempt: read what earlier ones did, and keep the request where that is wanted."""
+    found: list[Step] = []
+    if operation.attempt > 1:
+        found = yield StepsOf(operation.record.scope, operation.record.key)
+    steps.known = {step.name: step for step in found if not step.is_request}
+    steps.waiting = {name for name, step in steps.known.items() if step.state is StepState.DONE}
+    if operation.request is not None and len(found) == len(steps.known):
+        # Without a recovery point: a key that has kept its request and taken no step has done nothing.
+        yield from _advance(operation, as_step(operation.request), None, None)
+    steps.loaded = True
 
 
 def _remember(name: str, result: Any) -> bytes:

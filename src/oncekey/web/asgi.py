@@ -19,6 +19,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from oncekey.core.decision import Execute
+from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
@@ -240,6 +241,8 @@ class _Exchange:
             loop = asyncio.get_running_loop()
             covered = self.endpoints is not None and self.endpoints.cover()
             operation = Operation(decision.record, self.policy, tenant, engine, loop, covered=covered)
+            if self.policy.keep_request:
+                operation.request = kept_request(wanted.parts, self.policy.recipe.headers)
             await Handling(
                 self.app, self.once, self.scope, self.receive, self.send,
                 operation=operation, wanted=wanted, body=body, key_header=key_header, endpoints=self.endpoints,

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 
 from oncekey.core.decision import Execute
+from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.routes import Route
@@ -211,6 +212,8 @@ class Exchange:
 
     def _execute(self, record: Record, tenant: str, body: bytes) -> Iterable[bytes]:
         self.operation = Operation(record, self.policy, tenant, self.once.engine, covered=self.covered)
+        if self.policy.keep_request:
+            self.operation.request = kept_request(self.wanted.parts, self.policy.recipe.headers)
         self.once.engine.keeper.watch(self.operation)
         environ = dict(self.environ)
         environ.pop("HTTP_ACCEPT_ENCODING", None)  # we store identity bytes; compress in front of us

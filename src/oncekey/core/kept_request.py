@@ -1,0 +1,83 @@
+"""A request as a phased key keeps it (``Policy(keep_request=True)``), so that upkeep can go on without the client.
+
+It is one more row of the key's steps, under a name that no step of an app can have. The row says ``phase`` and
+``intended``, which no real phase ever is: a process of an older version, beside this one in a deploy, reads the row and
+takes no notice of it.
+
+Kept are the method, the path, the query, the body, the content type and the headers that count in the fingerprint.
+None of these headers can be a credential: ``Policy(fingerprint_headers=…)`` refuses those.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any
+
+import orjson
+
+from oncekey.core.recipe import Parts
+from oncekey.core.steps import REQUEST, Step, StepKind, StepState
+from oncekey.core.values import value
+
+
+@value
+class KeptRequest:
+    """The first request that came with the key. To read, not to change."""
+
+    method: str
+    path: str
+    """As it was sent: percent-encoded where the server passes that on."""
+    query: str
+    """Without the question mark."""
+    headers: dict[str, str] = field(hash=False)
+    """The content type and the headers of the fingerprint; names are in lower case."""
+    body: bytes
+
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    def __repr__(self) -> str:
+        return f"KeptRequest({self.method}, {len(self.body)} bytes)"  # bodies do not belong in logs
+
+
+def kept_request(parts: Parts | None, header_names: frozenset[bytes]) -> KeptRequest | None:
+    """What is kept of a request. ``header_names``: those that count in its fingerprint, in lower case."""
+    if parts is None:
+        return None
+    method, path, query, content_type, body, read_lines = parts
+    headers: dict[str, str] = {} if content_type is None else {"content-type": content_type}
+    for line, text in read_lines(header_names) if header_names else ():
+        name, said = line.decode("latin-1").lower(), text.decode("latin-1")
+        headers[name] = f"{headers[name]}, {said}" if name in headers else said
+    return KeptRequest(method, _text(path), query.decode("latin-1"), headers, body)
+
+
+def as_step(request: KeptRequest) -> Step:
+    said: dict[str, Any] = {
+        "method": request.method,
+        "path": request.path,
+        "query": request.query,
+        "headers": request.headers,
+    }
+    try:
+        said["text"] = request.body.decode()
+    except UnicodeDecodeError:
+        said["base64"] = base64.b64encode(request.body).decode()
+    return Step(REQUEST, StepKind.PHASE, StepState.INTENDED, True, orjson.dumps(said))
+
+
+def request_in(steps: Sequence[Step]) -> KeptRequest | None:
+    """The request that is kept among the steps of a key; None: none was kept."""
+    step = next((step for step in steps if step.is_request), None)
+    if step is None or step.result is None:
+        return None
+    said = orjson.loads(step.result)
+    body = base64.b64decode(said["base64"]) if "base64" in said else said["text"].encode()
+    return KeptRequest(said["method"], said["path"], said["query"], said["headers"], body)
+
+
+def _text(path: str) -> str:
+    """Servers differ in how they pass on bytes that are not UTF-8; JSON takes no lone surrogates."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
