@@ -18,6 +18,7 @@ class Evidence:
 
     __slots__ = (
         "calls",
+        "cause",
         "covered",
         "error",
         "raised",
@@ -44,14 +45,17 @@ class Evidence:
         self.raised_name = ""
         """The class of what was raised, for the record."""
         self.error: BaseException | None = None
-        """What was raised, where it is one of SPEAKING_ERRORS. Others are not kept: a traceback holds the request."""
+        """What was raised, where it is one of SPEAKING_ERRORS."""
+        self.cause: BaseException | None = None
+        """Whatever was raised, for its traceback in the log. Kept until the attempt is judged, and no longer: a
+        traceback holds the request."""
         self.refused = False
         """The request validation turned the request away before the endpoint was entered."""
 
     def entered(self) -> None:
         self.calls += 1
         self.running += 1
-        self.returned = self.raised_status = self.error = None
+        self.returned = self.raised_status = self.error = self.cause = None
         self.raised = False
 
     def returned_with(self, status: int) -> None:
@@ -71,6 +75,7 @@ class Evidence:
     def heard(self, error: BaseException) -> None:
         """Something was raised: by the endpoint, or by what runs around it."""
         self.raised_name = type(error).__name__
+        self.cause = error
         if isinstance(error, SPEAKING_ERRORS) and self.error is None:
             self.error = error
 

@@ -1,8 +1,8 @@
 """Statuses and words on the wire, for everything that oncekey answers by itself.
 
 Owns what the client reads: which status, which headers, which sentence, in each of three profiles. Must not decide
-which situation a request is in (``decision.py``), and is never given a key or a body, so it cannot repeat one
-(hazard 28): ``detail`` comes from the caller, who must not put one there either.
+which situation a request is in (``decision.py``), and is never given a key or a body, so it cannot repeat one:
+``detail`` comes from the caller, who must not put one there either, and ``reference`` is a key that is masked already.
 
 The profiles:
 
@@ -128,7 +128,7 @@ _ENTRIES: dict[Situation, _Entry] = {
         "it is not executed again.",
         "Keep the key, since a new one could do the operation twice. The operator of this API settles the outcome, not "
         "the client, and then the same request with the same key gets it: ask again after the time in Retry-After. If "
-        "it takes too long, contact the operator and name the key.",
+        "it takes too long, contact the operator and give the reference that is in this answer.",
         (_IDEMPOTENCY, "idempotency_outcome_unknown"), "IDEMPOTENCY_OUTCOME_UNKNOWN", 60),
     _S.DEFERRED: _Entry(
         (202, 202, 202), "The request is accepted",
@@ -257,6 +257,7 @@ def problem(
     retry_after: float | None = None,
     status: int | None = None,
     location: str | None = None,
+    reference: str | None = None,
     docs_url: str | None = None,
     fault_id: str = "",
     trace_id: str = "",
@@ -265,9 +266,9 @@ def problem(
     """The answer for a situation.
 
     ``retry_after`` is used where a retry makes sense, ``status`` by refusals alone, ``location`` by DEFERRED,
-    ``challenge`` by NOT_AUTHENTICATED; ``fault_id`` and ``trace_id`` by the governance profile, from outside,
-    since nothing here is random. ``docs_url`` is the app's page about idempotency, or, if it ends in a slash,
-    the folder with a page for each situation.
+    ``reference`` by UNKNOWN, ``challenge`` by NOT_AUTHENTICATED; ``fault_id`` and ``trace_id`` by the governance
+    profile, from outside, since nothing here is random. ``docs_url`` is the app's page about idempotency, or, if it
+    ends in a slash, the folder with a page for each situation.
     """
     if situation in _REFUSALS:
         if status is not None and not 400 <= status < 500:
@@ -276,8 +277,8 @@ def problem(
         raise ValueError(f"the status of '{situation}' is given by the profile")
     ids = (fault_id, trace_id) if profile == "governance" else ("", "")
     wait = _whole_seconds(retry_after)
-    asked = _Asked(profile, situation, wait, status, docs_url, challenge, detail, location, *ids)
-    if detail is None and location is None and ids == ("", ""):
+    asked = _Asked(profile, situation, wait, status, docs_url, challenge, detail, location, reference, *ids)
+    if detail is None and location is None and reference is None and ids == ("", ""):
         return _constant(asked)  # a hot key draws thousands of the same 409: build it once
     return _build(asked)
 
@@ -344,6 +345,7 @@ class _Asked(NamedTuple):
     challenge: str
     detail: str | None
     location: str | None
+    reference: str | None
     fault_id: str
     trace_id: str
 
@@ -354,6 +356,7 @@ def _build(asked: _Asked) -> Answer:
     status = asked.status or entry.statuses[PROFILES.index(profile)]
     message = f"{_sentence(asked.detail) if asked.detail else entry.happened} {entry.advice}"
     docs = _in_header(asked.docs_url) if asked.docs_url else None
+    reference = {} if asked.reference is None else {"reference": asked.reference}
     content_type = "application/json"
     members: dict[str, object]
     if situation is Situation.DEFERRED:  # good news, in no profile an error object
@@ -361,11 +364,13 @@ def _build(asked: _Asked) -> Answer:
     elif profile == "ietf":
         content_type = "application/problem+json"
         members = {"type": _type(situation, docs), "title": entry.title, "status": status, "detail": message}
+        members |= reference
     elif profile == "stripe":
         error = {"type": entry.stripe[0], "code": entry.stripe[1], "message": message}
-        members = {"error": error | ({"doc_url": docs} if docs else {})}
+        members = {"error": error | ({"doc_url": docs} if docs else {}) | reference}
     else:
-        members = _fault(asked.fault_id, asked.trace_id, {"errorCode": entry.fault, "description": message})
+        error = {"errorCode": entry.fault, "description": message} | reference
+        members = _fault(asked.fault_id, asked.trace_id, error)
     body = _json(members)
     # 404 and 410 may be cached by default (RFC 9111), and every one of these answers can be another one soon.
     headers = [

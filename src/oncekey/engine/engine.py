@@ -254,11 +254,12 @@ class Engine:
             case Event.DISCARD if wants(events.Discarded):
                 emit(events.Discarded(*about(record)))
 
-    def tell_once(self, route: str, message: str) -> None:
-        """Warn the developer about a route; ``message`` has one ``%s``. The same message comes once per route."""
+    def tell_once(self, route: str, message: str, *values: str, error: BaseException | None = None) -> None:
+        """Warn the developer about a route: ``message`` has a ``%s`` for it, and one for each of ``values``. The same
+        message comes once per route. ``error``: its traceback follows."""
         if len(self._told) < MAX_TOLD and (route, message) not in self._told:
             self._told.add((route, message))
-            _log.warning(message, route)
+            _log.warning(message, route, *values, exc_info=error)
 
     def _lost(self, operation: Operation, event: Event, seen: Record | None) -> Finished:
         operation.lost = True

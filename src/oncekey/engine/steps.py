@@ -51,12 +51,14 @@ AGAIN_SECONDS = 0.25
 class Steps:
     """What one attempt knows of the steps of its request."""
 
-    __slots__ = ("known", "loaded", "not_executed", "phase", "under_way", "used", "waiting")
+    __slots__ = ("known", "loaded", "not_executed", "open_effects", "phase", "under_way", "used", "waiting")
 
     def __init__(self) -> None:
         self.loaded = False
         self.under_way: str | None = None
         """The step that has begun and is not over."""
+        self.open_effects: list[str] = []
+        """Effects of this attempt that may not be repeated, were called, and did not say how they ended."""
         self.phase: str | None = None
         """The phase whose transaction is open."""
         self.known: dict[str, Step] = {}
@@ -155,13 +157,19 @@ def effect(
         # An earlier effect of this request that left it in doubt keeps it so, whatever becomes of this one.
         without = Effects.EXTERNAL if operation.has_open_effect else Effects.PHASED
         yield from _intend(operation, step, without if repeatable else Effects.EXTERNAL)
+        if not repeatable:
+            steps.open_effects.append(name)
         result = yield from _call(operation, step, without, work)
         kept = _remember(name, result)
         done = replace(step, state=StepState.DONE, result=kept, provider_id=_provider_id(name, provider_id, result))
         yield from _conclude(operation, done, without)
+        if not repeatable:
+            steps.open_effects.remove(name)
         return orjson.loads(kept)
     except NotExecuted as error:
         steps.not_executed.append(error)
+        if name in steps.open_effects:
+            steps.open_effects.remove(name)
         raise
     finally:
         steps.under_way = None

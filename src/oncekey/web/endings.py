@@ -19,6 +19,7 @@ from oncekey.engine.flows import Finished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.web import unknown_outcomes
 from oncekey.web.wire import UNAVAILABLE_RETRY_SECONDS, answer_headers, answer_to, refusal, storable, unknown
 
 _log = logging.getLogger("oncekey")
@@ -36,14 +37,6 @@ _NOTICES = {
         "unknown outcome. Protect the app itself with its framework's protect(), or accept this"
     ),
 }
-
-_LEFT_UNKNOWN = (
-    "%s left a key whose outcome is unknown: its handler raised, answered 5xx, or was answered for, and its effects "
-    "may be anywhere (effects='external'). Retries of that key get 409 until it is settled: `oncekey keys list --state "
-    "unknown` and `oncekey keys resolve`, or register a resolver. To let retries run, declare the route "
-    "'transactional', 'phased' or 'repeatable', or say that nothing happened with `raise NotExecuted` or "
-    "op.not_executed(): see docs/endings.md. This is said once per route"
-)
 
 _NOT_AWAITED = (
     "%s: op.%s(…) was not awaited, so it did not happen, and the response is not stored: write "
@@ -76,9 +69,9 @@ def answered(
     # An exception that became a 4xx commits nothing: its handler may have left a verb on purpose, and the 4xx stands.
     if operation.unawaited and judgment.commits and (verbs := _not_awaited(operation)):
         event = _judged(operation, None).event  # as a response that broke off
-        return Move(event, None, f"op.{verbs[0]} was not awaited"), in_place_of(event, once)
+        return Move(event, None, f"op.{verbs[0]} was not awaited"), in_place_of(event, operation, once)
     if event not in _WITH_RESPONSE:
-        instead = in_place_of(event, once) if judgment.ours else None
+        instead = in_place_of(event, operation, once) if judgment.ours else None
         if replaces and error is not None:
             instead = _told(operation, error, event, once)
         return Move(event, None, _reason(operation, status)), instead
@@ -133,8 +126,9 @@ def _judged(operation: Operation, status: int | None) -> Judgment:
     engine = operation.engine
     if engine is not None and judgment.notice is not None:
         engine.tell_once(operation.name, _NOTICES[judgment.notice])
-    if engine is not None and judgment.event is Event.DOUBT and operation.policy.effects_kind is Effects.EXTERNAL:
-        engine.tell_once(operation.name, _LEFT_UNKNOWN)
+    error, operation.evidence.cause = operation.evidence.cause, None
+    if engine is not None and judgment.event is Event.DOUBT:
+        unknown_outcomes.tell(engine, operation, status, error)
     return judgment
 
 
@@ -160,12 +154,12 @@ def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[
     """The operation has begun, so this is its answer, as any other 4xx."""
     answer = refusal(once, Situation.REFUSED_LATE, detail=error.detail, status=error.status)
     move, _ = answered(operation, answer.status, answer_headers(answer, None, None), answer.body, once)
-    return move, unknown(once) if move.event is Event.DOUBT else answer
+    return move, unknown(once, operation.key) if move.event is Event.DOUBT else answer
 
 
-def in_place_of(event: Event, once: OnceKey) -> Answer:
+def in_place_of(event: Event, operation: Operation, once: OnceKey) -> Answer:
     """In place of a success that is not stored."""
-    return unknown(once) if event is Event.DOUBT else refusal(once, Situation.FAILED)
+    return unknown(once, operation.key) if event is Event.DOUBT else refusal(once, Situation.FAILED)
 
 
 def _told(operation: Operation, error: BaseException, event: Event, once: OnceKey) -> Answer | None:
@@ -173,7 +167,7 @@ def _told(operation: Operation, error: BaseException, event: Event, once: OnceKe
     if not isinstance(error, Refused | NotExecuted | OutcomeUnknown | StoreError):
         return None
     if event is Event.DOUBT:
-        return unknown(once)
+        return unknown(once, operation.key)
     if isinstance(error, Refused):
         situation = Situation.REFUSED if event is Event.DISCARD else Situation.REFUSED_LATE
         return refusal(once, situation, detail=error.detail, status=error.status)

@@ -18,6 +18,7 @@ from typing import Any
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker
 from oncekey.core.routes import Routes
+from oncekey.telemetry.redaction import redact
 
 HEADER = "Idempotency-Key"
 EXTENSION = "x-idempotency"
@@ -173,7 +174,8 @@ class _Shared:
 
     def add_answer(self, responses: Fragment, situation: Situation) -> None:
         """Put one situation under its status, beside whatever is declared there."""
-        answer = problem(self._profile, situation, docs_url=self._docs_url)
+        reference = redact(EXAMPLE_KEY) if situation is Situation.UNKNOWN else None
+        answer = problem(self._profile, situation, docs_url=self._docs_url, reference=reference)
         body = json.loads(answer.body)
         title = _title(situation)
         response = responses.setdefault(str(answer.status), {})
@@ -240,13 +242,15 @@ def _object(properties: Fragment, required: list[str] | None = None, **more: Any
 
 
 _TEXT = {"type": "string"}
+_REFERENCE = {"type": "string", "description": "For the support of this API: where the outcome is not known."}
 
 _SCHEMAS: dict[ProfileName, tuple[str, Fragment]] = {
     "ietf": (
         "IdempotencyProblem",
         _object(
             {"type": {"type": "string", "format": "uri-reference"}, "title": _TEXT, "status": {"type": "integer"}}
-            | {"detail": _TEXT},
+            | {"detail": _TEXT, "reference": _REFERENCE},
+            ["type", "title", "status", "detail"],
             description="Why an Idempotency-Key got no result, as an RFC 9457 problem.",
         ),
     ),
@@ -255,7 +259,8 @@ _SCHEMAS: dict[ProfileName, tuple[str, Fragment]] = {
         _object(
             {
                 "error": _object(
-                    {"type": _TEXT, "code": _TEXT, "message": _TEXT, "doc_url": _TEXT}, ["type", "code", "message"]
+                    {"type": _TEXT, "code": _TEXT, "message": _TEXT, "doc_url": _TEXT, "reference": _REFERENCE},
+                    ["type", "code", "message"],
                 )
             },
             description="Why an Idempotency-Key got no result.",
@@ -269,7 +274,13 @@ _SCHEMAS: dict[ProfileName, tuple[str, Fragment]] = {
                     {
                         "faultId": _TEXT,
                         "traceId": _TEXT,
-                        "errors": {"type": "array", "items": _object({"errorCode": _TEXT, "description": _TEXT})},
+                        "errors": {
+                            "type": "array",
+                            "items": _object(
+                                {"errorCode": _TEXT, "description": _TEXT, "reference": _REFERENCE},
+                                ["errorCode", "description"],
+                            ),
+                        },
                     }
                 )
             },

@@ -45,7 +45,7 @@ from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import environs
 from oncekey.web.scopes import Receive, Scope, Send, route_path
-from oncekey.web.wire import UNKNOWN_RETRY_SECONDS, answer_headers, refusal, replay
+from oncekey.web.wire import answer_headers, refusal, replay, unknown
 
 __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"]
 
@@ -129,7 +129,7 @@ class _Asked:
                 return _uncached(replay(record, self.once))
             case Unknown() | Claim(_, Event.DOUBT):
                 self.record = replace(record, state=State.UNKNOWN)  # as a retry would make it
-                return refusal(self.once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
+                return unknown(self.once, record.key)
             case Claim(_, Event.RESERVE):
                 finished = record.state is State.EXPIRED or record.state in FINAL
                 return refusal(self.once, Situation.STATUS_EXPIRED if finished else Situation.STATUS_NOT_FOUND)

@@ -24,6 +24,7 @@ from oncekey.core.states import State
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError
+from oncekey.telemetry.redaction import redact
 
 _log = logging.getLogger("oncekey")
 
@@ -127,8 +128,8 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
     match decision:
         case Mismatch():
             return refusal(once, Situation.MISMATCH)
-        case Unknown():
-            return unknown(once)
+        case Unknown(record):
+            return unknown(once, record.key)
         case Unreadable():
             return refusal(once, Situation.UNREADABLE)
         case Deferred(record):
@@ -138,8 +139,10 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
             return refusal(once, Situation.IN_FLIGHT, retry_after=policy.retry_after.total_seconds())
 
 
-def unknown(once: Voice) -> Answer:
-    return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS)
+def unknown(once: Voice, key: str) -> Answer:
+    """With a reference that support can look up: the key as the log and ``oncekey keys`` mask it. The client knows the
+    key, so it learns nothing by it."""
+    return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS, reference=redact(key))
 
 
 def refusal(
@@ -150,6 +153,7 @@ def refusal(
     retry_after: float | None = None,
     status: int | None = None,
     location: str | None = None,
+    reference: str | None = None,
 ) -> Answer:
     return problem(
         once.profile,
@@ -159,6 +163,7 @@ def refusal(
         retry_after=retry_after,
         status=status,
         location=location,
+        reference=reference,
         docs_url=once.docs_url,
     )
 

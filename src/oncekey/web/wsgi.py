@@ -274,7 +274,7 @@ class Exchange:
         event, status = self.judged
         if self.instead is None and status != self.status and self.status < 400 and event in _NO_SUCCESS:
             # Middleware inside of us made a success of what has ended as something else.
-            self.instead = in_place_of(event, self.once)
+            self.instead = in_place_of(event, self.operation, self.once)
         if self.instead is not None:
             return self._answer(self.instead, self.record)
         headers = first_headers(self.operation, self.status, self.headers, len(body), self.key_header, self.record)
