@@ -1,4 +1,4 @@
-"""How a pile of tickets becomes batches that a store may be asked: every key once, and not too much at a time."""
+"""Splits tickets into batches for the store. A key is in a batch at most once, and a batch has a bounded size."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _T = TypeVar("_T", bound=Ticket)
 
 
 def rounds(tickets: Sequence[_T]) -> Iterator[list[list[_T]]]:
-    """The tickets in rounds in which every key stands once: lists of **places**, the tickets that one row answers.
+    """Split the tickets into rounds in which each key is once. A round is a list of **places**: tickets for one row.
 
-    Callers that want to *reserve* the same key share one place: the first asks, all get what it found. Whose it is
-    shows in the owner token of the record, so only the first can take it for its own.
+    Tickets that *reserve* the same key share a place. The store gets the first of them, and all get its result. The
+    owner token in that result is the first ticket's, so only the first caller runs its handler.
     """
     while tickets:
         places: dict[tuple[str, str], list[_T]] = {}
@@ -40,8 +40,8 @@ def rounds(tickets: Sequence[_T]) -> Iterator[list[list[_T]]]:
 
 
 def pieces(places: list[list[_T]]) -> Iterator[list[list[_T]]]:
-    """The places of a round, all of one kind, in pieces that one statement can carry."""
-    if len(places) <= MAX_BATCH and isinstance(places[0][0].work, Reservation):  # nothing large in it
+    """Split the places of a round, all of one kind, into pieces that fit into one statement."""
+    if len(places) <= MAX_BATCH and isinstance(places[0][0].work, Reservation):  # reservations are small
         yield places
         return
     piece: list[list[_T]] = []
@@ -59,6 +59,6 @@ def pieces(places: list[list[_T]]) -> Iterator[list[list[_T]]]:
 
 
 def batches(tickets: Sequence[_T]) -> Iterator[list[list[_T]]]:
-    """The tickets as places, in what one statement can carry at a time."""
+    """Split the tickets into batches of places; each batch fits into one statement."""
     for places in rounds(tickets):
         yield from pieces(places)

@@ -1,6 +1,6 @@
 """The circuit breaker: when the store fails again and again, requests are refused without queueing for it.
 
-Gates *begin* only. Whoever already holds a key must always be allowed to try to renew, finish and release it.
+The breaker gates *begin* only. An owner that already holds a key may always try to renew, finish and release it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from oncekey.engine import forks
 
 FAILURES_TO_OPEN = 5
-"""In a row. One failed batch fails all its callers at once, so this is reached quickly under load; at one request a
-second it rides out a single dropped connection."""
+"""Failures in a row. One failed batch fails all its callers, so a busy app reaches this quickly. At one request a
+second, a single dropped connection does not open the breaker."""
 OPEN_SECONDS = 1.0
-"""How long it refuses before one request may try: short, because every refused request is a refused payment."""
+"""How long the breaker refuses before one request may try. Short, because each refused request is a refused payment."""
 _CLOSED = float("-inf")
 
 
@@ -33,7 +33,7 @@ class Breaker:
         forks.enroll(self)
 
     def allows(self) -> bool:
-        """Whether a request may ask the store. While open, one at a time may, once the pause is over."""
+        """Whether a request may ask the store. An open breaker lets one request through after each pause."""
         if self._retry_at == _CLOSED:
             return True
         with self._lock:
@@ -41,11 +41,11 @@ class Breaker:
             if now < self._retry_at:
                 return False
             if self._retry_at != _CLOSED:
-                self._retry_at = now + OPEN_SECONDS  # this one is the probe; the next waits for the next pause
+                self._retry_at = now + OPEN_SECONDS  # this request is the probe; the next waits for a pause
             return True
 
     def after_fork(self) -> None:
-        """In a child: whoever held the lock stayed with the parent."""
+        """In a child: the thread that held the lock exists only in the parent."""
         self._lock = threading.Lock()
 
     def succeeded(self) -> None:

@@ -1,4 +1,4 @@
-"""Begin and finish: the way of a request through the state machine.
+"""Begin and finish: how a request moves through the state machine.
 
 Each is written once, as a **flow**: a generator that yields what it wants of the store and is sent the answer. Two
 small loops drive flows, one that awaits and one that blocks, so async and sync apps run the very same lines. The
@@ -53,24 +53,24 @@ _log = logging.getLogger("oncekey")
 _T = TypeVar("_T")
 
 CLAIM_TRIES = 3
-"""How often a request tries to claim a key that changes under its eyes before it answers 409."""
+"""How often a request tries to claim a key that other requests are changing, before it answers 409."""
 MAX_TOLD = 1_000
-"""Warnings that are given, one per route and message: where no route is listed, every path is one."""
+"""How many warnings ``tell_once`` gives. If the app lists no routes, every path counts as a route."""
 EFFECT_LEFT_OPEN = (
     "the handler answered with a success, and an effect that may not be repeated was called and did not say how it "
     "ended: look for it at its provider"
 )
-"""Kept in the audit of the key, with its completion: `oncekey keys show` lists the open step beside it."""
+"""Written into the key's audit when the key completes. `oncekey keys show` lists the open step beside it."""
 EFFECT_BEGUN_LATE = "answered in the handler's place while it began an effect that may not be repeated"
 NOT_ENLISTED = (
     "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
     "commit, a retry runs it again. Use op.enlist(session), or another declaration"
 )
 FINISH_TRIES = 5
-"""How often an owner tries again while somebody else (a sweeper, say) holds the row for a moment."""
+"""How often an owner tries again while another transaction (a sweeper's, for example) holds the row."""
 FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 1.0
-"""Waiters look again in growing steps: soon enough for a quick handler, rarely enough for a slow one."""
+"""A waiting request looks again after growing pauses: soon enough for a quick handler, rarely enough for a slow one."""
 
 
 class Engine:
@@ -93,7 +93,7 @@ class Engine:
     # -- begin ---------------------------------------------------------------------------------------------------
 
     def begin(self, wanted: Reservation, policy: Policy) -> Flow[Decision]:
-        """Read or reserve, and decide; StoreError where that cannot be done, and then nothing may run (I7)."""
+        """Read or reserve the key, and decide. If the store fails, this raises StoreError and no handler runs (I7)."""
         if not self.breaker.allows():
             raise StoreUnavailable("the store has failed repeatedly; the next try is a moment away")
         wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
@@ -108,7 +108,7 @@ class Engine:
                     if moved is not None and decision.event is not Event.RELEASE:
                         decision = self._claimed(decision, moved)
                         break
-                    # Released from a dead owner; or another request was faster, or holds the row. Look again.
+                    # The key was released from a dead owner, or another request moved it or holds its row. Look again.
                     if claims < CLAIM_TRIES:
                         continue
                     decision = Busy(decision.record)
@@ -124,7 +124,7 @@ class Engine:
         except (StoreUnavailable, SchemaError) as error:
             self.breaker.failed(error)
             raise
-        # Any other StoreError is about this one request: the store is there, and others need not suffer.
+        # Any other StoreError is about this request only. The store answers, so it is no failure for the breaker.
         self.breaker.succeeded()
         return decision
 
@@ -178,7 +178,7 @@ class Engine:
     def finish(
         self, operation: Operation, event: Event, response: StoredResponse | None = None, reason: str | None = None
     ) -> Flow[Finished]:
-        """Move the owner's record on. Ends with ``stored`` exactly when the store holds what was asked for."""
+        """Move the owner's record. The result has ``stored`` set exactly when the store holds what was asked for."""
         if operation.enlisted is not None:
             return enlisted.finish(self, operation, event, response, reason)
         transactional = operation.record.effects is Effects.TRANSACTIONAL and event is Event.COMPLETE
@@ -189,7 +189,7 @@ class Engine:
     def move(
         self, operation: Operation, event: Event, response: StoredResponse | None, reason: str | None
     ) -> Flow[Finished]:
-        """Finish by the lane, for an operation that has no transaction open."""
+        """Finish through a lane, for an operation that has no open transaction."""
         record = operation.record
         at = (record.scope, record.key)
         changed = record.effects is not operation.policy.effects_kind
@@ -208,15 +208,15 @@ class Engine:
             if moved is None:
                 seen: Record | None = yield at
                 if seen is None and change.to_state is None:
-                    moved = record  # deleted by ourselves, and the answer was lost
+                    moved = record  # this owner deleted it, and the answer was lost
                 elif seen is None or seen.owner != record.owner:
                     return self._lost(operation, event, seen)
                 elif seen.state is change.to_state and seen.response == response:
-                    # Moved by ourselves, and the answer was lost (hazard 9). With another response it was settled by
-                    # whoever thought us dead: then that stands, and ours is never sent.
+                    # This owner moved it, and the answer was lost (hazard 9). With another response, a verdict settled
+                    # the key after the lease ran out: that response stands, and this owner's is never sent.
                     moved = seen
                 elif seen.state is State.UNKNOWN and event in (Event.COMPLETE, Event.FAIL):
-                    record = seen  # given up for dead, and only late
+                    record = seen  # the lease ran out, but the handler did end: store its result
                     continue
                 elif seen.state is not State.IN_PROGRESS:
                     return self._lost(operation, event, seen)
@@ -224,7 +224,7 @@ class Engine:
                     record, event, reason = seen, Event.DOUBT, EFFECT_BEGUN_LATE
                     continue
                 else:
-                    # Still ours: somebody holds the row for a moment.
+                    # The key still belongs to this owner: another transaction holds the row.
                     yield Pause(at, 0.01 * 4**tries)
                     continue
             self._finished(event, moved, response, reason)
@@ -255,8 +255,10 @@ class Engine:
                 emit(events.Discarded(*about(record)))
 
     def tell_once(self, route: str, message: str, *values: str, error: BaseException | None = None) -> None:
-        """Warn the developer about a route: ``message`` has a ``%s`` for it, and one for each of ``values``. The same
-        message comes once per route. ``error``: its traceback follows."""
+        """Warn the developer about a route, once per route and message.
+
+        ``message`` has a ``%s`` for the route and one for each of ``values``. The traceback of ``error`` follows.
+        """
         if len(self._told) < MAX_TOLD and (route, message) not in self._told:
             self._told.add((route, message))
             _log.warning(message, route, *values, exc_info=error)
@@ -279,7 +281,7 @@ class Engine:
                 if isinstance(step, Aside):
                     try:
                         answer = await self._aside(step, loop)
-                    except (Exception, asyncio.CancelledError) as error:  # cancelled: it may still tidy up
+                    except (Exception, asyncio.CancelledError) as error:  # a cancelled flow may still clean up
                         step = flow.throw(error)
                     else:
                         step = flow.send(answer)
@@ -289,9 +291,9 @@ class Engine:
                     self.lanes.submit(ticket)
                     answer = await ticket.wait()
                 except asyncio.CancelledError:
-                    if ticket.result is not None:  # cancelled at the very moment of its answer
+                    if ticket.result is not None:  # cancelled when its answer was already there
                         self.lanes.give_up(ticket)
-                    flow.close()  # now, and not when somebody has forgotten the traceback
+                    flow.close()  # now, not when the traceback is garbage-collected
                     raise
                 except OperatorError as error:
                     step = flow.throw(error)
@@ -330,7 +332,7 @@ class Engine:
         if isinstance(aside, Call):
             answer = aside.do()
             return await answer if inspect.isawaitable(answer) else answer
-        assert isinstance(aside, Pause)  # noqa: S101 - there are these two
+        assert isinstance(aside, Pause)  # noqa: S101 - an Aside is a Call or a Pause
         return await self._pause(aside, loop)
 
     def _aside_blocking(self, aside: Aside) -> Any:
@@ -341,7 +343,7 @@ class Engine:
                     answer.close()
                 raise ApplicationError("op.blocking takes plain functions: this one is async. Await op.… in async code")
             return answer
-        assert isinstance(aside, Pause)  # noqa: S101 - there are these two
+        assert isinstance(aside, Pause)  # noqa: S101 - an Aside is a Call or a Pause
         woken = threading.Event()
         with self._waiting(aside.at, woken.set):
             woken.wait(aside.seconds)
@@ -357,7 +359,7 @@ class Engine:
 
     @contextmanager
     def _waiting(self, at: tuple[str, str], wake: Callable[[], None]) -> Iterator[None]:
-        """While inside, a finish of this key in this process calls ``wake``."""
+        """Inside this block, a finish of this key in this process calls ``wake``."""
         waiters = self._waiters.setdefault(at, [])
         waiters.append(wake)
         try:
@@ -391,10 +393,10 @@ class Engine:
         self.open()
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Finish what can be finished, then let go of threads and connections. False: a hung store was left behind.
+        """Store unfinished outcomes, then end the threads and disconnect. False: a thread still waits for the store.
 
-        The next use opens it again: an app may be used after its lifespan (in tests), and a handler that outlives the
-        shutdown must be able to store its outcome.
+        The next use opens the engine again: an app may be used after its lifespan (in tests), and a handler that
+        outlives the shutdown must be able to store its outcome.
         """
         self.keeper.close(timeout)
         self._closed = True
@@ -410,7 +412,7 @@ def _claim(decision: Claim, wanted: Reservation) -> Work:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # its loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed, so no coroutine waits in it
         loop.call_soon_threadsafe(woken.set)
 
 

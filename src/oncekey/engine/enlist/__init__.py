@@ -1,4 +1,4 @@
-"""From whatever a handler enlists to a link: by the name of its class, so that only drivers in use are imported."""
+"""Finds the link for what a handler enlists. It goes by the name of the class, so only drivers in use are imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KNOWN = (
 
 
 def link_to(target: Any) -> Link:
-    """The link for this session or connection; EnlistError says what can be enlisted."""
+    """Return the link for this session or connection. For anything else, EnlistError lists what can be enlisted."""
     if isinstance(target, sqlite3.Connection):
         from oncekey.engine.enlist.sqlite import SqliteLink
 
@@ -27,7 +27,7 @@ def link_to(target: Any) -> Link:
         kind = kind.rpartition(".")[2]
         match package, kind:
             case "sqlalchemy", "scoped_session" | "async_scoped_session":
-                link = link_to(target.registry())  # the session itself: at the end another task may ask
+                link = link_to(target.registry())  # not the registry: the task that ends it may get another session
                 link.watch_registry(target.registry)
                 return link
             case "sqlalchemy", "AsyncSession" | "AsyncConnection":

@@ -1,7 +1,7 @@
-"""A link to an asyncpg connection, or to a pool's proxy of one. It has no implicit transaction: we begin it.
+"""A link to an asyncpg connection, or to a pool's proxy of one. asyncpg begins no transaction by itself; the link does.
 
-asyncpg lets us see statements, and not refuse them. After a ROLLBACK by hand it commits each statement on its own, so
-nothing can be said about what the handler wrote then: the key becomes ``unknown``.
+asyncpg shows statements to the link, but the link cannot refuse them. After a ROLLBACK by hand, asyncpg commits each
+statement on its own. Then oncekey cannot tell what the handler wrote, and the key becomes ``unknown``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class AsyncpgLink(Link):
         self._connection = connection
         self._transaction: Any = None
         self._beneath: Any = None
-        """The connection itself, where a pool's proxy was enlisted."""
+        """The connection itself: behind the proxy, if a pool's proxy was enlisted."""
         self._endings = 0
-        """Statements seen that end a transaction."""
+        """How many statements were seen that end a transaction."""
         self._later = False
-        """A statement was seen after one of them."""
+        """A statement was seen after one that ends a transaction."""
         self._suspected = False
-        """The text of several statements was seen that may have ended it, or the mark was gone."""
+        """A text of several statements may have ended the transaction, or the mark was gone."""
 
     async def open(self) -> None:
         if not hasattr(self._connection, "add_query_logger"):
@@ -58,9 +58,9 @@ class AsyncpgLink(Link):
         self._beneath.add_query_logger(self._see)
 
     def _see(self, query: Any) -> None:
-        """After a statement, in the order of statements, but not before the loop's next turn."""
+        """Called after each statement, in the order of statements, but not before the loop's next turn."""
         if self._released():
-            return  # another request's
+            return  # the connection serves another request by now
         if ends_transaction(query.query) is not None:
             self._endings += 1
         elif self._endings and query.query != self._beneath.get_reset_query():
@@ -72,7 +72,7 @@ class AsyncpgLink(Link):
     def may_have_written_later(self) -> bool:  # type: ignore[override]
         if self._suspected or self._later or self._endings > 1:
             return True
-        # The one ROLLBACK that is not the handler's: of the app's own block, or of a pool that took it back.
+        # One ROLLBACK need not be the handler's: the app's own block sends one, and so does a pool.
         return self._endings == 1 and not (self.caller or self._released())
 
     def _released(self) -> bool:
@@ -95,14 +95,14 @@ class AsyncpgLink(Link):
             self._beneath.remove_query_logger(self._see)
 
     async def commit(self) -> None:
-        await asyncio.sleep(0)  # for _see
-        self.free()  # before our own COMMIT is seen
+        await asyncio.sleep(0)  # let _see run
+        self.free()  # _see must not count our own COMMIT
         if not self._connection.is_in_transaction():
             raise EnlistError(f"the enlisted transaction of {self.what} was ended before oncekey could commit it")
         await self._transaction.commit()
 
     async def roll_back(self) -> None:
-        await asyncio.sleep(0)  # for _see
+        await asyncio.sleep(0)  # let _see run
         with suppress(Exception):
             if self._transaction is None:
                 if self._connection.is_in_transaction():
@@ -115,7 +115,7 @@ class AsyncpgLink(Link):
 
     async def _mark_is_there(self) -> bool:
         there = False
-        with suppress(Exception):  # a failed transaction does not answer: what was seen of it has to do
+        with suppress(Exception):  # a failed transaction does not answer: then only what _see saw counts
             there = await self.execute(*self.mark) == [(True,)]
             self._suspected = self._suspected or not there
         return there

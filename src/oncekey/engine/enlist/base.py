@@ -1,13 +1,13 @@
-"""What the engine asks of a connection that a handler enlists, whoever's driver it is.
+"""What the engine asks of a connection that a handler enlists. It is the same for every driver.
 
-A **link** is the engine's hand on the app's own transaction: it can say whether it still is the transaction that was
-enlisted, run a statement in it, and end it. Every method of a link to an asynchronous driver returns an awaitable; the
-flows of ``engine/enlisted.py`` do not care, the two drivers of flows do.
+A **link** gives the engine access to the app's own transaction. It tells whether this still is the enlisted
+transaction, runs statements in it, and ends it. Every method of a link to an asynchronous driver returns an awaitable.
+``Engine.run`` awaits it, so the flows of ``engine/enlisted.py`` are the same for both kinds.
 
-Links also keep the handler from ending the transaction itself. Where a driver lets us, an early commit is refused at
-once, and what was written so far is rolled back, so that nothing half done can be committed later by accident. A
-handler that rolls back may read on; what it would write then is refused, because the end of the enlisted transaction
-says nothing about a later one. Where a driver does not let us refuse, ``may_have_written_later`` remembers that.
+Links also keep the handler from ending the transaction itself. If the driver allows it, the link refuses an early
+commit at once and rolls back what was written so far, so no half-done work can be committed later by accident. After a
+rollback the handler may still read. Its writes are refused, because the end of the enlisted transaction says nothing
+about a later one. If the driver does not allow a refusal, ``may_have_written_later`` remembers it.
 """
 
 from __future__ import annotations
@@ -40,81 +40,81 @@ USE_A_SAVEPOINT = (
 
 
 DOOM = ("SELECT 1 / 0",)
-"""In a block that is the app's to end, nobody else may roll back. After an error nothing can be written in it, and its
-COMMIT is a ROLLBACK."""
+"""A statement that fails, for a block that only the app may end. After it nothing can be written in the transaction,
+and its COMMIT is a ROLLBACK."""
 
 
 class Link:
-    """One enlisted session or connection. Subclasses say how; the order of calls is ``engine/enlisted.py``'s."""
+    """One enlisted session or connection. A subclass knows its driver; ``engine/enlisted.py`` orders the calls."""
 
     dialect: Dialect
     is_async = False
     what: str
-    """The thing that was enlisted, as messages name it."""
+    """The name of the enlisted object in messages."""
     caller = False
     """The app commits, not the engine: ``commit="caller"``."""
     ending = False
-    """The engine itself is ending the transaction, or lets the app do so: the guards let it through."""
+    """The engine is ending the transaction, or lets the app end it: the guards allow that."""
     ended = False
     """The handler ended the enlisted transaction, or a guard rolled it back when it refused a commit."""
     rolled_back = False
-    """Proven: the enlisted transaction was rolled back, and nothing was written after it. Our own rollback proves that
-    only of a transaction that said just before, by its mark, that it is the enlisted one."""
+    """Proven: the enlisted transaction was rolled back, and nothing was written after it. A rollback by the link proves
+    this only if the mark showed just before that this was the enlisted transaction."""
     may_have_written_later = False
     """A statement that no guard could refuse may have ended the enlisted transaction and written after it. Then the
-    server's word about the enlisted transaction proves nothing."""
+    server's answer about the enlisted transaction proves nothing."""
     savepoint = "with session.begin_nested():"
     """How a savepoint is written with this driver."""
     loop: asyncio.AbstractEventLoop | None = None
-    """Where it is to be used, if it was enlisted in an event loop's thread."""
+    """The event loop in which the link must be used, if it was enlisted in one."""
     mark: tuple[Sequence[str], Mapping[str, Any]] = ((), {})
-    """PostgreSQL: the question whether this still is the transaction that was enlisted."""
+    """PostgreSQL: the query that tells whether this still is the enlisted transaction."""
     file: str | None = None
-    """SQLite: the file that must be the connection's."""
+    """SQLite: the file that the connection must have open."""
 
     def open(self) -> Any:
-        """Refuse what cannot be enlisted, with an EnlistError, and see to it that a transaction is open."""
+        """Make sure that a transaction is open. Raise EnlistError if this cannot be enlisted."""
         raise NotImplementedError
 
     def guard(self) -> Any:
-        """From now on the handler does not end it."""
+        """From now on, refuse the handler's attempts to end the transaction."""
         raise NotImplementedError
 
     def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Any:
-        """Run the statements (``:name`` placeholders) in turn; the rows of the last one."""
+        """Run the statements (``:name`` placeholders) in turn, and return the rows of the last one."""
         raise NotImplementedError
 
     def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Any:
-        """As execute, after what the app still has to write; no rows when it is another transaction by now."""
+        """As execute, after a flush of the app's pending writes. No rows if this is another transaction by now."""
         raise NotImplementedError
 
     def let_go(self) -> Any:
-        """The app ends it from here (``commit="caller"``). What it writes after a rollback is still refused."""
+        """Let the app end the transaction (``commit="caller"``). Its writes after a rollback are still refused."""
         raise NotImplementedError
 
     def free(self) -> None:
-        """The request is over: no guard may act any more. From any thread, any number of times; never blocks."""
+        """Turn the guards off: the request is over. Safe from any thread and more than once; never blocks."""
 
     def commit(self) -> Any:
-        """Commit it, and take the guards away, whatever happens. Raises unless the enlisted transaction committed."""
+        """Commit, and remove the guards in every case. Raises unless the enlisted transaction committed."""
         raise NotImplementedError
 
     def roll_back(self) -> Any:
-        """Roll it back if it still is ours, and take the guards away. Never raises. Where only the app's own block can
-        do that (``caller``), see to it that it does, and leave ``rolled_back`` as it is."""
+        """Roll back if this still is the enlisted transaction, and remove the guards. Never raises. If only the app's
+        own block can roll back (``caller``), make it do so, and leave ``rolled_back`` as it is."""
         raise NotImplementedError
 
     def watch_registry(self, registry: Any) -> None:
-        """It was given as a ``scoped_session``, which may hand out another session later."""
+        """The handler gave a ``scoped_session``, which may return another session later."""
 
     def usable_from_other_threads(self) -> bool:
         return True
 
     def gone(self) -> None:
-        """It cannot be reached any more: set ``rolled_back`` if that is a proof."""
+        """The connection cannot be reached any more. Set ``rolled_back`` if that proves a rollback."""
 
     def interrupt(self) -> None:
-        """It has been open for too long. From any thread; must not block."""
+        """Stop a transaction that has been open for too long. Called from any thread; must not block."""
 
     def refuse(self, verb: str) -> EnlistError:
         return EnlistError(f"{verb} of {self.what} was refused, and nothing of it is committed: {LEAVE_IT}")
@@ -130,13 +130,13 @@ class Link:
 
 @lru_cache(maxsize=64)
 def for_format(sql: str) -> str:
-    """``:name`` as psycopg's ``%(name)s``."""
+    """Turn ``:name`` into psycopg's ``%(name)s``."""
     return _PLACEHOLDER.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 
 @lru_cache(maxsize=64)
 def numbered(sql: str) -> tuple[str, tuple[str, ...]]:
-    """``:name`` as asyncpg's ``$n``, and the names in that order."""
+    """Turn ``:name`` into asyncpg's ``$n``, and return the names in that order."""
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -153,7 +153,7 @@ def names_in(sql: str) -> tuple[str, ...]:
 
 
 class Elsewhere(Link):
-    """A link whose calls run where its connection lives: in a greenlet, or in a thread of its driver's own."""
+    """A link whose calls run where its connection lives: in a greenlet, or in the driver's own thread."""
 
     is_async = True
 
@@ -190,7 +190,7 @@ class Elsewhere(Link):
     async def roll_back(self) -> None:
         try:
             await self._run(self.inner.roll_back)
-        except Exception:  # closed
+        except Exception:  # the connection is closed
             self.inner.gone()
         self.rolled_back = self.inner.rolled_back
 

@@ -1,8 +1,8 @@
 """Links to psycopg 3 connections, sync and async. PostgreSQL itself says whether it still is the same transaction.
 
 :class:`Watch` holds the guards. They stay on the connection after the handler has ended its transaction, until the
-request is over or the connection goes back to its pool: a later transaction can only read. That costs no round trip,
-because psycopg itself sends the BEGIN, and it is told to send BEGIN READ ONLY from now on.
+request is over or the connection goes back to its pool. Until then a later transaction can only read. That costs no
+round trip: psycopg sends the BEGIN itself, and :class:`Watch` makes it a BEGIN READ ONLY.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Watch:
         connection = self._connection
         connection.__dict__[_NAME] = self
         read_only, connection._read_only, connection._begin_statement = connection._read_only, True, b""
-        self._begin = connection._get_tx_start_command()  # and psycopg keeps it
+        self._begin = connection._get_tx_start_command()  # psycopg caches it in _begin_statement
         connection._read_only = read_only
         if hasattr(connection, "_pool"):
             connection.__class__ = _pooled(self._class)
@@ -51,12 +51,12 @@ class Watch:
         self._connection.__dict__.update(methods)
 
     def later_may_write(self) -> None:
-        """The enlisted transaction is committed: what the app writes now is its own affair."""
+        """Undo READ ONLY: the enlisted transaction is committed, so the app may write again."""
         if self._connection._begin_statement == self._begin:
             self._connection._begin_statement = b""
 
     def bypassed(self) -> bool:
-        """Whether a later transaction may have been able to write."""
+        """Whether a later transaction could write: the app reset READ ONLY, or turned autocommit on."""
         connection = self._connection
         mine = connection.__dict__.get(_NAME) is self
         return mine and (connection._begin_statement != self._begin or connection.autocommit)
@@ -84,7 +84,7 @@ class Watch:
 
 
 def watch_beneath(connection: Any, link: Link) -> Watch:
-    """The guards beneath SQLAlchemy, which shows us its own statements and commits: only those that it does not see."""
+    """Guard the driver's connection beneath SQLAlchemy, against commits of which SQLAlchemy's events do not tell."""
     kind = type(connection)
     watch = Watch(connection, link)
     watch.start()
@@ -110,7 +110,7 @@ def watch_beneath(connection: Any, link: Link) -> Watch:
 @cache
 def _pooled(kind: type) -> type:
     class Pooled(kind):  # type: ignore[misc]
-        """A pool takes its connection back by setting ``_pool`` to None."""
+        """Stops the watch when the pool takes the connection back: the pool sets ``_pool`` to None."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
@@ -124,7 +124,7 @@ def _pooled(kind: type) -> type:
 @cache
 def _watched(factory: type) -> type:
     class Watched(factory):  # type: ignore[misc]
-        """A cursor that shows its statements to the guards, before they are sent."""
+        """A cursor that shows each statement to the guards before it is sent."""
 
         def _convert_query(self, query: Any, params: Any = None) -> Any:
             converted = super()._convert_query(query, params)
@@ -150,7 +150,7 @@ class _Psycopg(Link):
     dialect = "postgresql"
     savepoint = "with connection.transaction():"
     refused = False
-    """A COMMIT or ROLLBACK in SQL was not sent. The transaction is still open, and it is not committed any more."""
+    """A guard refused a COMMIT or ROLLBACK in SQL. The transaction is still open, and oncekey will not commit it."""
     _watch: Watch
 
     def __init__(self, connection: Any) -> None:
@@ -182,11 +182,11 @@ class _Psycopg(Link):
         self._watch.replace(**methods)
 
     def _holds(self) -> bool:
-        """Whether the connection is still in the hands of this request, and not in its pool or another's."""
+        """Whether the connection still belongs to this request, and not to its pool or to another request."""
         return self._connection.__dict__.get(_NAME) is getattr(self, "_watch", None)
 
     def _asks(self) -> bool:
-        """Whether the mark can tell anything: the transaction is open and has not failed."""
+        """Whether the mark can be queried: the transaction is open and has not failed."""
         return not self.ended and self._connection.pgconn.transaction_status == INTRANS
 
     def _check_before_commit(self) -> None:
@@ -198,7 +198,7 @@ class _Psycopg(Link):
             raise EnlistError(f"{self.what} was rolled back while oncekey committed it")
 
     def _note_bypass(self) -> None:
-        """Before the guards go."""
+        """Call this before the guards are removed."""
         if hasattr(self, "_watch") and self._watch.bypassed():
             self.may_have_written_later = True
 
@@ -239,9 +239,8 @@ class PsycopgLink(_Psycopg):
         def rollback() -> None:
             already, self.ended = self.ended, True
             kind.rollback(connection)
-            if not (
-                self.caller or already
-            ):  # else a block of the app's own rolls back by itself when the handler raises
+            # With ``caller``, the app's own block rolls back when the handler raises: that is allowed.
+            if not (self.caller or already):
                 raise self.refuse("rollback()")
 
         self._guard(commit=commit, rollback=rollback)
@@ -270,7 +269,7 @@ class PsycopgLink(_Psycopg):
         if self._holds():
             with suppress(Exception):
                 there = self._asks() and self.execute(*self.mark) == [(True,)]
-                type(self._connection).rollback(self._connection)  # refused inside a block of the app's own
+                type(self._connection).rollback(self._connection)  # psycopg refuses it in a block of the app
                 self.rolled_back = there
             if self.caller and not self.rolled_back:
                 with suppress(Exception):
@@ -335,7 +334,7 @@ class AsyncPsycopgLink(_Psycopg):
         if self._holds():
             with suppress(Exception):
                 there = self._asks() and await self.execute(*self.mark) == [(True,)]
-                await type(self._connection).rollback(self._connection)  # refused inside a block of the app's own
+                await type(self._connection).rollback(self._connection)  # psycopg refuses it in a block of the app
                 self.rolled_back = there
             if self.caller and not self.rolled_back:
                 with suppress(Exception):

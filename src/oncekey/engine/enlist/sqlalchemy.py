@@ -1,8 +1,8 @@
 """Links to SQLAlchemy sessions and connections, on PostgreSQL and SQLite, sync and async.
 
 A closed session silently begins another transaction, and the ``commit()`` of a closed session does nothing and raises
-nothing. So "committed" is said only when the very transaction object that was seen at enlist has committed. The guards
-are in ``sqlalchemy_guard.py``.
+nothing. So the link reports a commit only if the transaction object that it saw at enlist has committed (hazard 32).
+The guards are in ``sqlalchemy_guard.py``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SqlAlchemyLink(Link):
             self.savepoint = "with connection.begin_nested():"
         self._guard: Guard | None = None
         self._registry: tuple[Any, int] | None = None
-        """Of the ``scoped_session`` that was enlisted, and the thread that it is asked in."""
+        """The registry of the enlisted ``scoped_session``, and the thread that enlisted it."""
         self._thread: int | None = None
         self.dialect = self._dialect()
 
@@ -69,7 +69,7 @@ class SqlAlchemyLink(Link):
         dialect: Dialect = name
         return dialect
 
-    # -- taking hold -----------------------------------------------------------------------------------------------
+    # -- opening it ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         fresh = not self._target.in_transaction()
@@ -93,7 +93,7 @@ class SqlAlchemyLink(Link):
         return self._connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
 
     def _connect(self) -> Connection:
-        assert isinstance(self._target, Connection)  # noqa: S101 - the other half of open()
+        assert isinstance(self._target, Connection)  # noqa: S101 - open() calls this for no session
         if not self._target.in_transaction():
             self._target.begin()
         return self._target
@@ -125,7 +125,7 @@ class SqlAlchemyLink(Link):
             sqlite.begin(beneath)
         elif not fresh:
             raise EnlistError(f"{self.what} has written already: enlist it before its first statement")
-        # Else the engine's own "begin" event began it just now; the first statement takes the write lock.
+        # Otherwise a "begin" listener of the app began it just now; the first statement takes the write lock.
 
     def usable_from_other_threads(self) -> bool:
         if self.dialect != "sqlite":
@@ -183,7 +183,7 @@ class SqlAlchemyLink(Link):
     def _unguard(self) -> None:
         if self._guard is None:
             return
-        if self.ended:  # by a hand that may still be at it
+        if self.ended:  # another thread may still be closing the session
             self._guard.free()
         else:
             self._guard.take_away()
@@ -206,7 +206,7 @@ class SqlAlchemyLink(Link):
                 raise EnlistError(f"{self.what} was closed or rolled back while oncekey committed it")
         except BaseException:
             self._allow()
-            self._undo(always=True)  # SQLAlchemy thinks that it has ended; SQLite may not
+            self._undo(always=True)  # for SQLAlchemy it has ended; in SQLite it may be open
             raise
         finally:
             self._unguard()
@@ -221,10 +221,10 @@ class SqlAlchemyLink(Link):
         self._registry = (registry, threading.get_ident())
 
     def _was_removed(self) -> bool:
-        """``scoped_session.remove()`` in the handler: the next use made another session, which has no guard.
+        """Whether the handler called ``scoped_session.remove()``. The next use makes another session, without a guard.
 
-        A registry answers for the thread that asks. Where the request ends in another one (a plain function under
-        ASGI), that cannot be asked, and so not be ruled out.
+        A registry answers for the thread that asks. If the request ends in another thread (a plain function under
+        ASGI), a removal cannot be ruled out, and the answer is True.
         """
         if self._registry is None:
             return False
@@ -248,8 +248,8 @@ class SqlAlchemyLink(Link):
         self.ended = True
 
     def _undo(self, *, always: bool) -> None:
-        """Roll back. What the handler, a guard or a dependency has rolled back is left alone: another thread may be
-        closing the session at this moment, and a transaction that came later can only read."""
+        """Roll back, unless the handler, a guard or a dependency has done so. Then another thread may be closing the
+        session at this moment, and a later transaction can only read."""
         if self.ended:
             return
         if self._guard is not None:
@@ -261,7 +261,7 @@ class SqlAlchemyLink(Link):
                 self._session.rollback()
             elif not self._connection.closed:
                 self._connection.rollback()
-        if self._guard is None or self._guard.is_current():  # SQLAlchemy did not: the session is in use elsewhere
+        if self._guard is None or self._guard.is_current():  # not rolled back: the session is in use elsewhere
             self._undo_driver()
 
     def _undo_driver(self) -> None:
@@ -273,14 +273,14 @@ class SqlAlchemyLink(Link):
         if guard is None or self.ended or not guard.is_current():
             return False
         there = False
-        with suppress(Exception):  # a failed transaction does not answer: the server has to
+        with suppress(Exception):  # a failed transaction does not answer: the server is asked later
             if guard.status is None or guard.status() != FAILED:
                 there = self.execute(*self.mark) == [(True,)]
                 self.may_have_written_later = self.may_have_written_later or not there
         return there
 
     def _only_rolled_back(self) -> bool:
-        """SQLite: whatever became of it, the authorizer let no COMMIT pass, and no write after its end."""
+        """SQLite: whether it can only have been rolled back. The authorizer allows no COMMIT and no later write."""
         guard = self._guard
         if guard is None or guard.authorizer is None:
             return False
@@ -295,12 +295,12 @@ class SqlAlchemyLink(Link):
         authorizer = None if guard is None else guard.authorizer
         if authorizer is not None:
             authorizer.interrupt()
-            if self._thread == threading.get_ident():  # and again where aiosqlite has it: there it may roll back
+            if self._thread == threading.get_ident():  # again in aiosqlite's thread, where it can roll back
                 raw(self._connection, lambda _: authorizer.interrupt())
 
 
 def async_link(target: Any) -> Link:
-    """A link to an ``AsyncSession`` or ``AsyncConnection``: the same link, where its driver may be awaited."""
+    """A link to an ``AsyncSession`` or ``AsyncConnection``: the same link, in a greenlet that can await the driver."""
     beneath = target.sync_session if hasattr(target, "sync_session") else target.sync_connection
     if beneath is None:
         raise EnlistError("the SQLAlchemy AsyncConnection is not open: enlist it inside `async with engine.connect()`")

@@ -1,12 +1,12 @@
 """The guards on one use of a SQLAlchemy session or connection, from enlist until the request is over.
 
-They watch the enlisted **root** transaction: an early commit is refused, a rollback is let through. SQLAlchemy takes a
-commit that raised for the end of the transaction, and would hand the connection to the next request as it is, open: so
-a refusal rolls back itself.
+They watch the enlisted **root** transaction. They refuse an early commit and allow a rollback. If a commit raises,
+SQLAlchemy counts the transaction as ended and gives the connection, still open, to the next request. So a guard that
+refuses a commit also rolls back.
 
-They also watch what comes after the root. A session silently begins another transaction, perhaps on another connection
-of its pool. That one is made read-only: reading on (``session.refresh(obj)``, a lazy load) is ordinary, and a write
-would be committed without the key.
+They also watch later transactions. A session silently begins another one, perhaps on another connection of its pool.
+The guards make it read-only: reading on (``session.refresh(obj)``, a lazy load) is ordinary, but a write would be
+committed without the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oncekey.engine.enlist.texts import ends_transaction, may_end_transaction, w
 IDLE, FAILED = 0, 3
 """As libpq numbers the states of a transaction."""
 
-# A SELECT, not SET TRANSACTION: it takes a snapshot, and after that PostgreSQL refuses to make it READ WRITE again.
+# A SELECT, not SET TRANSACTION: it takes a snapshot, after which PostgreSQL refuses to make it READ WRITE again.
 READ_ONLY = "SELECT set_config('transaction_read_only', 'on', true)"
 
 
@@ -45,8 +45,8 @@ class Guard:
         self.authorizer: Authorizer | None = None
         """SQLite's own guard, on the connection of the root."""
         self.lock = threading.RLock()
-        """Held while oncekey uses the root. A thread that closes the session meanwhile waits until that is over: it
-        would roll back, and give the connection to its pool, in the middle of our statement."""
+        """Held while oncekey uses the root. A thread that closes the session waits for it. Otherwise that thread would
+        roll back, and return the connection to its pool, while oncekey's statement runs."""
         self._session = session
         self._commits = False
         self._own_statement = False
@@ -61,7 +61,7 @@ class Guard:
         self._authorizers: list[Authorizer] = []
         self._finalizers: list[tuple[Any, Callable[[Any], None]]] = []
         self.status: Callable[[], int] | None = None
-        """What the driver says of its transaction; None: it says nothing."""
+        """Returns the transaction status of the driver; None: the driver has none."""
 
     def start(self) -> None:
         self._listen(self.connection, "commit", self._on_commit)
@@ -91,7 +91,7 @@ class Guard:
     def _on_commit(self, connection: Connection) -> None:
         with self._listening():
             if self._freed or connection.get_transaction() is not self.root:
-                return  # a later one, which has only read
+                return  # a later transaction, which can only read
             if not self.link.ending:
                 self._roll_back(connection)
                 raise self.link.refuse("commit()")
@@ -124,7 +124,7 @@ class Guard:
         self._end()
         connection.engine.dialect.do_rollback(connection.connection)
 
-    # -- what comes after it ---------------------------------------------------------------------------------------
+    # -- later transactions ----------------------------------------------------------------------------------------
 
     def _on_begin(self, connection: Connection) -> None:
         if self._is_later():
@@ -133,7 +133,7 @@ class Guard:
     def _on_after_begin(self, _session: Session, _transaction: Any, connection: Connection) -> None:
         if connection is self.connection or not self._is_later():
             return
-        if all(connection is not each for each in self._watched):  # else a savepoint in it
+        if all(connection is not each for each in self._watched):  # otherwise a savepoint in it
             self._make_read_only(connection)
             self._watch(connection)
 
@@ -166,7 +166,7 @@ class Guard:
             link = self.link
             if (verb := ends_transaction(statement)) is not None:
                 return self._by_hand(at, verb)
-            if status is not None and status() == IDLE:  # ended beneath SQLAlchemy
+            if status is not None and status() == IDLE:  # ended on the driver's connection
                 link.ended = True
                 raise link.refuse_later("a statement")
             if link.ended and (verb := writes(statement)) is not None:
@@ -180,7 +180,7 @@ class Guard:
         return status
 
     def _by_hand(self, connection: Connection, verb: str) -> None:
-        """COMMIT or ROLLBACK as a statement."""
+        """The handler sent COMMIT or ROLLBACK as a statement."""
         with self.lock:
             if not self.link.ending:
                 self._roll_back(connection)
@@ -190,14 +190,14 @@ class Guard:
         else:
             self._end()
 
-    # -- taking the guards away ------------------------------------------------------------------------------------
+    # -- removing the guards ---------------------------------------------------------------------------------------
 
     def _listen(self, target: Any, name: str, function: Callable[..., Any]) -> None:
         event.listen(target, name, function)
         self._listeners.append((target, name, function))
 
     def _finalize(self, connection: Connection, function: Callable[[Any], None]) -> None:
-        """Call this when the connection beneath goes back to its pool."""
+        """Call ``function`` when the driver's connection goes back to its pool."""
         record: Any = connection.connection._connection_record
         if record is not None:
             record.finalize_callback.append(function)
@@ -212,7 +212,7 @@ class Guard:
         return authorizer
 
     def free(self) -> None:
-        """No guard acts any more."""
+        """Turn all guards off."""
         self._freed = True
         for driver in self._drivers:
             driver.stop()
@@ -220,9 +220,11 @@ class Guard:
             authorizer.free()
 
     def take_away(self) -> None:
-        """Take them off the session and its connection. Not while another thread or task is closing it: SQLAlchemy
-        cannot remove a listener while it calls listeners, and to set an authorizer while a statement is prepared can
-        stop the whole process (see ``SqliteLink.interrupt``). What stays does nothing, and the pool removes the rest.
+        """Remove the guards from the session and its connection, unless another thread or task is closing it.
+
+        SQLAlchemy cannot remove a listener while it calls listeners. To set an authorizer while a statement is prepared
+        can block the whole process (see ``SqliteLink.interrupt``). Guards that stay do nothing, and the pool removes
+        them.
         """
         self.free()
         if self._dispatching:
@@ -253,7 +255,7 @@ class Authorizer(sqlite.SqliteLink):
 
 
 def raw(connection: Connection, function: Callable[..., Any], *args: Any) -> Any:
-    """Run this with the sqlite3 connection beneath, in the thread where it lives."""
+    """Call ``function`` with the driver's sqlite3 connection, in the thread of that connection."""
     return _in_its_thread(connection.connection.dbapi_connection, function, *args)
 
 

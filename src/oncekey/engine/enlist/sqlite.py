@@ -1,12 +1,12 @@
 """Links to SQLite: a ``sqlite3`` connection, and ``aiosqlite``'s, which is one in a thread of its own.
 
-SQLite has one writer, so an enlisted transaction is everybody's latency. :class:`Hold` is its turn at the file's gate
-(``stores/sqlite/gate.py``), taken before ``BEGIN IMMEDIATE`` and given back exactly once.
+SQLite has one writer, so all other writers wait for an enlisted transaction. :class:`Hold` is its turn at the file's
+gate (``stores/sqlite/gate.py``). It is taken before ``BEGIN IMMEDIATE`` and given back exactly once.
 
-COMMIT and ROLLBACK by the handler are refused by SQLite's authorizer, which sees every statement when it is prepared.
-So a transaction that is no longer open was rolled back, by SQLite itself or by closing the connection: that is a proof.
-Where it was rolled back with our leave (by SQLAlchemy, or by the app with ``commit="caller"``), the authorizer stays
-and refuses whatever would write, until the request is over.
+SQLite's authorizer sees every statement when it is prepared, and refuses COMMIT and ROLLBACK by the handler. So a
+transaction that is no longer open was rolled back, by SQLite itself or by closing the connection: that is a proof. If
+the rollback was allowed (by SQLAlchemy, or by the app with ``commit="caller"``), the authorizer stays and refuses every
+write until the request is over.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Hold:
         self._held = False
 
     def try_now(self) -> bool:
-        """Without waiting."""
+        """Take the turn if that needs no waiting."""
         self._held = self._held or self._gate.acquire(0.0, lane=False)
         return self._held
 
     def take(self) -> None:
-        """Block until it is our turn."""
+        """Block until the turn comes."""
         self._held = self._held or self._gate.acquire(self._timeout, lane=False)
         if not self._held:
             raise self._busy()
 
     async def take_async(self) -> None:
-        """Wait for our turn without a thread: many may be waiting, and who has the gate must get on."""
+        """Wait for the turn without a thread: waiters could use up the threads that the holder of the gate needs."""
         if self._held:
             return
         turn = _Turn(self._gate, asyncio.get_running_loop())
@@ -61,7 +61,7 @@ class Hold:
                 self._held = True
             except BaseException as error:
                 if not self._gate.leave(turn):
-                    self._gate.release()  # it came at the last moment: somebody else's
+                    self._gate.release()  # the turn came at the last moment: pass it on
                 if isinstance(error, TimeoutError):
                     raise self._busy() from None
                 raise
@@ -80,7 +80,7 @@ class Hold:
 
 
 class _Turn:
-    """A place in the gate's line for a coroutine."""
+    """A coroutine's place in the line of the gate."""
 
     def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
         self._gate = gate
@@ -88,10 +88,10 @@ class _Turn:
         self.come: asyncio.Future[None] = loop.create_future()
 
     def release(self) -> None:
-        """Called by the gate, in the thread of whoever leaves it."""
+        """Called by the gate, in the thread that leaves the gate."""
         try:
             self._loop.call_soon_threadsafe(self._set)
-        except RuntimeError:  # that loop is closed: pass it on, but not from within the gate
+        except RuntimeError:  # the loop is closed: pass the turn on, but not from within the gate
             threading.Thread(target=self._gate.release).start()
 
     def _set(self) -> None:
@@ -117,17 +117,17 @@ class SqliteLink(Link):
     dialect = "sqlite"
     what = "the sqlite3 connection"
     _refused = False
-    """The handler tried to end it. Whatever it wanted by that, it does not get a commit."""
+    """The handler tried to end the transaction, so oncekey will not commit it."""
     _overdue = False
     _freed = False
     """The request is over."""
     _asked_again = False
-    """Since the transaction was rolled back, SQLite has asked about every statement."""
+    """The authorizer was set again after the rollback, so SQLite asks it about every statement."""
     savepoint = "SAVEPOINT a; …; ROLLBACK TO a"
     _rescues = False
-    """An overdue transaction is being rolled back, in its own thread."""
+    """The link is rolling back an overdue transaction, in the connection's own thread."""
     _thread: int | None = None
-    """Where the connection is used."""
+    """The thread that uses the connection."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -149,9 +149,9 @@ class SqliteLink(Link):
         self._connection.set_authorizer(self._allows)
 
     def read_on(self) -> None:
-        """The transaction is over with our leave. From now on only reading is allowed."""
+        """The transaction was rolled back, and that was allowed. From now on only reading is allowed."""
         self.ended, self._asked_again, self._overdue = True, True, False
-        self.guard()  # again, so that SQLite asks about statements that it knows
+        self.guard()  # set again, SQLite asks also about statements that it prepared before
 
     def _allows(self, action: int, what: str | None, value: str | None, *_: Any) -> int:
         if self._freed:
@@ -173,7 +173,8 @@ class SqliteLink(Link):
         return sqlite3.SQLITE_OK
 
     def _allows_later(self, action: int, what: str | None, value: str | None) -> int:
-        # BEGIN is refused where statements that SQLite knows already were not asked about again: one may write.
+        # Until the authorizer is set again, SQLite does not ask about statements that it prepared before. One of them
+        # may write, so BEGIN is refused.
         if action in _READS and (what != "BEGIN" or self._asked_again):
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_PRAGMA and value is None:
@@ -185,7 +186,7 @@ class SqliteLink(Link):
         rows: list[Any] = []
         for sql in statements:
             cursor = self._connection.cursor()
-            cursor.row_factory = None  # the app's own may make anything of a row
+            cursor.row_factory = None  # the app's own may turn a row into anything
             rows = cursor.execute(sql, parameters).fetchall()
         return rows
 
@@ -193,9 +194,9 @@ class SqliteLink(Link):
         return self.execute(statements, parameters) if self._still() else []
 
     def _still(self) -> bool:
-        """The very transaction: it could not be committed, and BEGIN is refused as well."""
+        """Whether the enlisted transaction is open. An open one is the enlisted one: COMMIT and BEGIN are refused."""
         if self._overdue or self._refused:
-            self.rolled_back = True  # as good as: COMMIT does not pass, and roll_back() follows
+            self.rolled_back = True  # certain: COMMIT is refused, and roll_back() follows
             return False
         try:
             if self._connection.in_transaction:
@@ -203,8 +204,8 @@ class SqliteLink(Link):
         except sqlite3.ProgrammingError:  # closed
             self.rolled_back = True
             return False
-        # Rolled back by SQLite, after an error or by OR ROLLBACK. Where Python begins no transaction before a write,
-        # what came after that was committed on its own, statement by statement.
+        # SQLite rolled it back, after an error or by OR ROLLBACK. If Python begins no transaction before a write, each
+        # later statement was committed on its own.
         self.rolled_back = self._connection.isolation_level is not None
         return False
 
@@ -216,7 +217,7 @@ class SqliteLink(Link):
 
     def let_go(self) -> None:
         self.ending = True
-        self._connection.set_authorizer(self._allows)  # so that SQLite asks again about statements that it knows
+        self._connection.set_authorizer(self._allows)  # SQLite asks again about statements that it prepared before
 
     def free(self) -> None:
         self._freed = True
@@ -237,7 +238,7 @@ class SqliteLink(Link):
         self._tidy()
 
     def allow(self) -> None:
-        """The transaction may be ended now."""
+        """Allow the end of the transaction."""
         self.ending, self._overdue = True, False
 
     def _tidy(self) -> None:
@@ -253,36 +254,36 @@ class SqliteLink(Link):
                 self._connection.set_authorizer(None)
 
     def interrupt(self) -> None:
-        """Stop the statement that runs, let no other be prepared, and in the connection's own thread free the file.
+        """Stop the running statement and refuse all others. In the connection's own thread, also roll back.
 
-        From another thread ``interrupt`` is all there is. SQLite has a lock for each connection, and calls the
-        authorizer under it: whoever waits for that lock with Python's own in hand (set_authorizer does) while the
-        handler prepares a statement stops the whole process for ever.
+        Another thread may only call sqlite3's ``interrupt``. SQLite has a lock for each connection, and calls the
+        authorizer under it. ``set_authorizer`` waits for that lock without releasing the GIL. If the handler prepares a
+        statement at that moment, the whole process blocks for ever.
         """
         self._overdue = True
         try:
             self._connection.interrupt()
             if self._thread != threading.get_ident():
-                return  # the event loop or the driver's thread comes by next; a handler's own, when it returns
+                return  # the event loop, the driver's thread or the end of the handler rolls back
             self._rescues = True
-            self._connection.set_authorizer(self._allows)  # so that SQLite asks again about statements that it knows
+            self._connection.set_authorizer(self._allows)  # SQLite asks again about statements that it prepared before
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error:
-            return  # closed
+            return  # the connection is closed
         finally:
             self._rescues = False
 
 
 def aiosqlite_link(connection: Any) -> Link:
-    """A link to an ``aiosqlite.Connection``: the same link, in the connection's own thread."""
+    """A link to an ``aiosqlite.Connection``: the same link, run in the connection's own thread."""
     inner = SqliteLink(connection._conn)
     inner.what = "the aiosqlite connection"
     return Elsewhere(inner, connection._execute)
 
 
 def refuse_other_file(connection: sqlite3.Connection, file: str | None, what: str) -> None:
-    """One file, or it is not one commit."""
+    """Raise EnlistError unless the connection has the store's file open: one commit needs one file."""
     cursor = connection.cursor()
     cursor.row_factory = None
     path = next((row[2] for row in cursor.execute("PRAGMA database_list").fetchall() if row[1] == "main"), "")
@@ -294,7 +295,7 @@ def refuse_other_file(connection: sqlite3.Connection, file: str | None, what: st
 
 
 def begin(connection: sqlite3.Connection) -> None:
-    """A transaction that has the write lock from its start, and is on the disk when it ends (hazard 23)."""
+    """Begin a transaction that has the write lock from its start, and is on the disk when it ends (hazard 23)."""
     connection.execute("PRAGMA synchronous = FULL")
     try:
         connection.execute("BEGIN IMMEDIATE")

@@ -1,7 +1,7 @@
 """What the text of a statement tells: whether it ends the transaction, whether it may, and whether it writes.
 
-Refusing needs certainty, so ``ends_transaction`` and ``writes`` look at the first words only. ``may_end_transaction``
-is a suspicion: it is never a reason to refuse, and always one to claim less afterwards.
+To refuse a statement, a guard must be certain, so ``ends_transaction`` and ``writes`` look at the first words only.
+``may_end_transaction`` is only a suspicion. No statement is refused for it, but a later rollback is no longer a proof.
 """
 
 from __future__ import annotations
