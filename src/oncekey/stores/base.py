@@ -1,15 +1,15 @@
-"""The seam: what a store must do, and nothing of how.
+"""The interface of a store: what it must do, not how.
 
-A store is plain blocking code that takes **batches**; ``engine/lane.py`` turns concurrent callers into them. It knows
-keys, not payments, and no policy: it compares and sets. Three rules bind every implementation, and
-``oncekey.testing.store_suite`` checks them:
+A store is plain blocking code that takes **batches**; ``engine/lane.py`` turns concurrent callers into batches. A store
+knows keys and states. It knows nothing of payments or policies: it compares and sets. Every implementation keeps three
+rules, and ``oncekey.testing.store_suite`` checks them:
 
 * every verb ends within the store's own time limit, or raises ``StoreUnavailable``;
-* a batch names each (scope, key) once (the lane sees to it), is applied in the order of (scope, key), and its answers
-  stand in the order of the batch;
+* a batch names each (scope, key) once (the lane guarantees this). The store applies it in the order of (scope, key),
+  and returns the answers in the order of the batch;
 * time is the store's clock, where it has one.
 
-Calling a verb again after it raised is safe: the owner token tells one's own earlier success from a rival's.
+A caller may repeat a verb that raised: the owner token shows whether the first call succeeded or a rival did.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Duty(StrEnum):
     EXPIRED = "expired"  # completed or failed (or retryable without steps), past expiry
     ABANDONED = "abandoned"  # pending, past expiry
     UNKNOWNS = "unknowns"  # unknown, its time to reconcile has come
-    LAPSED = "lapsed"  # retryable with steps, past expiry: half done, and nobody came back
+    LAPSED = "lapsed"  # retryable with steps, past expiry: half done, and the client did not retry
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What differs between stores, so that callers and the public suite never ask which store it is."""
+    """What differs between stores. Callers and the public suite look here, never at the class of a store."""
 
     durable: bool
     """A commit survives kill -9 of every process and a loss of power."""
@@ -52,26 +52,26 @@ class Capabilities:
     writers: int
     """How many lanes may write at once; 1 means that reserve and swap share one."""
     in_loop: bool = False
-    """Whether the hot verbs can be had without a lane, for the caller's event loop (:meth:`Store.in_loop`)."""
+    """The store offers reserve and swap for an event loop, without a lane (:meth:`Store.in_loop`)."""
     together: bool = False
-    """Reservations and swaps can share a commit (:meth:`Store.both`), which is worth it where one lane does both."""
+    """Reservations and swaps can share a commit (:meth:`Store.both`). It pays where one lane does both."""
     enlists: Literal["postgresql", "sqlite"] | None = None
-    """Whose transactions a request may enlist, and so whether there is an outbox; None: none."""
+    """Which database's transactions a request can enlist. None: none, and the store has no outbox."""
 
 
 class LostRace(Exception):
-    """A rival reserved one of the batch's keys at the same moment: nothing is wrong, ask the Store."""
+    """A rival reserved one of the batch's keys at the same moment. This is no fault: the caller asks the Store."""
 
 
 class InLoop(Protocol):
-    """The two hot verbs for an event loop. What goes wrong is raised, and the lanes then ask the Store instead."""
+    """Reserve and swap for an event loop. After any exception the lanes ask the Store instead."""
 
     async def reserve(self, batch: Sequence[Reservation]) -> Sequence[Found | None]:
-        """None: not here; the lanes are asked about it."""
+        """None: this verb did not find the key, so the caller asks a lane."""
         ...
 
     async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        """Only what ``ends``: every other move is for the lanes."""
+        """Takes only swaps with ``ends``; the lanes do every other move."""
         ...
 
     async def both(
@@ -81,7 +81,7 @@ class InLoop(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Let go of the connection, from any thread; the next verb opens another."""
+        """Drop the connection, from any thread; the next verb opens another."""
         ...
 
 
@@ -92,14 +92,14 @@ class Store(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        """Read each row, or insert it where there is none. Never waits for somebody's open transaction."""
+        """Read each row, or insert it where there is none. Never waits for an open transaction."""
         ...
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        """Move each row that still is as its swap says. None: it is not, or somebody holds it right now.
+        """Move each row that still is as its swap says. None: the row differs, or another transaction holds it now.
 
-        The record that a deleting swap returns is the row as it was. Its step and its audit line are written with the
-        move, in one commit, or not at all; where a swap ``forgets_steps``, all steps of the key go with it.
+        A swap that deletes returns the row as it was. The swap's step and audit line are written in the same commit
+        as the move, or not at all. A swap with ``forgets_steps`` also deletes all steps of the key.
         """
         ...
 
@@ -116,21 +116,21 @@ class Store(Protocol):
         ...
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
-        """At most ``limit`` rows that a duty is about, oldest first; without their responses."""
+        """At most ``limit`` rows that need this duty, oldest first; without their responses."""
         ...
 
     def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
-        """Delete at most ``limit`` rows of Duty.EXPIRED, and say how many. Never anything in flight.
+        """Delete at most ``limit`` rows of Duty.EXPIRED, and return how many. Never deletes a key in flight.
 
-        Also those in state ``expired`` whose retention has passed a second time. A reaper that keeps tombstones asks
-        for these alone: it moves what is due to ``expired`` itself.
+        It also deletes rows in state ``expired`` whose retention has passed a second time. A reaper that keeps
+        tombstones asks for these alone, because it moves due rows to ``expired`` itself.
         """
         ...
 
-    # -- for operators and webhooks: never in the way of a request ---------------------------------------------------
+    # -- for operators and webhooks: no request waits for these ------------------------------------------------------
 
     def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
-        """At most ``limit`` changes of this key by hand or by the reconciler, newest first; they outlive the key."""
+        """At most ``limit`` changes of this key by an operator or the reconciler, newest first; they outlive it."""
         ...
 
     def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[tuple[str, str]]:
@@ -146,15 +146,15 @@ class Store(Protocol):
         limit: int = 100,
         after: tuple[str, str] | None = None,
     ) -> list[Record]:
-        """At most ``limit`` rows that meet every filter given, in the order of (scope, key); without their responses.
+        """At most ``limit`` rows that meet every given filter, in the order of (scope, key); without their responses.
 
-        ``older_than``: created at least so many seconds ago. ``after``: only what follows this (scope, key), for
-        reading on.
+        ``older_than``: created at least so many seconds ago. ``after``: only rows after this (scope, key), to read
+        page by page.
         """
         ...
 
     def counts(self) -> StoreHealth:
-        """How many keys are in which state, and what has waited too long. Cheap, however many there are."""
+        """How many keys are in which state, and what has waited too long. Cheap for any number of keys."""
         ...
 
     def diagnose(self) -> list[Diagnosis]:
@@ -166,25 +166,25 @@ class Store(Protocol):
     def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
         """Take at most ``limit`` jobs of these tasks that are due, or whose worker's lease is over; oldest first.
 
-        Each becomes ``running`` under ``owner`` with attempt + 1. By row, never by a watermark: a job that commits
-        late is found (hazard 10). Skips what another worker is claiming right now.
+        Each becomes ``running`` under ``owner`` with attempt + 1. The store claims by row, without a watermark, so it
+        also finds a job that commits late (hazard 10). It skips jobs that another worker is claiming right now.
         """
         ...
 
     def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
-        """Extend the leases of these running jobs; the ids that are still this owner's."""
+        """Extend the leases of these running jobs; return the ids that this owner still holds."""
         ...
 
     def conclude(self, batch: Sequence[Conclusion]) -> list[bool]:
-        """End attempts. False: the job is no longer that owner's, and nothing was written.
+        """End attempts. False: that owner no longer holds the job, and the store wrote nothing.
 
-        Where a conclusion settles its key, row and key change in one transaction, and the key only if it still is
+        If a conclusion settles its key, job and key change in one transaction. The key changes only if it still is
         pending under the job's ``key_owner``.
         """
         ...
 
     def note_provider(self, job_id: str, owner: str, provider_id: str) -> bool:
-        """Keep the provider's id of a running job, before it is done."""
+        """Store the provider's id of a running job, before the job is done."""
         ...
 
     def jobs(self, state: JobState, limit: int) -> list[Job]:
@@ -192,7 +192,7 @@ class Store(Protocol):
         ...
 
     def jobs_of(self, scope: str, key: str, limit: int) -> list[Job]:
-        """At most ``limit`` jobs that the requests of this key have enqueued, oldest first; they may outlive it."""
+        """At most ``limit`` jobs that requests of this key enqueued, oldest first; jobs may outlive the key."""
         ...
 
     def job(self, job_id: str) -> Job | None: ...
@@ -200,40 +200,43 @@ class Store(Protocol):
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
         """An operator moves a dead job to READY (attempts start over) or CANCELLED; None: it is not dead.
 
-        READY also takes a key that the dead letter made unknown back to pending, if it still is so.
+        If the dead letter made its key unknown and the key still is unknown, READY makes it pending again.
         """
         ...
 
     def outbox_health(self) -> OutboxHealth: ...
 
     def purge_jobs(self, limit: int, keep_seconds: float) -> int:
-        """Delete at most ``limit`` jobs that are done or cancelled for longer than this, and say how many.
+        """Delete at most ``limit`` jobs that are done or cancelled for longer than this, and return how many.
 
-        Never a dead letter: it stays until somebody has looked.
+        Never deletes a dead letter: it stays until an operator redirects it.
         """
         ...
 
     def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
-        """Fail at most ``limit`` pending keys past their expiry with this response; which (scope, key) they were.
+        """Fail at most ``limit`` pending keys past their expiry with this response; return their (scope, key).
 
-        One whose job was tried becomes unknown instead, without the response: an attempt that never ended, or that
-        failed and would have been repeated, may have had its effect.
+        If a worker tried the job, the key becomes unknown instead, without the response: an attempt that never ended,
+        or that failed and was to be repeated, may have had its effect.
 
-        The job that would have settled the key is cancelled in the same transaction. A key whose job a worker is
-        running under a live lease is left alone (hazard 11): the worker settles it.
+        The store cancels the job that would have settled the key in the same transaction. It skips a key whose job
+        a worker is running under a live lease (hazard 11): the worker settles that key.
         """
         ...
 
     def in_loop(self) -> InLoop:
-        """A connection for one event loop, where ``capabilities.in_loop`` says that there is one."""
+        """A connection for one event loop; only where ``capabilities.in_loop`` is True."""
         ...
 
     def migrate(self) -> list[str]:
-        """Bring the tables to this version; the names of the migrations that ran. Safe to run twice and at once."""
+        """Bring the tables to this version; return the names of the migrations that ran.
+
+        Two processes may run it at once, and a second run does nothing.
+        """
         ...
 
     def check(self) -> None:
-        """SchemaError, with one sentence that says what to run, unless the tables are as this version wants them."""
+        """Raise SchemaError unless the tables are as this version needs them. Its sentence says what to run."""
         ...
 
     def disconnect(self) -> None:
@@ -241,5 +244,5 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Close whatever this process holds open."""
+        """Close all connections of this process."""
         ...

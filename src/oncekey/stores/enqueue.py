@@ -1,6 +1,6 @@
-"""Adding a job: one INSERT for each dialect, to be run on the app's own connection inside its own transaction.
+"""Adds a job: one INSERT for each dialect, which runs on the app's own connection, inside the app's transaction.
 
-The engine's adapters run it (``engine/enlist``), and they turn ``:name`` into what their driver wants.
+The engine's adapters (``engine/enlist``) run it. They turn ``:name`` into the placeholders of their driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def enqueue_statement(dialect: Literal["postgresql", "sqlite"]) -> str:
 
 
 def job_parameters(job: NewJob) -> dict[str, str | float | bool | None]:
-    """Plain values by name, as any driver takes them."""
+    """The values by name, of types that every driver takes."""
     return {
         "id": job.id,
         "scope": job.scope,

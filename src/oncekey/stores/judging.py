@@ -1,6 +1,6 @@
-"""What the probes of the SQL stores found, judged: pure, and the same for both.
+"""Judges what the probes of the SQL stores found: pure, and the same for both.
 
-A probe asks its database; the limits and the words are here.
+A probe asks its database. The limits and the texts are here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from oncekey.core.diagnosis import Diagnosis, Level
 from oncekey.stores import sqlfiles
 
 SAMPLE = 1_000
-"""How many finished keys are looked at for the time that handlers take: the newest."""
+"""How many finished keys, the newest, show how long handlers take."""
 ENOUGH = 20
-"""Of an operation with fewer of them, nothing is said."""
+"""An operation with fewer finished keys is not judged."""
 CLOCK_SECONDS = 5.0
-"""How far two clocks may be apart: more than NTP leaves, less than anybody's time-out."""
+"""How far two clocks may be apart: more than NTP leaves, less than a usual time-out."""
 
 _INDEX = re.compile(r"^CREATE INDEX (\w+) [^;]+", re.MULTILINE)
 
@@ -31,11 +31,11 @@ USES: Mapping[str, frozenset[str]] = {
         "due_lapsed": ["keys_lapsed"],
     }.items()
 }
-"""The statements that upkeep runs again and again, and the indexes without which each would read all keys."""
+"""The statements that upkeep repeats. Without these indexes each of them reads all keys."""
 
 
 def wanted_indexes(package: str) -> dict[str, str]:
-    """The indexes of this version's schema, each with the statement that makes it."""
+    """The indexes of this version's schema, each with the statement that creates it."""
     script = sqlfiles.statement(package, "schema")
     return {match[1]: " ".join(match[0].split()) for match in _INDEX.finditer(script)}
 
@@ -49,7 +49,7 @@ def schema(package: str, trouble: str | None) -> Diagnosis:
 
 
 def indexes(package: str, there: Collection[str], broken: Collection[str] = ()) -> Diagnosis:
-    """Whether all indexes are there; ``broken`` are those that the database does not keep up to date."""
+    """Whether all indexes exist; ``broken`` are those that the database does not keep up to date."""
     wanted = wanted_indexes(package)
     missing = [name for name in wanted if name not in there or name in broken]
     if not missing:
@@ -65,7 +65,7 @@ def indexes(package: str, there: Collection[str], broken: Collection[str] = ()) 
 
 
 def plans(used: Mapping[str, Collection[str]]) -> Diagnosis:
-    """Whether upkeep's statements use their indexes; ``used`` is what the plan of each names."""
+    """Whether upkeep's statements use their indexes; ``used`` names the indexes in each statement's plan."""
     lost = [name for name, wanted in USES.items() if not wanted <= set(used[name])]
     if not lost:
         return Diagnosis("plans", Level.OK, f"all {len(USES)} statements of upkeep use their index")
@@ -105,7 +105,10 @@ def leases(sample: Iterable[tuple[str, float, float]]) -> Diagnosis:
 
 
 def clock(difference: float, uncertain: float) -> Diagnosis:
-    """The database's clock less this host's. Leases are the database's, so nothing breaks; people are misled."""
+    """Judges the difference: the database's clock minus this host's.
+
+    Leases are on the database's clock, so they stay correct. Times in logs mislead the operator.
+    """
     apart = max(0.0, abs(difference) - uncertain)
     if apart <= CLOCK_SECONDS:
         return Diagnosis("clock", Level.OK, "the database's and this host's agree")

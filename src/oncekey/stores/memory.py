@@ -1,6 +1,7 @@
 """The store in a dictionary: for tests, examples, and as the model that every other store is compared with.
 
-Loses everything with the process. Read it to learn what the verbs mean: the SQL of the others does the same.
+It loses everything when the process ends. Read it to learn what the verbs mean: the SQL of the other stores does the
+same.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class MemoryStore(NoOutbox):
         if change.from_effects is not None and row.effects is not change.from_effects:
             return None
         if change.to_state is None and row.state is State.IN_PROGRESS and (row.attempt > 1 or row.has_steps):
-            return None  # no longer to be discarded: there is something to forget
+            return None  # discard is for a first attempt without steps
         self._write_beside(change, now)
         if change.to_state is None:
             del self._rows[at]
@@ -69,7 +70,7 @@ class MemoryStore(NoOutbox):
         return self._rows[at]
 
     def _write_beside(self, change: Swap, now: float) -> None:
-        """What is written with the move of a row, in the same commit."""
+        """Write the step and the audit line of a swap, in the same commit as the move of its row."""
         at = (change.scope, change.key)
         if change.forgets_steps:
             self._steps.pop(at, None)
@@ -191,7 +192,7 @@ class MemoryStore(NoOutbox):
 
 
 def _due_at(row: Record, duty: Duty) -> float | None:
-    """When a row becomes due for a duty; None: never, as it stands."""
+    """When a row becomes due for a duty; None: never, in its present state."""
     match duty:
         case Duty.LEASES if row.state is State.IN_PROGRESS:
             return row.lease_until
@@ -209,5 +210,5 @@ def _due_at(row: Record, duty: Duty) -> float | None:
 
 
 def _over_at(row: Record) -> float | None:
-    """When a tombstone goes: it is kept for as long again as the key was."""
+    """When an expired row is deleted: it is kept for a second retention."""
     return row.expires_at + row.retention_seconds if row.state is State.EXPIRED else None

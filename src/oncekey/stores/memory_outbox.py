@@ -1,6 +1,6 @@
-"""The outbox of a store that has none: nobody can commit a job with a business write in a dictionary.
+"""The outbox verbs of a store without an outbox: a dictionary has no transaction that a job could share.
 
-The verbs are there all the same, so that upkeep and the command line need not ask which store it is.
+The verbs exist, so that upkeep and the command line need not ask which store it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oncekey.stores.base import Duty
 
 
 class NoOutbox:
-    """What :class:`oncekey.stores.memory.MemoryStore` says about jobs."""
+    """The answers of :class:`oncekey.stores.memory.MemoryStore` about jobs."""
 
     if TYPE_CHECKING:
 
@@ -61,7 +61,7 @@ class NoOutbox:
         return 0
 
     def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
-        """No job can have been tried here: whatever is pending past its expiry fails."""
+        """This store has no jobs, so none was tried: every pending key past its expiry fails."""
         late = self.due(Duty.ABANDONED, limit)
         moves = [
             swap(record, Event.TIME_OUT, Actor.REAPER, to_state=State.FAILED, response=response) for record in late

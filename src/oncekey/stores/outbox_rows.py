@@ -1,4 +1,4 @@
-"""Rows of the outbox to Jobs, and what both SQL stores write about attempts that failed: pure, and shared by them."""
+"""Turns rows of the outbox into Jobs, and builds what both SQL stores write about attempts that failed. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncekey.core.record import StoredResponse
 from oncekey.errors import IllegalTransition
 
 HISTORY_KEPT = 20
-"""Attempts that a row remembers; the oldest go first."""
+"""How many attempts a row remembers; the oldest are dropped first."""
 ERROR_CHARS = 500
 LEASE_RAN_OUT = "the worker's lease ran out"
 TIMED_OUT = "its key expired before it was done"
@@ -30,7 +30,7 @@ AFTER = {
 
 
 def job(row: Sequence[Any]) -> Job:
-    """A row of outbox_columns.sql; by position, since this runs for every job."""
+    """A row of outbox_columns.sql as a Job. It reads by position, which is faster, since it runs for every job."""
     return Job(
         row[0], row[1], row[2], row[3], row[4], row[5], row[6].encode(), row[7], bool(row[8]), _STATES[row[9]], row[10],
         row[11], row[12], row[13], row[14], row[15], row[16].encode(), row[17], row[18], row[19],
@@ -38,12 +38,12 @@ def job(row: Sequence[Any]) -> Job:
 
 
 def told(conclusion: Conclusion) -> str | None:
-    """What the row remembers of this attempt. A release has something to tell only where the task had begun."""
+    """The error that the row keeps of this attempt. A release has one only if the task had begun."""
     return None if conclusion.error is None else shortened(conclusion.error)
 
 
 def shortened(error: str) -> str:
-    """Cut, and without what no database takes as text: a task's error can hold anything."""
+    """The error cut to ``ERROR_CHARS``, without characters that a database refuses: a task's error can hold any."""
     return error[:ERROR_CHARS].translate(_TRANSLATE).encode("utf-8", "replace").decode()
 
 
@@ -59,7 +59,7 @@ def headers_of(response: StoredResponse | None) -> str | None:
 
 
 def redirection(to_state: JobState) -> str:
-    """The word for an operator's move of a dead letter, as the audit keeps it."""
+    """The audit's word for an operator's move of a dead letter."""
     match to_state:
         case JobState.READY:
             return "retry_job"

@@ -1,4 +1,4 @@
-"""Finds the SQL that lies beside a store's code: one statement per file, and numbered migrations.
+"""Finds the SQL files beside a store's code: one statement per file, and numbered migrations.
 
 Owns the names of files, the order of migrations, and which versions of oncekey can work with which tables
 (``works_from``). Runs nothing.
@@ -7,14 +7,14 @@ A migration that only adds something (a column that may be NULL, an index, a tab
 
     -- Works with: schema 0002 (oncekey 0.1.0) and later.
 
-A version of oncekey that knows the migrations up to 0002 then goes on working with these tables: beside a newer one
-during a deploy, and after a rollback. Without that line a migration shuts out every version that does not know it.
-An older version inserts rows without a new column, and when a key starts over after its expiry (``restart.sql``) leaves
-there what the row had before: what the column says must be tied to something that the older version does write.
+A version of oncekey that knows the migrations up to 0002 then keeps working with these tables: beside a newer version
+during a deploy, and after a rollback. Without that line, every version that does not know the migration refuses the
+tables. An older version does not write a new column: it inserts NULL, and when a key starts over after its expiry
+(``restart.sql``) the old value stays. So a reader must check a new column against one that older versions do write.
 
 The table ``oncekey_schema`` has one row for each migration that ran. Version 0.1.0 refuses tables whose highest
-``number`` it does not know. So a migration that older versions can work with is noted with a **negative** number, which
-they do not see, and the highest number is the oldest schema that a version must know.
+``number`` it does not know. So a migration that older versions can work with has a **negative** number there. Older
+versions ignore it, and the highest number is the oldest schema that a version must know.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Migration:
 
     @property
     def works_from(self) -> int:
-        """The migration that a version of oncekey must know, at least, to work with tables on which this one ran."""
+        """The newest migration that a version of oncekey must know to work with tables on which this one ran."""
         said = _WORKS_WITH.search(self.sql)
         return int(said[1]) if said else self.number
 
@@ -53,7 +53,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What ``oncekey_schema`` says of a database."""
+    """The numbers in ``oncekey_schema`` of a database."""
 
     numbers: frozenset[int]
 
@@ -84,14 +84,14 @@ def migrations(package: str) -> list[Migration]:
 
 @cache
 def tables(package: str) -> tuple[str, ...]:
-    """The names of all tables that the migrations make."""
+    """The names of all tables that the migrations create."""
     return tuple(name for each in migrations(package) for name in _TABLE.findall(each.sql))
 
 
 def outdated(package: str, applied: Applied, where: str, missing: Collection[str]) -> str | None:
     """One sentence that says what to run, or None when this version can work with the tables.
 
-    ``missing``: those of :func:`tables` that are not there.
+    ``missing``: those of :func:`tables` that the database does not have.
     """
     newest = migrations(package)[-1].number
     if not applied.numbers:

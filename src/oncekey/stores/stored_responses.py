@@ -1,5 +1,4 @@
-"""A stored response as it comes out of a row: read strictly, since what is replayed is believed. The same for both SQL
-stores."""
+"""Reads the stored response out of a row, for both SQL stores. Clients trust a replay, so every column is checked."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from oncekey.errors import StoreError
 
 
 def stored_response(status: Any, headers: Any, body: Any, version: Any) -> StoredResponse:
-    """StoreError where the columns are not what we write: a damaged row is an outage of its key, never a wrong answer.
+    """StoreError if the columns are not as oncekey writes them: a damaged row gives an error, never a wrong answer.
 
-    Another version's response is a tombstone, and its columns are not read: who knows how it lays them out.
+    The response of another schema version counts as a tombstone: this version does not know its columns.
     """
     if type(status) is not int or not 100 <= status <= 599:
         raise StoreError("the stored status of a row is damaged")

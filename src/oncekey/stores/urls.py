@@ -1,4 +1,4 @@
-"""From a URL to a store. The only place that knows all stores; each is imported only when its URL is used."""
+"""Opens the store that a URL names. Only this module knows all stores; it imports a store when its URL is used."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DRIVERS = {
     "sqlite": frozenset({"pysqlite", "aiosqlite"}),
     "postgresql": frozenset({"psycopg", "psycopg_async", "psycopg2", "asyncpg"}),
 }
-"""The drivers that SQLAlchemy's URLs name, for databases that we reach by a driver of our own. Not among them are those
-that open another kind of database: ``sqlite+pysqlcipher`` is an encrypted file."""
+"""Drivers in SQLAlchemy's URLs that oncekey replaces by its own. Drivers of another kind of database are left out:
+``sqlite+pysqlcipher`` opens an encrypted file."""
 
 
 def plain_url(url: str) -> str:
-    """The URL without the driver's name: an app gives us the URL that it gives SQLAlchemy."""
+    """The URL without the driver's name, so that an app can pass the URL that it passes to SQLAlchemy."""
     scheme, colon, rest = url.partition("://")
     kind, plus, driver = scheme.partition("+")
     kind = "postgresql" if kind == "postgres" else kind
@@ -30,7 +30,7 @@ def plain_url(url: str) -> str:
         return url
     place, mark, options = rest.partition("?")
     if driver == "asyncpg":
-        # asyncpg calls it ``ssl``, with the values of libpq's ``sslmode``. Dropped, it would take the encryption along.
+        # asyncpg calls it ``ssl``, with the values of libpq's ``sslmode``. Without it the connection is not encrypted.
         options = re.sub(r"(?:(?<=&)|^)ssl=", "sslmode=", options)
     return f"{kind}://{place}{mark}{options}"
 
@@ -48,7 +48,7 @@ def open_store(url: str) -> Store:
             return _sqlite(url)
         case "postgresql":
             return _with_extra("oncekey.stores.postgres", "PostgresStore", "postgres", url)
-    # Not quoted: what was given by mistake may be a password.
+    # The message does not quote the URL: it may hold a password.
     what = f"a URL that starts with '{scheme}'" if _SCHEME(scheme) else "what was given, which is not a URL"
     raise ConfigurationError(f"no store is known for {what}: use one of {KNOWN}")
 
@@ -56,7 +56,7 @@ def open_store(url: str) -> Store:
 def _sqlite(url: str) -> Store:
     from oncekey.stores.sqlite import SqliteStore
 
-    # As in SQLAlchemy: three slashes and a relative path, four for an absolute one.
+    # As in SQLAlchemy: three slashes before a relative path, four before an absolute one.
     path = url.removeprefix("sqlite://").removeprefix("/")
     if "?" in path or "#" in path:
         raise ConfigurationError(

@@ -1,8 +1,8 @@
-"""PostgreSQL arrays in the binary format, built with as few Python steps per element as it takes.
+"""Builds PostgreSQL arrays in the binary format, with few Python steps per element.
 
 A batch is one statement over arrays, one array per column. psycopg's own list adaptation looks up a dumper per
-element and lets the array's type depend on its contents (all None: unknown), which would prepare the same statement
-several times; here the type is fixed by the column and an element costs about 0.2 µs.
+element, and the contents decide the array's type (all None: unknown), so the same statement is prepared several
+times. Here the column fixes the type, and an element costs about 0.2 µs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Column:
         return header + self.elements()
 
     def elements(self) -> bytes:
-        """All of them, one behind the other."""
+        """All elements, concatenated."""
         return b"".join([_NULL if value is None else self.element(value) for value in self.values])
 
     @staticmethod
@@ -47,7 +47,7 @@ class Column:
 
 
 def _joined(values: Sequence[bytes]) -> bytes:
-    """Each behind its length. Most columns have values of one length (UUIDs, hashes): then no step for each of them."""
+    """Each value after its length. Most columns have values of one length (UUIDs, hashes): one ``join`` does them."""
     lengths = set(map(len, values))
     if len(lengths) == 1:
         before = lengths.pop().to_bytes(4, "big")
@@ -115,7 +115,7 @@ class _ColumnDumper(Dumper):
 
 
 def register(adapters: AdaptersMap) -> None:
-    """Teach a connection to send columns."""
+    """Let a connection send ``Column`` parameters."""
     for kind in (Text, Bytea, Float8, Int4, Bool):
         dumper = type(f"{kind.__name__}Dumper", (_ColumnDumper,), {"oid": kind.array_oid})
         adapters.register_dumper(kind, dumper)

@@ -1,7 +1,7 @@
-"""A connection that answers in time or is thrown away, and the words for what went wrong.
+"""A connection that answers before its deadline or is closed, and the texts of its errors.
 
-A stopped server keeps its sockets open and says nothing: neither ``statement_timeout`` (it runs on the server) nor TCP
-keep-alive (the kernel still answers) ends the wait. So the wait itself has a deadline, here, on our side.
+A stopped server keeps its sockets open and sends nothing. Neither ``statement_timeout`` (it runs on the server) nor TCP
+keep-alive (the kernel still answers) ends the wait. So this client sets a deadline on the wait itself.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('sync
 
 NOTICE_LOST_CLIENTS = "SET client_connection_check_interval = '1s'"
 NOT_NOTICED = (errors.UndefinedObject, errors.InvalidParameterValue, errors.FeatureNotSupported)
-"""Not before PostgreSQL 14, nor on every platform; late rows are discarded by the lane all the same."""
+"""The setting needs PostgreSQL 14 and not every platform has it. Without it the lane still discards late rows."""
 
 _NO_SLOT = "it takes no more connections: raise max_connections, or put a pooler in front of it"
 _ADVICE = {
-    # By SQLSTATE; why one cannot connect is only in the driver's text, which is looked at and not quoted.
+    # By SQLSTATE. Why a connection failed is only in the driver's text: we search that text, and do not quote it.
     "53300": _NO_SLOT,
     "too many clients already": _NO_SLOT,
     "remaining connection slots": _NO_SLOT,
@@ -61,7 +61,7 @@ _GONE = ("08", "53", "57")  # connection exceptions, out of resources, operator 
 
 
 class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
-    """Every wait on the wire ends at ``deadline``, a time.monotonic()."""
+    """Every wait for the server ends at ``deadline``, a time.monotonic()."""
 
     deadline: float = 0.0
 
@@ -75,7 +75,7 @@ def options(timeout: float) -> dict[str, Any]:
     """How a lane connects: autocommit (one statement, one commit), and prepared from the second time on."""
     return {
         "autocommit": True,
-        "client_encoding": "utf8",  # whatever the database or the URL says: it is what arrays.py sends
+        "client_encoding": "utf8",  # arrays.py sends it, so it overrides the database and the URL
         "prepare_threshold": 1,
         "connect_timeout": max(2, int(timeout)),
         "keepalives": 1,
@@ -90,7 +90,7 @@ def settings(timeout: float, lock_timeout: float) -> str:
 
 
 def connect(url: str, *, timeout: float, lock_timeout: float, deadline: float | None = None) -> DeadlineConnection:
-    """Open a lane's connection, ready before ``deadline`` or not at all."""
+    """Open a lane's connection; raises if it is not ready before ``deadline``."""
     connection = DeadlineConnection.connect(url, **options(timeout))
     try:
         connection.deadline = deadline or time.monotonic() + timeout
@@ -104,13 +104,13 @@ def connect(url: str, *, timeout: float, lock_timeout: float, deadline: float | 
 
 
 def _notice_lost_clients(connection: DeadlineConnection) -> None:
-    """Let the server stop work whose client has gone: without it, an abandoned INSERT still commits later."""
+    """Let the server stop the work of a client that is gone. Otherwise an abandoned INSERT still commits later."""
     with suppress(*NOT_NOTICED):
         connection.execute(NOTICE_LOST_CLIENTS)
 
 
 def explain(error: psycopg.Error, where: str) -> OnceKeyError:
-    """The error of our own tree that a driver's error stands for. Never quotes values: they may be keys or bodies."""
+    """oncekey's error for an error of the driver. It never quotes values: they may be keys or bodies."""
     state = error.sqlstate or ""
     if isinstance(error, errors.UndefinedTable):
         return SchemaError(f"{where} has no oncekey tables, or not all of them: run `oncekey migrate`")

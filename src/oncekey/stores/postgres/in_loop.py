@@ -1,13 +1,13 @@
-"""The two hot verbs in the caller's event loop, on libpq's pipeline: the store's own statements, without a thread.
+"""Reserve and swap in the caller's event loop, on libpq's pipeline: the store's own statements, without a thread.
 
-Behind uvicorn a lane's thread and the loop share the GIL, and hand it to and fro in every batch. Here the loop sends
-the statements itself and goes on with other requests while the database works. What ends and what begins goes out
-together and is **one transaction**: one round trip and one fsync for both. It is committed when the server has answered
-the Sync, and not before: an answer to a statement says only that it ran.
+Under uvicorn a lane's thread and the loop share the GIL, and pass it to each other in every batch. Here the loop sends
+the statements itself, and serves other requests while the database works. Swaps and reservations go out together as
+**one transaction**: one round trip and one fsync for both. It is committed when the server answers the Sync, not
+before: the answer to a statement only says that the statement ran.
 
-Below psycopg's cursors, on its ``pq`` layer, because a cursor costs much for each batch. Only what goes well is
-handled: whatever goes wrong is raised, the connection thrown away, and the tickets go to a lane's thread, which knows
-what to do (``engine/express.py``).
+This module uses psycopg's ``pq`` layer, because a cursor is too expensive for each batch. It handles only success.
+After any error it raises and closes the connection. The tickets then go to a lane's thread, which handles the error
+(``engine/express.py``).
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ Rows = list[tuple[Any, ...]]
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _RACES = (b"23505", b"55P03", b"40P01")
-"""A key was inserted meanwhile, or is about to be: unique violation, lock not available, deadlock."""
+"""A rival inserted a key, or is about to: unique violation, lock not available, deadlock."""
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _FAILED = pq.ExecStatus.FATAL_ERROR  # libpq's word for any error
 _SEVERITY = pq.DiagnosticField.SEVERITY_NONLOCALIZED
 _LAST_WORDS = (b"FATAL", b"PANIC")
 LOCK_SECONDS = 0.05
-"""How long a batch waits for somebody's uncommitted key: all that ends waits with it, and the lanes have patience."""
+"""How long a batch waits for a rival's uncommitted key. It is short, because the batch's swaps wait too. A lane can
+wait longer."""
 
 
 class _Statement:
-    """One that is prepared when the connection is opened, with its parameters by number; ``columns``: of any batch."""
+    """A statement with numbered parameters, prepared when the connection opens. ``columns`` of any batch give types."""
 
     def __init__(self, name: str, text: str, columns: rows.Parameters) -> None:
         self.name = name.encode()
@@ -84,7 +85,7 @@ class InLoop:
     async def both(
         self, begins: Sequence[Reservation], ends: Sequence[Swap]
     ) -> tuple[list[Found], list[Record | None]]:
-        # What ends comes first: who asks for the same key again then finds its response.
+        # Swaps come first, so that a reservation of the same key finds the response.
         ended, found = await self._ask((_END, rows.end_columns(ends)), (_RESERVE, rows.reservation_columns(begins)))
         return _found(begins, found), _ended(ends, ended)
 
@@ -99,14 +100,14 @@ class InLoop:
             results = await exchange.run(deadline - time.monotonic())
             return [self._rows(question[0], result) for question, result in zip(questions, results, strict=True)]
         except LostRace:
-            raise  # and the connection is as good as before
+            raise  # the connection is still good
         except BaseException:
-            # Cancelled and timed out included: the answer may still arrive, and is nobody's.
+            # Also when cancelled or timed out: the answer may still arrive, and the next batch must not read it.
             self.abandon()
             raise
 
     def _rows(self, statement: _Statement, result: pq.abc.PGresult) -> Rows:
-        """As Python values. How to read each column is looked up with the first answer of a connection."""
+        """The rows as Python values. The first answer of a connection decides the loader of each column."""
         reader = self._readers.get(statement)
         if reader is None:
             reader = self._readers[statement] = Transformer(self._connection)
@@ -114,7 +115,7 @@ class InLoop:
         else:
             reader.set_pgresult(result, set_loaders=False)
         read: Rows = reader.load_rows(0, result.ntuples, tuple)
-        reader.set_pgresult(None, set_loaders=False)  # its bodies are not kept until the next batch
+        reader.set_pgresult(None, set_loaders=False)  # free the response bodies before the next batch
         return read
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
@@ -137,15 +138,15 @@ class InLoop:
         return connection
 
     def abandon(self) -> None:
-        """Let go of the connection, from any thread, unless a verb is under way; the next verb opens another."""
+        """Drop the connection. Any thread may call this while no verb runs; the next verb opens another."""
         connection, self._connection, self._readers = self._connection, None, {}
         if connection is not None and self._pid == os.getpid():
-            connection._closed = True  # or it warns that nobody closed it
+            connection._closed = True  # otherwise psycopg warns that it was not closed
             connection.pgconn.finish()
 
 
 class _Exchange:
-    """Statements sent in one go, and their answers up to the Sync that commits them."""
+    """Statements that are sent together, and their answers up to the Sync that commits them."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self._pgconn = connection.pgconn
@@ -168,7 +169,7 @@ class _Exchange:
         loop.add_reader(socket, self._read)
         writes = False
         try:
-            if writes := self._pgconn.flush() != 0:  # more than the socket takes at once
+            if writes := self._pgconn.flush() != 0:  # the socket did not take all of it
                 loop.add_writer(socket, self._write)
             await self._over
         finally:
@@ -207,7 +208,7 @@ class _Exchange:
                     return self._end(None)
                 self._results.append(result)
                 if result.status == _FAILED and result.error_field(_SEVERITY) in _LAST_WORDS:
-                    # The end of the stream is near, and may not be told: uvloop does not call us for it.
+                    # The server closes the stream next. uvloop may not call the reader for that, so end here.
                     return self._end(StoreUnavailable("the server has ended the connection"))
             if pgconn.status == pq.ConnStatus.BAD:
                 self._end(StoreUnavailable("the connection was lost"))
@@ -216,7 +217,7 @@ class _Exchange:
         return None
 
     def _time_out(self) -> None:
-        self._read()  # a loop that was busy meanwhile: the answer may be there
+        self._read()  # if the loop was busy, the answer may have arrived
         self._end(StoreUnavailable("the store did not answer in time"))
 
     def _end(self, error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""What operators, webhooks and resumed requests ask: steps, the audit, and keys by something else than their key."""
+"""Reads for operators, webhooks and resumed requests: steps, audit lines, lists, and keys found by a provider's id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.EXPIRED})
-"""The states that have an index of their own; the others are found by reading in the order of the keys."""
+"""The states that have an index of their own. Keys in other states are found by reading in the order of the keys."""
 
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING = (statement(name) for name in ("steps", "audit", "find", "counts", "waiting"))
 _FATE = statement("enlisted/fate")
@@ -25,7 +25,7 @@ _LISTING = statement("listing", SLIM)
 
 
 class Lookups:
-    """A part of :class:`oncekey.stores.postgres.store.PostgresStore`, which brings the connection."""
+    """A part of :class:`oncekey.stores.postgres.store.PostgresStore`, which has the connection."""
 
     if TYPE_CHECKING:
 
@@ -50,7 +50,7 @@ class Lookups:
         return [(scope, key) for scope, key in self._execute(_FIND, asked)]
 
     def fate(self, number: int) -> str | None:
-        """What became of a transaction: committed, aborted, or in progress; None: too long ago to know."""
+        """The state of a transaction: committed, aborted, or in progress; None: the server no longer knows."""
         self._start_clock()
         row = self._execute(_FATE, {"number": number}).fetchone()
         answer: str | None = row[0] if row else None

@@ -1,8 +1,9 @@
-"""Runs the migrations of a PostgreSQL database, beside apps that use its tables meanwhile.
+"""Runs the migrations of a PostgreSQL database while apps use its tables.
 
-Most of what a migration does (ALTER TABLE) needs the table for a moment for itself. While it waits for that, behind an
-enlisted transaction of a slow handler, say, everybody else waits behind it. So it waits shorter than a lane does for a
-row (``PostgresStore(lock_timeout=0.5)``), gives up, and tries again a little later: requests are delayed, not refused.
+Most migrations (ALTER TABLE) need an exclusive lock on a table for a moment. While a migration waits for that lock,
+for example behind the enlisted transaction of a slow handler, every other statement waits behind the migration. So it
+waits for a shorter time than a lane waits for a row (``PostgresStore(lock_timeout=0.5)``), gives up, and tries again
+later. Requests are delayed, not refused.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from oncekey.stores import sqlfiles
 from oncekey.stores.postgres.connection import DeadlineConnection
 from oncekey.stores.postgres.statements import PACKAGE
 
-MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, from however many deploys
+MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, also if several deploys run at once
 MIGRATION_SECONDS = 600.0
-"""A migration may rewrite a large table, and waits for the one that another deploy runs."""
+"""A migration may rewrite a large table, and it waits for a migration that another deploy runs."""
 TABLE_LOCK_SECONDS = 0.3
 PAUSE_SECONDS = 0.5
 
@@ -33,7 +34,7 @@ def applied(connection: DeadlineConnection) -> sqlfiles.Applied:
 
 
 def run(connection: DeadlineConnection) -> list[str]:
-    """Run what has not run: all of it, or nothing. Gives the names of what ran."""
+    """Run the migrations that have not run: all of them, or none. Return their names."""
     until = time.monotonic() + MIGRATION_SECONDS
     while True:
         try:
@@ -48,7 +49,7 @@ def _try(connection: DeadlineConnection, until: float) -> list[str]:
     ran = []
     with connection.transaction():
         connection.execute(f"SET LOCAL statement_timeout = '{MIGRATION_SECONDS:.0f}s'; SET LOCAL lock_timeout = 0")
-        connection.deadline = until  # the server has answered: now it may take long
+        connection.deadline = until  # the server has answered, so it is alive: now a statement may take long
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
         connection.execute(f"SET LOCAL lock_timeout = '{TABLE_LOCK_SECONDS * 1000:.0f}ms'")
         connection.execute(_TABLE)

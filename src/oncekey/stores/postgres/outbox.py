@@ -1,6 +1,6 @@
 """The outbox in PostgreSQL: every verb is one statement and one commit, on the database's clock.
 
-What the statements do is said in the ``outbox_*.sql`` files; :class:`PostgresStore` brings the connection.
+The ``outbox_*.sql`` files say what the statements do; :class:`PostgresStore` has the connection.
 """
 
 from __future__ import annotations

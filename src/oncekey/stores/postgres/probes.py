@@ -1,4 +1,4 @@
-"""What ``oncekey doctor`` asks of a PostgreSQL server. Reads only, and nothing that grows with the number of keys."""
+"""What ``oncekey doctor`` asks a PostgreSQL server. It only reads, and its cost does not grow with the keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncekey.stores.postgres.connection import DeadlineConnection
 
 CONNECTIONS_OF_A_PROCESS = 4
-"""Two lanes, and two of the event loop's own; an app that is not async has the two lanes."""
+"""Two lanes, and two connections of the event loop. An app that is not async has only the two lanes."""
 _SPARE_PROCESSES = 2
 
 _INDEXES, _SETTINGS, _CONNECTIONS, _TIMES = (
@@ -28,7 +28,7 @@ _CLOCK = "SELECT date_part('epoch', clock_timestamp())"
 
 
 class Probes:
-    """A part of :class:`oncekey.stores.postgres.store.PostgresStore`, which brings the connection."""
+    """A part of :class:`oncekey.stores.postgres.store.PostgresStore`, which has the connection."""
 
     if TYPE_CHECKING:
         _where: str
@@ -73,7 +73,7 @@ class Probes:
         return connections(min(limits, key=lambda limit: limit[0] - limit[1]))
 
     def _ask(self, asked: LiteralString, limit: int | None = None) -> list[tuple[Any, ...]]:
-        """By whatever connection there is: a doctor comes also where the tables are not as they should be."""
+        """Ask on a connection without a schema check: ``doctor`` must also work where the tables are wrong."""
         self._start_clock()
         try:
             return self._connection(checked=False).execute(asked, {"limit": limit} if limit else None).fetchall()
@@ -112,7 +112,7 @@ def durability(settings: dict[str, str]) -> Iterator[Diagnosis]:
 
 
 def connections(limit: tuple[int, int, str]) -> Diagnosis:
-    """The tightest limit: how many there may be, how many there are, and what says so."""
+    """Judges the tightest limit: the allowed number, the present number, and the name of the limit."""
     most, used, what = limit
     found = f"{used} of {most} are in use ({what}); each process of the app takes up to {CONNECTIONS_OF_A_PROCESS}"
     if most - used >= CONNECTIONS_OF_A_PROCESS * _SPARE_PROCESSES:
@@ -126,7 +126,7 @@ def connections(limit: tuple[int, int, str]) -> Diagnosis:
 
 
 def _indexes_in(plan: Any) -> Iterator[str]:
-    """Every index that a plan names, however deep."""
+    """Every index that a plan names, at any depth."""
     if isinstance(plan, dict):
         if "Index Name" in plan:
             yield plan["Index Name"]

@@ -1,4 +1,4 @@
-"""Batches to parameters, rows to records: pure, so that any executor can run the same statements."""
+"""Turns batches into parameters and rows into records. Pure, so that ``store.py`` and ``in_loop.py`` share it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def headers_to_json(headers: tuple[tuple[str, str], ...]) -> str:
 
 
 def json_text(data: bytes | None) -> str | None:
-    """What is kept as text, because people read it in the table."""
+    """JSON as text, because operators read it in the table."""
     try:
         return None if data is None else data.decode()
     except UnicodeDecodeError as error:
@@ -130,16 +130,16 @@ def json_text(data: bytes | None) -> str | None:
 
 
 def step(row: Sequence[Any]) -> Step:
-    """A row of steps.sql, behind its place."""
+    """A row of steps.sql as a Step. The row's first column is the place of its key in the batch."""
     name, kind, state, repeatable, result, downstream_key, provider_id = row[1:]
     bytes_of_result = None if result is None else result.encode()
     return Step(name, StepKind(kind), StepState(state), repeatable, bytes_of_result, downstream_key, provider_id)
 
 
 def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record:
-    """A row of columns.sql as a Record; by position, since this runs for every request.
+    """A row of columns.sql as a Record. It reads by position, which is faster, since it runs for every request.
 
-    ``response`` is what the caller has just written, where the statement does not send it back.
+    ``response`` is what the caller has just written, if the statement does not return it.
     """
     (
         scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,
@@ -162,7 +162,7 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
 def reserved(
     asked: Mapping[tuple[str, str], Reservation], answer: Iterable[Sequence[Any]]
 ) -> dict[tuple[str, str], Record]:
-    """The records that a reservation of ``asked`` found or left behind. What is missing, a rival is about to insert."""
+    """The records that a reservation of ``asked`` found or inserted. A rival is about to insert the missing ones."""
     found: dict[tuple[str, str], Record] = {}
     now: float | None = None
     for row in answer:
@@ -171,7 +171,7 @@ def reserved(
             found[at] = record(row)
         elif row[0] is not None:
             found[at] = _inserted(asked[at], row[22])
-        else:  # whatever is not found was inserted
+        else:  # the statement inserted every row that it did not find
             now = row[22]
     if now is not None and len(found) < len(asked):
         for at, wanted in asked.items():
@@ -191,7 +191,7 @@ def _inserted(wanted: Reservation, now: float) -> Record:
 def ended(change: Swap, expires_at: float, now: float) -> Record:
     """The record of a row that its owner has just ended (``Swap.ends``)."""
     seen = change.seen
-    assert seen is not None  # noqa: S101 - or it would not be such a swap
+    assert seen is not None  # noqa: S101 - a swap that ends has it
     assert change.to_state is not None  # noqa: S101
     return Record(
         seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,
@@ -202,5 +202,5 @@ def ended(change: Swap, expires_at: float, now: float) -> Record:
 
 
 def later(now: float, seconds: float) -> float:
-    """``now + seconds`` exactly as the database has it, which counts in whole microseconds."""
+    """``now + seconds`` exactly as the database computes it, in whole microseconds."""
     return (round(now * 1e6) + round(seconds * 1e6)) / 1e6

@@ -1,4 +1,4 @@
-"""The SQL beside this file as statements: parts that several of them share are put in by name."""
+"""Builds statements from the SQL files beside this one: parts that several of them share are inserted by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARTS = {"{held}": "held", "{set}": "set", "{forgotten}": "forgotten", "{noted}
 
 
 def part(name: str) -> LiteralString:
-    """The text of ``name.sql``: ours, and so as good as a literal."""
+    """The text of ``name.sql``. It is part of this package, so it is as safe as a literal."""
     return sqlfiles.statement(PACKAGE, name)
 
 
@@ -20,11 +20,11 @@ COLUMNS = part("columns")
 SLIM = COLUMNS.replace(
     "k.response_status, k.response_headers, k.response_body, k.response_schema_version", "NULL, NULL, NULL, NULL"
 )
-"""The columns of a record without its response: upkeep never needs it, and who writes one knows it."""
+"""The columns of a record without its response: upkeep does not need it, and the writer of a response has it."""
 
 
 def statement(name: str, columns: LiteralString = "", lock: LiteralString = "NO KEY UPDATE") -> LiteralString:
-    """``name.sql`` with its parts; ``columns`` is what it returns, ``lock`` how strongly it holds rows."""
+    """``name.sql`` with its parts; ``columns`` is what it returns, ``lock`` the strength of its row locks."""
     text = part(name)
     for mark, shared in _PARTS.items():
         if mark in text:
@@ -33,12 +33,12 @@ def statement(name: str, columns: LiteralString = "", lock: LiteralString = "NO 
 
 
 RESERVE = statement("reserve", COLUMNS).replace("{on_conflict}", "").replace("{fresh}", part("fresh_now"))
-"""All rows that are absent are inserted, or it fails."""
+"""Inserts all rows that are absent, or fails."""
 RESERVE_POLITELY = (
     statement("reserve", COLUMNS)
     .replace("{on_conflict}", "ON CONFLICT (scope, key) DO NOTHING RETURNING k.scope, k.key")
     .replace("{fresh}", part("fresh_each"))
 )
-"""After a lost race: what a rival has inserted meanwhile is left out of the answer."""
+"""For use after a lost race. The answer leaves out rows that a rival inserted during the statement."""
 END = statement("end")
 SWAP = statement("swap", SLIM)

@@ -1,7 +1,7 @@
 """The reference store: PostgreSQL by psycopg 3, one statement and one commit per batch.
 
-Owns connections (one per thread and process) and their time limits. What the statements do is said in the .sql files;
-what a transition means is ``core/states.py``.
+Owns connections (one per thread and process) and their time limits. The .sql files say what the statements do;
+``core/states.py`` says what a transition means.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         self._pid = os.getpid()
         self._swap_beside = statement("swap_beside", SLIM)
         self._restart = statement("restart", SLIM)
-        # UPDATE: a row that a business table refers to is busy for a delete, and must not be waited for.
+        # UPDATE skips a row that a business table references in an open transaction. A weaker lock would let the
+        # DELETE wait for that transaction.
         self._remove = statement("remove", COLUMNS, lock="UPDATE")
         self._read = statement("read", COLUMNS)
         self._purge = statement("purge")
@@ -110,7 +111,7 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         raise NotImplementedError("two lanes write at once; in an event loop: in_loop.py")
 
     def _move_others(self, batch: list[Swap], moved: dict[tuple[str, str], Record]) -> None:
-        """What is not on a request's hot path: each kind is one statement and one commit."""
+        """Swaps that are not on a request's hot path: each kind is one statement and one commit."""
         responses = {(change.scope, change.key): change.response for change in batch}
         if moves := [change for change in batch if change.plain]:
             for row in self._execute(SWAP, rows.swap_columns(moves)):
@@ -188,12 +189,12 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         except psycopg.Error as error:
             trouble = explain(error, self._where)
             if connection.broken or connection.closed or isinstance(trouble, StoreUnavailable):
-                # After a deadline the answer may still arrive; nobody may read it as the answer to the next question.
+                # After a deadline the answer may still arrive. The next statement must not read it as its own.
                 self.disconnect()
             raise trouble from error
 
     def _start_clock(self) -> None:
-        """A verb begins: all its round trips, connecting included, end by one deadline."""
+        """A verb begins: all its round trips, including the connect, share one deadline."""
         self._local.deadline = time.monotonic() + self.timeout
 
     def _connection(self, *, checked: bool = True) -> DeadlineConnection:
@@ -219,7 +220,7 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         return connection
 
     def _after_fork(self) -> None:
-        """A forked child inherits the parent's sockets: it keeps them aside, and never uses or closes them."""
+        """A forked child inherits the parent's sockets. It keeps references to them, and never uses or closes them."""
         if self._pid != os.getpid():
             self._inherited = list(self._open)
             self._open = weakref.WeakSet()
@@ -241,7 +242,7 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
 
 
 def _describe(url: str) -> str:
-    """The store as messages name it: host and database, never the password."""
+    """The name of the store in messages: host and database, never the password."""
     try:
         info = conninfo_to_dict(url)
     except psycopg.ProgrammingError:

@@ -1,10 +1,10 @@
-"""A batch of hot moves in **one** call into SQLite: what ends, what begins, and their commit.
+"""Swaps, reservations and their commit in **one** call into SQLite.
 
-Every call into SQLite gives the GIL away and then waits to get it back, behind an event loop that is busy. Row by row a
-batch makes a hundred such calls. So this is one statement, an INSERT into a view (``batch.sql``) whose trigger does the
-work. Outside of a transaction it is a transaction: all of it and its fsync, or nothing.
+Every call into SQLite releases the GIL, and then waits for a busy event loop to give it back. Row by row a batch makes
+a hundred such calls. So a batch is one statement, an INSERT into a view (``batch.sql``) whose trigger does the work.
+Outside of a transaction the statement is a transaction of its own: all of it and its fsync, or nothing.
 
-The price: it answers with a number, how many rows were changed. If that is not all of them, the rows themselves tell.
+The cost: the answer is only the number of changed rows. If it is less than the batch, the caller reads the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCRIPT, _APPLY = (sqlfiles.statement(schema.PACKAGE, name) for name in ("batch"
 
 @value
 class Packed:
-    """A batch as the parameters of its one statement."""
+    """A batch as the parameters of ``batch_apply.sql``."""
 
     ends: str
     begins: str
@@ -35,13 +35,13 @@ class Packed:
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the view, for this connection alone."""
+    """Create the view, for this connection alone."""
     for statement in schema.statements(_SCRIPT):
         connection.execute(statement)
 
 
 def pack(begins: Sequence[Reservation], ends: Sequence[Swap]) -> Packed:
-    """``ends``: only what ``Swap.ends``. StoreError where a value cannot go this way; the lanes find out which."""
+    """``ends`` holds only swaps with ``Swap.ends``. StoreError if JSON cannot hold a value; a lane finds the row."""
     pieces = _Pieces()
     ending = [_ending(change, pieces) for change in rows.in_order(ends)]
     beginning = [_beginning(wanted, pieces) for wanted in rows.in_order(begins)]
@@ -49,18 +49,18 @@ def pack(begins: Sequence[Reservation], ends: Sequence[Swap]) -> Packed:
 
 
 def apply(connection: sqlite3.Connection, packed: Packed, now: float) -> bool:
-    """Whether all of its rows were changed. Committed when it returns."""
-    before = connection.total_changes  # counts what triggers do, too
+    """Whether all rows of the batch were changed. It is committed when this returns."""
+    before = connection.total_changes  # also counts changes by triggers
     connection.execute(_APPLY, (packed.ends, packed.begins, packed.bytes, now))
     return connection.total_changes - before == packed.rows
 
 
 class _Pieces:
-    """Bytes, which JSON cannot hold, one after the other, each known by where it begins and how long it is."""
+    """Concatenated bytes, because JSON cannot hold them. Each piece is known by its start and its length."""
 
     def __init__(self) -> None:
-        self.all: list[bytes] = [b"-"]  # of nothing at all, substr() makes NULL: an empty body would be a tombstone
-        self._next = 2  # as substr() counts
+        self.all: list[bytes] = [b"-"]  # substr() of empty bytes is NULL, and would turn an empty body into a tombstone
+        self._next = 2  # substr() counts from 1
 
     def add(self, piece: bytes | None) -> tuple[int | None, int | None]:
         if piece is None:

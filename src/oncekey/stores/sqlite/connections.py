@@ -4,11 +4,11 @@ Owns opening, settings, closing, and the check that the file on disk still is th
 no statement of the store's own.
 
 Why a fork needs care: SQLite keeps its file locks in tables of the process. A forked child that inherits an
-open connection inherits the tables too, believes it holds locks that the kernel gave to its parent only, and
-when the parent then closes, it deletes the write-ahead log under the child: commits of the child are lost
-without an error (seen, not guessed: test_a_child_loses_nothing_when_its_parent_closes). So all connections
-are closed *before* a fork, and both sides open new ones. One that could not be closed in time is kept alive
-in the child for ever, because closing it there does harm too.
+open connection inherits these tables too, so it assumes locks that the kernel gave only to its parent. When the
+parent closes the file, the parent deletes the write-ahead log that the child still uses, and commits of the child
+are lost without an error (test_a_child_loses_nothing_when_its_parent_closes shows it). So all connections are
+closed *before* a fork, and both processes open new ones. If a connection could not be closed in time, the child
+keeps a reference to it for ever, because closing it in the child does harm too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weakref import WeakSet
 from oncekey.errors import ConfigurationError, StoreError, StoreUnavailable
 
 _RETRY_SECONDS = 0.01
-"""Between two tries to switch to WAL, which does not heed the busy time-out."""
+"""The pause between two tries to switch to WAL. The busy time-out does not apply to that switch."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -60,8 +60,11 @@ class _Handle:
 
 
 class Connections:
-    """``prepare`` runs on every new connection, before anybody else gets it. ``beside``: others to the same file, which
-    they have made or found; then this neither makes it nor takes another one for it."""
+    """``prepare`` runs on every new connection before its first use.
+
+    ``beside``: other Connections to the same file. They created or found the file, so this object neither creates a
+    file nor accepts another file at that path.
+    """
 
     def __init__(
         self,
@@ -81,16 +84,16 @@ class Connections:
         _POOLS.add(self)
 
     def _reset(self) -> None:
-        # Order of locks: this one, then a handle's, then the gate. Nobody takes them the other way round.
+        # Every thread takes the locks in this order: ``_opening``, a handle's lock, the gate.
         self._opening = threading.Lock()
         self._local = threading.local()
         self._handles: dict[threading.Thread, _Handle] = {}
 
     @contextmanager
     def use(self, *, check: bool = True) -> Iterator[sqlite3.Connection]:
-        """The calling thread's connection. What goes wrong in the block leaves as an error of oncekey.
+        """The calling thread's connection. An sqlite3 error in the block becomes an error of oncekey.
 
-        Without ``check``, what was written or read in it is worth nothing before :meth:`check_files`.
+        With ``check=False``, the caller must call :meth:`check_files` before it trusts what the block read or wrote.
         """
         try:
             handle, connection = self._mine()
@@ -100,14 +103,14 @@ class Connections:
                     self._still_there(handle)
             except sqlite3.Error as error:
                 if _code(error) not in _BUSY:
-                    handle.close()  # whatever is wrong with it, the next verb begins afresh
+                    handle.close()  # the connection may be damaged, so the next verb opens a new one
                 raise
             finally:
                 handle.lock.release()
         except sqlite3.Error as error:
             raise self._in_words(error) from error
         except (UnicodeEncodeError, OverflowError) as error:
-            # Nothing is wrong with the file: the lane finds the one bad row of its batch (hazard 25).
+            # The file is intact: one row of the batch is bad, and the lane finds it (hazard 25).
             raise StoreError("a value is not valid text or too large a number: cannot be stored") from error
 
     def _mine(self) -> tuple[_Handle, sqlite3.Connection]:
@@ -124,7 +127,7 @@ class Connections:
             handle.lock.acquire()
             if handle.connection is not None:
                 return handle, handle.connection
-            handle.lock.release()  # closed in between, by a fork or by close(): open again
+            handle.lock.release()  # a fork or close() closed it in between: open again
 
     def _open(self) -> _Handle:
         for thread, handle in list(self._handles.items()):
@@ -136,8 +139,8 @@ class Connections:
         known = self._file_id if self._beside is None else self._beside._file_id
         if known is not None and _file_id(self.path) != known:
             raise self._gone()
-        # A file that was there is never made anew: an empty one in its place would also delete its log, with what was
-        # committed last, before anybody could look (the check above may have been a moment too early).
+        # A known file is never created again. Opening an empty file in its place would delete the old file's log, and
+        # the last commits with it. The file may disappear after the check above, so the mode must prevent it.
         makes = known is None and self._beside is None
         name = f"{self.path.as_uri()}?mode={'rwc' if makes else 'rw'}"
         connection = sqlite3.connect(
@@ -174,17 +177,17 @@ class Connections:
             )
 
     def check_files(self) -> None:
-        """As every ``use`` does at its end, for connections of other threads, which are at rest."""
+        """The check at the end of every ``use``, for the idle connections of other threads."""
         for handle in list(self._handles.values()):
             with handle.lock:
                 if handle.connection is not None:
                     self._still_there(handle)
 
     def _still_there(self, handle: _Handle) -> None:
-        """Whoever moved or deleted the file made everything that was just written or read worthless.
+        """StoreUnavailable if the file was moved or deleted: then what was just written or read is lost.
 
-        Going on with a new, empty file would turn every key into a first request (hazard 12), so this store
-        refuses until the file is back, or until it is closed and opened again on purpose.
+        A new, empty file would turn every key into a first request (hazard 12). So this store refuses every verb
+        until the file is back, or until the app closes the store and opens it again.
         """
         if _file_id(self.path) != handle.file_id:
             handle.close()
@@ -215,7 +218,7 @@ class Connections:
                 handle.close()
 
     def close(self) -> None:
-        """Close the connections of all threads, each as soon as its verb is done."""
+        """Close the connections of all threads, each when its running verb ends."""
         with self._opening:
             self._close_all(time.monotonic() + self.timeout)
             self._file_id = None
@@ -232,7 +235,7 @@ class Connections:
     # around a fork
 
     def before_fork(self) -> bool:
-        """Close everything, and let nobody open until the fork is over. False: somebody is still opening."""
+        """Close all connections, and block new ones until the fork is over. False: a thread is still opening one."""
         end = time.monotonic() + self.timeout
         held = self._opening.acquire(timeout=self.timeout)
         self._close_all(end)
@@ -248,7 +251,7 @@ class Connections:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """The primary code (extended ones say where it happened); 0 where Python's module raised by itself."""
+    """The primary code of SQLite's extended error code; 0 if Python's sqlite3 module raised the error itself."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
@@ -262,9 +265,9 @@ def _file_id(path: str | Path) -> FileId | None:
 
 _POOLS: WeakSet[Connections] = WeakSet()
 _INHERITED: list[_Handle] = []
-"""Connections of a parent process: neither used nor closed here, whatever happens to their store."""
+"""Connections of a parent process. This process never uses or closes them, also not when their store is closed."""
 _forking: dict[int, list[tuple[Connections, bool]]] = {}
-"""By thread: the stores held still while it forks. Strong references, so that none is closed meanwhile."""
+"""By thread: the stores that are blocked while it forks. Strong references, so that none is collected meanwhile."""
 
 
 def _before_fork() -> None:

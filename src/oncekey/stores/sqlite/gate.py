@@ -1,11 +1,11 @@
 """One write gate per file and process: a fair lock in front of SQLite's unfair one.
 
-SQLite lets whoever polls at the right moment write next: a writer that goes back to back starved the lane for
-seconds. So all writers of one process queue here, and only then ask SQLite. **Lane first**: group commits
-(``lane=True``) pass before the transactions of users, which hold the gate for as long as a handler runs. A
-waiting user is overtaken at most ``OVERTAKES`` times, so that two busy lanes cannot starve it either.
+SQLite's waiting writers poll, and the one that polls at the right moment writes next: a writer that writes without a
+pause starved the lane for seconds. So all writers of one process queue here before they ask SQLite. **Lanes go
+first**: batches of a lane (``lane=True``) pass before the transactions of users, which hold the gate for as long as a
+handler runs. A waiting user is overtaken at most ``OVERTAKES`` times, so two busy lanes cannot starve it.
 
-Owns the order of writers within this process. Knows nothing of SQLite; other processes are SQLite's matter.
+Owns the order of writers within this process. Knows nothing of SQLite; SQLite orders the processes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ OVERTAKES = 8
 
 
 class Turn(Protocol):
-    """A place in line."""
+    """A place in the queue of the gate."""
 
     def release(self) -> None:
-        """Called once, when it is this one's turn."""
+        """The gate calls this once, when the turn comes."""
         ...
 
 
 class Gate:
-    """Hand-over lock: ``release`` gives it to the next in line, so nobody can slip in between."""
+    """Hand-over lock: ``release`` gives it to the next in the queue, so a newcomer cannot overtake the queue."""
 
     def __init__(self) -> None:
         self.reset()
         _ALL.add(self)
 
     def reset(self) -> None:
-        """Forget holder and queue: they are threads of another process (after a fork)."""
+        """Forget holder and queue after a fork: their threads are in the parent process."""
         self._mutex = threading.Lock()
         self._held = False
         self._by_user = False
@@ -46,7 +46,7 @@ class Gate:
         self._overtaken = 0
 
     def acquire(self, timeout: float, *, lane: bool) -> bool:
-        """True: yours until ``release``. False: not within ``timeout`` seconds."""
+        """True: the caller holds the gate until ``release``. False: it did not get it within ``timeout`` seconds."""
         with self._mutex:
             if not self._held:
                 self._held, self._by_user = True, not lane
@@ -61,10 +61,13 @@ class Gate:
             if turn in queue:
                 queue.remove(turn)
                 return False
-        return True  # our turn came between the time-out and the mutex: it is ours, and must not be lost
+        return True  # the turn came between the time-out and the mutex, so the caller holds the gate
 
     def line_up(self, turn: Turn) -> bool:
-        """As a user's ``acquire``, for who cannot block. True: yours now. False: when ``turn.release`` is called."""
+        """A user's ``acquire`` that does not block.
+
+        True: the caller holds the gate now. False: the caller holds it when the gate calls ``turn.release``.
+        """
         with self._mutex:
             if self._held:
                 self._users.append(turn)
@@ -73,7 +76,7 @@ class Gate:
             return True
 
     def leave(self, turn: Turn) -> bool:
-        """Wait no longer. False: it is yours already, and yours to release."""
+        """Stop waiting. False: the caller already holds the gate, and must release it."""
         with self._mutex:
             if turn in self._users:
                 self._users.remove(turn)
@@ -96,12 +99,12 @@ class Gate:
 
     @property
     def held_by_user(self) -> bool:
-        """Whether a user's transaction has it, which may take as long as a handler runs."""
+        """Whether a user's transaction holds the gate, which may last as long as a handler runs."""
         return self._held and self._by_user
 
     @property
     def waiting(self) -> int:
-        """How many are in line."""
+        """How many turns are in the queues."""
         return len(self._lanes) + len(self._users)
 
 
@@ -111,7 +114,7 @@ _registry = threading.Lock()
 
 
 def gate_of(path: Path) -> Gate:
-    """The one gate of this file, by whatever name it is reached."""
+    """The one gate of this file. Every path to the file gives the same gate."""
     real = os.path.realpath(path)
     with _registry:
         gate = _BY_FILE.get(real)

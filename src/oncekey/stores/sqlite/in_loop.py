@@ -1,13 +1,13 @@
-"""The hot verbs without a lane: replays in the event loop itself, everything else in one call, in a thread.
+"""Reserve and swap without a lane: reads in the event loop itself, and one call in a thread for each written batch.
 
 A read of a WAL file takes no lock and a few microseconds; handing it to a thread and back costs more than the read. So
-keys that are there are read here, and replays go on while a writer holds the file.
+the loop reads existing keys itself, and replays continue while a writer holds the file.
 
-A write waits for the disk, so it never happens in the loop. But all that can be done before and after is done here: the
-thread gets a packed batch (``batch.py``), makes one call, and says how many rows it changed. Thread and loop then
-need the GIL from each other as rarely as can be.
+A write waits for the disk, so it never happens in the loop. The loop does all work before and after it: the thread gets
+a packed batch (``batch.py``), makes one call, and returns whether all rows changed. So thread and loop rarely wait for
+the GIL.
 
-Nobody waits here for long: where somebody holds the file, this raises, and the lanes, which have patience, ask instead.
+No verb here waits long: if another writer holds the file, the verb raises, and a lane, which can wait, does the work.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SqliteInLoop:
         if complete:
             found = {(wanted.scope, wanted.key): wanted.record(now) for wanted in begins}
             return found, [change.moved(change.seen, now) if change.seen else None for change in ends]
-        # Some keys were there already, or some rows were no longer what their movers saw. What the rows say now counts.
+        # Some keys existed already, or some rows were no longer as their swaps say. The rows themselves tell.
         there = self._read([*begins, *ends])
         if not all((wanted.scope, wanted.key) in there for wanted in begins):
             raise LostRace("a key was deleted as soon as it was there")
@@ -90,7 +90,7 @@ class SqliteInLoop:
             return self._store.read_on(connection, [(work.scope, work.key) for work in batch])
 
     def _apply(self, packed: Packed, job: _Job) -> tuple[float, bool]:
-        """In the thread. Who then believes the answer must look whether the file still is the file."""
+        """Runs in the thread. The caller must call ``check_files()`` before it trusts the result."""
         with self._writing.use(check=False) as connection, self._store.at_the_gate(connection, LOCK_SECONDS):
             if job.given_up():
                 raise StoreUnavailable("nobody waits for this any more")
@@ -105,20 +105,20 @@ class SqliteInLoop:
     def abandon(self) -> None:
         try:
             self._reading.close()
-            self._writing.close()  # a batch under way ends first, or takes too long
+            self._writing.close()  # waits for a running batch, up to the time-out
         finally:
             self._writer.stop()
 
 
 def _moved(change: Swap, row: Record | None, now: float) -> Record | None:
-    """What became of a row, by our own move and no other: owner, state and moment are its."""
+    """The row, if this swap moved it: the row has the swap's owner, state and time. Otherwise None."""
     if row is not None and (row.owner, row.state, row.finished_at) == (change.owner, change.to_state, now):
         return row
     return None
 
 
 class _Writer:
-    """A thread that does one thing after the other, for a loop. It starts with the first of them."""
+    """A thread that runs the jobs of one event loop, one at a time. The first job starts it."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -147,7 +147,7 @@ class _Writer:
                 more = job is not None
                 if job is not None:
                     job.tell(job.do(job), None)
-            except BaseException as error:  # noqa: BLE001 - the thread must live, and its caller must hear of it
+            except BaseException as error:  # noqa: BLE001 - the thread must go on, and the caller must get the error
                 if job is not None:
                     job.tell(None, error)
                 else:
@@ -161,15 +161,15 @@ class _Job:
         self.done: asyncio.Future[tuple[float, bool]] = self._loop.create_future()
 
     def given_up(self) -> bool:
-        """It is the lanes' now, and they may have undone it."""
+        """The caller stopped waiting. A lane has the tickets now, and may have undone them."""
         return self.done.done()
 
     def tell(self, answer: tuple[float, bool] | None, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self._loop.call_soon_threadsafe(self._set, answer, error)
 
     def _set(self, answer: tuple[float, bool] | None, error: BaseException | None) -> None:
-        if self.done.done():  # whoever waited has left; the lanes will ask
+        if self.done.done():  # the caller stopped waiting; a lane reads the rows
             return
         if answer is not None:
             self.done.set_result(answer)

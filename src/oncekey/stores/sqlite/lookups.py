@@ -1,6 +1,6 @@
-"""What operators, webhooks and resumed requests ask: steps, the audit, and keys by something else than their key.
+"""Reads for operators, webhooks and resumed requests: steps, audit lines, lists, and keys found by a provider's id.
 
-Reads only, so neither the gate nor the write lock is taken; an answer is of one snapshot.
+It only reads, so it takes neither the gate nor the write lock. Each answer comes from one snapshot.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _INDEXES = {
     State.UNKNOWN: "unknowns",
     State.EXPIRED: "tombstones",
 }
-"""The states that have an index of their own; the others are found by reading in the order of the keys."""
+"""The states that have an index of their own. Keys in other states are found by reading in the order of the keys."""
 
 
 class Lookups:
-    """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which brings the connections."""
+    """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which has the connections."""
 
     connections: Connections
     clock: Callable[[], float]
@@ -80,7 +80,7 @@ class Lookups:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One snapshot for all that is asked; it never writes."""
+        """One snapshot for all reads of the block; it never writes."""
         with self.connections.use() as connection:
             connection.execute("BEGIN")
             try:

@@ -1,7 +1,7 @@
 """The outbox in one SQLite file: one writer, the same contract as PostgreSQL's.
 
-A batch is one ``BEGIN IMMEDIATE`` transaction, row by row; under the write lock what was read is what is there. A claim
-looks first without the lock, so that idle workers that poll do not stand in anybody's way.
+A batch is one ``BEGIN IMMEDIATE`` transaction, row by row; under the write lock no other writer changes what was read.
+A claim looks first without the lock, so that idle workers that poll do not delay other writers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oncekey.stores.sqlite import schema
 if TYPE_CHECKING:
     from oncekey.stores.sqlite.connections import Connections
 
-_OVER = "state IN ('done', 'cancelled') AND state = '{}'"  # the index's condition word for word, then ours
+_OVER = "state IN ('done', 'cancelled') AND state = '{}'"  # SQLite needs the index's condition word for word
 _LISTED = {
     JobState.READY: ("state = 'ready'", "run_at"),
     JobState.RUNNING: ("state = 'running'", "lease_until"),
@@ -151,7 +151,7 @@ class SqliteOutbox:
 
 
 def _free(connection: sqlite3.Connection, tasks: Sequence[str], limit: int, now: float) -> list[str]:
-    """Jobs that may be taken: first those whose worker's lease is over, then those that are due."""
+    """Jobs that a worker may take: first those whose worker's lease is over, then those that are due."""
     found = [row[0] for row in connection.execute(_of_tasks("lapsed", len(tasks)), (now, limit, *tasks))]
     if len(found) < limit:
         due = connection.execute(_of_tasks("due", len(tasks)), (now, limit - len(found), *tasks))

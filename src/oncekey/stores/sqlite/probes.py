@@ -1,4 +1,4 @@
-"""What ``oncekey doctor`` asks of an SQLite file. Reads only, and nothing that grows with the number of keys."""
+"""What ``oncekey doctor`` asks an SQLite file. It only reads, and its cost does not grow with the number of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SYNCHRONOUS = ("off", "normal", "full", "extra")
 
 
 class Probes:
-    """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which brings the connection."""
+    """A part of :class:`oncekey.stores.sqlite.store.SqliteStore`, which has the connection."""
 
     if TYPE_CHECKING:
         clock: Callable[[], float]
@@ -32,7 +32,7 @@ class Probes:
 
 
 def _diagnoses(connection: sqlite3.Connection, now: float) -> Iterator[Diagnosis]:
-    yield judging.schema(schema.PACKAGE, None)  # opening the file has upgraded it, or has said why not
+    yield judging.schema(schema.PACKAGE, None)  # opening the file has upgraded it, or has raised
     there = {name for (name,) in connection.execute(_INDEXES)}
     missing = judging.indexes(schema.PACKAGE, there)
     yield missing

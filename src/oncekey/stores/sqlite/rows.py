@@ -1,4 +1,4 @@
-"""Between values and columns: the parameters of each statement, and a row as a Record.
+"""Turns values into the parameters of each statement, and rows into Records.
 
 Pure: no connection, no clock. The order of columns here is the order in ``read.sql`` and ``moved.sql``.
 """
@@ -26,7 +26,7 @@ _EFFECTS = {effects.value: effects for effects in Effects}
 
 
 def in_order(batch: Sequence[_Work]) -> list[_Work]:
-    """A batch in the order of (scope, key), which is the order of the tree."""
+    """A batch in the order of (scope, key), which is the order of the table's B-tree."""
     return sorted(batch, key=lambda work: (work.scope, work.key))
 
 
@@ -154,7 +154,7 @@ def step(row: Row) -> Step:
 
 
 def json_text(data: bytes | None) -> str | None:
-    """What is kept as text, because people read it in the table."""
+    """JSON as text, because operators read it in the table."""
     try:
         return None if data is None else data.decode()
     except UnicodeDecodeError as error:
@@ -177,8 +177,8 @@ def keys_as_json(keys: Sequence[tuple[str, str]]) -> str:
 
 
 def moved(change: Swap, lease_until: float, recovery_point: str | None, now: float) -> Record:
-    """The record of a row that was just moved; lease and recovery point as they stand in it."""
-    assert change.seen is not None  # noqa: S101 - the caller chose by it
+    """The record of a row that was just moved, with the lease and the recovery point of the row."""
+    assert change.seen is not None  # noqa: S101 - the caller passes only swaps that have it
     made = change.moved(change.seen, now)
     if (made.lease_until, made.recovery_point) != (lease_until, recovery_point):
         made = replace(made, lease_until=lease_until, recovery_point=recovery_point)

@@ -1,7 +1,7 @@
-"""Brings the tables of one SQLite file to this version, and says what is wrong where it cannot.
+"""Brings the tables of one SQLite file to this version, or says why it cannot.
 
-SQLite is embedded: nobody runs a migration before the first request, so opening the file does. Safe from
-several threads and processes at once, because everything is decided inside one ``BEGIN IMMEDIATE``.
+SQLite is embedded: no operator runs a migration before the first request, so opening the file runs it. Several
+threads and processes may do so at once, because one ``BEGIN IMMEDIATE`` encloses every check and every change.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def applied(connection: sqlite3.Connection, there: Collection[str]) -> sqlfiles.
 
 
 def problem(connection: sqlite3.Connection, where: str) -> str | None:
-    """One sentence, or None where the tables are as this version wants them."""
+    """One sentence that says what to do, or None if the tables are as this version needs them."""
     there = {name for (name,) in connection.execute(_TABLES)}
     return sqlfiles.outdated(PACKAGE, applied(connection, there), where, set(sqlfiles.tables(PACKAGE)) - there)
 
 
 def migrate(connection: sqlite3.Connection, where: str, now: float) -> list[str]:
-    """Run what has not run; the caller holds the write lock (BEGIN IMMEDIATE) and commits."""
+    """Run the migrations that have not run; the caller holds the write lock (BEGIN IMMEDIATE) and commits."""
     at = applied(connection, {name for (name,) in connection.execute(_TABLES)})
     ran = []
     for migration in sqlfiles.migrations(PACKAGE):

@@ -1,12 +1,12 @@
 """The store in one SQLite file: every write is one ``BEGIN IMMEDIATE`` … ``COMMIT`` with an fsync at its end.
 
-A batch is one transaction, so its fsync is shared. What the rows mean is said in ``stores/memory.py``; the SQL beside
-this file does the same. ``UPDATE`` then ``SELECT`` instead of ``RETURNING``: as fast, and it runs on the SQLite 3.34 of
-RHEL 9. Statements are run for the whole batch at once (``executemany``, or keys as one JSON list), since each call into
-SQLite gives the GIL away and gets it back when the event loop lets go of it.
+A batch is one transaction, so its rows share one fsync. ``stores/memory.py`` says what the verbs do; the SQL beside
+this file does the same. It uses ``UPDATE`` then ``SELECT`` instead of ``RETURNING``, which is as fast, and runs on the
+SQLite 3.34 of RHEL 9. One call runs a statement for the whole batch (``executemany``, or keys as one JSON list), since
+each call into SQLite releases the GIL, and then waits for the event loop to give it back.
 
-Reads take neither the gate nor a lock (WAL), and async apps do them without the lane (``in_loop.py``). Time is the
-clock of this host, read inside the transaction. Nothing bounds a disk that hangs in fsync.
+Reads take neither the gate nor a lock (WAL), and async apps read without the lane (``in_loop.py``). Time is the
+clock of this host, read inside the transaction. There is no time limit for a disk that hangs in fsync.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _READ_MANY, _MOVED_MANY = (sqlfiles.statement(schema.PACKAGE, name) for name in 
 _DUE = {duty: sqlfiles.statement(schema.PACKAGE, f"due_{duty.value}") for duty in Duty}
 
 _PATIENCE_STEP = 0.05
-"""Seconds of waiting at the gate that are not worth a PRAGMA to take off the busy time-out."""
+"""A shorter wait at the gate is not subtracted from the busy time-out: the PRAGMA for it costs more."""
 
 
 class SqliteStore(Lookups, SqliteOutbox, Probes):
@@ -99,7 +99,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         return _read_many(connection, keys, self.clock())
 
     def check_schema(self, connection: sqlite3.Connection) -> None:
-        """SchemaError unless the tables are there: for connections that must not create them."""
+        """SchemaError unless the tables exist: for connections that must not create them."""
         if (sentence := schema.problem(connection, str(self.path))) is not None:
             raise SchemaError(sentence)
 
@@ -124,7 +124,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
     def migrate(self) -> list[str]:
         with self.connections.use() as connection:
             ran = self._migrate(connection)
-        # Opening the file has upgraded it already: that is what the caller wants to hear of.
+        # Opening the file has already upgraded it: report those migrations too.
         ran, self._ran = self._ran + ran, []
         return ran
 
@@ -139,7 +139,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         self.connections.close()
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """SQLite creates and upgrades its tables by itself; only a newer schema is somebody else's work."""
+        """Create or upgrade the tables when the file is opened; a newer schema raises SchemaError."""
         if schema.problem(connection, str(self.path)) is not None:
             self._ran += self._migrate(connection)
 
@@ -154,7 +154,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
 
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """The gate, then SQLite's write lock, within the time limit; then all of the block, or nothing."""
+        """Take the gate, then SQLite's write lock, within the time limit; commit all of the block, or nothing."""
         with self.at_the_gate(connection, self.timeout):
             # IMMEDIATE: a deferred transaction that reads and then writes fails at once, and no time-out
             # helps (hazard 23).
@@ -169,7 +169,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
 
     @contextmanager
     def at_the_gate(self, connection: sqlite3.Connection, timeout: float) -> Iterator[None]:
-        """A turn at the gate, for a connection that waits as long for SQLite. The one wait is taken off the other."""
+        """Hold the gate. The time spent waiting for it is subtracted from the connection's wait for SQLite's lock."""
         began = time.monotonic()
         if not self.gate.acquire(timeout, lane=True):
             raise GateHeld(f"{self.path} was held by another transaction of this process for over {timeout:g} s")
@@ -187,7 +187,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
 
 
 class GateHeld(StoreUnavailable, LostRace):
-    """Somebody else of this process writes."""
+    """Another transaction of this process holds the gate."""
 
 
 def _read(connection: sqlite3.Connection, scope: str, key: str, now: float) -> Record | None:
@@ -198,11 +198,11 @@ def _read(connection: sqlite3.Connection, scope: str, key: str, now: float) -> R
 def _insert(
     connection: sqlite3.Connection, batch: Sequence[Reservation], found: dict[tuple[str, str], Record], now: float
 ) -> None:
-    """Insert what is not in ``found``, and put it there: our own row, or the one of a writer who was faster."""
+    """Insert the reservations that are not in ``found``, and add their rows to it: our own, or a faster writer's."""
     absent = [wanted for wanted in rows.in_order(batch) if (wanted.scope, wanted.key) not in found]
     inserted = connection.executemany(_INSERT, [rows.inserting(wanted, now) for wanted in absent]).rowcount
     there: dict[tuple[str, str], Record] = {}
-    if inserted < len(absent):  # under the write lock the faster one's rows are there
+    if inserted < len(absent):  # we hold the write lock, so the rows of a faster writer are visible
         there = _read_many(connection, [(wanted.scope, wanted.key) for wanted in absent], now)
     for wanted in absent:
         at = (wanted.scope, wanted.key)
@@ -256,14 +256,14 @@ def _read_many(
 
 
 def _is_plain(change: Swap) -> bool:
-    """A move of a row that was seen, with nothing to be written or deleted beside it."""
+    """A move of a row that the caller has read, with no step, audit line or deletion."""
     return change.seen is not None and change.plain
 
 
 def _swap_alike(
     connection: sqlite3.Connection, batch: Sequence[Swap], now: float
 ) -> dict[tuple[str, str], Record | None] | None:
-    """All of them by one statement, and one more for the answers; None, and nothing done, unless all could be moved."""
+    """Move all rows by one statement, and read the answers by another. None: some row differs, and nothing was done."""
     if len(batch) == 1:
         return None
     changes = rows.in_order(batch)
@@ -274,7 +274,7 @@ def _swap_alike(
         if change.to_state is not None
     ]
     if connection.executemany(_SWAP, parameters).rowcount < len(changes):
-        connection.execute("ROLLBACK TO alike")  # one at a time tells which
+        connection.execute("ROLLBACK TO alike")  # the caller moves them one by one, to see which row differs
         return None
     answer = connection.execute(
         _MOVED_MANY, (rows.keys_as_json([(change.scope, change.key) for change in changes]),)
