@@ -1,13 +1,13 @@
 """The end of a request that enlisted a transaction: one commit for business writes, stored response and key.
 
-A response that was *returned* with a status under 500 commits: the last statement completes the key in that very
-transaction, then it is committed, then the response is sent. Everything else (raised, 5xx, released) is rolled back
-first and then stored as without enlisting.
+If the handler *returns* a response with a status under 500, the transaction commits: its last statement completes the
+key, then it is committed, then the response is sent. Everything else (raised, 5xx, released) is rolled back first and
+then stored as without enlisting.
 
-What cannot be known is asked, never guessed. A commit whose answer was lost: the key's row says whether it happened,
-and as long as it is undecided the row is locked. A transaction that the handler ended itself: PostgreSQL knows what
-became of it by its number; SQLite did not let it commit. Both speak of that transaction only: where the handler may
-have written in a later one, the key is unknown. Only what is proven not to have happened runs again.
+The engine never guesses how a transaction ended. If the answer to a commit was lost, the key's row says whether it
+happened; while that is undecided, the row is locked. If the handler ended the transaction itself, PostgreSQL knows by
+its number what became of it; SQLite did not let it commit. Both answers are about that transaction only: if the handler
+may have written in a later one, the key is unknown. A request runs again only if it is proven that nothing happened.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def finish(
 ) -> Flow[Finished]:
     """As Engine.finish, for an operation that has enlisted."""
     enlisted = operation.enlisted
-    assert enlisted is not None  # noqa: S101 - who calls has looked
+    assert enlisted is not None  # noqa: S101 - the caller has checked
     if enlisted.stage in (Stage.UNSETTLED, Stage.WRITTEN, Stage.CUT_OFF):
         return (yield from settle(engine, operation, event, response, reason))
     if enlisted.stage is Stage.NEW and event is not Event.DISCARD:
@@ -113,7 +113,7 @@ def _commit(
     try:
         yield Call(link.commit)
     except Exception as error:
-        # Refused at the last moment (a deferred constraint, a serialization failure), or its answer was lost.
+        # The commit was refused (a deferred constraint, a serialization failure), or its answer was lost.
         _log.warning("the commit of an enlisted transaction failed with %s: its key tells", describe(error))
         yield Call(link.roll_back)
         enlisted.release()
@@ -127,14 +127,14 @@ def _commit(
 def settle(
     engine: Engine, operation: Operation, event: Event, response: StoredResponse | None, reason: str | None
 ) -> Flow[Finished]:
-    """Find out by the key's row whether the commit happened; the last statement of the transaction was the key's.
+    """Read in the key's row whether the commit happened: the transaction's last statement completes the key.
 
-    Where it did not, the key is released. That cannot come too early: the row is locked for as long as the commit may
-    still happen. Where it was cut off, perhaps before that last statement, the row proves nothing by itself: the
-    handler may have committed before.
+    If it did not happen, the key is released. That cannot be too early: the row is locked for as long as the commit may
+    still happen. If the end was cut off, perhaps before that last statement, the row alone proves nothing: the handler
+    may have committed before.
     """
     enlisted = operation.enlisted
-    assert enlisted is not None  # noqa: S101 - who calls has looked
+    assert enlisted is not None  # noqa: S101 - the caller has checked
     enlisted.release()
     at = (operation.record.scope, operation.record.key)
     for tries in range(SETTLE_TRIES):
@@ -149,7 +149,7 @@ def settle(
             elif enlisted.link.may_have_written_later:
                 why, event_instead = "the enlisted transaction was not committed, and a later one may be", Event.DOUBT
             moved: Record | None = yield swap(seen, event_instead, Actor.OWNER, last_error=why)
-            if moved is None:  # still locked, so still undecided
+            if moved is None:  # the row is still locked, so the commit is undecided
                 yield Pause(at, 0.01 * 4**tries)
                 continue
             if enlisted.link.caller:
@@ -158,9 +158,9 @@ def settle(
             engine._finished(event_instead, moved, None, why)
             return Finished(False, moved, undone=event_instead is Event.RELEASE)
         _let_go(operation)
-        if seen.state in (State.FAILED_RETRYABLE, State.UNKNOWN):  # its lease was over, and a sweeper came by
+        if seen.state in (State.FAILED_RETRYABLE, State.UNKNOWN):  # the lease ran out, and a sweeper moved it
             return Finished(False, seen, undone=seen.state is State.FAILED_RETRYABLE)
-        if event is not Event.DEFER and seen.response != response:  # and somebody has settled it since
+        if event is not Event.DEFER and seen.response != response:  # a verdict settled it since
             return engine._lost(operation, event, seen)
         engine._finished(event, seen, response, reason)
         return Finished(True, seen)
@@ -174,11 +174,11 @@ def roll_back(enlisted: Enlisted) -> Flow[None]:
 
 
 def undone(engine: Engine, enlisted: Enlisted) -> Flow[bool]:
-    """Whether it is proven that nothing of a transaction that is over was committed.
+    """Whether it is proven that nothing of an ended transaction was committed.
 
-    By what its guards have let through, or by the server's own word, which counts only where nothing can have been
-    written after it. A server needs a moment to notice that a client has gone; StoreUnavailable where it still has not
-    after that.
+    The guards prove it, or the server says so. The server's answer counts only if the handler cannot have written
+    after that transaction. A server needs a moment to notice that a client has disconnected. If the transaction stays
+    open, StoreUnavailable is raised.
     """
     if enlisted.link.rolled_back or not enlisted.locked:
         return True
@@ -200,14 +200,14 @@ def _ended(
     response: StoredResponse | None,
     reason: str | None,
 ) -> Flow[Finished]:
-    """The transaction is over and did not complete the key. Make sure that it was rolled back, and store ``event``."""
+    """The transaction ended without completing the key. Make sure that it was rolled back, and store ``event``."""
     if not (yield from undone(engine, enlisted)):
         why = "the handler ended its enlisted transaction itself, and what it had written may be there"
         _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
     if operation.commits and event in COMMITTING and (event is not Event.FAIL or enlisted.interrupted):
-        # Never a stored success without its rows. A 4xx has none to lose where the handler rolled back, or its
-        # statement failed: it is stored.
+        # A success is never stored without its rows (hazard 33). A 4xx is stored: if the handler rolled back or a
+        # statement failed, it has no rows to lose.
         return (yield from _instead(engine, operation, _undone(operation), "the enlisted transaction was rolled back"))
     finished = yield from engine.move(operation, event, response, reason)
     _let_go(operation)
@@ -215,28 +215,28 @@ def _ended(
 
 
 def _undone(operation: Operation) -> Event:
-    """What an attempt becomes that returned, and whose transaction is proven not to have happened: as if it had raised.
-    With effects that may be anywhere, only those in the transaction are undone."""
+    """The event of an attempt that returned, if its transaction is proven to be rolled back: as if it had raised. With
+    an open effect it is a doubt, because the rollback undoes only the effects in the database."""
     return Event.DOUBT if operation.has_open_effect else judgment.undone(operation.policy).event
 
 
 def _instead(engine: Engine, operation: Operation, event: Event, why: str) -> Flow[Finished]:
-    """The handler's response does not stand. Only then is the operation let go: until it is stored, nobody may complete
-    the key by other means."""
+    """Store ``event`` in place of the handler's response. The transaction is let go only after that, so that the key
+    cannot be completed in another way before."""
     finished = yield from engine.move(operation, event, None, why)
     _let_go(operation)
     return Finished(False, finished.record, undone=finished.stored and event is Event.RELEASE)
 
 
 def _let_go(operation: Operation) -> None:
-    """The key's end is stored: no guard may act any more."""
+    """The key's end is stored: turn the guards off."""
     enlisted, operation.enlisted = operation.enlisted, None
     if enlisted is not None:
         enlisted.link.free()
 
 
 def _ask_fate(engine: Engine, enlisted: Enlisted) -> Any:
-    """Ask the server. Blocks, so not in the event loop that drives this flow."""
+    """Ask the server what became of the transaction. This blocks, so it never runs in the request's event loop."""
 
     def ask() -> str:
         try:
@@ -298,7 +298,7 @@ def execute(operation: Operation, statement: str, parameters: Mapping[str, Any])
 
 
 class _Finishers:
-    """Threads of our own: in the loop's default ones others may just be waiting for what we are about to release."""
+    """Threads of oncekey's own. All threads of the loop's default pool may be waiting for the lock that we release."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -319,9 +319,9 @@ _finishers = _Finishers()
 
 
 async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
-    """Finish in a task of its own: whoever cancels the sending of a response does not cut a commit in two."""
+    """Finish in a task of its own, so that a cancelled request does not cancel a commit half-way."""
     enlisted = item.operation.enlisted
-    assert enlisted is not None  # noqa: S101 - who calls has looked
+    assert enlisted is not None  # noqa: S101 - the caller has checked
     flow = engine.finish(item.operation, item.event, item.response, item.reason)
     loop = asyncio.get_running_loop()
 
@@ -337,16 +337,16 @@ async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.add_done_callback(partial(_left_alone, engine, item))
-        await asyncio.wait([task])  # the app closes its session next, and two must not use it at once
+        await asyncio.wait([task])  # the app closes its session next: it must not be in use then
         raise
 
 
 def _left_alone(engine: Engine, item: Unfinished, task: asyncio.Task[Finished]) -> None:
-    """Nobody waits any more for how it went."""
+    """The request was cancelled: leave what is unfinished to the keeper."""
     enlisted = item.operation.enlisted
     if task.cancelled() and enlisted is not None and enlisted.stage in (Stage.OPENING, Stage.OPEN):
-        # The app closes its connection next, and a thread of its own may be at work on it: the keeper leaves it alone,
-        # and asks the key's row and the server.
+        # The app closes its connection next, and a thread of the app may be using it. So the keeper does not touch the
+        # connection, and asks the key's row and the server.
         enlisted.stage = Stage.CUT_OFF
     if task.cancelled() or isinstance(task.exception(), OperatorError):
         engine.keeper.adopt(item)

@@ -1,8 +1,7 @@
-"""Taking hold of the handler's own transaction: ``op.enlist(session)``.
+"""Enlists the handler's own transaction: ``op.enlist(session)``.
 
-From here to the end of the request the key's row is locked in that transaction, and the lock acts as the lease: nobody
-can take the key over, and renewals are not needed. How it ends is ``enlisted.py``; how each driver is spoken to is
-``enlist/``.
+From then to the end of the request that transaction locks the key's row. The lock acts as the lease: no other attempt
+can take the key over, and renewals are not needed. ``enlisted.py`` ends the transaction; ``enlist/`` has the drivers.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _PACKAGES: dict[Dialect, str] = {"postgresql": "oncekey.stores.postgres", "sqlit
 
 @value
 class Statements:
-    """What runs on the app's connection: each a few statements, of which the last returns the rows."""
+    """What runs on the app's connection. Each field has a few statements; the last one returns the rows."""
 
     enlist: tuple[str, ...]
     still: tuple[str, ...]
@@ -75,11 +74,11 @@ class Enlisted:
         self.hold = hold
         self.stage = Stage.NEW
         self.number: int | None = None
-        """PostgreSQL's number of the transaction, by which the server can be asked what became of it."""
+        """PostgreSQL's number of the transaction. By it, the server tells whether the transaction committed."""
         self.locked = False
-        """The key's row was locked in it: from then on the handler may write."""
+        """The transaction has locked the key's row: from then on the handler may write."""
         self.interrupted = False
-        """It was open for too long, and we ended it."""
+        """The transaction was open for too long, and oncekey ended it."""
         self.at = (operation.record.scope, operation.record.key)
         self.thread = threading.get_ident()
         self.loop = operation.loop
@@ -89,12 +88,12 @@ class Enlisted:
         return self.stage is Stage.OPEN
 
     def release(self) -> None:
-        """Others may write again (SQLite)."""
+        """Let other transactions write again (SQLite)."""
         if self.hold is not None:
             self.hold.release()
 
     def overdue(self) -> None:
-        """It has been open for a third of its lease: its own affair on PostgreSQL, and everybody's on SQLite."""
+        """It has been open for a third of its lease. On SQLite it blocks all other writers, so oncekey ends it."""
         if self.hold is None or not self.is_open:
             return
         _log.error(
@@ -143,7 +142,7 @@ def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool =
     if link.is_async:
         return Enlisting(engine, enlist(operation, enlisted, waits=True), timeout)
     if loop is not None and hold is not None and not hold.try_now():
-        # Who has the file may need this very loop to get on: never block it.
+        # The transaction that holds the file may end only if this loop runs, so the loop must not block.
         if blocking:
             operation.enlisted = None
             raise StoreUnavailable("the SQLite file is being written: in async code, use `await op.enlist(…)`")
@@ -153,7 +152,7 @@ def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool =
 
 
 def prepare(engine: Engine, operation: Operation, target: Any, commit: Commit, *, blocking: bool) -> Enlisted:
-    """The transaction of ``target``, found fit and not yet opened."""
+    """Check that ``target`` can be enlisted. The transaction is not opened yet."""
     link = _link(target, engine.store.capabilities.enlists)
     link.caller = commit == "caller"
     loop = _running_loop()
@@ -195,7 +194,7 @@ def _check_loop(operation: Operation, link: Link, loop: asyncio.AbstractEventLoo
 
 
 def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, ends_here: bool = False) -> Flow[None]:
-    """Open the transaction and lock the key's row in it. Whatever fails leaves nothing enlisted and no gate held."""
+    """Open the transaction and lock the key's row in it. After a failure nothing is enlisted and no gate is held."""
     link, record = enlisted.link, operation.record
     statements = statements_of(link.dialect)
     key = {"scope": record.scope, "key": record.key, "owner": record.owner}
@@ -240,7 +239,7 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
 
 
 def _find_out(operation: Operation) -> Flow[None]:
-    """Nothing was locked. Raises what the record says of the reason; returns where it says nothing."""
+    """The row was not locked. Raise LeaseLost if the record shows that the key is no longer this owner's."""
     seen: Record | None = yield (operation.record.scope, operation.record.key)
     if seen is None or seen.owner != operation.record.owner or seen.state is not State.IN_PROGRESS:
         operation.lost = True
@@ -248,7 +247,7 @@ def _find_out(operation: Operation) -> Flow[None]:
 
 
 def _says_no_such_table(error: BaseException) -> bool:
-    """SQLSTATE 42P01, whoever's driver says it."""
+    """Whether the error is SQLSTATE 42P01, of any driver."""
     return "42P01" in (getattr(at, "sqlstate", None) for at in (error, getattr(error, "orig", None)))
 
 

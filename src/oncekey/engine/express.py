@@ -1,10 +1,10 @@
 """The express: a lane without a thread, for stores that can answer in the caller's own event loop.
 
-The same group commit as ``lane.py`` (what comes while a batch is under way is the next batch), but the loop itself
-sends the statements and works on other requests until the answer is there: no thread to wake, no GIL to hand over. It
-carries only what every request does, a reservation and the end of an attempt, both in one commit, and only while all
-goes well. **Whatever goes wrong is handed to the lanes**: they ask again, find the one bad row, and give back what was
-reserved for callers that have left. So there is one place that knows about trouble, and this is not it.
+It does the same group commit as ``lane.py``: tickets that arrive while a batch runs are the next batch. But the loop
+itself sends the statements, and works on other requests until the answer is there: no thread to wake, no GIL to hand
+over. The express takes only what every request does, a reservation and the end of an attempt, both in one commit.
+**It handles no failures.** The lanes get every ticket of a failed batch: they ask again, find the one bad row, and undo
+reservations whose caller has left.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.base import InLoop, LostRace
 
 Places = Sequence[list[AsyncTicket]]
-"""Callers of one key share a place in a batch (``batches.py``)."""
+"""Tickets of one key share a place in a batch (``batches.py``)."""
 
 LOOK_SECONDS = 0.05
-"""How often tickets are looked at for being overdue: one timer for all of them, since two for each request show."""
+"""How often the express looks for overdue tickets. One timer serves all tickets: timers for each request cost time."""
 REST_SECONDS = 1.0
-"""After trouble, for this long everything takes the lanes: they hold the knowledge of how bad it is."""
+"""How long all tickets take the lanes after a failure of the store."""
 
 
 WORTH_IT = 0.5
-"""A store that leaves most keys to the lanes (SQLite does, while the app's own transactions hold the file) is not asked
-here: looking for them twice costs more than the others save."""
+"""The share of keys that the store must answer here. SQLite leaves keys to the lanes while the app's own transactions
+hold the file. Below this share, asking twice for those keys costs more than the express saves for the others."""
 SAMPLE = 32
-"""But one ticket in so many still goes this way, to notice when that has changed."""
+"""Below ``WORTH_IT``, one ticket in so many still takes the express, to notice a change."""
 
 
 def fits(work: Work) -> bool:
@@ -44,10 +44,10 @@ def fits(work: Work) -> bool:
 
 
 class Express:
-    """The hot verbs of one event loop.
+    """Reservations and ends of attempts in one event loop.
 
-    Where tickets go that it does not answer: ``fall_back`` takes those about which nothing is known to the lanes,
-    ``send_on`` those that are not here, and ``orphaned`` undoes what nobody took. ``on_error`` is told of trouble.
+    ``fall_back`` gives the tickets of a failed batch to the lanes. ``send_on`` gives them a ticket that the store did
+    not answer here. ``orphaned`` undoes a ticket whose caller has left. ``on_error`` reports failures of the store.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Express:
         self.idle.set()
 
     def put(self, ticket: AsyncTicket, max_queued: int) -> bool:
-        """Take a ticket along; False: take the lanes. Called in the loop."""
+        """Queue a ticket for the next batch. False: it must take a lane. Called in the loop."""
         waiting = self._waiting
         if self._stopped or (self._rests_until and time.monotonic() < self._rests_until) or len(waiting) >= max_queued:
             return False
@@ -95,7 +95,7 @@ class Express:
         return True
 
     def _look(self) -> None:
-        """Let go of callers whose time is over: their place in the batch stays, and is undone when it is answered."""
+        """Fail the callers of overdue tickets. The tickets stay in the batch, and are undone after its answer."""
         now = self.loop.time()
         for ticket in self._aboard + self._waiting:
             if ticket.deadline <= now:
@@ -105,20 +105,20 @@ class Express:
             self.loop.call_later(LOOK_SECONDS, self._look)
 
     async def _run(self) -> None:
-        """Batch after batch, until nobody waits."""
+        """Run batch after batch, until no ticket waits."""
         try:
             while self._waiting:
                 begins, ends = [], []
                 for ticket in self._waiting:
                     if not isinstance(ticket.work, Reservation):
                         ends.append(ticket)
-                    elif not ticket.left():  # or nobody waits for it any more; what ends still matters
+                    elif not ticket.left():  # drop a reservation whose caller has left
                         begins.append(ticket)
                 self._aboard, self._waiting = begins + ends, []
                 for together in zip_longest(batches(begins), batches(ends), fillvalue=()):
                     await self._ask(*together)
         except BaseException:
-            # A bug of ours, or the loop is ending: nobody is left behind.
+            # A bug of ours, or the loop is ending: every ticket without a result goes to the lanes.
             self._rests_until = time.monotonic() + REST_SECONDS
             left, self._waiting = dict.fromkeys(self._aboard + self._waiting), []
             self._fall_back([ticket for ticket in left if not ticket.answered()])
@@ -148,7 +148,7 @@ class Express:
                 self._rests_until = time.monotonic() + REST_SECONDS
             self._fall_back(_tickets((*begins, *ends)))
             self._forget((*begins, *ends))
-            if trouble:  # told even where the lanes get by: a fast way that never works should not go unnoticed
+            if trouble:  # also if the lanes succeed: an express that never works must not stay unnoticed
                 self._on_error("reserve" if wanted else "swap", error)
             return
         self._deliver(ends, moved)
@@ -166,8 +166,8 @@ class Express:
             self._found += 0.1 * (1 - len(absent) / len(begins) - self._found)
 
     def _forget(self, places: Places) -> None:
-        """They are the lanes' now, and must not be left to them again. After that, not before: nobody may be lost, and
-        who is asked about twice keeps the first answer."""
+        """Remove tickets that were given to the lanes, so that they are not given twice. Call this after the hand-over,
+        so that no ticket is lost. A ticket in two queues keeps its first answer."""
         gone = set(map(id, _tickets(places)))
         self._aboard = [ticket for ticket in self._aboard if id(ticket) not in gone]
 
@@ -179,7 +179,8 @@ class Express:
                     self._orphaned(ticket)
 
     def stop(self) -> None:
-        """No more after this. Called from any thread; what is under way ends in its loop, the rest takes the lanes."""
+        """Refuse tickets from now on. Called from any thread. If a batch is running, its loop still answers all waiting
+        tickets; otherwise they go to the lanes."""
         self._stopped = True
         if self.loop.is_closed() or self._task is None:
             rest, self._aboard, self._waiting = self._aboard + self._waiting, [], []
@@ -200,5 +201,5 @@ def _tickets(places: Places) -> list[AsyncTicket]:
 
 
 def _is_trouble(error: Exception) -> bool:
-    """Whether it is about the store, and not about a row in it (damaged, or written by a newer version)."""
+    """Whether the error is about the store, and not about one row (damaged, or written by a newer version)."""
     return isinstance(error, StoreUnavailable) or not isinstance(error, StoreError)

@@ -1,7 +1,7 @@
-"""What a flow is made of: the words between the engine's generators and the two loops that drive them.
+"""What a flow yields: the interface between the engine's generators and the two loops that drive them.
 
-A flow yields what it wants of the store (``Work``) and is sent the answer. Whatever else it wants is an ``Aside``: to
-wait a while, or to have something done on the connection that the handler enlisted.
+A flow yields what it wants of the store (``Work``) and is sent the answer. Everything else that it wants is an
+``Aside``: to wait for a while, or to call something on the connection that the handler enlisted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _T = TypeVar("_T")
 
 
 class Aside:
-    """Not for the store."""
+    """What a flow wants that does not go to the store."""
 
     __slots__ = ()
 
 
 @value
 class Pause(Aside):
-    """Wait this long, or until something happens to this (scope, key) in this process."""
+    """Wait this long, or until this process finishes a request of this (scope, key)."""
 
     at: tuple[str, str]
     seconds: float
@@ -32,7 +32,7 @@ class Pause(Aside):
 
 @value
 class Call(Aside):
-    """Do this here and now, in the thread that drives the flow; if it returns an awaitable, await that.
+    """Call ``do`` in the thread that drives the flow. If it returns an awaitable, await that.
 
     What it raises is raised in the flow.
     """
@@ -45,9 +45,9 @@ Flow = Generator[Work | Aside, Any, _T]
 
 @value
 class Finished:
-    """How finish ended. ``stored``: as wanted. Otherwise the record says how it is."""
+    """How ``finish`` ended. ``stored``: the store holds what was asked for. Otherwise ``record`` is what it holds."""
 
     stored: bool
     record: Record | None
     undone: bool = False
-    """Not stored, and it is certain that nothing of this attempt happened: the client may simply try again."""
+    """Not stored, and it is certain that nothing of this attempt happened: the client may try again."""

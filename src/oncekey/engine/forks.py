@@ -1,7 +1,7 @@
 """What a forked child must not share with its parent: threads, queues and sockets.
 
-Anything with an ``after_fork`` method can be enrolled; it is called in the child before the child does anything else
-(gunicorn preloads the app and forks, hazard 26). Weak references: being enrolled keeps nothing alive.
+Any object with an ``after_fork`` method can be enrolled. The method is called in the child before the child does
+anything else (gunicorn preloads the app and forks, hazard 26). Only weak references to the objects are kept.
 """
 
 from __future__ import annotations

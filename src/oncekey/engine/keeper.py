@@ -1,7 +1,7 @@
-"""The keeper: a thread that renews the leases of handlers that live long, and stores what could not be stored.
+"""The keeper: a thread that renews the leases of long handlers, and stores results that could not be stored at once.
 
-A thread and not a task, so that a handler that blocks its event loop does not lose its lease by it. Handlers that end
-within a third of their lease cost it nothing but two dictionary operations.
+It is a thread and not a task, so that a handler that blocks its event loop does not lose its lease. A handler that ends
+within a third of its lease costs the keeper two dictionary operations.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("oncekey")
 
 RENEW_AT = 1 / 3
-"""Of the lease: two renewals may be lost before the lease is."""
+"""The part of the lease after which it is renewed: two renewals may fail before the lease runs out."""
 LOOKS_PER_LEASE = 12
 LONGEST_LOOK_SECONDS = 5.0
 MAX_UNFINISHED = 1_000
-"""Outcomes held while the store is down. Past this the lease runs out instead, and ``effects`` says what it means."""
+"""How many outcomes wait while the store is down. For any more the lease runs out, and ``effects`` says what that
+means."""
 
 
 @value
 class Unfinished:
-    """A handler's outcome that the store has not taken yet."""
+    """A handler's outcome that is not stored yet."""
 
     operation: Operation
     event: Event
@@ -48,7 +49,7 @@ class Unfinished:
 
 @dataclass(slots=True)
 class _Tally:
-    """How one look's renewals went; counted in the lane's thread."""
+    """Counts the renewals of one look, in the lane's thread."""
 
     waiting: int
     renewed: int = 0
@@ -82,7 +83,7 @@ class Keeper:
         self._live.pop(operation.record.owner, None)
 
     def adopt(self, unfinished: Unfinished) -> None:
-        """Keep the lease and keep trying to store this outcome, for as long as the record is still its owner's."""
+        """Renew the lease and try to store this outcome, for as long as its owner holds the key."""
         if len(self._unfinished) >= MAX_UNFINISHED:
             _log.error("more than %d outcomes wait for the store: one more is left to its lease", MAX_UNFINISHED)
             self.unwatch(unfinished.operation)
@@ -96,7 +97,7 @@ class Keeper:
         self._look_seconds = min(self._look_seconds, seconds)
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="oncekey-keeper", daemon=True)
-            thread.start()  # may fail, out of threads: then the next one tries again
+            thread.start()  # may fail, out of threads: then the next call tries again
             self._thread = thread
         self._wake.set()
 
@@ -127,8 +128,8 @@ class Keeper:
             self._renew(operation, now, tally)
 
     def _given_up(self, operation: Operation) -> bool:
-        """Its handler is over, and something that nobody thought of kept it from being ended: renewed for ever, its key
-        would be in progress for ever. Its lease runs out instead, and ``effects`` says what that means."""
+        """Whether the handler's task is over and the request was not ended, which is a bug. With renewals its key would
+        be in progress for ever. So the lease runs out, and ``effects`` says what that means."""
         task = operation.task
         if task is None or not (task.done() or task.get_loop().is_closed()):
             return False
@@ -139,9 +140,9 @@ class Keeper:
         return True
 
     def _ran_too_long(self, operation: Operation) -> None:
-        """Its ``max_run`` is over: leave the key to its lease, and end the handler where that can be done."""
+        """Its ``max_run`` is over: stop the renewals, and cancel the handler if it runs in a task."""
         if any(item.operation is operation for item in self._unfinished):
-            return  # it has ended, and waits for the store
+            return  # the handler has ended; its outcome waits for the store
         operation.runs_until = None
         self.unwatch(operation)
         task, max_run = operation.task, operation.policy.max_run
@@ -149,11 +150,11 @@ class Keeper:
         handler = "cancelled" if task is not None else "goes on in its thread, without a lease"
         self._engine.emitter.emit(events.RanTooLong(*about(operation.record), max_seconds=seconds, handler=handler))
         if task is not None:
-            with suppress(RuntimeError):  # its loop is closed: nothing runs there any more
+            with suppress(RuntimeError):  # the loop is closed, so the task does not run
                 task.get_loop().call_soon_threadsafe(task.cancel, "max_run is over")
 
     def _holds_its_row(self, operation: Operation, now: float) -> bool:
-        """Enlisted: the lock on its row is its lease, and no renewal would pass it."""
+        """Whether an enlisted transaction locks the key's row. The lock acts as the lease, and blocks renewals."""
         enlisted = operation.enlisted
         if enlisted is None or not enlisted.is_open:
             return False
@@ -174,7 +175,7 @@ class Keeper:
         if tally.waiting == 0 and tally.renewed and self._engine.emitter.wants(events.LeaseRenewed):
             self._engine.emitter.emit(events.LeaseRenewed(rows=tally.renewed))
         if done.error is None and done.result is None and operation.record.owner in self._live:
-            # Not renewed: lost, or just held by somebody for a moment. The row tells.
+            # Not renewed: the lease is lost, or another transaction holds the row. Read the row to know.
             at = (operation.record.scope, operation.record.key)
             self._engine.lanes.submit(QuietTicket(at, lambda seen: self._suspected(operation, seen)))
 
@@ -188,29 +189,29 @@ class Keeper:
             self._engine.emitter.emit(events.LeaseLost(*about(operation.record), move=Event.RENEW))
 
     def _store_unfinished(self) -> None:
-        with self._storing:  # the thread and whoever closes, one after the other
+        with self._storing:  # the keeper's thread and close() take turns
             while self._unfinished:
                 item = self._unfinished.pop(0)
                 flow = self._engine.finish(item.operation, item.event, item.response, item.reason)
                 try:
                     self._engine.run_blocking(flow, item.operation.policy.begin_seconds)
                 except OperatorError:
-                    # Still down, or just this one cannot be stored: the others come first at the next look.
+                    # The store is down, or only this outcome cannot be stored: at the next look the others come first.
                     self._unfinished.append(item)
                     return
                 except BaseException:
                     self._unfinished.append(item)
                     raise
-                if item.operation.enlisted is not None:  # it was written or left, and now waits for the app's own end
+                if item.operation.enlisted is not None:  # commit='caller': the app has still to end the transaction
                     self._unfinished.append(item)
                     return
                 self.unwatch(item.operation)
-                self._renew_due()  # storing may have taken its time
+                self._renew_due()  # storing may have taken long
 
     def open(self) -> None:
-        """Look again, after a close."""
+        """Start again, after a close."""
         self._closing = False
-        self._thread = None  # one that has not ended yet does so when there is another
+        self._thread = None  # an old thread ends when it sees that it was replaced
         if self._unfinished:
             self._look_within(1.0)
 
@@ -225,7 +226,7 @@ class Keeper:
             _log.exception("outcomes could not be stored before the end")
 
     def after_fork(self) -> None:
-        """In a child: handlers in flight are the parent's, and so is the thread."""
+        """In a child: running handlers and the thread belong to the parent."""
         self._live = {}
         self._unfinished = []
         self._thread = None

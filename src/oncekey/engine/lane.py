@@ -2,17 +2,17 @@
 
 A **lane** is a thread with a store connection of its own. While it commits one batch, callers queue up; when it comes
 back it takes all of them as the next. So the more callers there are, the more of them share one statement, one round
-trip and one fsync, and at one caller it costs what the direct call costs. Nobody but the lane touches its connection,
-so a caller that is cancelled can leave nothing half-read behind (hazard 4).
+trip and one fsync, and at one caller it costs what the direct call costs. Only the lane touches its connection, so a
+caller that is cancelled can leave nothing half-read behind (hazard 4).
 
 What a lane promises its callers:
 
-* every ticket gets an outcome, the store being down included;
-* a batch that fails as a whole is tried again row by row, so that one bad row harms nobody else (hazard 25);
-* a batch whose answer was lost is asked again: the owner tokens tell what had happened (hazards 8 and 9);
-* what was reserved for a caller that has left is given back, at once or when the store is reachable again.
+* every ticket gets an outcome, also while the store is down;
+* a batch that fails as a whole is tried again row by row, so that one bad row fails alone (hazard 25);
+* a batch whose answer was lost is asked again: the owner tokens tell what happened (hazards 8 and 9);
+* a reservation whose caller has left is undone, at once or when the store answers again.
 
-``lanes.py`` starts them, refuses what would make a queue too long, and ends them.
+``lanes.py`` starts the lanes, refuses tickets when a queue is full, and ends the lanes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _log = logging.getLogger("oncekey")
 
 CLOSED = "this OnceKey is closed"
 _RETRY_SECONDS = 1.0
-"""How often an idle lane looks whether it can give back what it owes."""
+"""How often an idle lane tries again to undo reservations whose caller has left."""
 
 
 class _Signal(Enum):
-    """What a queue carries besides tickets."""
+    """What a queue holds besides tickets."""
 
     WAKE = "something is owed"
     STOP = "end when the queue is empty"
@@ -67,7 +67,7 @@ class Lane:
             (StepsOf, "steps", store.steps),
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),
         )
-        self._owed: dict[tuple[str, Event], Swap] = {}  # by owner token: what to give back once the store answers again
+        self._owed: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
         self.thread.start()
 
@@ -75,14 +75,14 @@ class Lane:
 
     @property
     def ready(self) -> bool:
-        """The store has answered this lane: its tables are there, and prepared."""
+        """This lane has run ``prepare``."""
         return self._ready
 
     def gather(self, ticket: AsyncTicket) -> None:
-        """Queue together what one turn of an event loop submits: one wake-up of this thread, not one for each."""
+        """Queue all tickets of one turn of an event loop together, so this thread wakes up once and not for each."""
         ticket.arm()
         gathered = self._gathered.get(ticket.loop)
-        if not gathered or gathered[0].left():  # left: the turn that was to take them did not come
+        if not gathered or gathered[0].left():  # left: the loop never ran _flush
             ticket.loop.call_soon(self._flush, ticket.loop)
             gathered = self._gathered.setdefault(ticket.loop, [])
         gathered.append(ticket)
@@ -103,7 +103,7 @@ class Lane:
         self._deliver(tickets)
 
     def stop(self) -> None:
-        """No more after this; what is gathered or queued is still done."""
+        """Refuse tickets from now on. The lane still does what is gathered or queued."""
         for loop in list(self._gathered):
             self._flush(loop)
         with self._lock:
@@ -121,23 +121,23 @@ class Lane:
                 if tickets:
                     self._process(tickets)
                 while self._owed and self._give_back() and not more:
-                    pass  # at the end, pay whatever can be paid
-            except BaseException as error:  # a bug of ours; the lane must live, and its callers must hear of it
+                    pass  # at the end, undo everything that can be undone
+            except BaseException as error:  # a bug of ours: the lane must live, and its callers get an error
                 _log.exception("a lane stumbled; it goes on")
-                # Who has its answer keeps it: it may be on its way to a handler already.
+                # Tickets that already have a result are not failed: a handler may have it by now.
                 self._fail("any", [[each for each in tickets if each.result is None and each.error is None]], error)
                 self._deliver(tickets)
                 more = not (self._stopped and self._queue.empty())
         self._store.disconnect()
 
     def _collect(self, into: list[Ticket]) -> bool:
-        """Take whatever has queued up, at least one ticket; False: time to end."""
+        """Take the queued tickets; wait if there are none. False: the lane must end."""
         try:
             item = self._queue.get(timeout=_RETRY_SECONDS if self._owed else None)
             while isinstance(item, list):
                 with self._lock:
                     self.queued -= len(item)
-                # Nobody waits any more for a reservation whose caller has left; everything else still matters.
+                # A reservation whose caller has left is dropped. Every other ticket still matters.
                 for ticket in item:
                     if not (isinstance(ticket.work, Reservation) and ticket.left()):
                         into.append(ticket)
@@ -151,7 +151,7 @@ class Lane:
         return item is not _Signal.STOP
 
     def _process(self, tickets: list[Ticket]) -> None:
-        """Run the tickets verb by verb, then hand out the outcomes."""
+        """Run the tickets verb by verb, then deliver the outcomes."""
         asked = {verb: list(batches([t for t in tickets if isinstance(t.work, kind)])) for kind, verb, _ in self._verbs}
         begins, ends = asked["reserve"], asked["swap"]
         if self._store.capabilities.together:
@@ -163,7 +163,7 @@ class Lane:
         self._deliver(tickets)
 
     def _answer_together(self, begins: list[list[Ticket]], ends: list[list[Ticket]]) -> bool:
-        """One commit for both. False: not answered; each by itself finds out why."""
+        """Run both in one commit. False: it failed, and the caller runs each by itself."""
         wanted, changes = [place[0].work for place in begins], [place[0].work for place in ends]
         try:
             found, moved = self._ask(lambda work: list(self._store.both(*work)), [wanted, changes])
@@ -180,7 +180,7 @@ class Lane:
         try:
             results = self._ask(call, work)
         except StoreUnavailable as error:
-            # Lost on the way there or on the way back. Asking again is safe, and tells which.
+            # The batch or its answer was lost. Asking again is safe, and shows which of the two.
             _mark_asked(places)
             try:
                 results = self._ask(call, work)
@@ -202,8 +202,8 @@ class Lane:
         return None
 
     def _look_for_claims(self, places: list[list[Ticket]]) -> None:
-        """A claim found nothing to move when it was asked again. Perhaps since it had moved it the first time: then the
-        row has its owner token, and nobody else will ever end what it has begun."""
+        """Find claims that moved their row the first time, when the answer was lost. Asked again, they found nothing to
+        move. Such a row has the claim's owner token, and only this caller can finish it."""
         claims = [(place, claim) for place in places if (claim := _lost_claim(place[0])) is not None]
         if not claims:
             return
@@ -225,25 +225,25 @@ class Lane:
 
     def _fail(self, verb: str, places: list[list[Ticket]], error: BaseException) -> None:
         if not isinstance(error, OnceKeyError):
-            # Not quoted: a driver's message may contain the key or the body.
+            # The message is left out: a driver's message may contain the key or the body (hazard 28).
             error = StoreError(f"the store failed in '{verb}' with {type(error).__name__}")
         self._on_error(verb, error)
         for place in places:
             for ticket in place:
                 if isinstance(ticket.result, Found):
-                    continue  # it has its answer, and what it reserved is in use
+                    continue  # this ticket has its result, and its reservation is in use
                 ticket.error = error
                 if isinstance(ticket.work, Reservation | Swap):
                     self._owe(undo(ticket.work))
 
-    # -- giving back ---------------------------------------------------------------------------------------------
+    # -- undoing reservations ------------------------------------------------------------------------------------
 
     def _owe(self, change: Swap | None) -> None:
         if change is not None and len(self._owed) < MAX_BATCH * 40:
             self._owed[change.owner, change.event] = change
 
     def _give_back(self) -> bool:
-        """Undo what was reserved for callers that have left; False: the store cannot be reached for it."""
+        """Undo the reservations of callers that have left. False: the store cannot be reached."""
         owed = list(self._owed.values())[:MAX_BATCH]
         batch = list({(change.scope, change.key): change for change in owed}.values())
         try:
@@ -253,18 +253,18 @@ class Lane:
             return False
         except Exception as error:
             self._on_error("swap", error)
-            for change in batch:  # one of them is bad, and must not keep the others
+            for change in batch:  # one of them is bad; the others are undone without it
                 try:
                     self._ask(self._store.swap, [change])
                 except StoreUnavailable:
                     return False
-                except Exception:  # noqa: S110 - told already
+                except Exception:  # noqa: S110 - on_error has this already
                     pass
         for change in batch:
             del self._owed[change.owner, change.event]
         return True
 
-    # -- handing out ---------------------------------------------------------------------------------------------
+    # -- delivering ----------------------------------------------------------------------------------------------
 
     def _deliver(self, tickets: list[Ticket]) -> None:
         by_loop: dict[AbstractEventLoop, list[Ticket]] = {}
@@ -278,7 +278,7 @@ class Lane:
         for loop, theirs in by_loop.items():
             try:
                 loop.call_soon_threadsafe(self._hand_over_all, theirs)  # one wake-up for the whole batch
-            except RuntimeError:  # the loop is closed: its callers have all left
+            except RuntimeError:  # the loop is closed, so all its callers have left
                 for ticket in theirs:
                     self.orphaned(ticket)
 
@@ -296,14 +296,15 @@ class Lane:
             self.orphaned(ticket)
 
     def orphaned(self, ticket: Ticket) -> None:
-        """Nobody took the outcome: give back what it took (hazard: a reservation that arrives late)."""
+        """The caller has left: undo what its ticket reserved or claimed."""
         work = ticket.work
         if isinstance(work, Reservation | Swap) and _took(work, ticket.result):
             self._owe(undo(work))
             self._queue.put(_Signal.WAKE)
 
     def rescue(self, tickets: list[AsyncTicket]) -> None:
-        """Take over what the express could not answer. It may have happened: who has left must be undone."""
+        """Take over tickets that the express could not answer. Their batch may have committed, so the lane undoes
+        reservations whose caller is gone."""
         for ticket in tickets:
             ticket.asked = True
             if not (ticket.left() or ticket.loop.is_closed()):

@@ -1,8 +1,8 @@
-"""The lanes of one store: which of them, or which express, a caller's work goes by, and their end.
+"""The lanes of one store: starts them, chooses a lane or an express for each ticket, and ends them.
 
-Group commit itself is in ``lane.py``; an event loop that may talk to its store without a thread has an express of its
-own (``express.py``). Threads start with the first ticket and belong to one process id: after a fork the child starts
-its own (hazard 26).
+Group commit itself is in ``lane.py``. If the store can answer in an event loop without a thread, each loop has an
+express of its own (``express.py``). Threads start with the first ticket and belong to one process id: after a fork the
+child starts its own (hazard 26).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lanes:
         self._prepare = prepare
         self._on_error = on_error or (lambda verb, error: None)
         self._lock = threading.Lock()
-        self._preparing = threading.Lock()  # apart from the other: a migration that hangs must not hold up the close
+        self._preparing = threading.Lock()  # a lock of its own: a migration that hangs must not block close()
         self._closed = False
         self._lanes: tuple[Lane, ...] | None = None
         self._expresses: dict[AbstractEventLoop, Express] = {}
@@ -49,13 +49,13 @@ class Lanes:
         forks.enroll(self)
 
     def submit(self, ticket: Ticket) -> None:
-        """Queue a ticket; StoreOverloaded or StoreUnavailable at once when it cannot be."""
+        """Queue a ticket. Raises StoreOverloaded if the queue is full, and StoreUnavailable after a close."""
         if self._in_loop and isinstance(ticket, AsyncTicket) and express.fits(ticket.work):
             chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
             if chosen is not None and chosen.put(ticket, self._max_queued):
-                return  # by the loop's own express, without a thread
+                return  # the loop's express answers it, without a thread
         lane = self._lane_for(ticket)
-        # Only who wants to begin is turned away: what has begun must always be able to end.
+        # A full queue refuses reservations only: a request that has begun must always be able to end.
         if lane.queued >= self._max_queued and isinstance(ticket.work, Reservation):
             raise StoreOverloaded(f"{self._max_queued} requests are waiting for the store already")
         if isinstance(ticket, AsyncTicket):
@@ -66,7 +66,7 @@ class Lanes:
     def _open_express(self, loop: AbstractEventLoop) -> Express | None:
         lanes = self._lanes
         if lanes is None or not all(lane.ready for lane in lanes):
-            return None  # the first of each verb go by the lanes, which prepare and check the tables
+            return None  # the first tickets take the lanes, which prepare and check the tables
         with self._lock:
             if self._closed:
                 return None
@@ -84,7 +84,7 @@ class Lanes:
             return opened
 
     def give_up(self, ticket: Ticket) -> None:
-        """The caller was cancelled at the moment of its answer: undo what that answer took."""
+        """The caller was cancelled when its answer was already there: undo what its ticket reserved."""
         self._lane_for(ticket).orphaned(ticket)
 
     def _lane_for(self, ticket: Ticket) -> Lane:
@@ -100,7 +100,7 @@ class Lanes:
             return self._lanes
 
     def prepare(self) -> None:
-        """Run the owner's preparation (migrations) once, in the first lane that gets here."""
+        """Run the migrations once, in the first lane that gets here."""
         if self._prepare is not None:
             with self._preparing:
                 if self._prepare is not None:
@@ -113,7 +113,7 @@ class Lanes:
             self._closed = False
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Take no more, finish what is queued, disconnect. False: a hung store kept a lane past ``timeout``."""
+        """Refuse new tickets, finish the queued ones, disconnect. False: the store hung for over ``timeout``."""
         deadline = time.monotonic() + timeout
         with self._lock:
             self._closed = True
@@ -123,7 +123,7 @@ class Lanes:
         for each in expresses:
             each.stop()
         for each in expresses:
-            if not each.here():  # its loop cannot end anything while we stand in its thread
+            if not each.here():  # while this thread waits, the loop in it cannot run
                 each.idle.wait(max(0.0, deadline - time.monotonic()))
         for lane in lanes:
             lane.stop()
@@ -134,7 +134,7 @@ class Lanes:
     def after_fork(self) -> None:
         """In a child: the threads are gone and the queued tickets are the parent's."""
         self._lanes = None
-        _inherited.append(self._expresses)  # neither used nor closed here: their sockets are the parent's
+        _inherited.append(self._expresses)  # not used and not closed here: the sockets are the parent's
         self._expresses = {}
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
@@ -157,7 +157,7 @@ def _lane_of(ticket: Ticket, lanes: tuple[Lane, ...]) -> Lane:
 
 
 def _rescue(lanes: tuple[Lane, ...], tickets: list[AsyncTicket]) -> None:
-    """Take over what an express could not answer, each in the lane of its verb."""
+    """Give tickets that an express could not answer to the lane of their verb."""
     for lane in lanes:
         if theirs := [ticket for ticket in tickets if _lane_of(ticket, lanes) is lane]:
             lane.rescue(theirs)

@@ -1,4 +1,4 @@
-"""OnceKey: the one object an app makes. It ties a store, policies and a scope together; the web modules use it."""
+"""OnceKey: the one object that an app makes. It joins a store, policies and a scope; the web modules use it."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class OnceKey:
     """Protects an app's state-changing routes.
 
     ``url``      where keys are kept: ``sqlite:///app.db``, ``postgresql://…``, ``memory://``; or a Store
-    ``scope``    whose keys these are: a function of the request (sync or async) that returns the tenant and raises
-                 NotAuthenticated for nobody, or SINGLE_TENANT. It has no default: replaying to whoever has the key
-                 is a leak
+    ``scope``    a function of the request (sync or async) that returns the tenant, or raises NotAuthenticated for an
+                 unknown caller; or SINGLE_TENANT. It has no default: without a tenant, a replay goes to every client
+                 that knows the key
     ``authorize`` a function of the request and the operation's name (sync or async) that raises NotAuthorized (403). It
                  runs for every request with a key and on the status endpoint, before the key is looked up. Without it a
                  replay is authorized by ``scope`` alone: dependencies and decorators of the app do not run on a replay
     ``policy``   for every route that ``routes`` does not name
     ``routes``   ``{"POST /payments": Policy(...), "POST /login": None}``; None exempts
-    ``profile``  the words on the wire: ``ietf``, ``stripe`` or ``governance``
+    ``profile``  the format of error responses: ``ietf``, ``stripe`` or ``governance``
     ``docs_url`` where your documentation explains the key; linked from every problem
     ``migrate``  create or upgrade the tables on first use (SQLite always does)
     ``on_event`` called with every event (oncekey.telemetry.events)
@@ -85,7 +85,7 @@ class OnceKey:
         self.scope = scope
         self.authorize = authorize
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
-        """The scope of all requests, where the app said that there is one."""
+        """The scope of all requests with SINGLE_TENANT; otherwise None."""
         self.policy = policy or Policy()
         self.routes = Routes(self.policy, routes)
         self.profile = profile
@@ -109,9 +109,9 @@ class OnceKey:
         parts: Parts,
         lines: Sequence[tuple[bytes, bytes]],
     ) -> Reservation:
-        """What a request asks of the store. ``lines``: of the headers that the route's recipe names."""
+        """The reservation of a request. ``lines``: the headers that the route's recipe names."""
         policy = route.policy
-        scope = tenant  # ours, where there is one tenant; what a scope function has returned is looked at
+        scope = tenant  # our own constant needs no check
         if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":
             scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
         recipe = policy.recipe
@@ -135,8 +135,8 @@ class OnceKey:
     def resolver(self, *operations: str) -> Callable[[_Resolver], _Resolver]:
         """Register a function, sync or async, that finds out what became of keys of these operations.
 
-        It gets an Inquiry and returns Confirmed, Refuted or StillUnknown; what it raises counts as StillUnknown. It is
-        asked by the reconciler (:class:`oncekey.upkeep.Upkeep`), again and again until it knows.
+        It gets an Inquiry and returns Confirmed, Refuted or StillUnknown. An exception counts as StillUnknown. The
+        reconciler (:class:`oncekey.upkeep.Upkeep`) calls it again and again until it knows.
         """
         if not operations or not all(isinstance(operation, str) for operation in operations):
             raise ConfigurationError("@once.resolver(…): name the operations, as in @once.resolver('POST /payments')")
@@ -149,7 +149,7 @@ class OnceKey:
         return register
 
     def resolve_with(self, operation: str, function: Resolver) -> None:
-        """As :meth:`resolver`, for a function that is there already."""
+        """As :meth:`resolver`, without a decorator."""
         self.resolvers.add(operation, function)
 
     async def ingest(
@@ -163,10 +163,10 @@ class OnceKey:
         provider_id: str | None = None,
         who: str = "webhook",
     ) -> Settlement:
-        """Settle a key by what somebody has sent us: a provider's webhook, say. Safe to call twice and in any order.
+        """Settle a key by a verdict from outside, such as a provider's webhook. Safe to call twice and in any order.
 
-        Name it by ``key`` (with its ``scope``, and where keys are per endpoint its ``operation``), or by the
-        ``downstream_key`` or ``provider_id`` of one of its steps or jobs. ``who`` stands in the audit.
+        Name the key by ``key`` (with its ``scope``, and where keys are per endpoint its ``operation``), or by the
+        ``downstream_key`` or ``provider_id`` of one of its steps or jobs. ``who`` is the actor's name in the audit.
         """
         flow = self._ingest(verdict, self._asked(key, scope, operation, downstream_key, provider_id), who)
         return await self.engine.run(flow, settling.SETTLE_SECONDS)
@@ -213,9 +213,9 @@ class OnceKey:
         return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
 
     def start(self) -> None:
-        """Check the tables, or bring them up to date when told to; SchemaError says what to run. Blocks.
+        """Check the tables. With ``migrate=True``, first bring them up to date. SchemaError says what to run. Blocks.
 
-        What was closed is open again: an app may have more than one lifespan, as it has in tests.
+        It opens again after a close: an app may have more than one lifespan, as in tests.
         """
         self.engine.open()
         if self._migrate:
@@ -224,16 +224,16 @@ class OnceKey:
         self.store.disconnect()
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Store what is unfinished and let go of threads and connections. False: a hung store was left behind.
+        """Store unfinished outcomes, end the threads and disconnect. False: a thread still waits for the store.
 
-        Used after that, it opens again, and wants another close.
+        The next use opens it again; then it needs another close.
         """
         return self.engine.close(timeout)
 
     async def drain(self, grace: float | None = None) -> bool:
         """Wait for the handlers that run in this loop, up to ``grace`` seconds. False: some are still running.
 
-        For the beginning of a shutdown, before the app closes what its handlers use.
+        Call it at the beginning of a shutdown, before the app closes what its handlers use.
         """
         grace = self.grace if grace is None else grace
         loop, this = asyncio.get_running_loop(), asyncio.current_task()
@@ -259,7 +259,7 @@ class OnceKey:
         return await asyncio.to_thread(self.close, grace)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Frameworks copy the arguments of their middleware (Litestar, for each controller): this stays the one."""
+        """Return itself: frameworks copy the arguments of their middleware (Litestar, for each controller)."""
         return self
 
     def __enter__(self) -> Self:
@@ -272,5 +272,5 @@ class OnceKey:
 
 
 def _names_a_tenant(tenant: object) -> bool:
-    """Whether the app's function kept its word, whatever its annotations say."""
+    """Whether the app's scope function returned a usable name; its annotations do not ensure that."""
     return isinstance(tenant, str) and 1 <= len(tenant) <= MAX_SCOPE_LENGTH and tenant.isprintable()

@@ -1,7 +1,8 @@
 """Owner tokens: never the same twice, in any thread, process or host.
 
-A random part per process and a counter. Not ``secrets.token_hex`` per request: its system call gives the GIL away in
-the middle of every request, and unique is all that a fence has to be; nobody is authenticated by it.
+A token is a random part per process and a counter. ``secrets.token_hex`` per request would release the GIL in the
+middle of every request, for its system call. A token must be unique, but it need not be secret: it authenticates no
+caller.
 """
 
 from __future__ import annotations
@@ -21,6 +22,6 @@ class Owners:
         return f"{self._process}-{next(self._count):x}"
 
     def after_fork(self) -> None:
-        """A child must not count on where its parent does."""
+        """In a child: take a new random part, so that child and parent never make the same token."""
         self._process = secrets.token_hex(12)
         self._count = itertools.count(1)

@@ -14,8 +14,8 @@ _T = TypeVar("_T")
 class Headers(Mapping[str, str]):
     """The headers of a request. A name is found in any case; iterating gives names in lower case.
 
-    Several lines of one header are one value, joined by commas. Only the names are in its ``repr``: values are secrets.
-    It is read line by line: most scope functions ask for one header, and a dictionary of all would cost more.
+    Several lines of one header are one value, joined by commas. Its ``repr`` has only the names: values are secrets.
+    A look-up reads line by line: most scope functions ask for one header, and a dictionary of all would cost more.
     """
 
     __slots__ = ("_lines",)
@@ -61,7 +61,7 @@ class Request:
 
 
 class SingleTenant:
-    """All keys belong to one owner. Say it on purpose: a replay goes to whoever sends the key."""
+    """All keys belong to one tenant. The app must choose it: a replay goes to every client that sends the key."""
 
     def __repr__(self) -> str:
         return "SINGLE_TENANT"
@@ -71,7 +71,7 @@ SINGLE_TENANT: Final = SingleTenant()
 
 ScopeFunction = Callable[[Request], str | Awaitable[str]]
 AuthorizeFunction = Callable[[Request, str], object]
-"""Gets the request and the name of the operation, sync or async; raises NotAuthorized, or returns None."""
+"""A function, sync or async, of the request and the operation's name. It raises NotAuthorized or returns None."""
 
 
 def allowed(answer: object) -> None:
@@ -83,7 +83,7 @@ def allowed(answer: object) -> None:
 
 
 def not_async(answer: _T | Awaitable[_T], which: str) -> _T:
-    """What a function of the app returned to a WSGI app, which has no event loop to await it in."""
+    """Return the answer of the app's function. Refuse an awaitable: a WSGI app has no event loop to await it in."""
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()

@@ -1,4 +1,4 @@
-"""Adding a job to the outbox: one row in the transaction that the handler has enlisted; both commit, or neither."""
+"""Adds a job to the outbox: one row in the transaction that the handler has enlisted. Both commit, or neither."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 RunAt = datetime | timedelta | None
 MAX_PAYLOAD_BYTES = 256 * 1024
-"""A job carries what its task needs to find the rest."""
+"""A payload holds ids. The task reads everything else from the app's tables."""
 MAX_TASK_LENGTH = 100
 TIME_TO_SETTLE = 0.1
-"""Of the key's ttl: a worker may be late, or try more than once, before the reaper times the key out."""
+"""The part of the key's ttl that is left for the job: a worker may be late, or need more than one try."""
 
 
 def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, settles: bool) -> Flow[str]:
-    """Add a job, and give its id. ``settles``: its task settles the key, and the request is answered 202."""
+    """Add a job, and return its id. ``settles``: its task settles the key, and the request is answered 202."""
     enlisted = operation.enlisted
     if enlisted is None or not enlisted.is_open:
         verb, other = ("defer", "") if settles else ("enqueue", ", or call it inside a phase")
@@ -49,7 +49,7 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
     at = _seconds(run_at)
     if settles and at is not None:
         _lives_until(operation, task, at)
-    # Counted by phase: a later attempt does not run a phase that is done, and so does not count its jobs.
+    # Jobs are counted by phase, because a later attempt does not run a phase that is done.
     number = operation.enqueued.get((phase, task), 0) + 1
     job = NewJob(
         id=uuid.uuid4().hex,
@@ -59,7 +59,7 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
         operation=operation.name,
         task=task,
         payload=_payload(task, payload),
-        # The same for every attempt at this request: what was rolled back and done again is the same job downstream.
+        # The same at every attempt: a job that was rolled back and added again is the same job downstream.
         downstream_key=operation.downstream_key(orjson.dumps(["outbox", phase, task, number]).decode()),
         run_at=at,
         settles=settles,
@@ -72,10 +72,10 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
 
 
 def _lives_until(operation: Operation, task: str, at: float) -> None:
-    """Refuse a job that would be due when its key is over: the reaper cancels it then, and answers 408.
+    """Refuse a job that is due after its key expires: the reaper would cancel the job and answer 408.
 
-    Refused, and the key's expiry not moved: how long an answer is kept is the route's promise, and a job must not
-    change it from one request to the next. And the developer learns it at the first try, not the client a day later.
+    The expiry of the key is not moved, because the route promises how long an answer is kept, and a job must not change
+    that. The error shows at the developer's first try, and not at a client a day later.
     """
     record, ttl = operation.record, operation.policy.retention_seconds
     delay = at - time.time()

@@ -1,7 +1,7 @@
-"""A caller's place in a batch, for each kind of caller: a coroutine, a thread, or nobody.
+"""A ticket is a caller's place in a batch: of a coroutine, of a thread, or of a callback.
 
-Owns how an answer gets from a lane's thread to whoever asked, and the one hard question in it: what if they have left?
-An answer that nobody takes is handed back as *orphaned*, so that the lane can undo what it reserved.
+A ticket carries the result from a lane's thread to its caller. The caller may have left in the meantime. Then
+``deliver()`` returns False, the lane counts the ticket as *orphaned*, and undoes what the ticket reserved.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from oncekey.core.steps import Find, StepsOf
 from oncekey.errors import StoreUnavailable
 
 Work = Reservation | Swap | tuple[str, str] | StepsOf | Find
-"""What one caller wants of a store: reserve, swap, read (scope, key), the steps of a key, or keys by something else."""
+"""What one caller asks of a store: to reserve, swap, read (scope, key), list the steps of a key, or find keys."""
 
 GAVE_UP = "the store did not answer in time"
 
 
 class Ticket:
-    """A piece of work and where its outcome goes: ``error``, or else ``result``."""
+    """A piece of work and its outcome: ``error``, or otherwise ``result``."""
 
     __slots__ = ("asked", "error", "result", "work")
 
@@ -31,19 +31,19 @@ class Ticket:
         self.result: Any = None
         self.error: Exception | None = None
         self.asked = False
-        """The store was asked before, and its answer was lost: it may have been done then."""
+        """The store was asked before, and its answer was lost: the work may be done already."""
 
     def left(self) -> bool:
-        """Whether the caller has gone already, as far as can be told without a lock."""
+        """Whether the caller has left, as far as can be told without a lock."""
         return False
 
     def deliver(self) -> bool:
-        """Hand the outcome over; False: nobody took it."""
+        """Give the outcome to the caller; False: the caller has left."""
         raise NotImplementedError  # pragma: no cover
 
 
 class AsyncTicket(Ticket):
-    """A coroutine waits. Its loop's thread delivers, so that waiting, giving up and delivery never race."""
+    """A coroutine waits. The thread of its loop delivers, so waiting, giving up and delivery never race."""
 
     __slots__ = ("_delivered", "_future", "_timer", "deadline", "loop")
 
@@ -59,7 +59,7 @@ class AsyncTicket(Ticket):
         self._delivered = False
 
     def arm(self) -> None:
-        """Give up at the deadline by a timer of its own. Whoever sees to the deadline otherwise need not."""
+        """Start a timer that gives up at the deadline. The express needs none: it checks all its deadlines at once."""
         if self._timer is None:
             self._timer = timer = self.loop.call_at(self.deadline, self.give_up)
             self._future.add_done_callback(lambda _: timer.cancel())
@@ -69,7 +69,7 @@ class AsyncTicket(Ticket):
             self._future.set_exception(StoreUnavailable(GAVE_UP))
 
     def wait(self) -> asyncio.Future[Any]:
-        """What to await: the future itself, since a coroutine around it would be one more for every request."""
+        """What to await: the future itself, because a coroutine around it costs time in every request."""
         return self._future
 
     def left(self) -> bool:
@@ -80,7 +80,7 @@ class AsyncTicket(Ticket):
         return self._future.done() and self._delivered
 
     def deliver(self) -> bool:
-        if self._future.done():  # gave up, or its task was cancelled; or a lane that stumbled delivers twice
+        if self._future.done():  # gave up, or its task was cancelled; after a bug, a lane delivers twice
             return self._delivered
         self._delivered = True
         if self.error is not None:
@@ -123,7 +123,7 @@ class SyncTicket(Ticket):
 
 
 class QuietTicket(Ticket):
-    """Nobody waits; ``then`` is called in the lane's thread and must not block."""
+    """No caller waits. The lane's thread calls ``then``, which must not block."""
 
     __slots__ = ("_then",)
 
