@@ -1,7 +1,7 @@
 """What a request gets, given the row that the store found for its key.
 
-Pure: ``decide`` reads no clock and touches no store; the engine carries out what it says. What becomes of the row when
-the handler has ended is ``judgment.py``.
+Pure: ``decide`` reads no clock and touches no store; the engine does what it decides. ``judgment.py`` decides what
+becomes of the row when the handler has ended.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from oncekey.core.values import value
 
 @value
 class Execute:
-    """The record is this request's: run the handler."""
+    """This request owns the record: run the handler."""
 
     record: Record
 
 
 @value
 class Claim:
-    """The record may become this request's by this move; then decide again from what the store says.
+    """This request may take the record by this move. The engine then decides again from the store's answer.
 
-    ``RELEASE`` fences off an owner whose lease is over, and is followed by another claim.
+    ``RELEASE`` excludes an owner whose lease is over, and another claim follows it.
     """
 
     record: Record
@@ -39,7 +39,7 @@ class Replay:
 
 @value
 class Busy:
-    """Somebody else holds the lease, or the store could not tell."""
+    """Another attempt holds the lease, or the store could not tell."""
 
     record: Record | None
 
@@ -61,8 +61,7 @@ class Unknown:
 
 @value
 class Unreadable:
-    """The row was written by a newer version, whose fingerprint cannot be taken here: same or other, it is not
-    known."""
+    """A newer version wrote the row. This version cannot compute its fingerprint, so it cannot compare the requests."""
 
     record: Record
 
@@ -71,12 +70,12 @@ Decision = Execute | Claim | Replay | Busy | Deferred | Mismatch | Unknown | Unr
 
 
 def decide(record: Record | None, wanted: Reservation) -> Decision:
-    """What a request that asked for ``wanted`` gets, given the ``record`` that stands in the store."""
+    """What a request that asked for ``wanted`` gets, given the ``record`` in the store."""
     if record is None:
         return Busy(None)
     if record.owner == wanted.owner and record.state is State.IN_PROGRESS:
-        # The token is new for every request, so this is our own reservation, also when the answer to the insert
-        # was lost and we asked again (hazard 8).
+        # The token is new for every request, so this is the request's own reservation, also if the answer to the
+        # insert was lost and the engine asked again (hazard 8).
         return Execute(record)
     if _free_for_a_new_request(record):
         return Claim(record, Event.RESERVE)
@@ -89,7 +88,7 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
         if same is None:
             return Unreadable(record)
     if not same:
-        # Before the state: a different request learns that it is one, also while the first is in flight (I5).
+        # Compared before the state: a different request gets a mismatch, also while the first is in flight (I5).
         return Mismatch(record)
     if record.state in FINAL:
         return Replay(record)
@@ -106,15 +105,15 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
             if record.state is State.FAILED_RETRYABLE:
                 return Claim(record, Event.RETRY)
             if record.effects is Effects.PHASED is not wanted.effects:
-                # Its owner may be late and still write a first step under the same (state, owner). Released, it cannot,
-                # and what the row says of steps stands.
+                # The owner may be late and still write a first step under the same (state, owner). After a release it
+                # cannot, so the row's steps are final.
                 return Claim(record, Event.RELEASE, LEASE_RAN_OUT)
             return Claim(record, Event.TAKE_OVER)
     raise AssertionError(f"unreachable: {record.state}")  # pragma: no cover - expired is free, see above
 
 
 def _same_by_the_row(record: Record, wanted: Reservation) -> bool | None:
-    """A deploy has changed what is hashed: what the row was reserved under counts."""
+    """A deploy has changed what is hashed, so the recipe of the row is used."""
     if wanted.parts is None:
         return None
     version, recipe = record.fingerprint_version, record.fingerprint_recipe
@@ -131,13 +130,13 @@ LEASE_RAN_OUT = "the lease ran out"
 
 
 def _not_again(record: Record, effects: Effects) -> str | None:
-    """Why a request whose route is declared ``effects`` now must not run this key again; None: it may.
+    """Why a request must not run this key again if its route is now declared ``effects``; None: it may.
 
-    A lease that is over proves nothing about its owner, so only harmless work is taken over. And a deploy may have
-    changed the declaration since. What an earlier attempt did outside is safe for one of two reasons: its steps are
-    remembered (``phased``), or the call may be repeated (``repeatable``). Each holds only while the route is declared
-    so. An attempt under ``transactional`` was rolled back, and one under ``external`` is retryable only when it is
-    proven that nothing happened: these run again under every declaration.
+    An expired lease proves nothing about its owner, so a request takes over only harmless work. A deploy may also have
+    changed the declaration. An earlier attempt's calls outside are safe for one of two reasons: its steps are
+    remembered (``phased``), or the call may be repeated (``repeatable``). Each reason holds only while the route is
+    declared so. An attempt under ``transactional`` was rolled back, and one under ``external`` is retryable only if it
+    is proven that nothing happened: these may run again under every declaration.
     """
     if record.state is State.IN_PROGRESS and record.effects not in MAY_RERUN:
         return LEASE_RAN_OUT

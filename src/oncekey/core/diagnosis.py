@@ -1,4 +1,4 @@
-"""What ``oncekey doctor`` says about one thing: how it is, and what to do about it."""
+"""One line of ``oncekey doctor``: what it found, and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from oncekey.core.values import value
 
 class Level(StrEnum):
     OK = "ok"
-    WARN = "warn"  # a promise holds, and somebody should look
+    WARN = "warn"  # every promise holds, and an operator should look
     FAIL = "fail"  # a promise is broken, or will be
 
 
 @value
 class Diagnosis:
     check: str
-    """What was looked at, in a word or two."""
+    """The name of the check, in a word or two."""
     level: Level
     found: str
     advice: str = ""
-    """What to do; nothing, where all is well."""
+    """What to do; empty if all is well."""
 
 
 def worst(diagnoses: list[Diagnosis]) -> Level:
-    """The level of the worst of them."""
+    """The worst level of all diagnoses."""
     order = list(Level)
     return max((diagnosis.level for diagnosis in diagnoses), key=order.index, default=Level.OK)

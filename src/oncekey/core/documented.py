@@ -1,7 +1,7 @@
-"""The strings beside a class's fields, put into its docstring: ``help()`` does not show them otherwise.
+"""Adds the strings after a class's fields to its docstring, because ``help()`` does not show them.
 
-Read from the source when the class is made, so that no sentence stands in two places. Without the source (a frozen
-executable) the docstring stays as it is.
+They are read from the source when the class is created, so that no sentence stands in two places. If there is no source
+(a frozen executable), the docstring stays as it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What was seen of a handler during one attempt.
 
-Endpoints are wrapped when an app is protected (``web/endpoints.py`` and one module per framework). The wrapper reports
-here when the endpoint is entered, when it returns and when it raises; the integrations report what stood in the
-endpoint's way. Nothing here decides: ``judgment.py`` reads this and says what becomes of the key.
+``protect()`` wraps endpoints (``web/endpoints.py`` and one module per framework). The wrapper reports here when the
+endpoint is entered, when it returns and when it raises; the integrations report a refused validation. Nothing here
+decides: ``judgment.py`` reads this and decides what becomes of the key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from oncekey.errors import NotExecuted, OutcomeUnknown, Refused, StoreError
 
 SPEAKING_ERRORS = (Refused, NotExecuted, OutcomeUnknown, StoreError)
-"""Exceptions by which a handler, or a verb that it called, speaks to oncekey. Their answers are ours."""
+"""Exceptions by which a handler, or a verb that it called, tells oncekey the outcome. oncekey answers them itself."""
 
 
 class Evidence:
@@ -31,26 +31,26 @@ class Evidence:
 
     def __init__(self, *, covered: bool = False) -> None:
         self.covered = covered
-        """Every endpoint that this request can reach is wrapped: without a call, the endpoint was never entered."""
+        """Every endpoint that this request can reach is wrapped. So 0 calls mean that no endpoint was entered."""
         self.calls = 0
-        """How often the endpoint was entered. Middleware that tries again enters it more than once."""
+        """How often the endpoint was entered. Middleware that retries enters it more than once."""
         self.running = 0
         """Calls that have neither returned nor raised."""
         self.returned: int | None = None
         """The status of the response that the last call returned."""
         self.raised = False
-        """The last call raised an Exception. One that was cancelled said nothing: neither this nor ``returned``."""
+        """The last call raised an Exception. A cancelled call sets neither this nor ``returned``."""
         self.raised_status: int | None = None
-        """The status that the raised exception names itself: an HTTPException's, or Refused's."""
+        """The status that the raised exception itself has: an HTTPException's, or Refused's."""
         self.raised_name = ""
-        """The class of what was raised, for the record."""
+        """The class of the raised exception, for the record."""
         self.error: BaseException | None = None
-        """What was raised, where it is one of SPEAKING_ERRORS."""
+        """The raised exception, if it is one of SPEAKING_ERRORS."""
         self.cause: BaseException | None = None
-        """Whatever was raised, for its traceback in the log. Kept until the attempt is judged, and no longer: a
+        """The raised exception, for its traceback in the log. It is dropped when the attempt is judged, because a
         traceback holds the request."""
         self.refused = False
-        """The request validation turned the request away before the endpoint was entered."""
+        """The framework's validation refused the request before the endpoint was entered."""
 
     def entered(self) -> None:
         self.calls += 1
@@ -63,9 +63,9 @@ class Evidence:
         self.returned = status
 
     def raised_with(self, error: BaseException, status: int | None) -> None:
-        """The endpoint raised. ``status``: the one that the exception names itself, if it names one.
+        """The endpoint raised. ``status``: the one that the exception itself has, or None.
 
-        An endpoint that was cancelled has said nothing: a timeout around it gives the answer in its place.
+        A cancelled endpoint does not count as raised: a timeout around it answers in its place.
         """
         self.running -= 1
         self.raised = isinstance(error, Exception)
@@ -73,13 +73,13 @@ class Evidence:
         self.heard(error)
 
     def heard(self, error: BaseException) -> None:
-        """Something was raised: by the endpoint, or by what runs around it."""
+        """An exception was raised, by the endpoint or by the code around it."""
         self.raised_name = type(error).__name__
         self.cause = error
         if isinstance(error, SPEAKING_ERRORS) and self.error is None:
             self.error = error
 
     def refused_by_validation(self) -> None:
-        """Whatever a handler of the validation error does, and if it fails, the endpoint was not entered."""
+        """Validation refused the request. The endpoint was not entered, also if the error handler fails."""
         if not self.calls:
             self.refused = True

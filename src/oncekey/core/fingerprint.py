@@ -1,4 +1,4 @@
-"""The fingerprint: what was asked, in 32 bytes, so that a key reused for another request is noticed.
+"""The fingerprint: what was asked, in 32 bytes. It shows when a client reuses a key for another request.
 
 Version 2 is SHA-256 over a fixed head and six fields:
 
@@ -8,25 +8,25 @@ Version 2 is SHA-256 over a fixed head and six fields:
 All lengths come first and have a fixed width, so no content of one field can be read as part of another. The
 form names how the body was read, so a body in one form never equals a body in another:
 
-    RAW        the bytes as they came: every type but those below, and whatever is not what its type says
+    RAW        the bytes as they came: for every other type, and for a body that is not what its type says
     JSON       RFC 8785: white space, the order of names, and the spelling of strings and numbers do not count
-    FIELDS     RFC 8785 of the chosen members only; a body that has none of them counts whole, as JSON
-    MULTIPART  the parts of form data, whatever the boundary (core/multipart.py)
+    FIELDS     RFC 8785 of the chosen members only; a body that has none of them is hashed whole, as JSON
+    MULTIPART  the parts of form data, without the boundary (core/multipart.py)
     PAIRS      form text in the order of its names (core/form_text.py); a query is RAW or PAIRS
 
-The headers are those that were chosen and are there, by name: the length of the name and the number of lines (8 bytes
-each), the name, and each line behind its length. So one that is absent differs from one that is empty, several lines
-keep their order, and choosing one more header changes nothing for requests without it.
+The headers are those that the policy names and the request has, sorted by name: the length of the name and the number
+of lines (8 bytes each), the name, and each line after its length. So an absent header differs from an empty one,
+several lines keep their order, and if a policy names one more header, requests without it keep their fingerprint.
 
-Version 1, which rows of older deploys have, is without the form of the query (it is RAW), without headers (five
-lengths), and without PAIRS; and JSON with any number of fractions has a form in it (core/json_form.py).
+Version 1, which rows of older deploys have, has no form of the query (it is RAW), no headers (five lengths), and no
+PAIRS. In version 1, JSON may have any number of fractions (core/json_form.py).
 
-The rule in doubt is RAW. A retry that is spelled differently is then a mismatch, which is a nuisance; two
-requests with one fingerprint would share an answer, which must not happen.
+If in doubt, the form is RAW. Then a retry with another spelling is a mismatch, which the client can correct. The other
+error, two requests with one fingerprint, would give one request the other's answer, and must not happen.
 
 Must not: do I/O, depend on the state of the process (limits on stack or digits, decimal context), or raise
-because of anything a client sent. What the form of a body is depends on its bytes and its type alone. A
-change of what is hashed is a new FINGERPRINT_VERSION, and the old ones stay computable: rows outlive deploys.
+because of anything that a client sent. The form of a body depends on its bytes and its type alone. If what is
+hashed changes, FINGERPRINT_VERSION changes too. Old versions stay computable, because rows outlive deploys.
 """
 
 from __future__ import annotations
@@ -64,12 +64,11 @@ def fingerprint(
     fields: Sequence[str] | None = None,
     version: int = FINGERPRINT_VERSION,
 ) -> bytes:
-    """Return the fingerprint of a request; never fails for what the client sent.
+    """Return the fingerprint of a request; nothing that a client sends makes it fail.
 
-    `path` is best the undecoded one, where the server has it: `/a%2Fb` is not `/a/b`. `headers` are the lines of the
-    chosen headers, names in lower case. `fields` are dotted names of JSON members (`"amountCents"`, `"customer.id"`)
-    that stand for the whole body; none chosen means the whole body. They apply where the body is a JSON object;
-    otherwise all of it counts.
+    `path` is the undecoded path, if the server has it: `/a%2Fb` is not `/a/b`. `headers` are the lines of the chosen
+    headers, names in lower case. `fields` are dotted names of JSON members (`"amountCents"`, `"customer.id"`) that are
+    hashed instead of the whole body. Without `fields`, or if the body is not a JSON object, the whole body is hashed.
     """
     if isinstance(fields, str):
         raise TypeError("fields is a sequence of names, not one string")
@@ -86,29 +85,29 @@ def digest(
     fields: Sequence[str] | None,
     version: int,
 ) -> bytes:
-    """As :func:`fingerprint`, by position: it runs for every request."""
-    # A long type is a client's invention and not worth a place in memory.
+    """:func:`fingerprint` with positional parameters, which are faster: it runs for every request."""
+    # A client invented a type that is this long: do not let it fill the cache.
     read = read_media_type if content_type and len(content_type) > 100 else media_type
     media, form, boundary = read(content_type)
     content = body
     if form == JSON:
         limit = MAX_FLOATS if version > 1 else sys.maxsize
         parsed = fast(body, limit) or slow(body, limit)
-        # What cannot be selected from counts whole, and as bytes: it is not what the route expects anyway.
+        # Only a JSON object has members to select. The route does not expect another value, so hash its bytes.
         if parsed is None or (fields and type(parsed[0]) is not dict):
             form = RAW
         else:
             value, dump = parsed
             if fields:
                 chosen = select(value, fields)
-                if chosen or version == 1:  # with none of them (a name misspelt, say) the whole body counts
+                if chosen or version == 1:  # if the body has none of them (a misspelt name), the whole body is hashed
                     form, value = FIELDS, chosen
             content = dump(value)
     elif form == MULTIPART:
         parts = canonical_parts(body, boundary)
         if parts is None:
             form = RAW
-            # Raw bytes mean something only together with their boundary.
+            # Raw bytes have a meaning only together with their boundary.
             media += b';boundary="' + boundary + b'"'
         else:
             content = b"".join(parts)
@@ -116,7 +115,7 @@ def digest(
         ordered = in_order(body) if version > 1 else None
         form, content = (RAW, body) if ordered is None else (PAIRS, ordered)
 
-    # surrogatepass: one to one, and a server that hands over undecodable bytes as surrogates is no error.
+    # surrogatepass is one to one, and accepts the surrogates that some servers make of undecodable bytes.
     method_ = method.encode("utf-8", "surrogatepass")
     path_ = path.encode("utf-8", "surrogatepass")
     if version == 1:

@@ -10,8 +10,8 @@ Owns the syntax of the key. Two spellings of one key are accepted, and `"K"` and
   the delimiters of structured fields: a bare value that has one is a list of two keys, a key with parameters,
   or a quoted key that lost a quote, and guessing which would give one request two names.
 
-Keys are compared as bytes afterwards, so nothing here folds case, trims inside quotes or normalises: only the
-optional white space (space, tab) around the whole field value goes, because HTTP says it is not part of it.
+Stores compare keys as bytes, so this module does not fold case, trim inside quotes or normalise. It removes only the
+optional white space (space, tab) around the whole field value, because HTTP says it is not part of it.
 
 Must not: do I/O, know about policies or HTTP statuses, or let a key reach an error message (keys are
 capabilities and messages end up in logs). It runs once per request, hence one regular expression for the
@@ -28,16 +28,16 @@ from http_sfv.item import Item
 
 __all__ = ["BadKey", "parse_key"]
 
-# Group 1: a quoted String without escapes. Group 2: a bare key. Everything else takes the slow way round.
+# Group 1: a quoted String without escapes. Group 2: a bare key. `_uncommon` handles every other value.
 _COMMON = re.compile(rb'"([ !#-\[\]-~]*)"|([!#-+\--:<-\[\]-~]+)').fullmatch
-# A complete String at the start of the value, escapes included; what follows it is looked at separately.
+# A complete String at the start of the value, with escapes; the rest of the value is checked separately.
 _STRING = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*+)"').match
 _ESCAPED = re.compile(rb'\\(["\\])')
-# Any version, either case, with all dashes or with none (``uuid4().hex``): which UUID is the client's business. Two
-# spellings of one UUID are two keys (bytes compare). To make them one, every stored key would have to be respelled with
-# the deploy that switches the format on: until then a retry under the spelling of its first request would run again.
+# Any version, either case, with all dashes or with none (``uuid4().hex``): the client chooses. Two spellings of one
+# UUID are two keys, because keys are compared as bytes. If this module normalised them, a key that was stored before
+# that deploy would no longer be found, and its retry would run again.
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9A-Fa-f]{32}").fullmatch
-# http-sfv copies the rest of the input at every step, so parameters cost the square of their length.
+# http-sfv copies the rest of the input at every step, so its time grows with the square of the parameters' length.
 _MAX_PARAMETER_BYTES = 1024
 
 _WORDS = {
@@ -96,7 +96,7 @@ def parse_key(
     else:
         key = raw.decode("ascii")
 
-    # A blank key is what a client sends whose variable was not set: everybody's requests would share it.
+    # A client whose variable is not set sends a blank key. All its requests would share that key.
     if not key or key.isspace():
         raise BadKey("empty")
     if len(key) > max_length:
@@ -135,7 +135,7 @@ def _are_parameters(rest: bytes) -> bool:
     try:
         Item().parse(b'""' + rest)
     except ValueError:
-        # Only a flag leaves this function: the library's error would carry characters of the header.
+        # Return only a flag: the library's error would quote characters of the header.
         return False
     return True
 

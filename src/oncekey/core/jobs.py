@@ -1,8 +1,8 @@
 """The values of the outbox: work that was committed with a business write, and how an attempt at it ended.
 
 A **job** is one row of ``idempotency_outbox``. A worker *claims* it (owner token, lease, attempt + 1), works, and
-*concludes* it. Every write after the claim carries the owner token: a worker that was paused past its lease writes
-nothing any more, exactly as with keys.
+*concludes* it. Every write after the claim compares the owner token, as with keys: a worker that was paused past its
+lease cannot write.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from oncekey.core.values import value
 
 class JobState(StrEnum):
     READY = "ready"  # waits for its time
-    RUNNING = "running"  # leased to a worker; again free when the lease is over
+    RUNNING = "running"  # leased to a worker; another worker may take it when the lease is over
     DONE = "done"
-    DEAD = "dead"  # a dead letter: a human must look
-    CANCELLED = "cancelled"  # its key was timed out by the reaper, or an operator discarded it
+    DEAD = "dead"  # a dead letter: an operator must look
+    CANCELLED = "cancelled"  # the reaper timed out its key, or an operator discarded it
 
 
 @value
@@ -70,20 +70,20 @@ class Job:
 
     @property
     def lag(self) -> float:
-        """For how many seconds it could have been running."""
+        """How many seconds ago the job was due."""
         return max(0.0, self.now - self.run_at)
 
 
 class JobEnd(StrEnum):
     DONE = "done"
     RETRY = "retry"  # failed, and due again in ``retry_in`` seconds
-    RELEASE = "release"  # given back (shutdown): ready at once, the attempt does not count; an error says: it had begun
+    RELEASE = "release"  # shutdown: ready at once, and the attempt does not count; an error means that it had begun
     DEAD = "dead"
 
 
 @value
 class Conclusion:
-    """How one attempt at a job ended; applied only while the row is running under this owner token."""
+    """How one attempt at a job ended. The store applies it only while the job is running under this owner token."""
 
     id: str
     owner: str
@@ -91,17 +91,17 @@ class Conclusion:
     retry_in: float = 0.0
     error: str | None = None
     settle: State | None = None
-    """For a job that settles its key, with DONE or DEAD: completed, failed, or unknown. In the same transaction."""
+    """For a job that settles its key, with DONE or DEAD: the key becomes completed, failed, or unknown."""
     response: StoredResponse | None = None
 
 
 @value
 class OutboxHealth:
-    """What a health check and ``oncekey doctor`` want to know."""
+    """The numbers for a health check and ``oncekey doctor``."""
 
     ready: int
-    """Due and not running, counted up to 10,000."""
+    """Jobs that are due and not running, counted up to 10,000."""
     lag_seconds: float
-    """Of the oldest that is due."""
+    """For how long the oldest due job has waited."""
     dead: int
     """Counted up to 10,000."""

@@ -1,9 +1,9 @@
-"""JSON in its RFC 8785 form: one form for one value, however it is spelled.
+"""JSON in its RFC 8785 form: all spellings of one value have one form.
 
-Owns which texts have a form. A text must be I-JSON (RFC 7493), read severely: no duplicate names, no lone surrogates,
-valid UTF-8 without BOM, at most MAX_DEPTH levels, no number past 2^53 - 1 however it is spelled, and none that a
-double would round: 0.1 and 0.10 are one value, but 4503599627370497.25 is not 4503599627370497, whatever a parser
-makes of it. And it has at most so many fractions as the caller says: each costs a Python step, and a MiB of them took
+Owns which texts have a form. A text must be I-JSON (RFC 7493), read strictly: no duplicate names, no lone surrogates,
+valid UTF-8 without BOM, at most MAX_DEPTH levels, no number past 2^53 - 1 in any spelling, and no number that a
+double would round: 0.1 and 0.10 are one value, but 4503599627370497.25 is not 4503599627370497, although a parser may
+read both as one double. The caller limits the number of fractions: each costs a Python step, and one MiB of them took
 half a second.
 
 Must not: depend on the state of the process (limits on stack or digits, decimal context), or raise because of
@@ -23,11 +23,11 @@ import rfc8785
 
 __all__ = ["MAX_DEPTH", "MAX_FLOATS", "fast", "select", "slow"]
 
-# Deep enough for any real request, and so shallow that neither library comes near a limit of its own: those
-# depend on the interpreter and on who called us, and the same bytes must have one fingerprint everywhere.
+# Deep enough for any real request, and far below the limits of both libraries. Those limits depend on the interpreter
+# and on the depth of the caller's stack, and the same bytes must have one fingerprint everywhere.
 MAX_DEPTH: Final = 100
 MAX_FLOATS: Final = 10_000
-"""How many numbers with a fraction or an exponent a document may have. Past this it costs more than it is worth."""
+"""How many numbers with a fraction or an exponent a document may have. A document with more is hashed as raw bytes."""
 
 Dump = Callable[[Any], bytes]
 
@@ -37,7 +37,7 @@ Dump = Callable[[Any], bytes]
 _JSON_SPACE = b" \t\r\n"
 _without_floats = frozenset((str, int, bool, type(None))).issuperset
 _ASTRAL = re.compile(rb"[\xf0-\xf4]").search
-_LIMIT = 2.0**53  # from here up every double is whole, and stands for more than one number
+_LIMIT = 2.0**53  # from here up every double is whole, and several numbers round to it
 
 
 def _dump_fast(value: Any) -> bytes:
@@ -45,44 +45,44 @@ def _dump_fast(value: Any) -> bytes:
 
 
 def fast(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
-    """Parse with orjson where its sorted output is provably the RFC 8785 form; None says nothing about body.
+    """Parse with orjson if its sorted output is provably the RFC 8785 form. None: use :func:`slow`.
 
     The proof. (1) orjson takes only RFC 8259 texts in UTF-8. (2) `body` and its unsorted round trip are equal
-    once the white space is out of both. Inside strings only 0x20 can go, and never from within an escape, so
-    this leaves the tokens of both in place, strings merely shorter; equal bytes are then equal tokens, so the
-    same number of colons: no name was dropped, there was no duplicate. What json.dumps sends, with a space
-    after every colon, passes too. (3) Strings: orjson writes every code point as RFC 8785 does (a test tries
-    all of them). (4) Integers: OPT_STRICT_INTEGER refuses those past 2^53 - 1; -0 and integers that orjson
-    reads as floats fail (2). (5) Floats: see _is_plain; by (2) the literal was the shortest one, nothing was
-    rounded. (6) Order: orjson sorts by code point, RFC 8785 by UTF-16 unit; these differ only where a name has
-    a character past U+FFFF, and then see _for_orjson. (7) Depth and the number of floats: as in slow.
+    after white space is removed from both. Inside strings this removes only 0x20, and never inside an escape, so
+    both keep their tokens, with shorter strings. Equal bytes are then equal tokens, with the same number of
+    colons: orjson dropped no name, so there was no duplicate. The output of json.dumps, with a space after every
+    colon, passes too. (3) Strings: orjson writes every code point as RFC 8785 does (a test tries all of them).
+    (4) Integers: OPT_STRICT_INTEGER refuses those past 2^53 - 1; -0 and integers that orjson reads as floats
+    fail (2). (5) Floats: see _for_orjson; by (2) the literal was the shortest one, so nothing was rounded.
+    (6) Order: orjson sorts by code point, RFC 8785 by UTF-16 unit. These differ only if a name has a character
+    past U+FFFF; see _for_orjson. (7) Depth and the number of floats: as in slow.
     """
     try:
         value = orjson.loads(body)
         plain = orjson.dumps(value, option=orjson.OPT_STRICT_INTEGER)
-    except (ValueError, TypeError):  # orjson's decode error is the one, its encode error the other
+    except (ValueError, TypeError):  # orjson's decode error is a ValueError, its encode error a TypeError
         return None
     if plain != body and plain.replace(b" ", b"") != body.translate(None, _JSON_SPACE):
         return None
     astral = not plain.isascii() and _ASTRAL(plain) is not None
     if not astral and type(value) is dict and _without_floats(map(type, value.values())):
-        return value, _dump_fast  # flat, hence not deep either: the commonest request ends here
+        return value, _dump_fast  # a flat object is not deep; most requests end here
     return None if _too_deep(body) else _for_orjson(value, max_floats, astral=astral)
 
 
 def _for_orjson(value: Any, max_floats: int, *, astral: bool) -> tuple[Any, Dump] | None:
-    """Return a document that orjson writes as RFC 8785 does, and orjson's dump; None where it would write it otherwise.
+    """Return a document that orjson writes as RFC 8785 does, and orjson's dump; None if orjson would not.
 
-    Floats that are whole become integers, in place: RFC 8785 writes 1.0 as 1. Those near zero, which it writes as
-    0.00001 or 1e-7, are left to rfc8785. The others are written by both with the fewest digits and no exponent.
-    ``astral``: there are characters past U+FFFF, so objects are put in order here, and orjson leaves them so.
+    Whole floats become integers, in place: RFC 8785 writes 1.0 as 1. The library rfc8785 writes floats near zero
+    (0.00001 or 1e-7). For all other floats, orjson and RFC 8785 both use the fewest digits and no exponent.
+    ``astral``: the document has characters past U+FFFF, so this function sorts objects, and orjson keeps their order.
 
-    Costs a few C-level passes per object or array, and a Python step for floats only: a hostile document takes no more
-    than a few times what parsing it takes.
+    It costs a few C-level passes per object or array, and a Python step only for floats: a hostile document costs only
+    a few times what parsing it costs.
     """
     top = [value]
     containers: list[Any] = [top]
-    for container in containers:  # grows as it goes: an explicit stack, so depth does not matter
+    for container in containers:  # the list grows during the loop: it replaces recursion
         is_object = type(container) is dict
         if astral and is_object and len(container) > 1:
             members = sorted(container.items(), key=_by_utf16)
@@ -123,20 +123,20 @@ def _integer(literal: str) -> int:
 
 
 def _float(literal: str) -> float:
-    # The decimal value must survive: else different amounts would have one form. 64 characters are more than
-    # any double needs, and keep an exponent far from what Decimal cannot hold.
+    # The decimal value must not change, or different amounts would have one form. 64 characters are more than
+    # any double needs, and keep the exponent within the limits of Decimal.
     if len(literal) > 64:
         raise ValueError("number too long")
     number = float(literal)
-    # From here up every double is an integer, and RFC 8785 writes most of them as one that _integer refuses.
+    # From here up every double is an integer, and RFC 8785 writes most of them as integers that _integer refuses.
     if abs(number) >= 2**53:
         raise ValueError("number past 2^53 - 1")
     if number == 0.0:
-        # Apart from Decimal, which has limits to its exponent: 0e-99999999999999999999 is still a zero.
+        # Not by Decimal, whose exponent is limited: 0e-99999999999999999999 is still a zero.
         if literal.lower().partition("e")[0].strip("-0."):
             raise ValueError("number too small for a double")
-    # Zeros behind a fraction change nothing. (Behind an exponent they do, and then it would not be this number.)
-    # Decimal takes six times as long.
+    # Zeros at the end of a fraction do not change the value. (Zeros at the end of an exponent do; then repr differs.)
+    # Decimal is six times as slow, so it comes second.
     elif literal.rstrip("0") != (text := repr(number)).rstrip("0") and Decimal(literal) != Decimal(text):
         raise ValueError("number with more digits than a double has")
     return number
@@ -158,12 +158,12 @@ _decode = JSONDecoder(
 ).decode
 
 
-# Valid UTF-8 has no surrogates, so they can come from escapes only.
+# Valid UTF-8 has no surrogates, so only escapes can make them.
 _SURROGATE = re.compile(r"\\u[Dd][89A-Fa-f]").search
 
 
 def slow(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
-    """Parse severely; None if the body is not I-JSON. RecursionError is not caught: within MAX_DEPTH it means
+    """Parse strictly; None if the body is not I-JSON. RecursionError is not caught: within MAX_DEPTH it means
     that the caller's stack was nearly full, and a fingerprint must not depend on that."""
     if _too_deep(body):
         return None
@@ -171,14 +171,14 @@ def slow(body: bytes, max_floats: int = MAX_FLOATS) -> tuple[Any, Dump] | None:
         text = body.decode("utf-8")
         value = _read(text, max_floats)
         if astral := _SURROGATE(text) is not None:
-            orjson.dumps(value)  # refuses lone ones, wherever they are, and takes pairs
-    except (ValueError, TypeError):  # what the severe reader raises, and orjson's encode error
+            orjson.dumps(value)  # refuses lone surrogates and accepts pairs
+    except (ValueError, TypeError):  # ValueError from the strict reader, TypeError from orjson's encoder
         return None
     return _for_orjson(value, max_floats, astral=astral or _ASTRAL(body) is not None)
 
 
 def _read(text: str, max_floats: int) -> Any:
-    if text.count(".") + text.count("e") + text.count("E") <= max_floats:  # every float has one
+    if text.count(".") + text.count("e") + text.count("E") <= max_floats:  # every float has one of these characters
         return _decode(text)
     left = max_floats
 
@@ -201,19 +201,19 @@ _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def _too_deep(body: bytes) -> bool:
-    """Say whether a JSON text nests deeper than MAX_DEPTH; for what is not JSON, either answer is right.
+    """Say whether a JSON text nests deeper than MAX_DEPTH; for a text that is not JSON, either answer is right.
 
-    Measured on the bytes, and exactly, since nesting is part of the value: the same document in other white
-    space or order must get the same answer, whichever way it is parsed.
+    It measures the bytes, and exactly: the same document with other white space or order must get the same answer
+    from :func:`fast` and :func:`slow`.
     """
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return False
-    # Strings go first, for they may hold brackets. Without escapes a string that holds none is now two quotes
-    # in a row; a quote left over after those are gone means that some string holds a bracket.
+    # Remove strings first, because they may contain brackets. Without escapes, a string without brackets is now two
+    # quotes in a row. If a quote is left after these are removed, some string contains a bracket.
     brackets = body.translate(_ONE_KIND, _NOT_BRACKETS_NOR_QUOTES).replace(b'""', b"")
     if b'"' in brackets or b"\\" in body:
         brackets = _STRINGS.sub(b"", body).translate(_ONE_KIND, _NOT_BRACKETS)
-    # Each round takes away the innermost level, everywhere at once.
+    # Each round removes the innermost level everywhere.
     for _ in range(MAX_DEPTH):
         inner_gone = brackets.replace(b"[]", b"")
         if len(inner_gone) == len(brackets):
@@ -223,10 +223,10 @@ def _too_deep(body: bytes) -> bool:
 
 
 def select(document: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Return the chosen members under their dotted names; an absent one is absent, which null is not.
+    """Return the chosen members under their dotted names. An absent member is left out, so it differs from null.
 
-    A dot always means nesting, never a dot in a name: else a decoy member could stand for the real one. Where
-    the way down ends early (`customer` is no object), what is there counts, under the name that leads to it.
+    A dot always means nesting, never a dot in a name, so a client cannot replace a nested member by a flat one.
+    If a member on the way is not an object (`customer` in `customer.id`), its value is used, under its own name.
     """
     chosen: dict[str, Any] = {}
     for field in fields:

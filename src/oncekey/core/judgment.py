@@ -1,10 +1,10 @@
 """What becomes of a key when its handler has ended: one pure function, and the table that it implements.
 
 ``judge`` gets what was seen of the endpoint (``evidence.py``), the status that is about to be sent, and the policy. It
-names the owner's move, says whether the enlisted transaction is committed, and whether the app's response may be sent.
+names the owner's move, and says whether the enlisted transaction is committed and whether the app's response is sent.
 
-The columns are the route's ``effects``. *Phased* means what ``repeatable`` means, and its steps are kept. "Final 4xx"
-is every 4xx but 408 (treated as 5xx) and ``Policy.retryable_statuses`` (425 and 429 by default).
+The columns are the route's ``effects``. ``phased`` is like ``repeatable``, and its steps are kept. "Final 4xx" is every
+4xx except 408 (treated as 5xx) and ``Policy.retryable_statuses`` (425 and 429 by default).
 
 ======================================================  =============  ======================  ====================
 what was seen                                           external       transactional           phased, repeatable
@@ -32,12 +32,16 @@ not wrapped: final 4xx                                  failed         roll back
 not wrapped: 5xx, 408, retryable statuses               as returned    roll back, retryable    retryable
 ======================================================  =============  ======================  ====================
 
-"Ours" is our own error in place of the app's success: a response under 400 is sent only if it is stored, with its rows.
-``raise NotExecuted`` and ``op.not_executed()`` make every row but a completed one "retryable", ``raise OutcomeUnknown``
-"unknown", and ``raise Refused`` or ``op.refuse()`` the first two rows, if no verb of the operation was used before.
-For a 5xx or 408 that the endpoint itself gives, ``Policy.on_server_error`` replaces the row; there an HTTPException
-that it raises counts as its word. Where middleware entered the endpoint more than once, its last call says nothing of
-the earlier ones: without a success, the row is "an answer in the endpoint's place".
+"Ours" means that oncekey sends its own error instead of the app's success: a response under 400 is sent only if it is
+stored together with its rows. The handler can say more:
+
+* ``raise NotExecuted`` and ``op.not_executed()`` make every row "retryable", except a completed one;
+* ``raise OutcomeUnknown`` makes it "unknown";
+* ``raise Refused`` and ``op.refuse()`` select the first two rows, if the handler used no verb of the operation before.
+
+If the endpoint itself gives a 5xx or 408, ``Policy.on_server_error`` replaces the row; an HTTPException that the
+endpoint raises counts as given by it. If middleware entered the endpoint more than once, the last call says nothing
+about the earlier calls: without a success, the row is "an answer in the endpoint's place".
 """
 
 from __future__ import annotations
@@ -50,19 +54,19 @@ from oncekey.core.states import Effects, Event
 from oncekey.core.values import value
 
 HandlerWord = Literal["refused", "not_executed", "outcome_unknown"]
-"""What a handler said outright, by an exception or a verb."""
+"""What a handler declared itself, by an exception or a verb."""
 
 Notice = Literal["answered before the endpoint", "not wrapped"]
-"""What the developer should hear about, once per route."""
+"""What is logged for the developer, once per route."""
 
 
 @value
 class Judgment:
     event: Event
     commits: bool = False
-    """The enlisted transaction is committed with it; otherwise it is rolled back first."""
+    """The enlisted transaction is committed with the move; otherwise it is rolled back first."""
     ours: bool = False
-    """The app's response is a success that is not stored: the client gets an answer of ours in its place."""
+    """The app's response is a success that is not stored: the client gets oncekey's error in its place."""
     notice: Notice | None = None
 
 
@@ -72,7 +76,7 @@ _COMPLETE_UNWRAPPED: Final = Judgment(Event.COMPLETE, commits=True, notice="not 
 _FAIL: Final = Judgment(Event.FAIL, commits=True)
 _FAIL_ROLLED_BACK: Final = Judgment(Event.FAIL)
 _RELEASE: Final = Judgment(Event.RELEASE)
-_GIVEN_BACK: Final = Judgment(Event.RELEASE)  # as it was: what the client is told of it stands
+_GIVEN_BACK: Final = Judgment(Event.RELEASE)  # not _RELEASE: the app's response, also under 400, is sent
 _DOUBT: Final = Judgment(Event.DOUBT)
 _DISCARD: Final = Judgment(Event.DISCARD)
 
@@ -89,13 +93,13 @@ def judge(
 ) -> Judgment:
     """The owner's move for a handler that ended this way; see the table above.
 
-    ``status``: of the response that is about to be sent; None: there is none, or its body broke off. ``begun``: a verb
-    of the operation was used. ``open_effect``: an effect that may not be repeated is intended and not done.
+    ``status``: of the response that is about to be sent; None: there is none, or its body broke off. ``begun``: the
+    handler used a verb of the operation. ``open_effect``: an effect that may not be repeated is intended and not done.
     """
     if seen.returned is not None and seen.returned < 400 and status is not None and status < 400 and word is None:
-        return _COMPLETE  # what nearly all requests are
+        return _COMPLETE  # nearly all requests
     if seen.calls > 1 and word != "outcome_unknown":
-        word = None  # what one call says of itself, it cannot say of the call before it
+        word = None  # the last call cannot know what the call before it did
     judgment = _said(word, status, first_attempt, begun) or _seen(seen, status, policy, first_attempt, begun)
     if word == "not_executed" or (word == "refused" and not begun and not open_effect):
         judgment = _RELEASE if judgment.event in (Event.DOUBT, Event.FAIL) else judgment
@@ -107,7 +111,7 @@ def judge(
 
 
 def _said(word: HandlerWord | None, status: int | None, first_attempt: bool, begun: bool) -> Judgment | None:
-    """The handler's own word, where it decides by itself."""
+    """The judgment that follows from the handler's own word alone; None: the evidence decides too."""
     if word == "outcome_unknown":
         return _DOUBT
     if word == "refused" and not begun and (status is None or status >= 300):
@@ -122,14 +126,14 @@ def _seen(seen: Evidence, status: int | None, policy: Policy, first_attempt: boo
         return undone(policy)  # an answer in the endpoint's place
     judgment = _returned(seen.returned, status, policy) if seen.returned is not None else _raised(seen, status, policy)
     if seen.calls > 1 and judgment.event is not Event.COMPLETE:
-        return undone(policy)  # an earlier call of the same request may have done what the last one refuses
+        return undone(policy)  # an earlier call of the same request may have had its effect
     return judgment
 
 
 def _never_entered(seen: Evidence, status: int | None, policy: Policy, first_attempt: bool, begun: bool) -> Judgment:
     if not seen.covered:
         return _not_wrapped(status, policy)
-    if begun:  # a dependency used a verb: what it did has begun, and this is not the endpoint's word
+    if begun:  # a dependency used a verb, so work has begun, although the endpoint was not entered
         return _raised(seen, status, policy) if status is None or status >= 400 else _ANSWERED_BEFORE
     if status is not None and status < 300:
         return _ANSWERED_BEFORE
@@ -139,7 +143,7 @@ def _never_entered(seen: Evidence, status: int | None, policy: Policy, first_att
 
 
 def _unused(first_attempt: bool) -> Judgment:
-    """A later attempt has a history that a discard would erase: it gives the key back as it was."""
+    """A later attempt gives the key back as it was: a discard would erase the key's history."""
     return _DISCARD if first_attempt else _GIVEN_BACK
 
 
@@ -175,7 +179,7 @@ def _raised(seen: Evidence, status: int | None, policy: Policy) -> Judgment:
     if status < 400:
         return _COMPLETE if own == status and status >= 300 else undone(policy)
     if status in policy.retryable_statuses and own != status:
-        return undone(policy)  # "not processed" is for the endpoint itself to say
+        return undone(policy)  # only the endpoint itself can say "not processed"
     return _client_error(status, policy, _FAIL_ROLLED_BACK)
 
 
@@ -189,7 +193,7 @@ def _says_more(status: int, policy: Policy) -> bool:
 
 
 def _server_error(given: int, status: int | None, policy: Policy) -> Judgment:
-    """A 5xx or 408 that the endpoint itself gave; ``status`` is sent for it, and is the one to replay."""
+    """A 5xx or 408 that the endpoint itself gave; ``status`` is what the client gets, and what is replayed."""
     if given in policy.retryable_statuses:
         return _RELEASE
     match policy.on_server_error:
@@ -208,6 +212,6 @@ def _client_error(status: int, policy: Policy, final: Judgment) -> Judgment:
 
 
 def undone(policy: Policy) -> Judgment:
-    """The handler gave no word about its effects. Where they may be anywhere, the outcome is unknown; elsewhere they
-    are rolled back, resumable or harmless to repeat."""
+    """The handler did not say what became of its effects. With ``external`` effects the outcome is unknown; all other
+    effects are rolled back, resumable or harmless to repeat."""
     return _DOUBT if policy.effects_kind is Effects.EXTERNAL else _RELEASE

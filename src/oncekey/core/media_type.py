@@ -1,8 +1,8 @@
-"""A Content-Type in its normal form, and what it says about how the body may be read.
+"""A Content-Type in its normal form, and how the body of that type is read.
 
-Type and subtype in lower case, parameters sorted and unquoted. `charset=utf-8` is dropped for JSON, which is always
-UTF-8; JSON and form text in another charset are RAW. Elsewhere a charset changes what the bytes mean and stays. The
-boundary is dropped where the parts are hashed.
+Type and subtype are in lower case, parameters sorted and unquoted. `charset=utf-8` is dropped for JSON, which is always
+UTF-8; JSON and form text in another charset are RAW. For other types a charset changes the meaning of the bytes, so it
+stays. The boundary is dropped if the parts are hashed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oncekey.core.multipart import is_boundary
 __all__ = ["FIELDS", "JSON", "MULTIPART", "PAIRS", "RAW", "media_type", "read_media_type"]
 
 RAW, JSON, FIELDS, MULTIPART, PAIRS = range(5)
-"""How a body was read. They are part of what is hashed: never change a number."""
+"""How a body was read. These numbers are hashed: never change one."""
 
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _ESSENCE = re.compile(rf"[ \t]*({_WORD}/{_WORD})").match
@@ -26,8 +26,8 @@ _UNQUOTE = re.compile(r"\\(.)", re.DOTALL)
 def read_media_type(content_type: str | None) -> tuple[bytes, int, bytes]:
     """Return the normal form of a Content-Type without boundary, the form to try for the body, the boundary.
 
-    What is no media type, or names a parameter twice, is kept as it is, and its body is RAW: it is not known
-    what a server would make of it.
+    A text that is not a media type, or names a parameter twice, is kept as it is, and its body is RAW: servers
+    may read it in different ways.
     """
     if not content_type:
         return b"", RAW, b""
@@ -71,4 +71,4 @@ def read_media_type(content_type: str | None) -> tuple[bytes, int, bytes]:
 
 
 media_type = lru_cache(maxsize=256)(read_media_type)
-"""The same, remembered: few spellings make nearly all requests."""
+"""``read_media_type`` with a cache: nearly all requests use a few spellings."""

@@ -1,17 +1,17 @@
-"""multipart/form-data without its boundary: the form of a body that two tries of one request share.
+"""multipart/form-data without its boundary: one form for all tries of one request.
 
-Clients make up a new boundary for every try, so the bytes of a retry differ although nothing was changed.
+A client chooses a new boundary for every try, so the bytes of a retry differ although the request is the same.
 `canonical_parts` gives the parts as length-prefixed pieces to be hashed instead, or None: "hash the bytes".
 
-Owns the reading of the framing, and reads it strictly: it must never say that two bodies are equal which any
-server's parser could read as different. So it refuses what parsers disagree about: a preamble, an epilogue,
-bare CR or LF as line ends, folded or repeated part headers, padding after a boundary, and the boundary's text
-anywhere that is not a delimiter (a lenient parser may split there under one boundary and not under another).
-A refusal is no error: the caller hashes the raw bytes; at worst a retry with a new boundary is a mismatch.
+This module reads the framing strictly: two bodies that any server's parser could read as different must stay
+different. So it refuses what parsers disagree about: a preamble, an epilogue, bare CR or LF as line ends, folded or
+repeated part headers, padding after a boundary, and the boundary's text anywhere that is not a delimiter (a lenient
+parser may split there under one boundary and not under another). A refusal is no error: the caller hashes the raw
+bytes; at worst a retry with a new boundary is a mismatch.
 
-All headers of a part count, as they were sent, but for the case of their names, their order, and the white
-space around their values. Taking values as opaque means that name, filename and filename* need no parsing
-that a server could do differently; the same client sends them the same way again. The order of parts counts.
+All headers of a part are hashed as they were sent, except the case of their names, their order, and the white
+space around their values. Values are not parsed, because a server could parse name, filename and filename* in another
+way; the same client sends them in the same way again. The order of parts counts.
 
 Must not: decode content, write files, or import anything from outside the standard library.
 """
@@ -23,10 +23,10 @@ from struct import Struct
 
 __all__ = ["MAX_PARTS", "canonical_parts", "is_boundary"]
 
-# Servers stop at about 1,000 parts; past this a body is hashed as bytes, which costs nothing per part.
+# Servers stop at about 1,000 parts. A body with more than this is hashed as bytes, which costs nothing per part.
 MAX_PARTS = 2000
 
-# RFC 2046 section 5.1.1: 1 to 70 characters, the last one no space.
+# RFC 2046 section 5.1.1: 1 to 70 characters, the last one is not a space.
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]", re.ASCII).fullmatch
 _FIELD_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 _BAD_IN_VALUE = re.compile(rb"[\x00\r\n]").search
@@ -37,19 +37,19 @@ _lengths = Struct(">QQ").pack
 
 
 def is_boundary(text: str) -> bool:
-    """Say whether `text` may be a boundary at all."""
+    """Say whether `text` is a valid boundary."""
     return _BOUNDARY(text) is not None
 
 
 def canonical_parts(body: bytes, boundary: bytes) -> list[bytes] | None:
-    """Return pieces whose concatenation stands for the parts of `body`, one to one; None if not strict."""
+    """Return pieces whose concatenation represents the parts of `body`, one to one; None if it is not strict."""
     delimiter = b"--" + boundary
     if not body.startswith(delimiter):
         return None
     pieces = body.split(b"\r\n" + delimiter, MAX_PARTS + 1)
     if len(pieces) > MAX_PARTS + 1:
         return None
-    # One delimiter opens the body and one stands between two pieces: any other is not where it should be.
+    # One delimiter opens the body and one stands between two pieces. Any other is in the wrong place.
     if body.count(delimiter) != len(pieces):
         return None
     pieces[0] = pieces[0][len(delimiter) :]
@@ -77,7 +77,7 @@ def _fields(head: bytes) -> dict[bytes, bytes] | None:
     for line in head.split(b"\r\n"):
         name, colon, value = line.partition(b":")
         name = name.lower()
-        # A folded line begins with white space, which is no field name either.
+        # A folded line begins with white space, so it fails as a field name.
         if not colon or name in fields or not _FIELD_NAME(name) or _BAD_IN_VALUE(value):
             return None
         fields[name] = value.strip(b" \t")

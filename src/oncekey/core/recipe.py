@@ -1,14 +1,15 @@
-"""Which parts of a request its fingerprint was made of, as a row remembers them.
+"""The recipe of a fingerprint: which parts of a request it was made of. A row keeps its recipe.
 
-A policy names JSON members and headers; a deploy may change them while clients still retry. So a row has the version
-of its fingerprint and its recipe beside it, and a request is compared by the recipe of the row, not by that of the
-day: an identical retry stays identical.
+A policy names JSON members and headers, and a deploy may change them while clients still retry. So a row keeps the
+version and the recipe of its fingerprint. A request is compared by the recipe of the row, not by the recipe of the
+present policy. So an identical retry stays identical.
 
-In a row NULL is the default recipe of the version: the whole body, and in version 2 the headers DEFAULT_HEADERS. Any
-other is JSON: ``{"fields":["amount"],"headers":["if-match"]}``, each list sorted, ``fields`` absent where the whole
-body counts. Version 1 had no recipes: whatever stands in such a row is of an earlier request (an older process that
-starts a key over leaves it there). Its route may have had ``fingerprint_fields``, so it is tried with the whole body
-and with those of today; the form that is hashed with a body keeps the two apart.
+In a row, NULL is the default recipe of the version: the whole body, and in version 2 the headers DEFAULT_HEADERS. Every
+other recipe is JSON: ``{"fields":["amount"],"headers":["if-match"]}``, each list sorted, without ``fields`` if the
+whole body is hashed. Version 1 has no recipes: a recipe in such a row belongs to an earlier request (an older process
+that starts a key over does not clear it). The route may have had ``fingerprint_fields``, so the request is compared
+twice: with the whole body, and with the fields of the present policy. The two cannot be confused, because the form of
+the body is hashed too.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ __all__ = ["DEFAULT_HEADERS", "Parts", "Recipe", "same_request"]
 DEFAULT_HEADERS: Final = ("if-match", "if-none-match")
 
 ReadLines = Callable[[frozenset[bytes]], Sequence[tuple[bytes, bytes]]]
-"""The lines of the headers of these names, which are in lower case, in the order in which they came."""
+"""Returns the lines of the headers with these names (in lower case), in the order in which they came."""
 
 Parts = tuple[str, str, bytes, str | None, bytes, ReadLines]
-"""Of a request: method, path, query, content type, body, and what reads its headers. A tuple: it is made for each
-one."""
+"""Of a request: method, path, query, content type, body, and a function that reads its headers. A tuple is cheap, and
+every request makes one."""
 
 
 @value
@@ -41,7 +42,7 @@ class Recipe:
     fields: tuple[str, ...] | None
     headers: frozenset[bytes]
     text: str | None
-    """As it stands in a row of the newest version."""
+    """The recipe as a row of the newest version keeps it."""
 
     @classmethod
     def of(cls, fields: Iterable[str] | None, headers: Iterable[str]) -> Recipe:
@@ -64,9 +65,9 @@ DEFAULT: Final = Recipe.of(None, DEFAULT_HEADERS)
 
 
 def same_request(version: int, text: str | None, stored: bytes, parts: Parts, ours: str | None) -> bool | None:
-    """Whether a row of this version and recipe was made by the request of these parts; None: they are not known here.
+    """Whether the request of these parts made the row with this version and recipe; None: this process knows neither.
 
-    ``ours`` is the recipe that this process would use.
+    ``ours`` is the recipe of the present policy.
     """
     if version not in KNOWN_VERSIONS:
         return None
@@ -79,7 +80,7 @@ def same_request(version: int, text: str | None, stored: bytes, parts: Parts, ou
 
 
 def _read(text: str | None) -> Recipe | None:
-    """The recipe that stands in a row; None: not one that this version knows."""
+    """The recipe in a row; None: this version does not know it."""
     if text is None:
         return DEFAULT
     try:

@@ -1,8 +1,8 @@
-"""The values that travel between engine and stores: the row, and the two requests one can make of it.
+"""The values that engine and stores exchange: the row, and the two requests for it (``Reservation`` and ``Swap``).
 
-Owns no rule: which moves exist is ``states.py``, which one to make is ``decision.py``.
-Times are seconds since the epoch **on the store's clock**; ``Record.now`` is that clock when the row was read, so
-that nothing here ever compares a row with the clock of the app's host.
+Owns no rule: ``states.py`` says which moves exist, ``decision.py`` which one to make.
+Times are seconds since the epoch **on the store's clock**. ``Record.now`` is that clock when the row was read, so
+that no code compares a row with the clock of the app's host.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from oncekey.core.values import value
 from oncekey.errors import IllegalTransition
 
 RESPONSE_SCHEMA_VERSION = 1
-"""How ``StoredResponse`` is laid out in a row. A row with another version replays as a tombstone."""
+"""The layout of ``StoredResponse`` in a row. A row with another version is replayed as a tombstone."""
 
 
 @value
 class StoredResponse:
-    """A response as it is kept: ``body`` None is a **tombstone** (completed, but the body was not kept)."""
+    """A response as it is stored. ``body`` None is a **tombstone** (completed, but the body was not kept)."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -49,13 +49,13 @@ class Reservation:
     lease_seconds: float
     retention_seconds: float
     fingerprint_recipe: str | None = None
-    """Of which parts the fingerprint was made (``core/recipe.py``); None: the default of its version."""
+    """Which parts the fingerprint was made of (``core/recipe.py``); None: the default of its version."""
     # neither stored nor compared
     parts: Parts | None = field(default=None, compare=False, repr=False)
-    """The request, to take its fingerprint by the recipe of the row where that is another."""
+    """The request, to compute its fingerprint again if the row has another recipe."""
 
     def record(self, now: float) -> Record:
-        """The row that this leaves where it is inserted at ``now``, or where it starts over."""
+        """The row after this is inserted at ``now``, or after a key starts over with it."""
         return Record(
             self.scope,
             self.key,
@@ -122,7 +122,7 @@ class Record:
 
 @value
 class Found:
-    """What ``reserve`` answers. ``busy``: the store saw neither a row nor a free place, so nobody may go on."""
+    """The answer of ``reserve``. ``busy``: the store neither saw a row nor could insert one, so no request may run."""
 
     record: Record | None
 
@@ -133,7 +133,7 @@ class Found:
 
 @value
 class Audit:
-    """Who moved a row by hand or after asking somebody, and why; kept with what it was before and after."""
+    """Which operator or resolver moved a row, and why. The store keeps it with the state before and after."""
 
     who: str
     why: str
@@ -141,7 +141,7 @@ class Audit:
 
 @value
 class AuditLine:
-    """One row of ``idempotency_audit``. ``event``, ``before`` and ``after`` are words: of a key, or of a job."""
+    """One row of ``idempotency_audit``. ``event``, ``before`` and ``after`` are words for a key, or for a job."""
 
     at: float
     who: str
@@ -157,12 +157,12 @@ class AuditLine:
 
 @value
 class StoreHealth:
-    """What a health check and ``oncekey doctor`` want to know of the keys."""
+    """The numbers about keys for a health check and ``oncekey doctor``."""
 
     counts: Mapping[State, int]
-    """Rows in each state, where one index serves several states counted up to ``COUNTED`` for all of them together."""
+    """Rows in each state. States that share an index are counted together, up to ``COUNTED``."""
     dead: int
-    """Unknown outcomes that nobody asks about any more: a human must look. Counted up to ``COUNTED``."""
+    """Unknown outcomes that the reconciler asks about no more: an operator must look. Counted up to ``COUNTED``."""
     oldest_unknown_seconds: float
     """The age of the oldest key, of those counted, whose outcome is unknown; 0 where there is none."""
     lease_over_seconds: float
@@ -170,7 +170,7 @@ class StoreHealth:
 
 
 COUNTED = 10_000
-"""How far a store counts for a health check: enough to say "too many", and never a scan of all keys."""
+"""How far a store counts for a health check: enough to say "too many", without reading all keys."""
 
 
 @value
@@ -202,24 +202,24 @@ class Swap:
     restart: Reservation | None = None
     # compare, too
     from_effects: Effects | None = None
-    """Where a second run must be harmless: an owner may have begun what is not, under the same (state, owner)."""
+    """Set if a second run must be harmless: under the same (state, owner), the owner may have changed its effects."""
     # written beside the row, in the same commit, if and only if the row is moved
     step: Step | None = None
     audit: Audit | None = None
     # not part of the move
     seen: Record | None = field(default=None, compare=False, repr=False)
-    """The row as the mover saw it, so that a store need not send back what has not changed."""
+    """The row as the caller read it, so that a store need not return what has not changed."""
 
     @property
     def forgets_steps(self) -> bool:
-        """Whether the key's steps go: with the row, and wherever what was done before no longer counts."""
+        """Whether the key's steps are deleted: the row is deleted, expires, or starts over."""
         return self.to_state is None or self.to_state is State.EXPIRED or self.restart is not None
 
     @property
     def plain(self) -> bool:
-        """Whether it moves one row and nothing beside it, and all that it changes follows from ``seen``.
+        """Whether it moves one row, writes nothing else, and the new row follows from ``seen``.
 
-        An unknown outcome is not: the reconciler counts its tries while (state, owner) stays the same.
+        A move of an unknown key is not plain: the reconciler counts its tries while (state, owner) stays the same.
         """
         return (
             self.step is None
@@ -231,7 +231,7 @@ class Swap:
 
     @property
     def ends(self) -> bool:
-        """Whether an owner ends its attempt by it: the row becomes final, and what it becomes follows from ``seen``."""
+        """Whether an owner ends its attempt with it: the row becomes final, and the new row follows from ``seen``."""
         return (
             self.to_state in FINAL
             and self.from_state is State.IN_PROGRESS
@@ -252,7 +252,7 @@ class Swap:
         )
 
     def moved(self, row: Record, now: float) -> Record:
-        """What ``row`` becomes by this move at ``now``; for moves that neither delete nor start over."""
+        """The row after this move of ``row`` at ``now``; for moves that neither delete nor start over."""
         to_state = self.to_state or row.state
         ends = to_state in FINAL
         return Record(
@@ -298,10 +298,10 @@ def swap(
     step: Step | None = None,
     audit: Audit | None = None,
 ) -> Swap:
-    """The Swap for moving ``record`` as the table says; IllegalTransition where it has no such move.
+    """The Swap that moves ``record`` as ``states.TABLE`` says; IllegalTransition if it has no such move.
 
-    Conditions on time are left to the store, which compares them on its own clock. Conditions that cannot change
-    while (state, owner) stays the same (attempt, steps, effects) are checked here.
+    The store checks conditions on time, on its own clock. This function checks conditions that cannot change while
+    (state, owner) stays the same (attempt, steps, effects).
     """
     move = find(record.state, event, by, to_state)
     lease_over_by, past_expiry = None, False
@@ -324,7 +324,7 @@ def swap(
         attempt, restart = (1, reservation) if event is Event.RESERVE else (record.attempt + 1, None)
     elif move.target is State.UNKNOWN:
         if event is Event.POSTPONE:
-            tries = record.reconcile_tries + 1  # and without ``reconcile_in`` it is asked no more: a dead letter
+            tries = record.reconcile_tries + 1  # without ``reconcile_in`` the key becomes a dead letter
         elif reconcile_in is None:
             reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
     return Swap(
@@ -343,7 +343,7 @@ def swap(
         last_error,
         recovery_point,
         reconcile_in,
-        # The code that runs now says where its effects live, not the code that ran before the last deploy.
+        # The present code says where its effects live, not the code of an earlier deploy.
         reservation.effects if reservation else effects,
         tries,
         restart,
@@ -368,10 +368,9 @@ def _check(move: Transition, record: Record, by: Actor, quarantine_seconds: floa
 
 
 def undo(work: Reservation | Swap) -> Swap | None:
-    """The Swap that gives back what ``work`` has taken for a caller that is no longer there; None: it took nothing.
+    """The Swap that gives back what ``work`` took for a caller that is gone; None: it took nothing.
 
-    Nothing was dispatched under that owner token, so a first attempt leaves no trace and a later one goes back to
-    where a retry may run.
+    No handler ran under that owner token. So a first attempt is deleted, and a later one becomes retryable again.
     """
     if isinstance(work, Reservation):
         first, owner, attempt = True, work.owner, 1

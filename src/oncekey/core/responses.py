@@ -1,7 +1,7 @@
-"""A response that code writes by hand, instead of a handler: by a task that settles its key, by whoever confirms one.
+"""A response that no handler returns: a task that settles its key writes it, or a resolver or operator that confirms.
 
-Pure. What is kept of a handler's own response is ``web/wire.py``; here a header that must not be kept is refused rather
-than left out, since somebody has spelled it.
+Pure. ``web/wire.py`` chooses what is kept of a handler's response, and drops headers that must not be stored. Here such
+a header is refused, because the app's code names it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from oncekey.core.record import StoredResponse
 from oncekey.errors import ConfigurationError
 
 MAX_RESPONSE_BYTES = 1024 * 1024
-"""A larger body settles the key as a tombstone, as a request's does."""
+"""With a larger body the key becomes a tombstone, as with a large response of a handler."""
 NOTHING: Final = object()
-"""No JSON: None is one."""
+"""No JSON was given. (None is the JSON value null.)"""
 
 _BREAKS = ("\r", "\n", "\0")
 
@@ -26,7 +26,7 @@ _BREAKS = ("\r", "\n", "\0")
 def written(
     what: str, status: int, json: Any, body: bytes | str | None, headers: Mapping[str, str] | None
 ) -> StoredResponse:
-    """The response as it is kept. ``what`` names it in errors."""
+    """The response as it is stored. ``what`` names it in errors."""
     if not 200 <= status <= 599:
         raise ConfigurationError(f"{what}(status={status!r}): a final response has a status from 200 to 599")
     kept = {name.lower(): text for name, text in (headers or {}).items()}

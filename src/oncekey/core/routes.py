@@ -1,4 +1,4 @@
-"""Which policy a request falls under. Pure: patterns in, a Route or None out."""
+"""Finds the policy of a request. Pure: patterns in, a Route or None out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 
 MAX_NAME_LENGTH = 200
-"""Of a path in the name of an operation; longer ones end in a hash."""
+"""The longest path in the name of an operation; a longer one is cut and ends in a hash."""
 REMEMBERED = 1_000
-"""Routes of requests that are looked up once only. Both words come from clients, so there is an end to it."""
+"""How many (method, path) pairs the cache holds. Clients choose both, so the cache needs a limit."""
 
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _BREAK = "\n"
@@ -36,15 +36,15 @@ _UNSEEN = Route("", Policy())
 class Routes:
     """The app's policy, and the routes that differ from it.
 
-    ``{"POST /payments/{id}": Policy(...), "POST /login": None}``: a name in braces stands for one segment of a path,
-    ``{name:path}`` for any number (other converters, as in ``{id:int}``, for one). None exempts. Listing a method that
-    the policy does not protect protects it.
+    ``{"POST /payments/{id}": Policy(...), "POST /login": None}``: a name in braces matches one segment of a path,
+    ``{name:path}`` any number (other converters, as in ``{id:int}``, match one). None exempts a route. A listed route
+    is protected, also if the app's policy does not protect its method.
     """
 
     def __init__(self, policy: Policy, routes: Mapping[str, Policy | None] | None = None) -> None:
         self._policy = policy
         self.listed: dict[str, Policy | None] = {}
-        """The routes that differ, by operation."""
+        """The routes that differ from the app's policy, by operation."""
         self._exact: dict[tuple[str, str], _Listed] = {}
         self._patterns: list[tuple[str, re.Pattern[str], _Listed]] = []
         self._remembered: dict[tuple[str, str], Route | None] = {}
@@ -68,7 +68,7 @@ class Routes:
                 self._exact[method, path] = listed
 
     def match(self, method: str, path: str) -> Route | None:
-        """The route of a request, or None where it passes untouched."""
+        """The route of a request, or None if oncekey does not touch it."""
         at = (method, path)
         route = self._remembered.get(at, _UNSEEN)
         if route is _UNSEEN:
@@ -85,13 +85,13 @@ class Routes:
         return None
 
     def listed_as(self, method: str, path: str) -> str | None:
-        """The listed route that a request falls under, a name in ``listed``; None where only the policy speaks."""
+        """The name in ``listed`` of the route that a request matches; None: only the app's policy applies."""
         found = self._find(method, path)
         return None if found is None else found[0]
 
     def of_mounted(self, method: str, path: str, behind: str) -> str:
-        """The path to go by where an app sees both: the whole one, or the part behind its mount if that is listed, and
-        protected. An exemption counts for the whole path only."""
+        """The path to match for a mounted app: the part after its mount if that is listed and protected, otherwise the
+        whole path. An exemption applies only to the whole path."""
         if behind == path or self._find(method, path) is not None:
             return path
         found = self._find(method, behind)
@@ -101,8 +101,9 @@ class Routes:
         exact = self._exact.get((method, path))
         found = exact or self._fitting(method, path)
         if exact is None and (found is None or found[1] is None):
-            # Frameworks take some ways of writing a path for one. What is exempt is exempt as it is written, and no
-            # more: neither by another way, nor by a pattern that another way of a protected path happens to fit.
+            # A framework may treat several spellings of a path as one. A protected route also protects its other
+            # spellings. An exemption applies only to the spelling in ``routes``, so that another spelling of a
+            # protected path cannot match an exempt pattern.
             for other in _also_written(path):
                 listed = self._exact.get((method, other)) or (None if found else self._fitting(method, other))
                 if listed is not None and listed[1] is not None:
@@ -117,8 +118,8 @@ class Routes:
 
 
 def _also_written(path: str) -> Iterator[str]:
-    """With or without the slash at the end (Flask's ``strict_slashes=False``), a line break (Starlette's ``$``), or
-    another number of slashes than one in front (Werkzeug's)."""
+    """Other spellings of a path: with or without the slash at the end (Flask's ``strict_slashes=False``), without a
+    line break at the end (Starlette's ``$``), with one slash in front instead of several (Werkzeug)."""
     plain = f"/{path.removesuffix(_BREAK).lstrip('/')}"
     if plain != path:
         yield plain
@@ -127,9 +128,9 @@ def _also_written(path: str) -> Iterator[str]:
 
 
 def _named(path: str) -> str:
-    """A path as the name of an operation: any store can keep it, and a log line survives it.
+    """A path as the name of an operation, which is safe in every store and in a log line.
 
-    Paths come from clients: NUL, control characters, lone surrogates, kilobytes. Two paths never share a name.
+    Paths come from clients: NUL, control characters, lone surrogates, kilobytes. Distinct paths have distinct names.
     """
     if len(path) <= MAX_NAME_LENGTH and path.isprintable():
         return path
@@ -138,8 +139,11 @@ def _named(path: str) -> str:
 
 
 def compiled(path: str, *, exempt: bool = False) -> re.Pattern[str]:
-    """``{name:path}`` may be nothing, as in Starlette, and may hold line breaks, as in Flask and Litestar. An exemption
-    is read more narrowly: it needs at least one character, and no line break. Match the whole path (``fullmatch``)."""
+    """The pattern of a path, for ``fullmatch``.
+
+    ``{name:path}`` may be empty, as in Starlette, and may contain line breaks, as in Flask and Litestar. An exemption
+    is narrower: there ``{name:path}`` needs at least one character, and no line break.
+    """
     anything = ".+" if exempt else r"[\s\S]*"
     parts, end = [], 0
     for found in _PARAMETER.finditer(path):

@@ -1,8 +1,8 @@
 """The steps of a phased request: what is remembered of each, so that a later attempt does not do it again.
 
-A **phase** is local work: its row is written in the very transaction that did the work, so it is ``done`` or it never
-was. An **effect** is one call outside of the database: its row is ``intended`` before the call and ``done`` after it.
-What lies between the two may have happened; for how that decides a crash, see ``engine/steps.py``.
+A **phase** is local work: its row is written in the transaction that did the work, so it is ``done`` or there is no
+row. An **effect** is one call outside of the database: its row is ``intended`` before the call and ``done`` after it.
+After a crash, an effect that is only ``intended`` may have happened; ``engine/steps.py`` decides what follows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from oncekey.core.values import value
 
 STARTED = "started"
-"""The recovery point of a record that has intended its first step and finished none."""
+"""The recovery point of a record whose first step is intended and not done."""
 REQUEST = "oncekey:request"
 """The name under which the request itself is kept among the steps (``core/kept_request.py``). It is no step."""
 
@@ -39,7 +39,7 @@ class Step:
     """JSON; None while it is only intended."""
     downstream_key: str | None = None
     provider_id: str | None = None
-    """What the provider calls it, so that a webhook finds its key."""
+    """The provider's id of the effect, so that a webhook can find the key."""
 
     @property
     def is_request(self) -> bool:

@@ -1,8 +1,8 @@
-"""``@value``: what a frozen dataclass is for, at a fourteenth of its price. ``Word``: an enum that is quick to look up.
+"""``@value``: a cheap replacement for a frozen dataclass. ``Word``: an enum that is fast in dictionaries and sets.
 
-The type checker refuses assignments to its fields; at run time it is an ordinary slotted dataclass. A frozen one sets
-every field through ``object.__setattr__``: 6 µs instead of 0.5 for the twenty fields of a Record, several times per
-request.
+The type checker refuses assignments to the fields of a value; at run time it is an ordinary slotted dataclass. A frozen
+dataclass sets every field through ``object.__setattr__``: 6 µs instead of 0.5 for the twenty fields of a Record,
+several times per request.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def value(cls: type[_T]) -> type[_T]:
 
 
 class Word(StrEnum):
-    """One of the words that rows and tables are written in.
+    """A word that stands in rows and tables, such as a state or an event.
 
-    It hashes as the string that it is: Enum's own ``__hash__`` is a Python function, and a request looks up words in
+    It uses the hash of ``str``: Enum's own ``__hash__`` is a slow Python function, and a request looks up words in
     tables and sets a dozen times.
     """
 
