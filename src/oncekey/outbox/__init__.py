@@ -1,4 +1,4 @@
-"""The outbox: work that was committed with a business write, and the worker that does it."""
+"""The outbox: jobs that were committed together with a business write, and the worker that runs them."""
 
 from oncekey.errors import Dead
 from oncekey.outbox.tasks import Context, Response

@@ -1,5 +1,5 @@
-"""One attempt at one job, as the two halves of a worker see it: the pump, which talks to the store, and the loop, in
-which tasks run. Also what a run of a worker has counted so far.
+"""One attempt at one job, shared by the two halves of a worker: the pump, which talks to the store, and the event loop,
+in which tasks run. Also the counts of a run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from oncekey.core.jobs import Conclusion, Job
 from oncekey.outbox.tasks import Task
 
 RENEW_AT = 1 / 3
-"""Of the lease: two renewals may be lost before the lease is."""
+"""The part of the lease after which it is renewed: two renewals may fail before the lease runs out."""
 
 
 class Attempt:
-    """Made by the pump. Its lease is counted from before the store was asked, so it is never longer here than there."""
+    """Made by the pump. Its lease counts from before the call of the store, so it never ends later here than there."""
 
     __slots__ = (
         *("began", "conclusion", "cut", "error", "expired", "job", "leased_until", "lost", "owner", "renew_at"),
@@ -29,20 +29,20 @@ class Attempt:
         self.owner = owner
         self.began = time.monotonic()
         self.renews = True
-        """A sync task that overran is not renewed any more: its lease runs out, since nothing can stop a thread."""
+        """False for a sync task that overran its timeout: nothing can stop its thread, so its lease runs out."""
         self.leased(asked_at, lease)
         self.lost = False
-        """The store says that it is not ours: its result is dropped."""
+        """The store says that another worker has the job: the result of this attempt is dropped."""
         self.expired = False
-        """Its lease could not be renewed in time: whether it still is ours, the store will say."""
+        """The lease could not be renewed in time. The store will say whether this worker still has the job."""
         self.cut = False
-        """The worker stops, and could not wait for it any longer."""
+        """The worker stops, and its grace period for this attempt is over."""
         self.work: asyncio.Task[None] | None = None
         self.conclusion: Conclusion | None = None
         self.error: BaseException | None = None
         """What the task raised, for its traceback in the log."""
         self.told = ""
-        """What went wrong, as it may be shown in events."""
+        """What went wrong, without secrets, for events."""
 
     def leased(self, asked_at: float, lease: float) -> None:
         self.leased_until = asked_at + lease
@@ -51,16 +51,16 @@ class Attempt:
 
 @dataclass(slots=True)
 class Counts:
-    """What a run has done. Written by the pump alone; whoever reads it may be a moment late."""
+    """The counts of a run. Only the pump writes them; a reader may see them a moment late."""
 
     done: int = 0
     failed: int = 0
-    """Attempts that failed and will be made again."""
+    """Attempts that failed and will be repeated."""
     dead: int = 0
     released: int = 0
     lost: int = 0
     lag_seconds: float = 0.0
-    """For how long the job that was claimed last had been due."""
+    """How long the last claimed job had been due."""
     began: float = field(default_factory=time.monotonic, repr=False)
 
     @property

@@ -1,11 +1,11 @@
 """The pump: the one thread of a worker that talks to the store. It claims, renews and concludes, in batches.
 
-Tasks run elsewhere; they leave their conclusions here, and while one batch of them is being committed the next one
-gathers: the busier a worker is, the more jobs share a commit. A thread and not a task of the event loop, so that a task
-that blocks its loop does not lose everybody's leases by it.
+Tasks run elsewhere and give their conclusions to the pump. While the pump commits one batch, the next one gathers: the
+busier a worker is, the more jobs share a commit. The pump is a thread and not a task of the event loop, so that a task
+that blocks the loop does not make all jobs of the worker lose their leases.
 
 Every claim has an owner token of its own. A worker that was paused past its leases may claim its own jobs again, and
-then two attempts of one process must not pass for one.
+the store must be able to tell the two attempts apart.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Until = Literal["stopped", "drained", "once"]
 
 LOOKS_PER_LEASE = 12
 LONGEST_PAUSE_SECONDS = 10.0
-"""Between two tries while the store is down."""
+"""The longest pause between two tries while the store is down."""
 _RECOVERED = 1_000
 
 
 class Pump:
-    """``begin``, ``lose`` and ``over`` are called in the pump's thread; they pass the word on to the loop."""
+    """``begin``, ``lose`` and ``over`` are called in the pump's thread. They schedule a call in the event loop."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Pump:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oncekey-outbox", daemon=True)
 
-    # -- what the loop asks, from any thread -----------------------------------------------------------------------
+    # -- called by the worker, from any thread ---------------------------------------------------------------------
 
     def start(self) -> None:
         self._wake.set()
         self._thread.start()
 
     def conclude(self, attempt: Attempt, conclusion: Conclusion | None) -> None:
-        """An attempt ended. None: it was lost, and there is nothing to write."""
+        """An attempt ended. ``conclusion`` is None if its lease was lost: then nothing is written."""
         attempt.conclusion = conclusion
         self._ended.append(attempt)
         self._wake.set()
@@ -103,17 +103,17 @@ class Pump:
         return future
 
     def stop(self) -> None:
-        """Claim nothing more; the end comes when the last attempt is concluded."""
+        """Claim no more jobs. The pump ends when the last attempt is concluded."""
         self._claims = False
         self._wake.set()
 
     def abandon(self, attempts: Sequence[Attempt]) -> None:
-        """Wait for these no longer: they cannot be stopped, and keep their leases until those run out."""
+        """Stop waiting for these attempts. Their threads cannot be stopped, and their leases run out."""
         self._left.extend(attempts)
         self._wake.set()
 
     def end(self) -> None:
-        """End now, whatever is not stored."""
+        """End now, also if some conclusions are not stored."""
         self._ending = True
         self._wake.set()
 
@@ -149,7 +149,7 @@ class Pump:
         return self._ending or not (self._claims or self._live)
 
     def _next_turn(self) -> float:
-        if self._unsaved or self._unheard:  # after trouble, which has waited already
+        if self._unsaved or self._unheard:  # after a failure; _trouble has waited already
             return time.monotonic()
         at = self._look_at if self._live else float("inf")
         if self._claims and len(self._live) < self._concurrency:
@@ -157,7 +157,7 @@ class Pump:
         return min(at, time.monotonic() + self._lease)
 
     def _trouble(self, words: str) -> None:
-        """Wait, longer each time, and not for less because tasks end meanwhile. Leases are watched all along."""
+        """Wait, longer after each failure. Tasks that end do not shorten the wait. Leases are checked meanwhile."""
         self._failures += 1
         if self._failures == 1 and words:
             self._emitter.emit(events.StoreFailed("outbox", words))
@@ -175,7 +175,7 @@ class Pump:
             return
         owner = self._owners.new()
         asked_at = time.monotonic()
-        self._unheard.add(owner)  # until we hear: a claim whose answer is lost may have happened
+        self._unheard.add(owner)  # until the answer: a claim whose answer is lost may have happened
         jobs = self._store.claim(owner, self._names, wanted, self._lease)
         self._unheard.discard(owner)
         fresh = []
@@ -197,7 +197,7 @@ class Pump:
             self._claims = False
 
     def _give_back_unheard(self) -> None:
-        """Release what a claim took whose answer never came, and do not wait for those leases to run out."""
+        """Release jobs of claims whose answer was lost, so that they need not wait for the end of their leases."""
         running = self._store.jobs(JobState.RUNNING, _RECOVERED)
         mine = [job for job in running if job.owner in self._unheard]
         if mine:
@@ -207,7 +207,7 @@ class Pump:
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Renew what is due, one statement per claim; what the store no longer calls ours is lost."""
+        """Renew the leases that are due, one statement per claim. A lease that the store does not renew is lost."""
         now = time.monotonic()
         due: dict[str, list[Attempt]] = {}
         for attempt in self._live.values():
@@ -226,7 +226,7 @@ class Pump:
         self._look_at = now + self._lease / LOOKS_PER_LEASE
 
     def _expire(self) -> None:
-        """Stop what we can no longer call ours, because the store did not answer for a whole lease."""
+        """Stop attempts whose lease is over because the store did not answer for a whole lease."""
         now = time.monotonic()
         for attempt in self._live.values():
             if attempt.renews and not attempt.expired and not attempt.lost and attempt.leased_until <= now:
@@ -243,7 +243,7 @@ class Pump:
             try:
                 kept = not attempt.lost and self._store.note_provider(attempt.job.id, attempt.owner, provider_id)
             except Exception as error:
-                future.set_exception(error)  # the task decides: it knows whether it can go on without
+                future.set_exception(error)  # the task decides whether it can go on without it
             else:
                 future.set_result(kept)
 
@@ -267,15 +267,15 @@ class Pump:
             answers = [self._conclude_alone(attempt) for attempt in self._unsaved]
         pairs = zip(self._unsaved, answers, strict=True)
         mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]
-        self._doubtful = False  # not before: while there is trouble, they stay unsaved and in doubt
+        self._doubtful = False  # only now: after an error they stay unsaved, and may be stored or not
         saved, self._unsaved = self._unsaved, []
         for attempt, is_mine in zip(saved, mine, strict=True):
             self._saved(attempt, attempt.conclusion if is_mine else None)
 
     def _conclude_alone(self, attempt: Attempt) -> bool:
-        """One bad row must not hold up the others (hazard 25). What the store will not take becomes a dead letter."""
+        """One bad row must not block the others (hazard 25). A job with a refused conclusion is a dead letter."""
         conclusion = attempt.conclusion
-        assert conclusion is not None  # noqa: S101 - only such are unsaved
+        assert conclusion is not None  # noqa: S101 - every unsaved attempt has one
         try:
             return self._store.conclude([conclusion])[0]
         except StoreUnavailable:
@@ -286,7 +286,7 @@ class Pump:
         return self._store.conclude([attempt.conclusion])[0]
 
     def _was_mine(self, attempt: Attempt) -> bool:
-        """After an answer that was lost: whether the row is as this very attempt wanted it (hazard 9)."""
+        """After a lost answer: whether the row is as this attempt wanted it (hazard 9)."""
         row, wanted = self._store.job(attempt.job.id), attempt.conclusion
         return bool(row and wanted and row.owner == attempt.owner and row.state is AFTER[wanted.end])
 
@@ -294,7 +294,7 @@ class Pump:
         self._forget(attempt)
         emit, counts = self._emitter, self.counts
         fields = about_job(attempt.job)
-        error, attempt.error = attempt.error, None  # its traceback holds the attempt
+        error, attempt.error = attempt.error, None  # its traceback refers to the attempt
         if conclusion is None:
             counts.lost += 1
             emit.emit(events.JobLeaseLost(*fields), error=error)
@@ -318,7 +318,7 @@ class Pump:
     def _forget(self, attempt: Attempt) -> None:
         self._live.pop(self._key(attempt), None)
         if self._until == "drained" and not self._live:
-            self._claim_at = 0.0  # the next claim says whether that was all
+            self._claim_at = 0.0  # the next claim shows whether more jobs are due
 
     @staticmethod
     def _key(attempt: Attempt) -> str:

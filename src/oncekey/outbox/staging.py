@@ -1,6 +1,6 @@
-"""How a job gets into the outbox: the statement and its parameters, for whoever holds the transaction.
+"""Adds a job to the outbox: the statement and its parameters, to be run in a transaction of the app.
 
-They lie with the stores (``stores/enqueue.py``), because the engine, which must not know this room, runs them too.
+They are in ``stores/enqueue.py``, because the engine runs them too and must not import the outbox.
 """
 
 from oncekey.stores.enqueue import enqueue_statement, job_parameters

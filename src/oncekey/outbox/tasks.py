@@ -1,6 +1,6 @@
 """What a task is, what it is given, and what its end means for its job and for the key that it settles.
 
-Pure but for :meth:`Context.record`, which asks the worker to store something.
+All of it is pure, except :meth:`Context.record`, which asks the worker to store something.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from oncekey.core.values import value
 from oncekey.errors import ConfigurationError, Dead, JobLost, OutcomeUnknown
 
 STORE_WAIT_SECONDS = 30.0
-"""How long ``record`` waits in a thread. The store's own limit is shorter; this is for a worker that is gone."""
+"""How long ``record`` waits in a thread. The store's own limit is shorter; this one is for a worker that has ended."""
 
 
 @value
 class Task:
-    """A function of the app under the name that jobs know it by, and its limits."""
+    """A function of the app, the name that jobs call it by, and its limits."""
 
     name: str
     function: Callable[[Context, Any], Any]
@@ -34,9 +34,9 @@ class Task:
     max_backoff: float
 
     def retry_in(self, attempt: int, chance: float) -> float:
-        """Seconds before the next attempt: exponential with full jitter, so that a crowd does not come back at once.
+        """Seconds before the next attempt: exponential with full jitter, so that many jobs do not retry at once.
 
-        ``chance`` lies between 0 and 1. The exponent is bounded: 2.0**1100 is an error, not a long time.
+        ``chance`` is between 0 and 1. The exponent is bounded, because 2.0**1100 raises OverflowError.
         """
         return chance * min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 64))
 
@@ -95,7 +95,7 @@ def returned(job: Job, owner: str, result: object) -> Conclusion:
 
 
 def raised(job: Job, owner: str, task: Task, error: BaseException, chance: float) -> Conclusion:
-    """The end of a task that raised: another attempt, or a dead letter. Who can act is told why, in full."""
+    """The end of a task that raised: another attempt, or a dead letter. The job keeps the whole error message."""
     message = str(error)
     words = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, Dead | OutcomeUnknown | ConfigurationError) or job.attempt >= task.max_attempts:
@@ -104,12 +104,12 @@ def raised(job: Job, owner: str, task: Task, error: BaseException, chance: float
 
 
 def buried(job: Job, owner: str, words: str) -> Conclusion:
-    """A dead letter. Whether it happened, nobody knows: a key that it should have settled is unknown."""
+    """A dead letter. The task may have acted or not, so a key that it should have settled becomes unknown."""
     return Conclusion(job.id, owner, JobEnd.DEAD, error=words, settle=State.UNKNOWN if job.settles else None)
 
 
 class Context:
-    """What a task is given beside its payload."""
+    """What a task gets besides its payload."""
 
     __slots__ = (
         *("_in_thread", "_note", "attempt", "downstream_key", "job_id", "key", "last_attempt", "operation"),
@@ -123,19 +123,19 @@ class Context:
         self.key = job.key
         self.operation = job.operation
         self.downstream_key = job.downstream_key
-        """For the call to somebody else: the same in every attempt, so that one who honours it acts once."""
+        """The key for a call to a provider, the same at every attempt: a provider that honours it acts once."""
         self.attempt = job.attempt
         self.last_attempt = job.attempt >= task.max_attempts
         self.provider_id = job.provider_id
-        """What an earlier attempt recorded."""
+        """The id that an earlier attempt stored with ``record``."""
         self._note = note
         self._in_thread = not task.is_async
 
     def record(self, provider_id: str) -> Awaitable[None]:
-        """Store what the provider calls it, before the job is done. An async task awaits it, a sync one just calls it.
+        """Store the provider's id before the job is done. An async task awaits this call; a sync task only calls it.
 
-        A webhook then finds the key by it, and a later attempt has it as ``ctx.provider_id``. JobLost: another worker
-        has this job.
+        A webhook can then find the key by that id, and a later attempt has it as ``ctx.provider_id``. Raises JobLost if
+        another worker has this job.
         """
         if not _names_something(provider_id):
             raise ConfigurationError("ctx.record(provider_id): it takes printable text, and at least one character")
@@ -147,12 +147,12 @@ class Context:
 
 
 def _names_something(provider_id: object) -> bool:
-    """Whether the task kept to the annotation: what a provider sent may be a number, or nothing."""
+    """Whether this is usable as an id. A provider may have sent a number, or nothing."""
     return isinstance(provider_id, str) and provider_id != "" and provider_id.isprintable()
 
 
 class _Done:
-    """Something that may be awaited, and is over."""
+    """An awaitable that is already done."""
 
     def __await__(self) -> Generator[None, None, None]:
         return

@@ -1,7 +1,7 @@
-"""Threads for sync tasks, as many as there are slots. Daemons: a task that hangs must not keep the process alive.
+"""Threads for sync tasks, at most one for each job that may run at once.
 
-(``ThreadPoolExecutor`` joins its threads at exit, whatever they do.) They are kept, because apps keep connections in
-thread-locals.
+They are daemons, because a task that hangs must not keep the process alive (``ThreadPoolExecutor`` joins its threads at
+exit). Idle threads are kept, because apps keep connections in thread-locals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Threads:
         self._count = 0
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run it at once, in a thread that is idle or a new one. The caller bounds how many run."""
+        """Run the function at once, in an idle thread or a new one. The caller limits how many run."""
         future: Future[Any] = Future()
         self._calls.put((future, function, arguments))
         if not self._idle.acquire(blocking=False):
@@ -31,7 +31,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Let the idle ones go; those that work end after their task. For good: who goes on makes another."""
+        """End idle threads now, and the others after their task. Nothing can be submitted after this."""
         for _ in range(self._count):
             self._calls.put(None)
 
@@ -39,7 +39,7 @@ class Threads:
         while (call := self._calls.get()) is not None:
             future, function, arguments = call
             del call
-            if future.set_running_or_notify_cancel():  # else it was cancelled; from here on nobody can
+            if future.set_running_or_notify_cancel():  # else it was cancelled; now it cannot be cancelled any more
                 try:
                     result = function(*arguments)
                 except BaseException as error:

@@ -1,7 +1,7 @@
-"""The worker: registered tasks, and a run of them over the jobs of one store.
+"""The worker: registers tasks, and runs the jobs of one store.
 
-Tasks run here, in the event loop (async) or in a thread (sync); everything that is asked of the store goes through the
-pump. Any number of workers may run over one store, in any number of processes and hosts.
+Tasks run in the event loop (async) or in a thread (sync). All calls of the store go through the pump. Any number of
+workers may use one store, in any number of processes and hosts.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 GRACE_SECONDS = 30.0
 END_SECONDS = 5.0
-"""For a last word to the store, after the grace is over."""
+"""How long the pump may store the last conclusions after the grace is over."""
 CUT_OFF = "cut off when its worker was told to stop"
 
 
 class Worker:
-    """Does the work that requests left in the outbox.
+    """Runs the jobs that requests added to the outbox.
 
-    ``store``        ``postgresql://…``, ``sqlite:///…``, a Store, or the app's OnceKey; None: said when it is run
+    ``store``        ``postgresql://…``, ``sqlite:///…``, a Store, or the app's OnceKey; None: ``run`` gets it
     ``concurrency``  how many jobs run at once
-    ``lease``        seconds for which a silent worker keeps a job; renewed while it lives, so it bounds no task
-    ``poll``         seconds between two looks while nothing is due
+    ``lease``        seconds after which the jobs of a dead worker are free; a live worker renews, so it limits no task
+    ``poll``         seconds between two claims while no job is due
     ``on_event``     called with every event (oncekey.telemetry.events)
     """
 
@@ -81,9 +81,9 @@ class Worker:
         backoff: float = 1.0,
         max_backoff: float = 600.0,
     ) -> Callable[[_Function], _Function]:
-        """Register a function, sync or async, for the jobs of this name (default: its own).
+        """Register a function, sync or async, for the jobs of this name (default: the name of the function).
 
-        After attempt n it waits a random time up to ``backoff * 2**(n-1)`` seconds, at most ``max_backoff``; after
+        After attempt n the job waits a random time up to ``backoff * 2**(n-1)`` seconds, at most ``max_backoff``. After
         ``max_attempts`` the job is a dead letter.
         """
         if callable(name):
@@ -115,7 +115,8 @@ class Worker:
         progress: Callable[[Counts], None] | None = None,
         interval: float = 1.0,
     ) -> Counts:
-        """Work until SIGTERM or SIGINT (a second one waits for no task), and say what was done. Blocks."""
+        """Run jobs until SIGTERM or SIGINT, and return the counts. After a second signal no task is waited for.
+        Blocks."""
         return asyncio.run(
             self.serve(
                 store=store,
@@ -141,7 +142,7 @@ class Worker:
     ) -> Counts:
         """As :meth:`run`, in a running event loop; :meth:`stop` ends it.
 
-        ``until`` is ``stopped``, ``drained`` (nothing is due any more) or ``once`` (one claim). ``progress`` is called
+        ``until`` is ``stopped``, ``drained`` (no job is due any more) or ``once`` (one claim). ``progress`` is called
         with the counts every ``interval`` seconds.
         """
         if not self.tasks:
@@ -156,13 +157,13 @@ class Worker:
                 self._shift = None
 
     def stop(self, grace: float | None = None) -> None:
-        """Claim nothing more, give running tasks ``grace`` seconds, then release their jobs. From any thread."""
+        """Claim no more jobs, give running tasks ``grace`` seconds, then release their jobs. Safe from any thread."""
         if self._shift is not None:
             self._shift.stop_from_outside(grace)
 
     @contextlib.contextmanager
     def _opened(self, given: str | Store | None) -> Iterator[Store]:
-        """The store of this run. Whoever opened it closes it."""
+        """The store of this run. A store that was opened here is closed here."""
         wanted = given or self._store or os.environ.get("ONCEKEY_STORE")
         if not wanted:
             raise ConfigurationError(f"the worker has no store: give it one of {KNOWN}")
@@ -223,7 +224,7 @@ class Shift:
         return self._pump.counts
 
     def _check(self) -> None:
-        """Missing tables are somebody's mistake, and said at once; a store that is down will come back."""
+        """Raise if tables are missing, because an operator must act. A store that is down will come back."""
         with contextlib.suppress(StoreUnavailable):
             self._store.check()
         self._store.disconnect()
@@ -253,9 +254,10 @@ class Shift:
         self._loop.call_later(grace, self._cut)
 
     def _cut(self) -> None:
-        """The grace is over. Async tasks are cancelled, and jobs that may be repeated released; threads cannot be.
+        """The grace is over: cancel async tasks, and release their jobs if those may be repeated.
 
-        Their jobs keep the lease until it runs out: released, another worker would run them beside the thread.
+        A thread cannot be cancelled. Its job keeps the lease until that runs out: if it were released, another worker
+        would run it while the thread still runs.
         """
         for attempt in self._running:
             attempt.cut = True
@@ -267,7 +269,7 @@ class Shift:
     # -- attempts --------------------------------------------------------------------------------------------------
 
     def _tell(self, function: Callable[..., Any], *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _begin(self, attempts: Sequence[Attempt]) -> None:
@@ -278,7 +280,7 @@ class Shift:
             attempt.work = self._loop.create_task(self._attempt(attempt))
 
     def _lose(self, attempt: Attempt) -> None:
-        """Its lease is over. An async task is stopped; one in a thread goes on, and its result finds no taker."""
+        """The lease is over. An async task is cancelled. A task in a thread goes on, and its result is dropped."""
         if attempt.task.is_async and attempt.work is not None:
             attempt.work.cancel()
 
@@ -299,7 +301,7 @@ class Shift:
             if attempt.cut and task.max_attempts > 1:
                 return Conclusion(job.id, owner, JobEnd.RELEASE, error=CUT_OFF)
             error: BaseException = TimeoutError("the lease ran out, because the store could not be reached to renew it")
-            if attempt.cut:  # once, and no more: how far it came, nobody knows
+            if attempt.cut:  # it has only one attempt, and may have acted or not
                 error = OutcomeUnknown(CUT_OFF)
             elif not attempt.expired:
                 error = asyncio.CancelledError("the task was cancelled, and not by its worker")

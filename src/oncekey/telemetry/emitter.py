@@ -1,6 +1,6 @@
 """Sends events to the logger ``oncekey`` and to the app's own hook.
 
-On the hot path ask :meth:`Emitter.wants` first, so that an event nobody reads is never built.
+On the hot path ask :meth:`Emitter.wants` first, so that an event without a reader is never built.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from oncekey.telemetry.events import Event
 LOGGER = logging.getLogger("oncekey")
 
 Hook = Callable[[Event], None]
-"""The app's own listener. It runs on the way of the request: be quick, and put slow work elsewhere."""
+"""The app's own listener. It runs inside the request, so it must be quick: do slow work elsewhere."""
 
 
 def log_event(event: Event, error: BaseException | None = None) -> None:
-    """One line on the logger ``oncekey``, at the event's level, with the event itself as ``event``.
+    """Log one line on the logger ``oncekey``, at the event's level, with the event itself as ``event``.
 
     ``error``: what the app's own code raised; its traceback follows the line.
     """
@@ -29,13 +29,13 @@ def log_event(event: Event, error: BaseException | None = None) -> None:
 
 
 def _shown(value: object) -> str:
-    """Quoted and escaped unless it is one plain word: a client's path must not write log lines."""
+    """The value, quoted and escaped unless it is one plain word: a client's path must not forge log lines."""
     text = str(value)
     return text if text and text.isprintable() and not set(text) & set(" \"'=") else repr(text)
 
 
 class Emitter:
-    """Sends events to the log and to one hook. Nothing that a hook does can break a request."""
+    """Sends events to the log and to one hook. A hook that raises cannot break a request."""
 
     __slots__ = ("_complained", "_hook")
 
@@ -44,7 +44,7 @@ class Emitter:
         self._complained = False
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether anybody reads such an event. Cheap: loggers remember the answer."""
+        """Whether the log or the hook takes such an event. Cheap: loggers cache the answer."""
         return self._hook is not None or LOGGER.isEnabledFor(event_type.level)
 
     def emit(self, event: Event, *, error: BaseException | None = None) -> None:
@@ -54,6 +54,6 @@ class Emitter:
         try:
             self._hook(event)
         except Exception:
-            if not self._complained:  # once: a broken hook breaks at every request
+            if not self._complained:  # once: a broken hook fails at every request
                 self._complained = True
                 LOGGER.exception("the hook failed on %s; it is not reported again", type(event).__name__)

@@ -1,7 +1,7 @@
-"""What happened, as values: the events that logs, metrics and the app's own hook are fed from.
+"""The events that logs, metrics and the app's own hook get.
 
-Owns the list of events, the name of each one's metric and the level at which it is logged. No event has a field for a
-key or a body (hazard 28; ``redaction.py`` has how they are shown). Must not know Prometheus or OpenTelemetry: those
+This module owns the list of events, the name of each event's metric and the level at which it is logged. No event has a
+field for a key or a body (hazard 28; ``redaction.py`` masks keys). It must not know Prometheus or OpenTelemetry: those
 read ``metric`` and ``amount`` in modules of their own.
 
 The first twelve metric names are the usual ones of an idempotency layer; oncekey's own follow the same style.
@@ -21,7 +21,7 @@ from oncekey.telemetry.redaction import redact
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. ``metric`` is its counter, to be raised by ``amount``."""
+    """Something that happened. ``metric`` is the name of its counter, which goes up by ``amount``."""
 
     metric: ClassVar[str]
     level: ClassVar[int]
@@ -33,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class KeyEvent(Event):
-    """About one key. Its fields are what :func:`about` gives: ``Completed(*about(record), status=201)``."""
+    """About one key. :func:`about` gives its fields: ``Completed(*about(record), status=201)``."""
 
     scope: str
     key_hint: str
@@ -43,7 +43,7 @@ class KeyEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreEvent(Event):
-    """About the store. ``verb`` is what was asked of it; ``error`` is in the words of ``describe``."""
+    """About the store. ``verb`` is what was asked of it; ``error`` is the text that ``describe`` returns."""
 
     verb: str
     error: str
@@ -57,12 +57,12 @@ class JobEvent(KeyEvent):
     job_id: str
 
 
-# The twelve usual ones.
+# The twelve usual events.
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved(KeyEvent):
-    """A new key was taken by its first request."""
+    """The first request of a new key reserved it."""
 
     metric = "api.idempotency.reserve.created.count"
     level = DEBUG
@@ -79,7 +79,7 @@ class Replayed(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class FoundInFlight(KeyEvent):
-    """A duplicate met a request that was still running."""
+    """A duplicate came while the first request was still running."""
 
     metric = "api.idempotency.reserve.in_progress.count"
     level = DEBUG
@@ -87,7 +87,7 @@ class FoundInFlight(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class Misused(KeyEvent):
-    """A key came back with a different request: a client's bug, or somebody trying."""
+    """A key came back with a different request: a bug of the client, or an attack."""
 
     metric = "api.idempotency.reserve.key_misuse.count"
     level = WARNING
@@ -95,7 +95,7 @@ class Misused(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class Retried(KeyEvent):
-    """A retryable key was taken by a new attempt."""
+    """A new attempt took a retryable key."""
 
     metric = "api.idempotency.reserve.failed_retry.count"
     level = INFO
@@ -103,7 +103,7 @@ class Retried(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class FoundUnknown(KeyEvent):
-    """A retry met a key whose outcome is unknown, and was refused."""
+    """A retry was refused, because the outcome of its key is unknown."""
 
     metric = "api.idempotency.reserve.unknown.count"
     level = WARNING
@@ -111,7 +111,7 @@ class FoundUnknown(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed(StoreEvent):
-    """The store did not do what was asked, or did not say so in time."""
+    """The store failed, or did not answer in time."""
 
     metric = "api.idempotency.store.error.count"
     level = ERROR
@@ -119,7 +119,7 @@ class StoreFailed(StoreEvent):
 
 @dataclass(frozen=True, slots=True)
 class ZombieFound(KeyEvent):
-    """A key was in progress, and its lease was over."""
+    """A key in progress was found with a lease that ran out."""
 
     metric = "api.idempotency.zombie_key.count"
     level = WARNING
@@ -127,7 +127,7 @@ class ZombieFound(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class Pruned(Event):
-    """The reaper removed keys whose time was over."""
+    """The reaper removed expired keys."""
 
     metric = "api.idempotency.ttl_pruned.count"
     level = INFO
@@ -140,7 +140,7 @@ class Pruned(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReconcileScheduled(KeyEvent):
-    """An unknown outcome was put on the reconciler's list."""
+    """The reconciler will ask about an unknown outcome, in ``in_seconds`` or later."""
 
     metric = "api.idempotency.reconcile.scheduled.count"
     level = INFO
@@ -158,7 +158,7 @@ class ReconcileResolved(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReconcileFailed(KeyEvent):
-    """An unknown outcome could not be settled this time."""
+    """A try to settle an unknown outcome failed."""
 
     metric = "api.idempotency.reconcile.failed.count"
     level = WARNING
@@ -166,12 +166,12 @@ class ReconcileFailed(KeyEvent):
     error: str
 
 
-# Our own: how attempts ended.
+# oncekey's own: how attempts ended.
 
 
 @dataclass(frozen=True, slots=True)
 class FoundUnreadable(KeyEvent):
-    """A key was first used with a newer version of oncekey, which this one cannot compare with: 503, nothing ran."""
+    """A newer version of oncekey reserved the key, and this one cannot compare the request: 503, nothing ran."""
 
     metric = "api.idempotency.reserve.not_comparable.count"
     level = WARNING
@@ -206,8 +206,8 @@ class Released(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class RanTooLong(KeyEvent):
-    """A handler was still running when its ``max_run`` was over: its lease is no longer renewed, and ``effects``
-    decides what the key becomes. ``handler``: whether it was cancelled; a thread cannot be."""
+    """A handler was still running when its ``max_run`` was over. Its lease is no longer renewed, and ``effects``
+    decides what the key becomes. ``handler`` says whether it was cancelled: a thread cannot be."""
 
     metric = "api.idempotency.handler.max_run.count"
     level = WARNING
@@ -226,8 +226,8 @@ class Doubted(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class EffectLeftOpen(KeyEvent):
-    """The handler answered with a success although an effect that may not be repeated did not say how it ended. The
-    key is completed; its audit says so, and an operator looks for the effect at its provider."""
+    """The handler answered with a success, but the result of an effect that may not be repeated is not known. The key
+    is completed, and its audit has a line about this. An operator must look for the effect at its provider."""
 
     metric = "api.idempotency.finish.effect_left_open.count"
     level = WARNING
@@ -258,12 +258,12 @@ class Tombstoned(KeyEvent):
     reason: str
 
 
-# Our own: leases and waiting.
+# oncekey's own: leases and waiting.
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver(KeyEvent):
-    """A request took a key over whose lease was over."""
+    """A request took over a key whose lease ran out."""
 
     metric = "api.idempotency.lease.taken_over.count"
     level = INFO
@@ -271,7 +271,7 @@ class TakenOver(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewed(Event):
-    """The heartbeat renewed leases; ``rows`` of them in one batch."""
+    """The keeper renewed ``rows`` leases in one batch."""
 
     metric = "api.idempotency.lease.renewed.count"
     level = DEBUG
@@ -284,7 +284,7 @@ class LeaseRenewed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(KeyEvent):
-    """An owner came too late: what it wanted to write (``move``) was refused."""
+    """An owner lost its lease, so its write (``move``) was refused."""
 
     metric = "api.idempotency.lease.lost.count"
     level = WARNING
@@ -293,14 +293,14 @@ class LeaseLost(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class WaitedOut(KeyEvent):
-    """A duplicate waited for the first request as long as it may, and got a 409."""
+    """A duplicate waited for the first request as long as its policy allows, and got a 409."""
 
     metric = "api.idempotency.wait.timed_out.count"
     level = INFO
     seconds: float
 
 
-# Our own: the way to the store.
+# oncekey's own: the store.
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,23 +316,23 @@ class BreakerClosed(Event):
     """The store answers again."""
 
     metric = "api.idempotency.breaker.closed.count"
-    level = ERROR  # with its opening, so that whoever saw the alarm sees its end
+    level = ERROR  # as BreakerOpened, so that an operator sees the end of the alarm
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFull(StoreEvent):
-    """More callers waited for the store than the queue holds: this one was refused."""
+    """The queue in front of the store was full: a request was refused."""
 
     metric = "api.idempotency.store.queue_full.count"
     level = ERROR
 
 
-# Our own: the outbox.
+# oncekey's own: the outbox.
 
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(JobEvent):
-    """A worker took a job and began."""
+    """A worker claimed a job and started its task."""
 
     metric = "api.idempotency.outbox.started.count"
     level = DEBUG
@@ -350,7 +350,7 @@ class JobDone(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobRetried(JobEvent):
-    """A task failed at its ``attempt``, and will be tried again ``in_seconds``."""
+    """A task failed at this ``attempt``, and will be tried again in ``in_seconds``."""
 
     metric = "api.idempotency.outbox.retried.count"
     level = WARNING
@@ -369,7 +369,7 @@ class JobDead(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobReleased(JobEvent):
-    """A worker that stops gave a job back."""
+    """A worker that stops released a job."""
 
     metric = "api.idempotency.outbox.released.count"
     level = INFO
@@ -377,7 +377,7 @@ class JobReleased(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobLeaseLost(JobEvent):
-    """A worker came too late: its job was another's by then, and nothing was written."""
+    """A worker lost the lease of a job to another worker, so its result was not written."""
 
     metric = "api.idempotency.outbox.lease_lost.count"
     level = WARNING
@@ -385,19 +385,19 @@ class JobLeaseLost(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobOverran(JobEvent):
-    """A task in a thread took longer than it may: its lease is not renewed any more."""
+    """A task in a thread took longer than its timeout: the lease of its job is not renewed any more."""
 
     metric = "api.idempotency.outbox.overran.count"
     level = WARNING
     seconds: float
 
 
-# Our own: upkeep.
+# oncekey's own: upkeep.
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileGaveUp(KeyEvent):
-    """An unknown outcome is a dead letter: nobody is asked about it any more, and a human must look."""
+    """An unknown outcome is a dead letter: the reconciler no longer asks about it, and a human must look."""
 
     metric = "api.idempotency.reconcile.dead.count"
     level = ERROR
@@ -407,7 +407,8 @@ class ReconcileGaveUp(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class TimedOut(Event):
-    """The reaper failed deferred requests that nobody settled before they expired; those once tried are unknown."""
+    """The reaper ended deferred requests that were not settled before they expired. If the job had run, the key became
+    unknown; otherwise it failed."""
 
     metric = "api.idempotency.pending.timed_out.count"
     level = WARNING
@@ -420,9 +421,9 @@ class TimedOut(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTooShort(Event):
-    """Of the handlers of an operation, more than one in a hundred needs longer than its lease lasts.
+    """More than one in a hundred handlers of an operation runs for longer than its lease.
 
-    They live, since leases are renewed. But the next one that is paused, or cut off from its store, loses its key.
+    Renewals keep their keys. But a handler that is paused, or cut off from its store, loses its key.
     """
 
     metric = "api.idempotency.lease.too_short.count"
@@ -434,7 +435,7 @@ class LeaseTooShort(Event):
 
 @dataclass(frozen=True, slots=True)
 class DutyDone(Event):
-    """Upkeep went once through a duty."""
+    """Upkeep did one of its duties once."""
 
     metric = "api.idempotency.upkeep.done.count"
     level = DEBUG
@@ -444,7 +445,7 @@ class DutyDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class DutyFailed(Event):
-    """A duty of upkeep could not be done, and will be tried again."""
+    """A duty of upkeep failed, and will be tried again."""
 
     metric = "api.idempotency.upkeep.failed.count"
     level = ERROR

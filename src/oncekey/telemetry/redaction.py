@@ -1,4 +1,4 @@
-"""How a key and an error are shown to people who must not see either whole (hazard 28)."""
+"""How events and messages show a key or an error without its secrets (hazard 28)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 
 
 def redact(key: str) -> str:
-    """Shows that it is the same key, and not which: at most 4 characters, and 8 hex digits of its hash.
+    """Show enough to recognise a key, but not the key: its first 4 characters and 8 hex digits of its hash.
 
-    Of a key shorter than 12 characters only the hash: 4 characters of it would be too much of it.
+    A key shorter than 12 characters shows only the hash: 4 characters would be too large a part of it.
     """
     mark = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     start = key[:4] if len(key) >= 12 else ""
@@ -24,7 +24,7 @@ _VALUES = re.compile(
 
 
 def describe(error: BaseException) -> str:
-    """The class and the message without values: its first line (later ones quote the row), quotes emptied."""
+    """The class and the message without values: only the first line (later ones quote the row), values as ``…``."""
     lines = str(error).splitlines()
     message = _VALUES.sub("…", lines[0])[:200] if lines else ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
