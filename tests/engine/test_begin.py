@@ -256,6 +256,18 @@ def test_waiting_ends(flows: Flows, clock: Clock) -> None:
     assert flows.heard.of(events.WaitedOut)[0].seconds == 10.0
 
 
+@pytest.mark.parametrize("policy", [POLICY, WAITING])
+def test_duplicate_of_an_overdue_lease_is_told_what_is_left_of_it(flows: Flows, clock: Clock, policy: Policy) -> None:
+    """Also when it has waited."""
+    busy = record_of(RIVAL, lease_until=1_029.0, created_at=969.0)
+    flow = flows.engine.begin(WANTED, policy)
+    next(flow)
+    clock.now += 10.0
+    with pytest.raises(StopIteration) as ended:
+        flow.send(Found(busy))
+    assert ended.value.value == Busy(busy, 29.0)
+
+
 def test_a_waiter_claims_what_was_released(flows: Flows, clock: Clock) -> None:
     """Waiting restores the claims: a waiter that lost three of them may claim again after its pause."""
     seen = record_of(RIVAL, State.FAILED_RETRYABLE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from oncekey.core.leases import LOOKS_PER_LEASE, overdue_lease
 from oncekey.core.states import Event
 from oncekey.engine.tickets import SyncTicket
 from oncekey.errors import StoreUnavailable
@@ -38,6 +40,32 @@ def test_only_what_is_older_than_a_third_of_its_lease_is_renewed(kept: Kept) -> 
     kept.settle()
     assert sorted(key for batch in kept.store.keys("swap") for key in batch) == ["long", "short", "short"]
     assert kept.lease_left("long") == 60.0
+
+
+@pytest.mark.parametrize("lease", [3.0, 60.0])
+def test_renewals_of_a_live_handler_are_never_overdue(kept: Kept, lease: float) -> None:
+    """For another process, which sees the row alone; looked at throughout five renewals, each as late as it may be."""
+    kept.start("slow", lease)
+    seen: set[float | None] = set()
+    for _ in range(5 * 5):
+        for _ in range(10):  # so that four looks are just less than a third of the lease
+            row = kept.store.row("slow")
+            assert row is not None
+            seen.add(overdue_lease(replace(row, now=kept.clock.now), lease))
+            kept.clock.now += 0.99 * lease / LOOKS_PER_LEASE / 10
+        kept.keeper.look()
+        kept.settle()
+    assert len(kept.store.asked("swap")) == 5
+    assert seen == {None}
+
+
+def test_live_handler_of_this_process_is_not_overdue_whatever_its_row_says(kept: Kept) -> None:
+    """An enlisted transaction holds its row, so that the lease in it is not renewed."""
+    operation = kept.start()
+    aged = replace(operation.record, now=operation.record.now + 50.0)
+    assert kept.engine.overdue_lease(aged, operation.policy) is None
+    kept.keeper.unwatch(operation)
+    assert kept.engine.overdue_lease(aged, operation.policy) == 10.0
 
 
 def test_what_is_due_together_is_renewed_in_one_batch(kept: Kept) -> None:

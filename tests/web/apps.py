@@ -120,9 +120,9 @@ class World:
         elif self.url.startswith("sqlite"):
             with sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=5.0) as connection:
                 done = connection.execute(
-                    "UPDATE idempotency_keys SET lease_until = lease_until - ?, expires_at = expires_at - ?"
-                    " WHERE scope = ? AND key = ?",
-                    [seconds, seconds, scope, key],
+                    "UPDATE idempotency_keys SET lease_until = lease_until - ?, expires_at = expires_at - ?,"
+                    " created_at = created_at - ? WHERE scope = ? AND key = ?",
+                    [seconds, seconds, seconds, scope, key],
                 )
                 assert done.rowcount == 1, "no such key"
             connection.close()
@@ -130,8 +130,9 @@ class World:
             with databases.beside(self.url) as server:
                 aged = server.execute(
                     "UPDATE idempotency_keys SET lease_until = lease_until - %s * interval '1 second',"
-                    " expires_at = expires_at - %s * interval '1 second' WHERE scope = %s AND key = %s",
-                    [seconds, seconds, scope, key],
+                    " expires_at = expires_at - %s * interval '1 second',"
+                    " created_at = created_at - %s * interval '1 second' WHERE scope = %s AND key = %s",
+                    [seconds, seconds, seconds, scope, key],
                 )
                 assert aged.rowcount == 1, "no such key"
 

@@ -147,11 +147,16 @@ async def test_kill_9_in_the_middle(pair: Pair) -> None:
             pair.go("x")
             pair.go("y")
             survivor = pair.processes[0]
-            assert (await ask(client, survivor, "/conflict/x", "k-x")).status_code == 409
+            busy = await ask(client, survivor, "/conflict/x", "k-x")
+            assert (busy.status_code, busy.headers["retry-after"]) == (409, "1"), "its owner may live"
             assert (await ask(client, survivor, "/repeatable/y", "k-y")).status_code == 409
             assert pair.effects("y") == [victim.pid]
-            for key in ("k-x", "k-y"):
-                pair.world.age(key, 61)
+            for path, key in (("/conflict/x", "k-x"), ("/repeatable/y", "k-y")):
+                pair.world.age(key, 33)
+                busy = await ask(client, survivor, path, key)
+                assert busy.status_code == 409
+                assert 20 <= int(busy.headers["retry-after"]) <= 27, "no renewal: what is left of the lease"
+                pair.world.age(key, 28)
             for process in pair.processes:
                 unknown = await ask(client, process, "/conflict/x", "k-x")
                 assert unknown.status_code == 409

@@ -42,6 +42,8 @@ class Busy:
     """Another attempt holds the lease, or the store could not tell."""
 
     record: Record | None
+    lease_left: float | None = None
+    """The seconds that are left of the lease, where a renewal is overdue: its owner is probably dead."""
 
 
 @value

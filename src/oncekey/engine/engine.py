@@ -30,6 +30,7 @@ from oncekey.core.decision import (
     Unreadable,
     decide,
 )
+from oncekey.core.leases import overdue_lease
 from oncekey.core.policy import Policy
 from oncekey.core.record import Audit, Found, Record, Reservation, StoredResponse, swap
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
@@ -116,6 +117,8 @@ class Engine:
                     yield Pause((wanted.scope, wanted.key), min(left, step * random.uniform(0.7, 1.3)))
                     step, claims = min(step * 2, LONGEST_WAIT_SECONDS), 0
                     continue
+                if isinstance(decision, Busy) and decision.record is not None:
+                    decision = Busy(decision.record, self.overdue_lease(decision.record, policy))
                 self._decided(decision, policy)
                 break
         except StoreOverloaded as error:
@@ -127,6 +130,14 @@ class Engine:
         # Any other StoreError is about this request only. The store answers, so it is no failure for the breaker.
         self.breaker.succeeded()
         return decision
+
+    def overdue_lease(self, record: Record, policy: Policy) -> float | None:
+        """The seconds that are left of a lease whose renewal is overdue; None: its owner may well be alive.
+
+        A live request of this process is alive whatever its row says: an enlisted transaction holds its row, and is not
+        renewed. One of another process passes for overdue when it holds its row for half of the lease.
+        """
+        return None if self.keeper.keeps(record) else overdue_lease(record, policy.lease_seconds)
 
     def _claimed(self, claim: Claim, moved: Record) -> Decision:
         emit, wants, event = self.emitter.emit, self.emitter.wants, claim.event

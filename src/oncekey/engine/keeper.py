@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from oncekey.core.leases import LOOKS_PER_LEASE, RENEW_AT
 from oncekey.core.record import Record, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.values import value
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("oncekey")
 
-RENEW_AT = 1 / 3
-"""The part of the lease after which it is renewed: two renewals may fail before the lease runs out."""
-LOOKS_PER_LEASE = 12
 LONGEST_LOOK_SECONDS = 5.0
 MAX_UNFINISHED = 1_000
 """How many outcomes wait while the store is down. For any more the lease runs out, and ``effects`` says what that
@@ -78,6 +76,10 @@ class Keeper:
             lease = min(lease, max_run.total_seconds())
         if self._thread is None or lease < self._look_seconds * LOOKS_PER_LEASE:
             self._look_within(lease / LOOKS_PER_LEASE)
+
+    def keeps(self, record: Record) -> bool:
+        """Whether the owner of this row is a live request of this process."""
+        return record.owner in self._live
 
     def unwatch(self, operation: Operation) -> None:
         self._live.pop(operation.record.owner, None)

@@ -45,7 +45,7 @@ from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import environs
 from oncekey.web.scopes import Receive, Scope, Send, route_path
-from oncekey.web.wire import answer_headers, refusal, replay, unknown
+from oncekey.web.wire import answer_headers, busy_seconds, refusal, replay, unknown
 
 __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"]
 
@@ -136,7 +136,7 @@ class _Asked:
             case Claim():
                 return refusal(self.once, Situation.STATUS_RETRYABLE)
         policy = self.once.routes.listed.get(record.operation) or self.once.policy
-        wait = policy.retry_after.total_seconds()
+        wait = busy_seconds(policy, self.once.engine.overdue_lease(record, policy))
         return refusal(self.once, Situation.DEFERRED, retry_after=wait, location=self.here)
 
     def wire(self, answer: Answer) -> tuple[int, list[tuple[bytes, bytes]], bytes]:

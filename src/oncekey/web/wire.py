@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Protocol
 from uuid import uuid4
 
-from oncekey.core.decision import Decision, Deferred, Mismatch, Replay, Unknown, Unreadable
+from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Replay, Unknown, Unreadable
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
@@ -135,8 +135,14 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
         case Deferred(record):
             location = dict(record.response.headers).get("location") if record.response else None
             return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location)
-        case _:
-            return refusal(once, Situation.IN_FLIGHT, retry_after=policy.retry_after.total_seconds())
+        case Busy(_, lease_left):
+            return refusal(once, Situation.IN_FLIGHT, retry_after=busy_seconds(policy, lease_left))
+    raise AssertionError(f"unreachable: {decision}")  # pragma: no cover - the others run
+
+
+def busy_seconds(policy: Policy, lease_left: float | None) -> float:
+    """When a duplicate may find more: soon, or when the lease of an owner that is probably dead is over."""
+    return max(policy.retry_after.total_seconds(), lease_left or 0.0)
 
 
 def unknown(once: Voice, key: str) -> Answer:

@@ -1,0 +1,30 @@
+"""When a lease is renewed, and what its row tells of an owner that does not renew it.
+
+The keeper looks ``LOOKS_PER_LEASE`` times in a lease, and renews what is ``RENEW_AT`` of its lease old. So while a
+process lives, at least 7/12 of a lease are left in the row, less the time that the store takes.
+"""
+
+from __future__ import annotations
+
+from oncekey.core.record import Record
+from oncekey.core.states import State
+
+RENEW_AT = 1 / 3
+"""The part of the lease after which it is renewed: two renewals may fail before the lease runs out."""
+LOOKS_PER_LEASE = 12
+OVERDUE_AT = 1 / 2
+"""With less than this part of the lease left, a renewal is overdue: a twelfth of the lease is allowed for the store."""
+
+
+def overdue_lease(record: Record, lease_seconds: float) -> float | None:
+    """The seconds that are left of a lease whose renewal is overdue; None: it is not, as far as the row tells.
+
+    ``lease_seconds`` is what the route says now. The owner may have had another policy (a deploy). Its lease cannot be
+    longer than from the creation of the key to the end of the lease, so of the two the shorter counts: a live owner
+    passes for an overdue one only if its lease was shorter and has been renewed.
+    """
+    if record.state is not State.IN_PROGRESS or record.lease_over:
+        return None
+    left = record.lease_until - record.now
+    lease = min(lease_seconds, record.lease_until - record.created_at)
+    return left if left < lease * OVERDUE_AT else None
