@@ -1,7 +1,7 @@
-"""A wall clock that can be turned while a process runs: the process of an app, or that of a database server.
+"""A wall clock that a test can turn while a process runs: the process of an app, or that of a database server.
 
-Compiled where it is used, with the machine's own C compiler, and preloaded into the process (``clock_shim.c``). Only
-what the C library says of the wall clock changes; the monotonic clock goes on, as it does when somebody sets the time::
+``clock_shim.c`` is compiled where it is used, with the machine's own C compiler, and preloaded into the process. Only
+the wall clock of the C library changes. The monotonic clock does not, as when an operator sets the time::
 
     clock = TurnedClock(folder)
     process = subprocess.Popen(command, env=os.environ | clock.environment)
@@ -36,14 +36,14 @@ class TurnedClock:
         with self._file.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), _SIZE)
         for each in (folder, self._library, self._file):
-            each.chmod(0o755)  # a server runs as somebody else
+            each.chmod(0o755)  # a server runs as another user
 
     @property
     def environment(self) -> dict[str, str]:
         return {"LD_PRELOAD": str(self._library), VARIABLE: str(self._file)}
 
     def turn(self, by: timedelta) -> None:
-        """From now on the clock is wrong by this much; ``timedelta(0)`` sets it right."""
+        """From now on the clock is wrong by this much; ``timedelta(0)`` corrects it."""
         self._shared[:8] = struct.pack("=q", int(by.total_seconds() * 1e9))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-/* A wall clock that a test can turn: preloaded, it adds an offset to what the C library says the time is.
+/* A wall clock that a test can turn: this preloaded library adds an offset to the time of the C library.
 
-   The offset, in nanoseconds, is the first eight bytes of the file that ONCEKEY_CLOCK names, mapped and shared: written
-   there, it holds at once, in this process and in all that it forks. The monotonic clock is left alone, as it is when
-   an operator or NTP sets the time. */
+   The offset, in nanoseconds, is the first eight bytes of the file that ONCEKEY_CLOCK names. The file is mapped and
+   shared, so a change applies at once, in this process and in all that it forks. The monotonic clock does not change,
+   as when an operator or NTP sets the time. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

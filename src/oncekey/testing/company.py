@@ -1,7 +1,7 @@
-"""Company for a test: threads that begin together, and forked processes that answer or die.
+"""Threads and processes for a test: threads that begin together, and forked processes that answer or die.
 
-Children leave through ``os._exit``: quick, and nothing of the test runner runs twice. No test needs to sleep:
-whoever waits, waits for a :class:`Signal`.
+Children end with ``os._exit``: it is quick, and no code of the test runner runs twice. No test needs to sleep: it waits
+for a :class:`Signal`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATIENCE = 30.0
 
 
 class Signal:
-    """Something that one process waits for and another gives; made before the fork."""
+    """One process gives it, and another waits for it. Make it before the fork."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -51,7 +51,7 @@ class Child:
     def __init__(self, work: Callable[[], Any]) -> None:
         self._read, write = os.pipe()
         with warnings.catch_warnings():
-            # Python 3.12 warns of forks in a process with threads. Servers do just that, so it must work.
+            # Python 3.12 warns of a fork in a process with threads. Servers fork that way, so it must work.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
@@ -64,7 +64,7 @@ class Child:
         answer = {}
         try:
             answer["result"] = work()
-        except BaseException:  # noqa: BLE001 - it is the parent that reports it
+        except BaseException:  # noqa: BLE001 - the parent reports it
             answer["error"] = traceback.format_exc()
         finally:
             with os.fdopen(write, "w") as pipe:
@@ -72,7 +72,7 @@ class Child:
             os._exit(0)
 
     def end(self) -> int:
-        """Wait for the end, whatever the child has to say; the wait status."""
+        """Wait for the end without reading the child's result. Return the wait status."""
         os.close(self._read)
         return os.waitpid(self.pid, 0)[1]
 
@@ -86,13 +86,13 @@ class Child:
         return answer["result"]
 
     def killed(self) -> bool:
-        """Wait for the end; True: it was a SIGKILL."""
+        """Wait for the end. Return whether SIGKILL ended the child."""
         status = self.end()
         return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def in_threads(store: Store, work: Callable[[int], Any], count: int) -> list[Any]:
-    """Run ``work`` in so many threads that begin at the same moment; what they returned."""
+    """Run ``work`` in ``count`` threads that begin at the same moment, and return their results."""
     begin = threading.Barrier(count)
 
     def run(number: int) -> Any:

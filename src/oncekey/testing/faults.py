@@ -1,9 +1,10 @@
-"""Named points of a request's way, at which a test kills, stops or disturbs the process.
+"""Named points in the code, at which a test kills, stops or disturbs the process.
 
-A point is a function of oncekey, known here by a name that says what it does; ``before`` it begins or ``after`` it has
-done its work. Nothing in the product knows of this: a fault is installed from outside, by putting a wrapper in the
-function's place, so points cost nothing where none is installed. ``after`` means that the work is done: of a coroutine
-when it has been awaited, of a flow (the generators of ``engine/``) when it has ended. What raises is never "after".
+A point is a function of oncekey, with a name that says what it does. A fault acts ``before`` the function begins or
+``after`` it has done its work. No other code of oncekey knows of this: a fault replaces the function with a wrapper
+from outside, so a point costs nothing if no fault is installed. ``after`` means that the work is done: of a coroutine
+when it has been awaited, of a flow (the generators of ``engine/``) when it has ended. A function that raises has no
+"after".
 
 In a test::
 
@@ -11,7 +12,7 @@ In a test::
         ...
     assert fault.fired
 
-In a process that is to die, before it makes its OnceKey (which takes hold of its store's verbs once)::
+In a process that is to die, before it makes its OnceKey (which looks up the verbs of its store only once)::
 
     faults.install_from_environment()       # ONCEKEY_FAULT=effect.call:after:kill, or …:kill:2 for the second time
 """
@@ -51,12 +52,12 @@ def _each(kinds: tuple[str, ...], verb: str) -> tuple[str, ...]:
 _TOGETHER = (*_each(_IN_LOOPS, "both"), "stores.sqlite.store:SqliteStore.both")
 
 POINTS: Final[Mapping[str, tuple[str, ...]]] = {
-    # The way of every request.
+    # Every request.
     "request.begin": ("engine.engine:Engine.begin",),
     "request.finish": ("engine.engine:Engine.finish",),
     "store.reserve": (*_each(_STORES, "reserve"), *_each(_IN_LOOPS, "reserve"), *_TOGETHER),
     "store.swap": (*_each(_STORES, "swap"), *_each(_IN_LOOPS, "swap"), *_TOGETHER),
-    # The transaction that the handler enlists, or that a phase opens. On the app's own connection.
+    # The transaction that the handler enlists, or that a phase opens, on the app's own connection.
     "enlist": ("engine.enlisting:enlist",),
     "enlist.open": _each(_LINKS, "open"),
     "enlist.lock": _each(_LINKS, "execute"),
@@ -88,23 +89,23 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "upkeep.ask": ("upkeep.reconciler:Reconciler._ask",),
     "upkeep.settle": ("engine.settling:settle",),
 }
-"""Name -> the functions that are this point, one for each store or driver. ``enlist.lock`` is every statement of ours
-on the app's connection, of which the first locks the key's row; ``outbox.settle`` writes how a job ended, and settles
-its key."""
+"""Name -> the functions of this point, one for each store or driver. ``enlist.lock`` is every statement of oncekey on
+the app's connection; the first one locks the key's row. ``outbox.settle`` writes how a job ended, and settles its
+key."""
 
 
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 
 def kill() -> None:
-    """As the kernel's OOM killer: nothing is flushed, closed or told."""
+    """Die as by the kernel's OOM killer: the process flushes and closes nothing."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop() -> None:
-    """As a long pause of the machine: every thread stands still until SIGCONT."""
+    """Stop as in a long pause of the machine: no thread runs until SIGCONT."""
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(0.3)  # the signal may reach another thread first, and this one must not go on meanwhile
+    time.sleep(0.3)  # the signal may reach another thread first, and this one must not go on before it stops
 
 
 def raising(error: BaseException) -> Action:
@@ -118,7 +119,7 @@ def raising(error: BaseException) -> Action:
 
 
 class Fault:
-    """One point that is armed. It fires once, when the point is passed for the ``nth`` time; see :func:`install`."""
+    """A fault at one point. It fires once, when the point is passed for the ``nth`` time; see :func:`install`."""
 
     def __init__(self, point: str, when: When, action: Action, nth: int) -> None:
         self.point = point
@@ -127,7 +128,7 @@ class Fault:
         """How often the point was passed so far."""
         self._action = action
         self._nth = nth
-        self._lock = threading.Lock()  # stores are asked in lanes, by several threads
+        self._lock = threading.Lock()  # several lanes call the store, each in its thread
         self._places: list[tuple[Any, str, Any]] = []
 
     @property
@@ -144,7 +145,7 @@ class Fault:
             self._action()
 
     def put(self, owner: Any, name: str) -> None:
-        """Take the place of one function of a class or module."""
+        """Replace one function of a class or module."""
         self._places.append((owner, name, vars(owner)[name]))
         setattr(owner, name, _watched(vars(owner)[name], self))
 
@@ -161,7 +162,7 @@ class Fault:
 
 
 def install(point: str, when: When, action: Action, nth: int = 1) -> Fault:
-    """Do ``action`` when ``point`` is passed for the ``nth`` time. In force until ``remove()``, or as a ``with`` block.
+    """Run ``action`` when ``point`` is passed for the ``nth`` time. It stays until ``remove()`` or the end of ``with``.
 
     An action is :func:`kill`, :func:`stop`, :func:`raising` an error, or any function without arguments. It runs in the
     thread that passes the point, which may be a lane's or the driver's.
@@ -179,8 +180,8 @@ def install(point: str, when: When, action: Action, nth: int = 1) -> Fault:
 
 
 def install_from_environment(environ: Mapping[str, str] = os.environ) -> Fault | None:
-    """Install what ``ONCEKEY_FAULT`` says: ``point:when:action`` or ``point:when:action:nth``; nothing where it is not
-    set. Its actions are kill, stop and raise."""
+    """Install the fault that ``ONCEKEY_FAULT`` names: ``point:when:action`` or ``point:when:action:nth``. If it is not
+    set, do nothing. Its actions are kill, stop and raise."""
     text = environ.get(VARIABLE)
     if not text:
         return None
@@ -190,7 +191,7 @@ def install_from_environment(environ: Mapping[str, str] = os.environ) -> Fault |
 
 
 def places_of(point: str) -> list[tuple[Any, str]]:
-    """Where a point is: (class or module, name of the function), for those whose drivers are installed."""
+    """The functions of a point: (class or module, name), for those whose drivers are installed."""
     places = []
     for target in POINTS[point]:
         module, _, path = target.partition(":")
@@ -237,7 +238,7 @@ def _watched(original: Callable[..., Any], fault: Fault) -> Callable[..., Any]:
     def plain(*args: Any, **kwargs: Any) -> Any:
         fault.at("before")
         result = original(*args, **kwargs)
-        if inspect.isgenerator(result):  # a plain function that hands on a flow: its work is the flow's
+        if inspect.isgenerator(result):  # a plain function that returns a flow: its work ends with the flow
             return _to_its_end(result, fault)
         fault.at("after")
         return result

@@ -1,7 +1,7 @@
-"""A TCP proxy that misbehaves on demand: slow, hung, refusing, or cut at exactly the byte that matters.
+"""A TCP proxy that misbehaves on demand: it is slow, hangs, refuses, or cuts the connection at a chosen byte.
 
-This module owns the network faults of the campaign, since a kernel's own (netem) is rarely to be had. Put it
-between a driver and a server, and change its mode while requests run::
+This module makes the network faults of the tests, because the kernel's own (netem) is rarely available. Put the
+proxy between a driver and a server, and change its mode while requests run::
 
     with TcpProxy("127.0.0.1", server.port) as proxy:
         url = proxy.rewrite(server.url)
@@ -9,16 +9,16 @@ between a driver and a server, and change its mode while requests run::
         ...
         assert cut.wait(5)
 
-One thread owns every socket; the methods hand it a command and return when it is carried out. So when
+One thread owns every socket. The methods give it a command and return when the command is done. So when
 ``cut()`` returns, the connections are reset, and after ``close()`` there is no thread and no socket left.
 
-Modes hold for all connections, old and new, until the next one is set:
+A mode applies to all connections, old and new, until the next one is set:
 
 - ``pass_through()``: forward at once.
 - ``delay(seconds)``: every byte arrives that much later, in either direction; nothing is lost or reordered.
-- ``hang(direction)``: a network that is gone. Connections are accepted and stay open, bytes and closings go
-  nowhere. What was held arrives when the mode changes, as when a partition heals; ``cut()`` loses it.
-- ``refuse()``: nobody listens, and what is open is reset.
+- ``hang(direction)``: the network is down. Connections are accepted and stay open, but bytes and closings do not
+  arrive. Held bytes arrive when the mode changes, as after a network partition; ``cut()`` loses them.
+- ``refuse()``: the port is closed, and open connections are reset.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from oncekey.testing.proxy_links import Cut, Direction, Link, Pipe, When
 from oncekey.testing.servers import HOST, free_port
 
 _CHUNK: Final = 65536
-_HELD: Final = 4 * _CHUNK  # what one direction of one connection may hold before its sender has to wait
+_HELD: Final = 4 * _CHUNK  # bytes that one direction of one connection may hold before its sender waits
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close() sends RST
 _COMMAND_SECONDS: Final = 10.0
 
@@ -69,7 +69,7 @@ class TcpProxy:
         self._thread = threading.Thread(target=self._run, name=f"tcp-proxy-{self.port}", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------ what a test calls
+    # ------------------------------------------------------------ called by tests
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +89,7 @@ class TcpProxy:
         return urlunsplit(parts._replace(netloc=f"{user}{at}{self.host}:{self.port}"))
 
     def pass_through(self) -> None:
-        """Forward again, at once; whatever was held goes out."""
+        """Forward at once again, and send all held bytes."""
         self._mode()
 
     def delay(self, seconds: float) -> None:
@@ -97,15 +97,15 @@ class TcpProxy:
         self._mode(delay=seconds)
 
     def hang(self, direction: Direction | None = None) -> None:
-        """Pass nothing on, in one direction or in both."""
+        """Forward nothing, in one direction or in both."""
         self._mode(hung=frozenset({direction} if direction else {"to_server", "to_client"}))
 
     def refuse(self) -> None:
-        """Close the listener and reset what is open, until another mode is set."""
+        """Close the listener and reset open connections, until another mode is set."""
         self._mode(listen=False)
 
     def cut(self) -> None:
-        """Reset every open connection now, on both sides. New ones are taken as the mode says."""
+        """Reset every open connection now, on both sides. The mode stays for new ones."""
         self._do(self._cut_all)
 
     def cut_on(
@@ -119,9 +119,9 @@ class TcpProxy:
         """Cut the connection on which these bytes pass, the first ``times`` times that they do.
 
         ``before``: the chunk with these bytes is dropped, and both sides are reset. ``after``, to the server:
-        the bytes arrive, and the client's side is reset when the server has begun to answer, so it has acted
-        and the client cannot know. ``after``, to the client: the answer arrives, then both sides close.
-        A function instead of bytes is asked about each chunk as received, in the proxy's thread.
+        the bytes arrive, and the client's side is reset when the server begins to answer. So the server has
+        acted, and the client cannot know. ``after``, to the client: the answer arrives, then both sides close.
+        ``pattern`` may be a function. It is called with each chunk as received, in the proxy's thread.
         """
         if pattern == b"":
             raise ValueError("an empty pattern matches nothing that could be cut: give the bytes to wait for")
@@ -130,12 +130,12 @@ class TcpProxy:
         return cut
 
     def close(self) -> None:
-        """Reset what is open and end the thread. Safe to call twice."""
+        """Reset open connections and end the thread. Safe to call twice."""
         if self._thread.is_alive():
             self._do(self._finish)
             self._thread.join(_COMMAND_SECONDS)
 
-    # ------------------------------------------------------------ handing commands to the thread
+    # ------------------------------------------------------------ commands for the thread
 
     def _mode(self, *, delay: float = 0.0, hung: frozenset[Direction] = frozenset(), listen: bool = True) -> None:
         def change() -> None:
@@ -167,7 +167,7 @@ class TcpProxy:
             command, done = self._commands.popleft()
             try:
                 command()
-            except Exception as error:  # noqa: BLE001 - it is raised where the command was given
+            except Exception as error:  # noqa: BLE001 - _do() raises it
                 done.set_exception(error)
             else:
                 done.set_result(None)
@@ -211,7 +211,7 @@ class TcpProxy:
         elif key.fileobj is self._listener:
             self._accept()
         elif isinstance(key.data, Link):
-            if key.data in self._links:  # not closed by an earlier event of this round
+            if key.data in self._links:  # else an earlier event of this round closed it
                 self._step(key.data, readable=key.fileobj)
         elif key.data == "drain":
             self._drain(key.fileobj)
@@ -255,7 +255,7 @@ class TcpProxy:
             return
         try:
             client, _ = self._listener.accept()
-        except OSError:  # it has gone again
+        except OSError:  # the client has left
             return
         client.setblocking(False)
         server = socket.socket()
@@ -273,7 +273,7 @@ class TcpProxy:
     # -- forwarding
 
     def _step(self, link: Link, *, readable: object = None) -> None:
-        """Do for one connection whatever can be done, then say what it waits for."""
+        """Connect, read and write as far as possible, then register what the connection waits for."""
         try:
             self._connect(link)
             for pipe in link.pipes:
@@ -284,7 +284,7 @@ class TcpProxy:
                 if link.connected and pipe.direction not in self._hung:
                     pipe.flush(time.monotonic())
             self._settle(link)
-        except OSError:  # one side has gone: so has the other
+        except OSError:  # one side is closed, so close the other
             self._reset(link)
 
     def _connect(self, link: Link) -> None:
@@ -327,7 +327,7 @@ class TcpProxy:
         return None
 
     def _lose_answer(self, link: Link, cut: Cut) -> None:
-        """The server has begun to answer: reset the client, and let the server end in peace."""
+        """The server has begun to answer: reset the client, and let the server end without an error."""
         with cut.striking():
             self._forget(link)
             self._drop(link.client, reset=True)
@@ -350,7 +350,7 @@ class TcpProxy:
         self._drop(sock)
 
     def _settle(self, link: Link) -> None:
-        """Close what is over on both sides, strike what is due, and watch the rest."""
+        """Close the connection if it is over or its cut is due. Otherwise watch its sockets."""
         if link.doom is not None and link.doom.direction == "to_client" and not link.down.held:
             with link.doom.striking():
                 self._close(link)
@@ -398,7 +398,7 @@ class TcpProxy:
     def _cut_all(self) -> None:
         for link in list(self._links):
             self._reset(link)
-        while self._listener is not None:  # those that connected but were not taken yet are open too
+        while self._listener is not None:  # connections that were not accepted yet are open too
             try:
                 waiting, _ = self._listener.accept()
             except OSError:

@@ -1,4 +1,4 @@
-"""One connection through the proxy: its two pipes, what they hold and until when, and the cuts that wait for bytes."""
+"""One connection through the proxy: its two pipes with the bytes that they hold, and the cuts that wait for bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ When = Literal["before", "after"]
 
 @dataclass(eq=False)
 class Cut:
-    """One ``cut_on``: how often it has struck, and how many times it still may."""
+    """One ``cut_on``: how often it has cut a connection (``struck``), and how often it still may (``left``)."""
 
     direction: Direction
     pattern: bytes | Callable[[bytes], bool]
@@ -26,15 +26,15 @@ class Cut:
     _event: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it has struck for the first time; False when it has not in time."""
+        """Wait for the first cut. False: there was none in time."""
         return self._event.wait(timeout)
 
     def cancel(self) -> None:
-        """Strike no more."""
+        """Cut no more connections."""
         self.left = 0
 
     def matches(self, before: bytes, chunk: bytes) -> bool:
-        """Whether its bytes pass with this chunk, or began in the one before."""
+        """Whether this chunk has the bytes of the pattern, or the rest of them after ``before``."""
         if callable(self.pattern):
             return self.pattern(chunk)
         overlap = len(self.pattern) - 1
@@ -42,14 +42,14 @@ class Cut:
 
     @contextlib.contextmanager
     def striking(self) -> Iterator[None]:
-        """Counted before a client can notice, announced when it is done."""
+        """Count the cut before a client can notice it, and wake :meth:`wait` when it is done."""
         self.struck += 1
         yield
         self._event.set()
 
 
 class Pipe:
-    """One direction of one connection: where bytes come from, where they go, and those on the way."""
+    """One direction of one connection: where bytes come from, where they go, and the bytes that it holds."""
 
     def __init__(self, direction: Direction, source: socket.socket, sink: socket.socket) -> None:
         self.direction: Direction = direction
@@ -58,20 +58,20 @@ class Pipe:
         self.held: deque[tuple[float, bytes]] = deque()  # (when it is due, bytes)
         self.size = 0
         self.tail = b""  # the last bytes seen, for a pattern that falls between two chunks
-        self.blocked = False  # the sink takes no more for now
-        self.ended = False  # the source will send no more
-        self.closed = False  # and the sink has been told so
+        self.blocked = False  # the sink takes no more bytes for now
+        self.ended = False  # the source sends no more bytes
+        self.closed = False  # the sink was shut down for writing
 
     def push(self, due: float, chunk: bytes) -> None:
         self.held.append((due, chunk))
         self.size += len(chunk)
 
     def hurry(self) -> None:
-        """Everything held is due now."""
+        """Make all held bytes due now."""
         self.held = deque((0.0, chunk) for _, chunk in self.held)
 
     def flush(self, now: float) -> None:
-        """Pass on what is due, as far as the sink takes it; then the end, if that was the last of it."""
+        """Send the bytes that are due, as far as the sink takes them. After the last bytes, shut the sink down."""
         self.blocked = False
         while self.held and self.held[0][0] <= now:
             due, chunk = self.held.popleft()
@@ -89,7 +89,7 @@ class Pipe:
 
 
 class Link:
-    """A client's connection and its twin to the server."""
+    """A client's connection, and the proxy's connection to the server for it."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -97,7 +97,7 @@ class Link:
         self.connected = False
         self.up = Pipe("to_server", client, server)
         self.down = Pipe("to_client", server, client)
-        self.doom: Cut | None = None  # matched "after": struck when the bytes are through
+        self.doom: Cut | None = None  # a cut with "after" that has matched: it cuts when the bytes have passed
 
     @property
     def pipes(self) -> tuple[Pipe, Pipe]:

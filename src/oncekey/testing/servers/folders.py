@@ -1,4 +1,4 @@
-"""Where a server lives: a temporary folder that its user can reach, and that a later run removes if nobody did."""
+"""The temporary folder of a server. The server's user can reach it, and a later run removes it if this run does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STALE_SECONDS: Final = 600.0
 
 
 def open_to_others(path: Path) -> bool:
-    """Whether an unprivileged user can reach this path: every folder above it is traversable for all."""
+    """Whether an unprivileged user can reach this path: all users may enter every folder above it."""
     return all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
 
 
@@ -32,7 +32,7 @@ def temporary_root() -> Path:
 
 
 class Folder:
-    """A temporary folder whose lock says that its maker is alive."""
+    """A temporary folder with a lock file. The lock is held for as long as the process that made it lives."""
 
     def __init__(self, kind: str, user: pwd.struct_passwd | None) -> None:
         root = temporary_root()
@@ -47,7 +47,7 @@ class Folder:
 
     @staticmethod
     def _sweep(root: Path, prefix: str) -> None:
-        """Remove what runs that were killed left behind: old enough, and its lock is free."""
+        """Remove the folders of runs that were killed: those that are old enough and whose lock is free."""
         for left in root.glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
                 if left.lstat().st_uid not in {os.getuid(), *server_uids()} or left.is_symlink():
@@ -69,7 +69,7 @@ def server_uids() -> set[int]:
 
 
 def unprivileged_user() -> pwd.struct_passwd | None:
-    """PostgreSQL refuses to run as root: whom to be instead. None: stay who we are."""
+    """The user to run PostgreSQL as, because it refuses to run as root. None: the current user."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -1,4 +1,4 @@
-"""A PostgreSQL of its own, and just enough of its wire protocol to set it up without a driver."""
+"""A PostgreSQL server for tests, and enough of its wire protocol to set it up without a driver."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from oncekey.testing.servers.server import Server
 
 
 class PostgresServer(Server):
-    """A PostgreSQL of its own, as durable as one in production unless ``fsync=False`` says otherwise.
+    """A PostgreSQL server. It is as durable as one in production, unless ``fsync=False``.
 
-    ``settings`` go on the command line (``{"lock_timeout": "1s"}``). Without ``fsync`` a killed *server*
-    still loses nothing, only a killed machine would: fine for tests of behaviour, wrong for benchmarks.
+    ``settings`` go on the command line (``{"lock_timeout": "1s"}``). Without ``fsync`` a killed *server* loses
+    nothing, but a machine that loses power does: good for tests of behaviour, wrong for benchmarks.
     """
 
     kind = "PostgreSQL"
@@ -48,13 +48,13 @@ class PostgresServer(Server):
         return f"postgresql://postgres@{HOST}:{self.port}/{name}"
 
     def database(self, name: str, *, template: str = "template0") -> str:
-        """Create a fresh database and return its address; one of that name is dropped first."""
+        """Create a new database and return its address. A database of that name is dropped first."""
         self.drop_database(name)
         self.execute(f"CREATE DATABASE {_quoted(name)} TEMPLATE {_quoted(template)}")
         return self.url_of(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, whoever is still connected to it."""
+        """Drop a database, also if clients are connected to it."""
         self.execute(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
 
     def execute(self, sql: str, *, database: str = "postgres", timeout: float = 30.0) -> list[tuple[str | None, ...]]:
@@ -112,7 +112,7 @@ def _quoted(name: str) -> str:
 
 
 def query(port: int, database: str, sql: str, timeout: float) -> list[tuple[str | None, ...]]:
-    """One simple query in PostgreSQL's wire protocol: enough for set-up, and it needs no driver."""
+    """Run one simple query in PostgreSQL's wire protocol. It needs no driver."""
     settings = b"".join(part.encode() + b"\0" for part in ("user", "postgres", "database", database))
     hello = struct.pack("!i", 196608) + settings + b"\0"
     with socket.create_connection((HOST, port), timeout) as sock, sock.makefile("rb") as answers:

@@ -1,4 +1,4 @@
-"""Ports and processes: finding a free one, pausing a tree of them, and dying with whoever started it."""
+"""Ports and processes: finds a free port, pauses processes, and ends a child together with its parent."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ServerUnavailable(RuntimeError):
 
 
 class ServerFailed(RuntimeError):
-    """A server was found but did not start or answer; the message ends with its own last words."""
+    """A server was found but did not start or answer; the message ends with the last lines of its log."""
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, outside the range that clients are given theirs from.
+    """A free loopback port, outside the range from which the kernel gives ports to clients.
 
-    Inside that range a client that keeps trying a stopped server's port can be given this very port, and then
-    connects to itself; and a stopped server may find its port taken when it comes back.
+    Inside that range, a client that keeps trying the port of a stopped server can get this port as its own, and
+    then connects to itself. And the server may find its port taken when it starts again.
     """
     for _ in range(200):
         port = random.randrange(15000, 32000)  # noqa: S311 - a port is no secret
@@ -64,7 +64,7 @@ def send_signal(pid: int, number: signal.Signals) -> None:
 
 
 def pause_all(pids: list[int]) -> None:
-    """Stop processes, and return when they have: a signal to a running one takes effect a little later."""
+    """Stop processes, and return when they have stopped: a signal takes effect a little later."""
     for pid in pids:
         send_signal(pid, signal.SIGSTOP)
     if not wait_until(lambda: all(_state(pid) in "TtZX" for pid in pids), 5.0):
@@ -72,7 +72,7 @@ def pause_all(pids: list[int]) -> None:
 
 
 def _state(pid: int) -> str:
-    """One letter, as ps shows it: R running, S sleeping, T stopped, Z a zombie; X when it is gone."""
+    """One letter, as ps shows it: R running, S sleeping, T stopped, Z a zombie, X gone."""
     if _PROC:
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -83,7 +83,7 @@ def _state(pid: int) -> str:
 
 
 def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """What the child runs before exec, so that the kernel ends it when the thread that started it is gone."""
+    """A function that the child runs before exec. After it, the kernel ends the child when its parent thread ends."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork: nothing is loaded in the child

@@ -1,4 +1,4 @@
-"""A Redis of its own."""
+"""A Redis server for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey.testing.servers.server import Server
 
 
 class RedisServer(Server):
-    """A Redis of its own that evicts nothing. ``durable=True``: each command is on disk before its answer."""
+    """A Redis server that evicts nothing. ``durable=True``: each command is on disk before its answer."""
 
     kind = "Redis"
     _stop_signal = signal.SIGTERM
@@ -36,7 +36,7 @@ class RedisServer(Server):
         return f"redis://{HOST}:{self.port}/0"
 
     def flush(self) -> None:
-        """Forget every key."""
+        """Delete every key."""
         self._ask("FLUSHALL")
 
     def _ask(self, command: str) -> str:

@@ -1,4 +1,4 @@
-"""What every server can do, and what a fault campaign does to it: start, pause, kill, restart, stop."""
+"""What every server has in common, and what fault tests do to it: start, pause, kill, restart, stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Server(ABC):
     """One process tree in one folder: started, paused, killed, restarted and stopped by process id."""
 
     kind: str
-    _stop_signal: signal.Signals  # the quickest way out that still cleans up
+    _stop_signal: signal.Signals  # the quickest end that still cleans up
 
     def __init__(self) -> None:
         self.port = 0
@@ -55,7 +55,7 @@ class Server(ABC):
     def url(self) -> str:
         """Where a driver connects."""
 
-    # -- life
+    # -- start
 
     def __enter__(self) -> Self:
         self.start()
@@ -109,7 +109,7 @@ class Server(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle, not the server's
+                start_new_session=True,  # a Ctrl-C in the terminal must not reach the server
                 preexec_fn=die_with_parent(self._stop_signal),  # noqa: PLW1509 - one system call, looked up before
                 user=None if self._user is None else self._user.pw_uid,
                 group=None if self._user is None else self._user.pw_gid,
@@ -134,26 +134,26 @@ class Server(ABC):
     # -- faults
 
     def _tree(self) -> list[int]:
-        """The server and its children, with the server stopped so that it has no new ones."""
+        """The server and its children. The server is paused first, so that it starts no new ones."""
         pause_all([self.pid])
         return [self.pid, *children(self.pid)]
 
     def pause(self) -> None:
-        """Stop every process where it stands: connections stay open, and nothing answers (SIGSTOP)."""
+        """Pause every process (SIGSTOP): connections stay open, and no process answers."""
         pause_all(self._tree())
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Let a paused server run again."""
         if self.running:
             for pid in reversed([self.pid, *children(self.pid)]):
                 send_signal(pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill every process at once and leave it down; :meth:`start` brings it back with its data."""
+        """Kill every process at once. :meth:`start` starts the server again with its data."""
         self._kill_tree()
 
     def restart(self, mode: Literal["immediate", "clean"] = "immediate") -> None:
-        """Down and up again on the same port. ``immediate`` drops what is in flight and recovers."""
+        """Stop, and start again on the same port. ``immediate`` aborts open transactions, and the start recovers."""
         self.resume()
         self._end(self._stop_signal if mode == "immediate" else self._clean_signal)
         self.start()
@@ -163,7 +163,7 @@ class Server(ABC):
         return self._stop_signal
 
     def stop(self) -> None:
-        """End it and remove its folder. Safe to call twice, and on a server that never started."""
+        """End the server and remove its folder. Safe to call twice, and on a server that never started."""
         self.resume()
         self._end(self._stop_signal)
         if self._folder is not None:
