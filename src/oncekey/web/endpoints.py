@@ -1,8 +1,8 @@
-"""Endpoints, wrapped: each reports to the operation when it is entered, what it returned and what it raised.
+"""Wraps endpoints: each reports to its operation that it was entered, what it returned and what it raised.
 
 One mechanism for every framework. A framework's module finds its endpoints and knows what status they return; the
-wrapper here only reports (``core/evidence.py``). The endpoint itself behaves as before, and outside of a protected
-request the wrapper adds one look at a context variable.
+wrapper here only reports (``core/evidence.py``). The endpoint itself behaves as before. Outside of a protected request
+the wrapper only reads a context variable.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from oncekey.web.scopes import SCOPE_KEY, Receive, Scope, Send
 MARK = "__oncekey_wrapped__"
 
 ReturnedStatus = Callable[[Any, dict[str, Any]], int]
-"""From what an endpoint returned, and the arguments that it was called with, to the status of the response."""
+"""Takes the endpoint's return value and its keyword arguments, and returns the status of the response."""
 RaisedStatus = Callable[[BaseException], int | None]
-"""The status that an exception names itself, if it is the framework's HTTPException; else None."""
+"""Returns the status of an exception if it is the framework's HTTPException, otherwise None."""
 
 
 def wrapped(
     call: Callable[..., Any], returned: ReturnedStatus, raised: RaisedStatus, *, awaited: bool | None = None
 ) -> Callable[..., Any]:
-    """``call`` with reports around it; of the same kind: a coroutine function, a plain one, or a generator function.
+    """``call`` with reports. The result is of the same kind: a coroutine function, a plain or a generator function.
 
-    ``awaited``: the framework awaits what the call returns; None: if it is a coroutine function.
+    ``awaited``: whether the framework awaits the result of the call; None: only if ``call`` is a coroutine function.
     """
     if hasattr(call, MARK):
         return call
@@ -60,7 +60,7 @@ def _wrapped_coroutine(call: Callable[..., Any], returned: ReturnedStatus, raise
 
 
 def _wrapped_function(call: Callable[..., Any], returned: ReturnedStatus, raised: RaisedStatus) -> Callable[..., Any]:
-    """Of a generator function this is the call alone: its body is the response's, and breaks off with it."""
+    """For a generator function only the call is reported: its body runs while the response is sent."""
 
     def endpoint(*args: Any, **kwargs: Any) -> Any:
         operation = _current.get()
@@ -91,7 +91,7 @@ def _is_coroutine_function(call: Any) -> bool:
 
 
 class ForeignApp:
-    """An ASGI app whose endpoints are not wrapped: a request that reaches it may have entered one."""
+    """An ASGI app whose endpoints are not wrapped. A request that reaches it may have entered one of them."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

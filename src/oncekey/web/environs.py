@@ -1,4 +1,4 @@
-"""What stands in a WSGI environ, as ``scopes.py`` has it for ASGI, and WSGI's form of a status."""
+"""Reads WSGI environs, as ``scopes.py`` reads ASGI scopes, and writes WSGI's status line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 def method_of(environ: Environ) -> str:
-    """In capitals, as Werkzeug reads it: what it routes as a POST is one."""
+    """The method in capitals, as Werkzeug reads it: it routes ``post`` as POST."""
     method: str = environ["REQUEST_METHOD"]
     return method.upper()
 
@@ -21,12 +21,13 @@ def path_of(environ: Environ) -> str:
 
 
 def decoded(path: str) -> str:
-    """A path as the client sent it, decoded: WSGI hands UTF-8 over in the clothes of latin-1. Two never become one."""
+    """The decoded path. WSGI passes UTF-8 decoded as latin-1. Distinct paths stay distinct."""
     return path.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def all_headers(environ: Environ) -> list[tuple[bytes, bytes]]:
-    """As ASGI has them: WSGI servers make one line of several, and put two of them under names of their own."""
+    """The headers in ASGI's form. WSGI servers join several lines of a header into one, and give two headers names
+    without ``HTTP_``."""
     named = {name[5:]: value for name, value in environ.items() if name.startswith("HTTP_")}
     named |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
     return [
@@ -36,7 +37,7 @@ def all_headers(environ: Environ) -> list[tuple[bytes, bytes]]:
 
 
 def header_lines(environ: Environ, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """The lines of the headers of these names, which are in lower case; WSGI servers make one of several."""
+    """The lines of the headers with these names (in lower case). WSGI servers join several lines of one header."""
     found = ((name, environ.get("HTTP_" + name.decode().upper().replace("-", "_"))) for name in names)
     return [(name, line.encode("latin-1")) for name, line in found if line is not None]
 

@@ -1,4 +1,4 @@
-"""oncekey runs on asyncio: its waiting, its locks and its threads are those of asyncio's event loop."""
+"""oncekey runs only on asyncio: it uses the futures, locks and threads of asyncio's event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ASYNCIO_ONLY = (
 
 
 def require_asyncio() -> None:
-    """ConfigurationError where no asyncio event loop runs."""
+    """ConfigurationError if no asyncio event loop runs."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

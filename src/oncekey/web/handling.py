@@ -1,7 +1,7 @@
-"""A protected ASGI request whose key is ours: the app is called, and what it says is stored and then sent.
+"""A protected ASGI request that owns its key: calls the app, stores its response, and then sends it.
 
-``asgi.py`` stands before it: it reads the request and asks the store. From here on the work may have happened, so each
-way out of the app (a response, an exception, a return without a word, a timeout of its own) ends in a move of the key.
+``asgi.py`` reads the request and asks the store before that. From here on the work may have happened, so every end of
+the app (a response, an exception, a return without a response, a timeout of its own) becomes a move of the key.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _RESPONSE = ("http.response.start", "http.response.body")
 
 _ROUTED = ("route", "endpoint", "path_params", "router")
-"""What a router writes into its scope. Middleware further out (metrics, for one) looks for it in ours."""
+"""What a router writes into its ASGI scope. Outer middleware, such as metrics, reads it from the outer scope."""
 
-# Ways around the body that we have to see; without them servers and frameworks send it as messages.
+# Extensions that bypass body messages, which oncekey must see. Without them, frameworks send the body as messages.
 _BYPASSES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
@@ -42,13 +42,14 @@ class Endpoints(Protocol):
     """The endpoints behind the middleware, as a framework's module finds and wraps them."""
 
     def cover(self) -> bool:
-        """Wrap what is new. True: a request that enters none of them has entered nothing."""
+        """Wrap new endpoints. True: all endpoints are wrapped, so a request without a report entered none."""
 
     def knows_route(self, scope: Scope) -> bool:
-        """Whether the route that took this request was wrapped."""
+        """Whether the route that matched this request was wrapped."""
 
     async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, App] | None:
-        """What the app's handler of every exception answers: its status, and what sends it. None: it has none."""
+        """The response of the app's handler for every exception: its status, and an app that sends it. None: the app
+        has no such handler."""
 
 
 class Handling:
@@ -67,12 +68,12 @@ class Handling:
     stored: asyncio.Event | None = None
     move: Move
     cut_off = False
-    """The app gave up, by a timeout of its own, while we stored what it had said."""
+    """The app's own timeout cancelled the sending while oncekey stored the response."""
     told = False
-    """And the client was told."""
+    """After ``cut_off``: the client got the answer "not stored"."""
     held: list[Message] | None = None
-    """The response, while it waits for the app's return: for its own commit (``enlist(commit="caller")``), or for a
-    handler that somebody has answered for."""
+    """The response, while it waits for the app's return: the app must still commit (``enlist(commit="caller")``), or
+    middleware answered while the handler still runs."""
 
     def __init__(
         self,
@@ -101,10 +102,10 @@ class Handling:
         self.endpoints = endpoints
         self.chunks: list[bytes] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Waited for while the app runs. Over before it: a timeout further out, or a client that left."""
+        """``run`` awaits it while the app runs. An outer timeout or a disconnect ends it before the app ends."""
 
     async def run(self) -> None:
-        """Return when the response has been sent; the app goes on, whoever stops waiting for it."""
+        """Return when the response has been sent. If the caller is cancelled, the app continues."""
         engine = self.once.engine
         context = contextvars.copy_context()
         context.run(_current.set, self.operation)
@@ -112,7 +113,7 @@ class Handling:
         self.task = self.operation.task = task
         engine.tasks.add(task)  # until _handle is done: the loop itself keeps only a weak reference
         engine.keeper.watch(self.operation)  # while the task lives
-        # Not the task itself: whoever cancels this coroutine (a disconnect) cancels the future, and the task goes on.
+        # Await a future, not the task: a server that cancels this coroutine (a disconnect) cancels only the future.
         try:
             await self.done
         finally:
@@ -134,10 +135,10 @@ class Handling:
             if not done.done():
                 done.set_result(None)
         finally:
-            if not done.done():  # whatever happened, nobody waits for ever
+            if not done.done():  # in every case ``run`` must return
                 done.set_exception(RuntimeError("the handler was cancelled"))
             if self.operation.enlisted is not None:
-                self.operation.enlisted.release()  # however it ended, others may write again
+                self.operation.enlisted.release()  # in every case other requests must be able to write
             self.once.engine.tasks.discard(self.task)
 
     async def _call_app(self) -> None:
@@ -150,7 +151,7 @@ class Handling:
             if self.concluded:
                 if self.held is not None:
                     await self._settle(self.held)
-                raise  # after the response was stored, which stands: a background task failed, or servers log it
+                raise  # the response is already stored: a background task failed; the server logs it
             move, answer = raised(self.operation, error, self.once)
             record = await self._finish_ended(move)
             if answer is None:
@@ -162,13 +163,13 @@ class Handling:
                 if self.held is not None:
                     await self._settle(self.held)
                 return
-            # The app came back without the end of its response: whatever it did, it did not say.
+            # The app returned without the end of its response, so its outcome is not known.
             await self._finish_ended(raised(self.operation, EOFError(), self.once)[0])
 
     async def _answer_by_app(self, error: Exception) -> None:
-        """The app has a handler for every exception: its response is judged and stored as any other.
+        """If the app has a handler for every exception, its response is judged and stored like any other.
 
-        Left to its framework, it would be called outside of us, and could send a success that is not stored.
+        The framework would call that handler outside of this middleware, and could send a success that is not stored.
         """
         if self.endpoints is None or self.streaming or self.inner is None or isinstance(error, SPEAKING_ERRORS):
             return
@@ -176,14 +177,14 @@ class Handling:
         if response is not None:
             status, send_response = response
             evidence = self.operation.evidence
-            if not evidence.calls and status < 400:  # a dependency raised: that is no answer of middleware by itself
+            if not evidence.calls and status < 400:  # a dependency raised: do not judge it as middleware that answered
                 evidence.entered()
                 evidence.raised_with(error, None)
             await send_response(self.inner, self._inner_receive, self._inner_send)
 
     def _inner_scope(self) -> Scope:
-        """The app's view of the request: our mark in it, no way around the body, and no compression (we store
-        identity bytes; compress in front of us)."""
+        """The app's ASGI scope: with the operation, without extensions that bypass the body, and without
+        accept-encoding, because bodies are stored uncompressed (compress outside of this middleware)."""
         scope = dict(self.scope)
         scope[SCOPE_KEY] = self.operation
         scope["headers"] = [item for item in self.scope["headers"] if item[0] != b"accept-encoding"]
@@ -205,11 +206,11 @@ class Handling:
             self.body_read = True
             return {"type": "http.request", "body": self.body, "more_body": False}
         if not self.settled and self.held is None:
-            # No disconnect before the response is stored: apps stop working when they see one.
+            # Hide a disconnect until the response is stored: an app that sees one stops its work.
             self.stored = self.stored or asyncio.Event()
             await self.stored.wait()
         if self.held is not None:
-            return {"type": "http.disconnect"}  # the response waits for the app's return, and nothing else will come
+            return {"type": "http.disconnect"}  # the response waits for the app's return; no other message will come
         return await self.receive()
 
     async def _inner_send(self, message: Message) -> None:
@@ -219,12 +220,12 @@ class Handling:
                 self.told = True
                 await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), self.operation.record)
         elif self.concluded and kind in _RESPONSE:
-            pass  # it has been answered, and what was stored is what is sent
+            pass  # only the stored response is sent, so drop a second one
         elif kind == "http.response.start":
             if self.streaming:
                 raise RuntimeError("a second response was started, and a part of the first is with the client already")
-            self.chunks, self.size = [], 0  # of one that was begun, and that this one replaces
-            headers = message.get("headers", ())  # an Iterable, says ASGI, and they are read more than once
+            self.chunks, self.size = [], 0  # this response replaces one that was begun
+            headers = message.get("headers", ())  # ASGI allows any iterable, and we read it more than once
             self.start = message if isinstance(headers, list) else {**message, "headers": list(headers)}
         elif kind == "http.response.body" and self.start is not None:
             await self._body(message, self.start)
@@ -245,8 +246,8 @@ class Handling:
         if not more:
             await self._conclude(start, self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks))
         elif self.size > self.policy.max_response_bytes or is_event_stream(start):
-            # Too large to store, or made to be seen as it comes: it passes through, and leaves a tombstone. The last
-            # message still waits for the store, so a client that has seen the end can rely on it.
+            # Too large to store, or an event stream: it passes through, and the key becomes a tombstone. The last
+            # message still waits for the store, so a client that has seen the end knows that the key is completed.
             self.streaming = True
             record = self.operation.record
             headers = first_headers(
@@ -266,8 +267,8 @@ class Handling:
         move, instead = answered(self.operation, status, raw_headers, body, self.once)
         record: Record | Answer | None = None
         if self.operation.enlisted is not None and self.operation.evidence.running:
-            # The endpoint still runs with its transaction open, and middleware has answered in its place. Rolled back
-            # now, it could begin another one and commit it: the answer waits for the app's return.
+            # Middleware answered while the endpoint still runs with its transaction open. After a rollback now, the
+            # endpoint could begin another transaction and commit it. So the answer waits for the app's return.
             self.concluded, self.move, self.held = True, move, []
             if self.stored is not None:
                 self.stored.set()
@@ -286,13 +287,13 @@ class Handling:
         await self._pass_on(*messages(status, headers, body))
 
     def _check_route(self) -> None:
-        """A route that came after the wrapping has an endpoint that does not report: no call is no proof then."""
+        """The endpoint of a route that was added after the wrapping does not report: 0 calls prove nothing for it."""
         evidence = self.operation.evidence
         if evidence.covered and not evidence.calls and self.endpoints is not None and self.inner is not None:
             evidence.covered = self.endpoints.knows_route(self.inner)
 
     async def _finish(self, move: Move) -> Record | Answer | None:
-        """Carry out the owner's move. An Answer means that it failed, and what the client was told instead."""
+        """Make the owner's move. An Answer means that it failed: the client got that answer."""
         self.concluded = True
         engine, operation = self.once.engine, self.operation
         plain = operation.enlisted is None
@@ -304,11 +305,11 @@ class Handling:
                 item = Unfinished(operation, move.event, move.response, move.reason)
                 finished = await enlisted.run(engine, item, self.policy.begin_seconds)
         except OperatorError:
-            # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
+            # The handler ran, and the store does not have the result. The keeper retries; the client must ask again.
             engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
             return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
         except asyncio.CancelledError:
-            # From inside: a timeout of the app around its own sending. The outcome must not be lost for it.
+            # The app's own timeout around its sending cancelled this. The outcome must not be lost.
             self.cut_off = True
             if plain:
                 engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
@@ -317,17 +318,17 @@ class Handling:
             self.settled = True
             if self.stored is not None:
                 self.stored.set()
-        if operation.enlisted is not None:  # written, and the app has still to commit it
+        if operation.enlisted is not None:  # written, and the app must still commit it
             self.move, self.held = move, []
             return finished.record
         engine.keeper.unwatch(operation)
         if finished.stored:
-            return finished.record if move.event is not Event.DISCARD else None  # an unused key expires never
+            return finished.record if move.event is not Event.DISCARD else None  # an unused key has no expiry to show
         answer = answer_instead(finished, self.operation, self.wanted, self.once)
         return await self._instead(answer, finished.record)
 
     async def _finish_ended(self, move: Move) -> Record | Answer | None:
-        """As _finish, when the app has ended: so has whatever it had to end itself."""
+        """``_finish`` after the app has ended. A transaction that the app had to commit has ended too."""
         record = await self._finish(move)
         if self.held is not None:
             self.held = None
@@ -335,7 +336,7 @@ class Handling:
         return record
 
     async def _settle(self, held: list[Message]) -> None:
-        """The app has returned, so it has committed or never will: send what was held back, or what the key says."""
+        """The app has returned, so it has committed or never will: send the held response, or what the key says."""
         self.held = None
         answer = await self._finish(self.move)
         if not isinstance(answer, Answer):
@@ -356,12 +357,12 @@ class Handling:
         self._show_route()
         if self.held is not None:
             self.held += parts
-        elif not self.done.done():  # else who called us has ended: nobody listens, and the app must not learn of it
+        elif not self.done.done():  # otherwise the server's call has ended; hide that from the app
             await deliver(self.send, *parts)
 
 
 def _adopt(context: contextvars.Context) -> None:
-    """Set what the handler set in its own context, so that middleware further out reads it, as it would without us."""
+    """Copy context variables that the handler set, so that outer middleware reads them, as it would without oncekey."""
     for variable, value in context.items():
         if variable is not _current and variable.get(None) is not value:
             variable.set(value)
@@ -372,7 +373,7 @@ async def deliver(send: Send, *parts: Message) -> None:
         for message in parts:
             await send(message)
     except OSError:
-        # The client has gone. The record does not care, and the app must not learn of it.
+        # The client is gone. The response is stored, and the app must not see the error.
         _log.debug("the client left before its response was sent")
 
 

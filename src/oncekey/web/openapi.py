@@ -1,11 +1,11 @@
-"""What an OpenAPI document says about a protected operation. Pure: a document and the routes in, a new document out.
+"""Describes protected operations in an OpenAPI document. Pure: a document and the routes in, a new document out.
 
-Owns the fragments: the header parameter, our answers as responses, the headers that we add, ``x-idempotency``.
-Statuses, media types and examples come from ``core/problems.py``: the document cannot say what the wire does not.
-How a framework makes and serves its document is that framework's module; nothing here knows one.
+Owns the fragments: the header parameter, oncekey's answers as responses, its headers, ``x-idempotency``. Statuses,
+media types and examples come from ``core/problems.py``, so the document says what clients really get. A framework's
+module makes and serves its document; this module knows no framework.
 
-What the app declared itself stays: a response of the same status gets our content beside its own, and a header
-parameter that the app already has keeps its description.
+What the app declared itself stays: if it declares a response of the same status, oncekey's content is added, and a
+header parameter that the app already has keeps its description.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def declare(
     authorizes: bool = False,
     prefix: str = "",
 ) -> Fragment:
-    """A copy of ``document`` in which every operation that ``routes`` protects says so.
+    """A copy of ``document`` in which every operation that ``routes`` protects is described so.
 
     ``authenticates``: the app's scope function may answer 401; ``authorizes``: its authorize function may
     answer 403. ``prefix``: where the document's paths are mounted.
@@ -59,7 +59,7 @@ def parameter(policy: Policy) -> Fragment:
     quoted = policy.key_syntax == "strict"
     schema: Fragment = {"type": "string", "minLength": policy.key_min_length, "maxLength": policy.key_max_length}
     if quoted:
-        # Two quotes more than the key; and every character of the key may be an escaped one.
+        # The two quotes are added, and every character of the key may be escaped.
         schema = {"type": "string", "minLength": policy.key_min_length + 2, "maxLength": 2 * policy.key_max_length + 2}
         schema["pattern"] = '^"[0-9A-Fa-f-]{36}"$' if policy.key_format == "uuid" else '^".+"$'
     elif policy.key_format is not None:
@@ -75,7 +75,7 @@ def parameter(policy: Policy) -> Fragment:
 
 
 def description(policy: Policy) -> str:
-    """What the header does, for whoever reads the API's documentation."""
+    """What the header does, for readers of the API's documentation."""
     kept = in_words(policy.retention_seconds)
     of = "of this endpoint" if policy.key_per == "endpoint" else "across all endpoints"
     sentences = [
@@ -91,7 +91,7 @@ def description(policy: Policy) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """A length of time as people say it: ``24 hours``, ``7 days``, ``90 minutes``."""
+    """A length of time in words: ``24 hours``, ``7 days``, ``90 minutes``."""
     units = [(172_800, 86_400, "day"), (3_600, 3_600, "hour"), (60, 60, "minute"), (0, 1, "second")]
     whole = round(seconds)
     size, unit = next((size, unit) for least, size, unit in units if whole >= least and not whole % size)
@@ -100,7 +100,7 @@ def in_words(seconds: float) -> str:
 
 
 def extension(policy: Policy) -> Fragment:
-    """The value of ``x-idempotency``: what a generator of clients or a reviewer wants to know."""
+    """The value of ``x-idempotency``, for client generators and reviewers."""
     return {
         "required": policy.required,
         "effects": policy.effects,
@@ -111,7 +111,7 @@ def extension(policy: Policy) -> Fragment:
 
 
 def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool = False) -> list[Situation]:
-    """Why a request to such a route may get an answer of ours."""
+    """The situations in which a request to such a route gets oncekey's own answer."""
     found = [Situation.KEY_MISSING] if policy.required else []
     found += [Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.IN_FLIGHT, Situation.UNKNOWN]
     found += [Situation.BODY_TOO_LARGE, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED]
@@ -149,7 +149,7 @@ def _is_ours(known: Mapping[str, Any]) -> bool:
 
 
 class _Shared:
-    """The document's components: everything that more than one operation refers to, under a name that is free."""
+    """The document's components: everything that several operations share, under names that the app does not use."""
 
     def __init__(self, document: Fragment, profile: ProfileName, docs_url: str | None) -> None:
         self._document = document
@@ -173,14 +173,14 @@ class _Shared:
         return headers
 
     def add_answer(self, responses: Fragment, situation: Situation) -> None:
-        """Put one situation under its status, beside whatever is declared there."""
+        """Add one situation under its status, and keep what the app declares there."""
         reference = redact(EXAMPLE_KEY) if situation is Situation.UNKNOWN else None
         answer = problem(self._profile, situation, docs_url=self._docs_url, reference=reference)
         body = json.loads(answer.body)
         title = _title(situation)
         response = responses.setdefault(str(answer.status), {})
         if "$ref" in response:
-            return  # declared elsewhere, for other operations too: not ours to change
+            return  # a shared component of the app: other operations use it too, so do not change it
         said = response.get("description")
         response["description"] = f"{said}; or: {title}" if said else title
         content = response.setdefault("content", {}).setdefault(_media_type(answer), {})
@@ -192,7 +192,7 @@ class _Shared:
             response.setdefault("headers", {}).setdefault(name, self._refer("headers", name.replace("-", ""), value))
 
     def _refer(self, kind: str, name: str, value: Fragment) -> Fragment:
-        """A reference to a component, which is added unless it is there; a name that the app uses is left to it."""
+        """A reference to a component, which is added if it is missing, under a name that the app does not use."""
         known = self._document.setdefault("components", {}).setdefault(kind, {})
         while name in known and known[name] != value:
             name += "_"
@@ -201,7 +201,7 @@ class _Shared:
 
 
 def _either(there: Fragment | None, ours: Fragment) -> Fragment:
-    """Both schemas, where the app has one of its own under the same media type."""
+    """Both schemas, if the app has one of its own under the same media type."""
     if there is None or there == ours:
         return ours
     if not there:
@@ -228,7 +228,7 @@ def _header(said: str, schema: Fragment | None = None) -> Fragment:
 
 
 def _title(situation: Situation) -> str:
-    """In a few words. Only the ietf profile has a title for every situation; the words hold for the others too."""
+    """A short title. Only the ietf profile has one for every situation; it is right for the other profiles too."""
     title: str = json.loads(problem("ietf", situation).body)["title"]
     return title
 

@@ -1,4 +1,4 @@
-"""What stands in an ASGI scope and its messages: reading them. Pure."""
+"""Reads ASGI scopes and messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 SCOPE_KEY = "oncekey"
-"""Where the Operation stands in the scope that the app sees, for integrations further in."""
+"""The place of the Operation in the app's ASGI scope, for integrations inside of the middleware."""
 
 
 def route_of(scope: Scope, routes: Routes) -> Route | None:
-    """The route of a request, by the path as the app's own routes see it: servers put the prefix that a proxy took
-    away in front."""
+    """The route of a request, by the path that the app's own routes match: without the prefix ``root_path``, which
+    servers put in front."""
     path: str = scope["path"]
     method: str = scope["method"].upper()
     if root := scope.get("root_path"):
-        # The second is as Litestar reads it.
+        # Litestar reads the path in the second way.
         path = routes.of_mounted(method, route_path(scope), path.removeprefix(root) or "/")
     return routes.match(method, path)
 
 
 def route_path(scope: Scope) -> str:
-    """As Starlette reads it: what stands behind the prefix, if that ends before a slash."""
+    """The path as Starlette reads it: without the prefix, if a slash or nothing follows the prefix."""
     path: str = scope["path"]
     root: str = scope.get("root_path") or ""
     if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("/", ""):

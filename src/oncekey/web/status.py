@@ -1,27 +1,28 @@
-"""What became of a key, over HTTP: a small app to mount beside the protected one.
+"""Shows over HTTP what became of a key: a small app to mount beside the protected one.
 
 ::
 
     app.mount("/idempotency", status_app(once))                    # ASGI: Starlette, FastAPI
     DispatcherMiddleware(app.wsgi_app, {"/idempotency": status_wsgi(once)})     # WSGI: Flask and others
 
-``GET /idempotency/{key}``, percent-encoded and without the quotes of the header, answers for the caller's own keys. A
-key that is better kept out of access logs is sent as the ``Idempotency-Key`` header of ``GET /idempotency/`` instead.
+``GET /idempotency/{key}`` answers for the caller's own keys. The key is percent-encoded, without the quotes of the
+header. A client that must keep the key out of access logs sends it as the ``Idempotency-Key`` header of
+``GET /idempotency/`` instead.
 
-The answer is what a retry of that very request would get, without sending it; nothing is changed by asking:
+The answer is what a retry of the same request would get, without a retry; a question changes nothing:
 
-* 202 + Retry-After while it is worked on, or left to the outbox;
+* 202 + Retry-After while a handler works on it, or a job of the outbox will settle it;
 * the stored response when it is done, marked as a replay;
-* 409 when its outcome is unknown, and another 409 when it ended without a result: nothing will happen until the client
+* 409 if its outcome is unknown, and another 409 if it ended without a result: nothing will happen until the client
   sends the request again;
-* 410 when the result is no longer kept and the row still there; 404 for a key that was never seen, is forgotten, or is
-  another tenant's. Those last three are one and the same look-up, so neither words nor time tell them apart (I6).
+* 410 if the result is no longer kept and the row still exists; 404 for a key that was never seen, is forgotten, or
+  belongs to another tenant. These last three are the same look-up, so neither text nor time distinguishes them (I6).
 
-``OnceKey(authorize=…)`` is asked twice. Before the look-up, with the operation that the question names, or else with
-the name of this endpoint (``GET /idempotency``): 403. And after it, with the operation of the key: 404, as for a key
-that was never seen.
+``OnceKey(authorize=…)`` is asked twice. Before the look-up it gets the operation in the question, or otherwise the
+name of this endpoint (``GET /idempotency``); a refusal is a 403. After the look-up it gets the operation of the key; a
+refusal is a 404, as for a key that was never seen.
 
-Endpoints that keep keys of their own (``key_per="endpoint"``) are named: ``?operation=POST%20/payments``, or
+For a route with ``key_per="endpoint"``, the question names the operation: ``?operation=POST%20/payments``, or
 ``status_app(once, operation="POST /payments")``.
 """
 
@@ -59,17 +60,17 @@ StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
 
 def status_app(once: OnceKey, *, operation: str | None = None) -> StatusApp:
-    """An ASGI app to mount under a prefix. ``operation``: whose keys, for a route with ``key_per="endpoint"``."""
+    """An ASGI app to mount under a prefix. ``operation``: the route of the keys, if it has ``key_per="endpoint"``."""
     return StatusApp(once, operation)
 
 
 def status_wsgi(once: OnceKey, *, operation: str | None = None) -> StatusWsgi:
-    """As :func:`status_app`, for WSGI."""
+    """The WSGI app, like :func:`status_app`."""
     return StatusWsgi(once, operation)
 
 
 def status_path(prefix: str, operation: Operation) -> str:
-    """Where the client of this request can ask: for the ``Location`` of a 202. ``prefix`` is where it is mounted."""
+    """The path of this request's status, for the ``Location`` of a 202. ``prefix``: where the status app is mounted."""
     path = f"{prefix.rstrip('/')}/{quote(operation.key, safe='')}"
     if operation.policy.key_per == "endpoint":
         path += f"?operation={quote(operation.name, safe='')}"
@@ -77,7 +78,7 @@ def status_path(prefix: str, operation: Operation) -> str:
 
 
 class _Asked:
-    """One question. Reading it is the web server's affair, answering it is not."""
+    """One question. ``StatusApp`` and ``StatusWsgi`` read and send; this class answers."""
 
     def __init__(self, once: OnceKey, request: Request, here: str, root: str, operation: str | None) -> None:
         self.once = once
@@ -86,12 +87,12 @@ class _Asked:
         self.here = here
         self.operation = operation
         self.authorized = operation or f"GET {root or '/'}"
-        """The operation that the caller is authorized for before the look-up."""
+        """The operation that ``authorize`` gets before the look-up."""
         self.key: str | None = None
         self.record: Record | None = None
 
     def read_key(self, path: str) -> Answer | None:
-        """Find the key in the path, or in the header where the path has none; an Answer where there is none."""
+        """Find the key in the path, or otherwise in the header. Returns an Answer if there is none."""
         raw = self.request.headers.get("idempotency-key")
         self.key = path.removeprefix("/")
         if not self.key:
@@ -104,7 +105,7 @@ class _Asked:
         named = self.operation or ""
         known = self.key.isascii() and self.key.isprintable() and len(self.key) <= MAX_KEY_LENGTH
         if not known or not (named.isprintable() and len(named) <= MAX_OPERATION_LENGTH):
-            self.key = None  # no request can have had it, so there is nothing to look for
+            self.key = None  # no request can have such a key, so do not look for it
             return refusal(self.once, Situation.STATUS_NOT_FOUND)
         return None
 
@@ -114,7 +115,7 @@ class _Asked:
         return record
 
     def answer(self, record: Record | None) -> Answer:
-        """Say what the row means."""
+        """The answer for this row."""
         answer = self._meaning(record)
         if answer.status in (404, 410):
             self.record = None
@@ -140,15 +141,15 @@ class _Asked:
         return refusal(self.once, Situation.DEFERRED, retry_after=wait, location=self.here)
 
     def wire(self, answer: Answer) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """What is sent."""
-        # A key is echoed only where it is known to be the caller's.
+        """Status, headers and body of the answer."""
+        # Echo the key only if the look-up found it for this caller.
         key = _as_header(self.key) if self.record is not None and self.key is not None else None
         headers = answer_headers(answer, key, self.record)
         return answer.status, headers, b"" if self.method == "HEAD" else answer.body
 
 
 def _the_same_again(record: Record) -> Reservation:
-    """The request that this row is about, sent once more."""
+    """A retry of the request that made this row."""
     return Reservation(
         record.scope,
         record.key,
@@ -164,13 +165,13 @@ def _the_same_again(record: Record) -> Reservation:
 
 
 def _uncached(answer: Answer) -> Answer:
-    """The response was to a POST, and may have allowed what is wrong for this GET, whose answer changes."""
+    """Without caching headers: they were for the response to a POST, and the answer to this GET changes."""
     headers = [item for item in answer.headers if item[0] not in _CACHING]
     return Answer(answer.status, (*headers, (b"cache-control", b"no-store")), answer.body)
 
 
 def _as_header(key: str) -> bytes:
-    """The key as a client may send it: bare where that is possible, else quoted."""
+    """The key as a client may send it: bare if possible, otherwise quoted."""
     try:
         if parse_key([key.encode("ascii")]) == key:
             return key.encode("ascii")
@@ -246,7 +247,7 @@ class StatusWsgi:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         query: str = environ.get("QUERY_STRING", "")
-        path: str = environ.get("PATH_INFO", "")  # decoded by the server: UTF-8 in the clothes of latin-1
+        path: str = environ.get("PATH_INFO", "")  # the server percent-decodes it; UTF-8 is decoded as latin-1
         here = quote((environ.get("SCRIPT_NAME", "") + path).encode("latin-1")) + (f"?{query}" if query else "")
         operation = self.operation or _operation(query.encode("latin-1"))
         root: str = environ.get("SCRIPT_NAME", "")

@@ -1,16 +1,15 @@
 """Two settings of Python itself, for a server process.
 
-**The garbage collector.** Python's defaults suit a script: a look after every 700 new objects, and now and then through
-all of the imported code. A protected request waits twice for the store, so dozens of them are half done at any moment,
-and each look walks through all of them to find nothing: measured here at a fifth of a request's CPU time. Reference
-counting frees a request's objects anyway; the collector is only for cycles.
+**The garbage collector.** Python's defaults suit a script: it searches for cycles after every 700 new objects, and
+sometimes in all imported code. A protected request waits twice for the store, so dozens of requests are half done at
+any moment. Each search walks through all of them and finds nothing: this cost a fifth of a request's CPU time.
+Reference counting frees a request's objects; the collector is only for cycles.
 
-**The switch interval.** A thread that has done its work, a commit say, waits for the GIL until the event loop has held
-it for this long, and everybody whose key is in that commit waits with it. Python's 5 milliseconds suit threads that
-compute.
+**The switch interval.** A thread that has finished a commit waits for the GIL until the event loop has held it for
+this long, and every request in that commit waits too. Python's 5 milliseconds suit threads that compute.
 
-Both are the process's, so ``protect(app, once, tune=False)`` leaves them alone, and what was changed is changed back
-when the last protected app of the process has shut down.
+Both settings belong to the whole process. So ``protect(app, once, tune=False)`` does not change them, and oncekey
+restores them when the last protected app of the process has shut down.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SWITCH_SECONDS = 0.0002
 
 
 class _Settings:
-    """What this process had before, while protected apps are up in it."""
+    """The settings that this process had before its first protected app started."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -41,8 +40,8 @@ _settings = _Settings()
 
 
 def settle() -> None:
-    """When an app is up. A process that has chosen its own thresholds or interval, or has switched the collector off,
-    keeps its choice."""
+    """Call this when an app has started. If the process has set its own thresholds or interval, or has switched the
+    collector off, that stays."""
     with _settings.lock:
         _settings.apps += 1
         if sys.getswitchinterval() == PYTHONS_INTERVAL:
@@ -51,16 +50,16 @@ def settle() -> None:
         threshold = gc.get_threshold()
         if gc.isenabled() and threshold in (PYTHONS_OWN, (2000, 10, 0), (2000, 10, 10)):
             _settings.threshold = threshold
-            _settings.unfreeze = gc.get_freeze_count() == 0  # else the app has frozen objects of its own
-            if not _settings.collected:  # once: a test suite starts its app a thousand times
+            _settings.unfreeze = gc.get_freeze_count() == 0  # otherwise the app has frozen objects of its own
+            if not _settings.collected:  # once per process: a test suite starts its app a thousand times
                 gc.collect()
                 _settings.collected = True
-            gc.freeze()  # what is there for good is left out, and the rest looked at less often
+            gc.freeze()  # the collector skips permanent objects, and searches the others less often
             gc.set_threshold(*FOR_SERVERS)
 
 
 def restore() -> None:
-    """When an app that called ``settle`` has shut down. What the process has changed since stays."""
+    """Call this when an app that called ``settle`` has shut down. What the process has changed since then stays."""
     with _settings.lock:
         _settings.apps -= 1
         if _settings.apps > 0:

@@ -1,7 +1,7 @@
-"""What every web integration shares: from decisions and records to status, headers and body.
+"""What every web integration shares: turns decisions and records into status, headers and body.
 
-Owns which headers are stored and replayed, and the headers that oncekey adds. Words and statuses are
-``core/problems.py``; how bytes get to the server is the integration's.
+Owns which headers are stored and replayed, and the headers that oncekey adds. ``core/problems.py`` owns texts and
+statuses; each integration sends the bytes to its server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("oncekey")
 Headers = list[tuple[bytes, bytes]]
 
 UNKNOWN_RETRY_SECONDS = 30.0
-"""An unknown outcome is settled by asking somebody else: that takes longer than a handler does."""
+"""To settle an unknown outcome, the reconciler asks a provider. That takes longer than a handler."""
 UNAVAILABLE_RETRY_SECONDS = 1.0
 
 BODILESS = frozenset({204, 205, 304})
@@ -42,7 +42,7 @@ _OF_THE_LOST_BODY = frozenset({b"content-type", b"content-encoding", b"etag", b"
 
 
 class Voice(Protocol):
-    """How answers are worded: an OnceKey, or whoever wants to know what one would say."""
+    """The profile of the answers: an OnceKey has it, and so does ``operators/outlook.py``."""
 
     @property
     def profile(self) -> ProfileName: ...
@@ -51,22 +51,22 @@ class Voice(Protocol):
 
 
 def checked(once: OnceKey) -> OnceKey:
-    """What a middleware or ``protect`` was given: said now, and not at the first request."""
+    """Refuse a wrong argument of a middleware or ``protect`` at start, not at the first request."""
     if not isinstance(once, OnceKey):
         raise ConfigurationError("once=…: it takes a OnceKey, such as OnceKey('sqlite:///app.db', scope=tenant_of)")
     return once
 
 
 def body_length(text: str | None) -> int | None:
-    """A Content-Length; None: there is none, or none that can be one. Of a length with more digits than a body can have
-    bytes, only that it is too much."""
+    """A Content-Length; None: it is missing or not a number. A number with 20 digits or more counts as 10**19, which
+    is too large for every policy."""
     if not text or not text.isascii() or not text.isdecimal():
         return None
     return int(text[-19:]) if text[:-19].strip("0") == "" else 10**19
 
 
 def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | Answer:
-    """The key that a request carries, or why it is refused."""
+    """The key of a request, or the answer that refuses it."""
     try:
         return parse_key(
             values,
@@ -82,7 +82,7 @@ def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | An
 
 
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:
-    """The response as it is kept: the headers of the allow-list, and the body unless it is too large (tombstone)."""
+    """The response as it is stored: the headers of the allow-list, and the body unless it is too large (tombstone)."""
     allowed = policy.stored_headers
     kept = [(text, value.decode("latin-1")) for name, value in headers if (text := _lower(name)) in allowed]
     if body is not None and len(body) > policy.max_response_bytes:
@@ -91,8 +91,8 @@ def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | 
 
 
 def _is_clean(name: str, text: str) -> bool:
-    """Not one that could end a header early, or cannot be one: looked at when stored, and again when replayed."""
-    if name.isascii() and name.isprintable() and text.isascii() and text.isprintable():  # as good as always
+    """False for a header that has a line break or cannot be sent. Checked when it is stored and when it is replayed."""
+    if name.isascii() and name.isprintable() and text.isascii() and text.isprintable():  # nearly always
         return True
     if _BREAKS(name) or _BREAKS(text) or not name.isascii():
         _log.error("a stored response header with a line break, or a character that cannot be sent, was left out")
@@ -101,10 +101,10 @@ def _is_clean(name: str, text: str) -> bool:
 
 
 def replay(record: Record, once: Voice) -> Answer:
-    """The stored response again; for a tombstone, its status and a note in place of the body."""
+    """The stored response; for a tombstone, its status and a note in place of the body."""
     response = record.response
     if response is None:
-        # A final row without a response: written by hand, or by a version we do not know. Done, and not readable.
+        # An operator or another version wrote this final row without a response: answer as for a tombstone.
         response = StoredResponse(200, (), None)
     headers = [(n.encode(), text.encode("latin-1")) for n, text in response.headers if _is_clean(n, text)]
     body = response.body
@@ -122,7 +122,7 @@ def replay(record: Record, once: Voice) -> Answer:
 
 
 def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
-    """What a request gets that does not run."""
+    """The answer to a request that does not run."""
     if isinstance(decision, Replay):
         return replay(decision.record, once)
     match decision:
@@ -146,8 +146,8 @@ def busy_seconds(policy: Policy, lease_left: float | None) -> float:
 
 
 def unknown(once: Voice, key: str) -> Answer:
-    """With a reference that support can look up: the key as the log and ``oncekey keys`` mask it. The client knows the
-    key, so it learns nothing by it."""
+    """The answer for an unknown outcome, with a reference for support: the key, masked as in the log and in
+    ``oncekey keys``. The client knows the key, so the mask tells it nothing new."""
     return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS, reference=redact(key))
 
 
@@ -175,7 +175,8 @@ def refusal(
 
 
 def marks(key: bytes | None, record: Record | None) -> Headers:
-    """Every protected response names its key and until when it is remembered: what is unknown, until it is settled."""
+    """Every protected response names its key and the time until which it is kept. An unknown key is kept until it is
+    settled, so it has no such time."""
     headers = []
     if key is not None:
         headers.append((b"idempotency-key", key))
@@ -192,13 +193,13 @@ def first_headers(
     key: bytes | None,
     record: Record | None,
 ) -> Headers:
-    """The handler's own headers with our marks, and the length of what was stored (None: it is streamed)."""
+    """The handler's own headers, with those of :func:`marks`. ``size``: of the stored body; None: it is streamed."""
     ours = _OURS if size is None else _OURS_AND_LENGTH
     kept = [item for item in headers if item[0].lower() not in ours]
     if size is not None and status >= 200 and status not in BODILESS:
         kept.append((b"content-length", b"%d" % size))
     if operation.deferred and status < 400 and not any(name.lower() == b"retry-after" for name, _ in kept):
-        # The first 202 says when to ask again, as those for the retries do.
+        # The first 202 says when to ask again, as the 202 of a retry does.
         kept.append((b"retry-after", b"%d" % math.ceil(operation.policy.retry_after.total_seconds())))
     return kept + marks(key, record)
 

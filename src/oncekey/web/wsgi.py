@@ -1,7 +1,8 @@
-"""The WSGI middleware: the same exchange as ``asgi.py``, in the thread that the server gave us.
+"""The WSGI middleware: the same exchange as ``asgi.py``, in the server's thread.
 
-Native sync: it blocks on the lanes, and no event loop hides behind it. Store before send holds here too: the app's
-iterable is consumed, stored, and only then passed on. ``flask.py`` finishes earlier, inside the framework.
+It is synchronous: it blocks on the lanes, without an event loop. Here too a response is stored before it is sent: the
+middleware consumes the app's iterable, stores the response, and then passes it on. ``flask.py`` finishes earlier,
+inside the framework.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ Dress = Callable[[Environ, Answer], Answer]
 _NO_SUCCESS = (Event.DOUBT, Event.RELEASE, Event.FAIL)
 
 ENVIRON_KEY = "oncekey.exchange"
-"""Where the exchange stands in the environ, for integrations further in."""
+"""The place of the exchange in the environ, for integrations inside of the middleware."""
 
 _running: contextvars.ContextVar[Exchange | None] = contextvars.ContextVar("oncekey_exchange", default=None)
 
 
 def exchange_of(environ: Environ) -> Exchange | None:
-    """The protected request that runs here; also where middleware handed on an environ of its own making."""
+    """The protected request that runs here; also if middleware passed on a new environ."""
     exchange: Exchange | None = environ.get(ENVIRON_KEY)
     if exchange is None:
         exchange = _running.get()
         if exchange is not None and exchange.operation is not _current.get():
-            return None  # a handler calls another app: that request is not part of its operation
+            return None  # a handler calls another app; that request is not part of its operation
     return exchange
 
 
 class IdempotencyMiddleware:
     """``app = IdempotencyMiddleware(app, once=once)``.
 
-    ``covered``: every endpoint of the app reports to its operation; set by the integration that sees to it.
-    ``dress``: adds to our own answers the headers that the framework would add to its responses.
+    ``covered``: every endpoint of the app is wrapped; the framework's integration sets it.
+    ``dress``: adds the headers that the framework adds to its responses to oncekey's own answers.
     """
 
     def __init__(self, app: App, once: OnceKey, *, covered: bool = False, dress: Dress | None = None) -> None:
@@ -76,13 +77,13 @@ class IdempotencyMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = path_of(environ)
-        # Marked: another of us stands further out.
+        # An environ with the mark has passed another IdempotencyMiddleware further out.
         route = None if ENVIRON_KEY in environ else self._route(environ, path)
         if route is not None:
             return Exchange(self, route, environ, start_response, path).run()
         if _current.get() is None or ENVIRON_KEY in environ:
             return self.app(environ, start_response)
-        # A handler calls its own app: that request is not part of the handler's operation.
+        # A handler calls its own app; that request is not part of the handler's operation.
         context = contextvars.copy_context()
         context.run(_current.set, None)
         return AppBody(context.run(self.app, environ, start_response), context, [])
@@ -119,16 +120,17 @@ class Exchange:
         self.operation: Operation
         self.concluded = False
         self.judged: tuple[Event, int | None]
-        """Once it has ended: the move, and the status that it was judged by; None: the app raised."""
+        """Set at the end: the move, and the status that decided it; None: the app raised."""
         self.record: Record | None = None
-        """Once it has ended: the record as the store has it now, as far as we know."""
+        """Set at the end: the record as the store last returned it."""
         self.instead: Answer | None = None
-        """Once it has ended: what the client is told in place of the handler's response, if that was not stored."""
+        """Set at the end: the answer in place of the handler's response, if that was not stored."""
         self.uncommitted: Move | None = None
-        """Written into a transaction that the app has still to commit (``enlist(commit="caller")``)."""
+        """The move, while it is written in a transaction that the app must still commit
+        (``enlist(commit="caller")``)."""
         self.started = False
         self.whole_body: Callable[[str], bytes | None] | None = None
-        """Set by a framework's integration: the whole body for this status line, known before the app returns it."""
+        """Set by a framework's integration: returns the whole body for a status line, before the app returns it."""
         # of the handler's response
         self.status_line = ""
         self.headers: Headers = []
@@ -180,9 +182,9 @@ class Exchange:
         return self._answer(answer_to(decision, self.policy, self.once), decision.record)
 
     def _tenant(self, *, authorize: bool) -> str:
-        """Whose key it is; and whether the caller may use the operation, before the key is looked up."""
+        """The tenant of the request. Also asks ``authorize``, before the key is looked up."""
         once, environ = self.once, self.environ
-        path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # apps print it, and send it on
+        path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # the app may print or send it
         request = Request(method_of(environ), path, environ, all_headers(environ))
         tenant: str = once.single_tenant or not_async(once.scope(request), "scope")  # type: ignore[operator]
         if authorize and once.authorize is not None:
@@ -190,7 +192,7 @@ class Exchange:
         return tenant
 
     def _read_body(self) -> bytes | Answer:
-        """The whole body, or why it is refused: larger than the policy allows, or not all of it is here."""
+        """The whole body, or the answer that refuses it: it is larger than the policy allows, or incomplete."""
         limit = self.policy.max_request_bytes
         stream = self.environ["wsgi.input"]
         length = body_length(self.environ.get("CONTENT_LENGTH"))
@@ -200,11 +202,11 @@ class Exchange:
                 if length > limit:
                     return refusal(self.once, Situation.BODY_TOO_LARGE)
                 body = stream.read(length)
-                if len(body) < length:  # the client left while it was sending: it has asked for nothing
+                if len(body) < length:  # the client disconnected before it had sent the whole request
                     return refusal(self.once, Situation.BODY_INCOMPLETE)
             elif self.environ.get("wsgi.input_terminated"):
                 body = stream.read(limit + 1)  # chunked
-        except OSError:  # chunks that are none, or a connection that broke
+        except OSError:  # malformed chunks, or a broken connection
             return refusal(self.once, Situation.BODY_INCOMPLETE)
         return refusal(self.once, Situation.BODY_TOO_LARGE) if len(body) > limit else body
 
@@ -216,12 +218,12 @@ class Exchange:
             self.operation.request = kept_request(self.wanted.parts, self.policy.recipe.headers)
         self.once.engine.keeper.watch(self.operation)
         environ = dict(self.environ)
-        environ.pop("HTTP_ACCEPT_ENCODING", None)  # we store identity bytes; compress in front of us
-        environ.pop("wsgi.file_wrapper", None)  # a way around the body
+        environ.pop("HTTP_ACCEPT_ENCODING", None)  # bodies are stored uncompressed; compress outside of the middleware
+        environ.pop("wsgi.file_wrapper", None)  # it would bypass the middleware, which must see the body
         environ["wsgi.input"] = io.BytesIO(body)
         environ["CONTENT_LENGTH"] = str(len(body))
         environ[ENVIRON_KEY] = self
-        # A context of its own: what is set in it does not leak into the thread's next request.
+        # The app runs in a context of its own, so that its variables do not leak into the thread's next request.
         context = contextvars.copy_context()
         context.run(_current.set, self.operation)
         context.run(_running.set, self)
@@ -236,13 +238,13 @@ class Exchange:
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], object]:
         if exc_info is not None and exc_info[1] is not None:
-            # WSGI's way to say that an error page replaces a response; too late once that is on its way.
+            # With exc_info, WSGI replaces the response by an error page. It is too late if the response was started.
             if not self.operation.evidence.covered:
                 self.operation.evidence.entered()
                 self.operation.evidence.raised_with(exc_info[1], None)
             if self.started:
                 raise exc_info[1].with_traceback(exc_info[2])
-        int(status[:3])  # a status that is none is the app's error, here and not after its work
+        int(status[:3])  # raise now for a malformed status, so that it counts as the app's error
         self.status_line = status
         self.headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         if self.whole_body is not None and not self.concluded and (body := self.whole_body(status)) is not None:
@@ -250,19 +252,19 @@ class Exchange:
         return self.written.append
 
     def _pass(self, parts: AppBody) -> Iterable[bytes]:
-        """Consume the response, conclude, and hand it on; what is too large to store passes through."""
+        """Consume the response, store it, and pass it on; a response that is too large to store passes through."""
         chunks, size = [], 0
         try:
             for chunk in parts:
                 chunks.append(chunk)
                 size += len(chunk)
                 if self.instead is not None:
-                    continue  # concluded already, and not as the handler wanted: none of this is sent
+                    continue  # ``instead`` is sent, so drop the app's body
                 if size > self.policy.max_response_bytes or self._is_event_stream():
                     return self._stream(chunks, parts)
             parts.close()
         except BaseException as error:
-            answer = self.failed(error)  # first: a close that fails too must not leave the key without an end
+            answer = self.failed(error)  # before close(), which may raise too: the key must get its end
             parts.close()
             return self._answer_or_raise(answer, error)
         body = b"".join(chunks)
@@ -273,7 +275,7 @@ class Exchange:
         self.settle()
         event, status = self.judged
         if self.instead is None and status != self.status and self.status < 400 and event in _NO_SUCCESS:
-            # Middleware inside of us made a success of what has ended as something else.
+            # Inner middleware turned the response into a success after the key had ended differently.
             self.instead = in_place_of(event, self.operation, self.once)
         if self.instead is not None:
             return self._answer(self.instead, self.record)
@@ -296,14 +298,14 @@ class Exchange:
     # -- after the handler ---------------------------------------------------------------------------------------
 
     def conclude(self, status: int, headers: Headers, body: bytes | None) -> None:
-        """The response is complete: store it. ``record`` and ``instead`` say how that went."""
+        """The response is complete: store it. Sets ``record`` and ``instead``."""
         move, instead = answered(self.operation, status, headers, body, self.once)
         self.judged = (move.event, status)
         self._finish(move)
         self.instead = self.instead or instead
 
     def failed(self, error: BaseException) -> Answer | None:
-        """The handler raised. Returns our answer to that, where we have one."""
+        """The handler raised. Returns oncekey's answer, or None if the exception must reach the server."""
         if self.concluded:
             return None
         move, answer = raised(self.operation, error, self.once)
@@ -315,7 +317,7 @@ class Exchange:
         return self._answer_or_raise(self.failed(error), error)
 
     def _answer_or_raise(self, answer: Answer | None, error: BaseException) -> Iterable[bytes]:
-        self.settle()  # the app has ended, also by a commit of its own that failed
+        self.settle()  # the app has ended, perhaps because its own commit failed
         if answer is None:
             raise error
         return self._answer(self.instead or answer, self.record)
@@ -327,13 +329,13 @@ class Exchange:
             flow = engine.finish(operation, move.event, move.response, move.reason)
             finished = engine.run_blocking(flow, self.policy.begin_seconds)
         except OperatorError:
-            # It ran, and the store does not know yet. The keeper goes on trying; the client has to ask again.
+            # The handler ran, and the store does not have the result. The keeper retries; the client must ask again.
             engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
             self.record = operation.record
             self.instead = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
             return
         except BaseException:
-            # Nobody will end it any more: its lease runs out, and others may write again.
+            # No code will end this attempt: let its lease run out, and release the gate for other writers.
             engine.keeper.unwatch(operation)
             if operation.enlisted is not None:
                 operation.enlisted.release()
@@ -342,13 +344,13 @@ class Exchange:
             self.uncommitted, self.record = move, finished.record
             return
         engine.keeper.unwatch(operation)
-        if move.event is not Event.DISCARD:  # an unused key does not expire
+        if move.event is not Event.DISCARD:  # an unused key has no expiry to show
             self.record = finished.record
         if not finished.stored:
             self.instead = answer_instead(finished, self.operation, self.wanted, self.once)
 
     def settle(self) -> None:
-        """The app has returned, so it has committed or never will: ``instead`` says what the key says."""
+        """The app has returned, so it has committed or never will: finish, and set ``instead`` if it has not."""
         move, self.uncommitted = self.uncommitted, None
         if move is not None:
             self._finish(move)

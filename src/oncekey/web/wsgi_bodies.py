@@ -1,4 +1,4 @@
-"""Response bodies in WSGI: the app's iterable as we consume it, and what passes through since it cannot be stored."""
+"""Response bodies in WSGI: the app's iterable, and a response that passes through because it cannot be stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class AppBody:
-    """The app's iterable, run in its context, with what it ``write``s in the old style in front."""
+    """The app's iterable, run in its context, with the bytes from WSGI's old ``write`` function in front."""
 
     def __init__(self, iterable: Iterable[bytes], context: contextvars.Context, written: list[bytes]) -> None:
         self._iterable = iterable
@@ -22,7 +22,7 @@ class AppBody:
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._pieces  # always the same one: who stops and comes back goes on where they were
+        return self._pieces  # always the same iterator, so that a second loop continues where the first stopped
 
     def _run(self) -> Iterator[bytes]:
         while True:
@@ -47,7 +47,7 @@ class AppBody:
 
 
 class Streamed:
-    """A response that passes through. Its last piece waits for the store; a client that leaves stops nothing."""
+    """A response that passes through. Its last piece waits for the store; a disconnect does not stop the handler."""
 
     def __init__(self, exchange: Exchange, chunks: list[bytes], rest: AppBody) -> None:
         self._exchange = exchange
@@ -74,7 +74,7 @@ class Streamed:
         try:
             yield from self._rest
         except GeneratorExit:
-            raise  # we are being closed, the app did nothing wrong
+            raise  # this body is being closed; the app did not fail
         except BaseException as error:
             self._exchange.failed(error)
             raise
@@ -85,7 +85,7 @@ class Streamed:
     def close(self) -> None:
         try:
             for _ in self._source:
-                pass  # the client left: the handler goes on to its end all the same
+                pass  # the client disconnected, but the handler must run to its end
         finally:
             self._rest.close()
             self._exchange.settle()
