@@ -1,6 +1,6 @@
-"""The public conformance suite: whatever passes it is a store.
+"""The public conformance suite: a class that passes it is a store.
 
-Give it a way to make your store, in a file of your own, and run pytest::
+Say how to make your store, in a test file of your own, and run pytest::
 
     from oncekey.testing.store_suite import StoreSuite
 
@@ -12,20 +12,20 @@ Give it a way to make your store, in a file of your own, and run pytest::
         def make_store(self):
             return MyStore(self.path, clock=self.clock)
 
-``make_store`` is called with no rows in the store at the first call of a test, and again for a second object over
-the same rows. A store that measures time on a server's clock, and so takes no ``clock``, says how a row ages::
+The first call of ``make_store`` in a test must return a store without rows. A further call in the same test must return
+another object over the same rows. A store that uses a server's clock, and so takes no ``clock``, defines ``age``::
 
         def age(self, store, scope, key, seconds):
-            ...  # UPDATE … SET lease_until = lease_until - seconds, and so all other times of the row
+            ...  # UPDATE … SET lease_until = lease_until - seconds, and the same for all other times of the row
 
-No test sleeps. What a store does not promise (``Capabilities``) is skipped; nothing else differs between stores.
+No test sleeps. Tests of what a store does not promise (``Capabilities``) are skipped; all others run for every store.
 """
 
 from __future__ import annotations
 
 import pytest
 
-# Before they are imported: a failing assert in them then shows its values.
+# Register them before the import, so that a failing assert in them shows its values.
 for _part in ("base", "moves", "rows", "steps", "lookups", "faults", "jobs_base", "jobs", "job_upkeep"):
     pytest.register_assert_rewrite(f"oncekey.testing.store_suite_{_part}")
 

@@ -1,6 +1,6 @@
-"""What the parts of the public store suite share: the hooks a subclass fills in, a clock, and ways to a state.
+"""What the parts of the public store suite share: the methods that a subclass defines, a clock, and ways to a state.
 
-Owns no test. The ways are found in ``core.states.TABLE``, so a state that is added there can be reached here.
+It has no tests. The ways come from ``core.states.TABLE``, so a state that is added there can be reached here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEASE = 60.0
 RETENTION = 3600.0
 QUARANTINE = 30.0
 AGES = 100 * RETENTION
-"""Older than anything here."""
+"""Longer than every other time in the suite."""
 
 RESPONSE = StoredResponse(201, (("content-type", "application/json"),), b'{"id":"pay_1"}')
 
@@ -27,7 +27,7 @@ Move = tuple[Transition, Actor]
 
 
 class Clock:
-    """A clock that stands still until it is moved; give it to a store that takes one."""
+    """A clock that changes only when a test moves it. Give it to a store that takes a clock."""
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
         self.now = start
@@ -56,16 +56,16 @@ WAYS = _ways()
 
 
 class SuiteBase:
-    """Fill in :meth:`make_store`, and :meth:`age` where the store does not take ``self.clock``."""
+    """Define :meth:`make_store`, and :meth:`age` if the store does not take ``self.clock``."""
 
     clock: Clock
 
     def make_store(self) -> Store:
-        """A store without rows, of this test alone. Called again in one test: another object, the same rows."""
+        """Make a store without rows, for this test alone. A second call in a test: another object, the same rows."""
         raise NotImplementedError("say how to make the store")
 
     def age(self, store: Store, scope: str, key: str, seconds: float) -> None:
-        """Let ``seconds`` pass for this row (negative: back). Whether they pass for others too does not matter.
+        """Let ``seconds`` pass for this row (negative: back). They may pass for other rows too.
 
         A store with a clock of its own moves all times of the row back instead.
         """
@@ -97,7 +97,7 @@ class SuiteBase:
         owner: str | None = None,
         recipe: str | None = None,
     ) -> Reservation:
-        """A request like no other: its owner and its fingerprint are new."""
+        """A reservation with a new owner and a new fingerprint."""
         number = next(self._numbers)
         return Reservation(
             scope=scope,
@@ -115,7 +115,7 @@ class SuiteBase:
     # moves
 
     def change(self, record: Record, move: Move, *, retention: float = RETENTION) -> Swap:
-        """The Swap for a row of the table, with everything set that such a move can set."""
+        """The Swap for a row of the table. It sets every field that such a move can set."""
         row, actor = move
         starts = row.event in STARTS
         return swap(
@@ -132,11 +132,11 @@ class SuiteBase:
         )
 
     def _new(self, record: Record, retention: float) -> Reservation:
-        # Other effects than the row has: the code that runs now says where they live.
+        # Other effects than the row has: the reservation decides them, not the row.
         return self.reservation(record.key, scope=record.scope, retention=retention, effects=Effects.TRANSACTIONAL)
 
     def ripen(self, store: Store, record: Record, move: Move) -> None:
-        """Let the time pass that the move asks for; it can then be made, and could not before."""
+        """Let the time pass that the move needs. Before that the store must refuse it."""
         if (seconds := waiting_time(record, move)) > 0:
             self.age(store, record.scope, record.key, seconds)
 
@@ -150,7 +150,7 @@ class SuiteBase:
         retention: float = RETENTION,
         steps: bool = False,
     ) -> Record:
-        """A row in this state, brought there by moves of the table; with ``steps`` one of them is done."""
+        """Bring a row into this state by moves of the table. With ``steps``, one step of it is done."""
         wanted = self.reservation(key, scope=scope, retention=retention, recipe='{"headers":["accept"]}')
         record = one(store.reserve([wanted])[0].record)
         if steps:
@@ -181,6 +181,6 @@ def one(record: Record | None) -> Record:
 
 
 def stored(store: Store, scope: str = "tenant-1", key: str = "key-1") -> Record | None:
-    """The row as it is committed, without the moment of reading: equal means untouched."""
+    """The committed row, without the time of the read. If two of them are equal, the row did not change."""
     (record,) = store.read([(scope, key)])
     return None if record is None else replace(record, now=0.0)

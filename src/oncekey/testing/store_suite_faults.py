@@ -1,6 +1,6 @@
-"""The part of the store suite that is about company: threads, processes, forks and a process that is killed.
+"""The part of the store suite about threads, processes, forks and a process that is killed.
 
-Tests ask ``Capabilities`` whether they apply, never which store it is.
+A test asks ``Capabilities`` whether it applies. It never asks which store it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _needs_processes(store: Store) -> None:
 
 
 def _owners(store: Store, batch: list[Reservation]) -> list[str]:
-    """Who owns these keys. "Busy, ask again" is an allowed answer in a race; "yours" to two is not."""
+    """The owners of these keys. In a race a store may answer "busy". It may not give a key to two callers."""
     found = store.reserve(batch)
     for _ in range(_TRIES):
         if not any(answer.busy for answer in found):
@@ -44,7 +44,7 @@ class FaultSuite(SuiteBase):
     # threads
 
     def test_of_many_threads_one_owns_the_key(self, store: Store) -> None:
-        """16 threads reserve 20 keys at once: for each key all of them see one owner, and it is one of them."""
+        """16 threads reserve 20 keys at once: for each key all threads see the same owner, and it is one of theirs."""
         wanted = [[self.reservation(f"key-{key}") for key in range(20)] for _ in range(_THREADS)]
 
         def reserve(number: int) -> list[str]:
@@ -57,7 +57,7 @@ class FaultSuite(SuiteBase):
             assert owners <= {batch[key].owner for batch in wanted}
 
     def test_of_many_threads_one_retries(self, store: Store) -> None:
-        """16 threads claim one retryable key with what they all saw: one moves it, 15 are refused."""
+        """16 threads claim the same retryable key: one moves it, 15 are refused."""
         record = self.drive(store, State.FAILED_RETRYABLE)
         changes = [swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation()) for _ in range(_THREADS)]
         moved = in_threads(store, lambda number: store.swap([changes[number]])[0], _THREADS)
@@ -67,7 +67,7 @@ class FaultSuite(SuiteBase):
         assert one(stored(store)).attempt == 2
 
     def test_a_thread_that_disconnected_connects_again(self, store: Store) -> None:
-        """Between two verbs the connection may be closed, more than once, by its own thread."""
+        """A thread may close its connection between two verbs, more than once."""
         self.drive(store, State.IN_PROGRESS)
         before = stored(store)
         store.disconnect()
@@ -77,7 +77,7 @@ class FaultSuite(SuiteBase):
     # migrations
 
     def test_migrating_twice_runs_nothing_twice(self, store: Store) -> None:
-        """The fixture has migrated already: nothing is left to do, the check is silent, and rows stay."""
+        """The fixture has migrated already: no migration runs, the check raises nothing, and rows stay."""
         self.drive(store, State.COMPLETED)
         before = stored(store)
         assert store.migrate() == []
@@ -124,7 +124,7 @@ class FaultSuite(SuiteBase):
     # processes
 
     def test_of_two_processes_one_owns_each_key(self, store: Store) -> None:
-        """Two processes reserve the same 200 keys in batches: each key has one owner, and no key has none."""
+        """Two processes reserve the same 200 keys in batches: each key has exactly one owner."""
         _needs_processes(store)
 
         def batches(process: int) -> list[list[Reservation]]:
@@ -153,7 +153,7 @@ class FaultSuite(SuiteBase):
         assert len(mine) + len(theirs) == 200
 
     def test_another_process_sees_what_was_committed(self, store: Store) -> None:
-        """A row that this process completed is replayed by another one, byte for byte."""
+        """Another process reads the response that this process stored, byte for byte."""
         _needs_processes(store)
         self.drive(store, State.COMPLETED)
 
@@ -197,7 +197,7 @@ class FaultSuite(SuiteBase):
             assert stored(store, key=key) is not None
 
     def test_a_child_loses_nothing_when_its_parent_closes(self, store: Store) -> None:
-        """A server forks its workers and closes its own store: what a worker then commits is there."""
+        """A server forks its workers and closes its own store: the worker's later commits are stored."""
         _needs_processes(store)
         self.drive(store, State.IN_PROGRESS, "before")
 
@@ -206,7 +206,7 @@ class FaultSuite(SuiteBase):
             wrote.give()
             closed.wait()
             self.drive(store, State.COMPLETED, "child-2")
-            os._exit(0)  # as a worker that is killed: no close, no farewell
+            os._exit(0)  # as a worker that is killed: it closes nothing
 
         with Signal() as wrote, Signal() as closed:
             child = Child(work)
@@ -222,7 +222,7 @@ class FaultSuite(SuiteBase):
             other.close()
 
     def test_a_fork_while_other_threads_write_harms_nobody(self, store: Store) -> None:
-        """Children forked in the middle of other threads' verbs work, and so do the threads."""
+        """Children that are forked while other threads use the store work, and so do the threads."""
         _needs_processes(store)
         stop = threading.Event()
         written: list[str] = []
@@ -254,7 +254,7 @@ class FaultSuite(SuiteBase):
     # a process that is killed
 
     def test_a_reservation_survives_kill_9(self) -> None:
-        """A process is killed right after ``reserve`` returned: its row is there, its lease still runs (I1)."""
+        """A process is killed right after ``reserve`` returned: its row is stored, and its lease still runs (I1)."""
         _needs_processes(probe := self.make_store())
         if not probe.capabilities.durable:
             pytest.skip("this store keeps nothing")
@@ -276,7 +276,7 @@ class FaultSuite(SuiteBase):
             store.close()
 
     def test_a_completion_survives_kill_9(self, store: Store) -> None:
-        """A process is killed right after ``swap`` returned: the response is there to be replayed (I2)."""
+        """A process is killed right after ``swap`` returned: the response is stored (I2)."""
         _needs_processes(store)
         if not store.capabilities.durable:
             pytest.skip("this store keeps nothing")
@@ -290,7 +290,7 @@ class FaultSuite(SuiteBase):
         assert one(stored(store)).response == RESPONSE
 
     def test_a_step_survives_kill_9_together_with_its_move(self, store: Store) -> None:
-        """A process is killed right after an intent was written: another one sees that it may have been carried out."""
+        """A process is killed right after it wrote an intent: another process sees the intent."""
         _needs_processes(store)
         if not store.capabilities.durable:
             pytest.skip("this store keeps nothing")

@@ -1,4 +1,4 @@
-"""The part of the outbox suite that is about those who come later: operators with dead letters, and the reaper."""
+"""The part of the outbox suite about operators with dead letters, and about the reaper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class JobUpkeepSuite(JobSuiteBase):
     # operators
 
     def test_an_operator_takes_a_dead_letter_up_again(self, store: Store) -> None:
-        """Attempts start over, the history stays, the key is pending again and lives to see it, and it is audited."""
+        """Attempts start over, the history stays, the key is pending with a new expiry, and the audit has a line."""
         key = self.drive(store, State.PENDING)
         job_id = self.dead(store, of=key)
         self.age(store, key.scope, key.key, RETENTION + 100)
@@ -42,7 +42,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert one(stored(store)).state is State.COMPLETED
 
     def test_a_key_that_was_resolved_meanwhile_stays_so(self, store: Store) -> None:
-        """The job may run again, but what an operator or the reconciler said of the key is not undone."""
+        """The job may run again, but the verdict of an operator or the reconciler about the key stays."""
         key = self.drive(store, State.PENDING)
         job_id = self.dead(store, of=key)
         unknown = one(store.read([(key.scope, key.key)])[0])
@@ -52,7 +52,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert stored(store) == before
 
     def test_a_job_that_settles_nothing_reopens_nothing(self, store: Store) -> None:
-        """A key that is unknown for reasons of its own is not a receipt's to reopen."""
+        """A job that does not settle its key does not change a key that is unknown for another reason."""
         key = self.drive(store, State.UNKNOWN)
         before = stored(store)
         job_id = self.added(store, of=key, settles=False)
@@ -62,7 +62,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert stored(store) == before
 
     def test_an_operator_puts_a_dead_letter_away(self, store: Store) -> None:
-        """Its key stays unknown: that it did not happen is not said by this."""
+        """Its key stays unknown, because a discarded job does not prove that nothing happened."""
         key = self.drive(store, State.PENDING)
         job_id = self.dead(store, of=key)
         job = store.redirect(job_id, JobState.CANCELLED, Audit("bob", "obsolete"))
@@ -83,7 +83,7 @@ class JobUpkeepSuite(JobSuiteBase):
     # the reaper
 
     def test_jobs_that_are_over_are_purged(self, store: Store) -> None:
-        """Done and cancelled ones, old enough, at most so many; never one that somebody must still look at."""
+        """Done and cancelled jobs that are old enough are purged, up to the limit. Dead letters are never purged."""
         self.dead(store, 1)
         over = [self.running(store, number) for number in (2, 3)]
         store.conclude([Conclusion(job_id, WORKER, JobEnd.DONE) for job_id in over])
@@ -101,13 +101,13 @@ class JobUpkeepSuite(JobSuiteBase):
         assert left == {"job-0001", "job-0005", "job-0006", fresh}
 
     def running_of(self, store: Store, number: int) -> str:
-        """A job that RIVAL runs, whatever else is due."""
+        """A job that RIVAL runs, of a task of its own, so that other due jobs are not claimed."""
         job_id = self.added(store, number, task="mine")
         assert [job.id for job in store.claim(RIVAL, ["mine"], 1, LEASE)] == [job_id]
         return job_id
 
     def test_a_key_that_nobody_settled_in_time_fails(self, store: Store) -> None:
-        """Key and job in one step: the response is the reaper's, and no worker will ever run the job."""
+        """The key gets the reaper's response and the job is cancelled, in one step. No worker runs the job later."""
         key = self.drive(store, State.PENDING)
         job_id = self.added(store, of=key)
         assert store.time_out(10, TIMEOUT_RESPONSE) == []  # not past its expiry yet
@@ -122,8 +122,8 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.time_out(10, TIMEOUT_RESPONSE) == []
 
     def test_a_key_whose_job_is_running_is_left_to_it(self, store: Store) -> None:
-        """Hazard 11. Once that worker's lease is over nobody is running it, but it may have happened: unknown, on the
-        reconciler's list, without a response; and the late end is refused."""
+        """Hazard 11. When the lease of that worker is over, the job may have had its effect. The key becomes unknown
+        without a response, the reconciler gets it, and the late end of the worker is refused."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
         self.age(store, key.scope, key.key, RETENTION + 1)
@@ -143,7 +143,7 @@ class JobUpkeepSuite(JobSuiteBase):
 
     @pytest.mark.parametrize("how", ["to be tried again", "cut off", "sent back by an operator"])
     def test_a_key_whose_job_was_tried_is_unknown(self, store: Store, how: str) -> None:
-        """An attempt that failed may have had its effect all the same; also where an operator let it start over."""
+        """An attempt that failed may still have had its effect, also after an operator sent the job back."""
         key = self.drive(store, State.PENDING)
         if how != "sent back by an operator":
             job_id = self.running(store, of=key)
@@ -162,7 +162,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.time_out(10, TIMEOUT_RESPONSE) == []
 
     def test_a_key_whose_job_was_given_back_fails(self, store: Store) -> None:
-        """A worker that did not begin has tried nothing."""
+        """A worker that released the job without an error had not started its task."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
         assert store.conclude([Conclusion(job_id, WORKER, JobEnd.RELEASE)]) == [True]
@@ -171,7 +171,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert one(stored(store)).response == TIMEOUT_RESPONSE
 
     def test_a_pending_key_without_a_job_does_not_stay_stuck(self, store: Store) -> None:
-        """I4. Other jobs of the key, that settle nothing, are not touched by a time-out."""
+        """I4. A time-out does not change other jobs of the key, which do not settle it."""
         key = self.drive(store, State.PENDING)
         other = self.added(store, 1, of=key, settles=False)
         self.age(store, key.scope, key.key, RETENTION + 1)
@@ -179,12 +179,12 @@ class JobUpkeepSuite(JobSuiteBase):
         assert one_job(store, other).state is JobState.READY
 
     def test_running_jobs_are_not_in_the_way_of_others(self, store: Store) -> None:
-        """The oldest is left to its worker, and does not use up what was asked for."""
+        """The oldest job is left to its worker, and does not count towards the limit."""
         live, free = (self.drive(store, State.PENDING, f"key-{number}") for number in (1, 2))
         job_id = self.running(store, 1, of=live)
         self.added(store, 2, of=free)
         self.age(store, live.scope, live.key, RETENTION + 100)
-        if free.expires_at > self.now():  # where a clock was not moved for all
+        if free.expires_at > self.now():  # if ``age`` moved only the other row
             self.age(store, free.scope, free.key, RETENTION + 1)
         store.renew_jobs(WORKER, [job_id], LEASE)
         assert store.time_out(1, TIMEOUT_RESPONSE) == [(free.scope, free.key)]

@@ -1,4 +1,4 @@
-"""The part of the outbox suite that is about a worker: claims, leases, ends, and the key that a job settles."""
+"""The part of the outbox suite about a worker: claims, leases, ends, and the key that a job settles."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JobSuite(JobSuiteBase):
     # claims
 
     def test_a_job_is_claimed_as_it_was_added(self, store: Store) -> None:
-        """Every field arrives; it is running under the claim's owner, with attempt 1 and a lease from now."""
+        """Every field is kept. The job runs under the claim's owner, with attempt 1 and a lease from now."""
         job_id = self.added(store)
         (job,) = claim(store)
         assert (job.id, job.scope, job.key, job.key_owner) == (job_id, "tenant-1", "key-1", "owner-0")
@@ -51,7 +51,7 @@ class JobSuite(JobSuiteBase):
         assert claim(store, RIVAL) == []
 
     def test_a_claim_takes_the_oldest_and_no_more_than_asked(self, store: Store) -> None:
-        """Three of five, in the order in which they were due."""
+        """It takes three of five jobs, in the order in which they were due."""
         for number, ago in enumerate((10, 50, 30, 40, 20), start=1):
             self.added(store, number, run_at=self.now() - ago)
         assert [job.id for job in claim(store, limit=3)] == ["job-0002", "job-0004", "job-0003"]
@@ -85,7 +85,7 @@ class JobSuite(JobSuiteBase):
     # leases
 
     def test_a_job_whose_lease_is_over_is_claimed_again(self, store: Store) -> None:
-        """Attempt 2 under the new owner; the lost attempt is in the history, and its owner can write nothing."""
+        """The new owner has attempt 2. The lost attempt is in the history, and its owner cannot write."""
         job_id = self.running(store)
         self.age_job(store, job_id, LEASE + 1)
         (job,) = claim(store, RIVAL)
@@ -97,7 +97,7 @@ class JobSuite(JobSuiteBase):
         assert replace(one_job(store, job_id), now=job.now) == job
 
     def test_lost_jobs_come_before_new_ones(self, store: Store) -> None:
-        """And both together are never more than asked."""
+        """A lost job is claimed first, also if a new job is due."""
         lost = self.running(store, 1)
         self.age_job(store, lost, LEASE + 1)
         new = self.added(store, 2)
@@ -114,7 +114,7 @@ class JobSuite(JobSuiteBase):
         assert len(claim(store, RIVAL)) == 2
 
     def test_a_renewed_lease_holds_from_now(self, store: Store) -> None:
-        """Of three ids, one is not ours and one never was: only ours is renewed, and outlives its first lease."""
+        """Of three ids, one job is done and one does not exist: only the running job's lease is renewed."""
         mine, done = self.running(store, 1), self.running(store, 2)
         store.conclude([Conclusion(done, WORKER, JobEnd.DONE)])
         self.age_job(store, mine, LEASE - 1)
@@ -137,7 +137,7 @@ class JobSuite(JobSuiteBase):
         assert one_job(store, job_id).state is JobState.DONE
 
     def test_a_failed_attempt_is_tried_again_later(self, store: Store) -> None:
-        """Not before its time; the error stands in the row and in the history, also after it went well."""
+        """It is not claimed before its time. The error stays in the history, also after a later success."""
         job_id = self.running(store)
         failed = Conclusion(job_id, WORKER, JobEnd.RETRY, retry_in=100.0, error="the mail server said no")
         assert store.conclude([failed]) == [True]
@@ -154,7 +154,7 @@ class JobSuite(JobSuiteBase):
 
     @pytest.mark.parametrize("error", [None, "cut off"])
     def test_a_released_job_has_its_attempt_back(self, store: Store, error: str | None) -> None:
-        """Ready at once, and the attempt does not count; that the task had begun is remembered, where it had."""
+        """It is ready at once, and the attempt does not count. The history has a line if the task had begun."""
         job_id = self.running(store)
         assert store.conclude([Conclusion(job_id, WORKER, JobEnd.RELEASE, error=error)]) == [True]
         job = one_job(store, job_id)
@@ -171,7 +171,7 @@ class JobSuite(JobSuiteBase):
         assert claim(store, RIVAL) == []
 
     def test_a_history_is_cut_and_so_are_errors(self, store: Store) -> None:
-        """The last 20 attempts, at most 500 characters each, and no text that the store could not take."""
+        """It keeps the last 20 attempts, at most 500 characters of each error, and only text that every store takes."""
         job_id = self.added(store)
         for number in range(1, 24):
             assert [job.id for job in claim(store)] == [job_id]
@@ -185,7 +185,7 @@ class JobSuite(JobSuiteBase):
         assert all(line["at"] == pytest.approx(job.now, abs=60) for line in history(job))
 
     def test_a_batch_ends_each_as_it_says(self, store: Store) -> None:
-        """Four kinds of end and one that is not ours, in one batch; the answers stand in its order."""
+        """One batch has four kinds of end, and one end by a wrong owner. The answers are in the order of the batch."""
         for number in range(1, 6):
             self.added(store, number)
         ids = [job.id for job in claim(store)]
@@ -200,7 +200,7 @@ class JobSuite(JobSuiteBase):
 
     @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
     def test_a_job_settles_its_key_with_its_own_end(self, store: Store, state: State) -> None:
-        """The response is stored, the key is final, and kept for its whole retention from now on."""
+        """The response is stored, and the key is final. Its whole retention counts from now on."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
         self.age(store, key.scope, key.key, RETENTION - 10)
@@ -213,7 +213,7 @@ class JobSuite(JobSuiteBase):
         assert row.expires_at == pytest.approx(row.finished_at + RETENTION)
 
     def test_a_dead_letter_makes_its_key_unknown(self, store: Store) -> None:
-        """And it is on the reconciler's list at once (I4)."""
+        """The key is due for the reconciler at once (I4)."""
         key = self.drive(store, State.PENDING)
         self.dead(store, of=key)
         (row,) = store.read([(key.scope, key.key)])
@@ -223,7 +223,7 @@ class JobSuite(JobSuiteBase):
         assert row.reconcile_at <= row.now
 
     def test_only_the_keys_own_generation_is_settled(self, store: Store) -> None:
-        """A key that is pending for another attempt's job stays as it is; the job itself is done."""
+        """A key that is pending for the job of another attempt does not change. The job itself is done."""
         key = self.drive(store, State.PENDING)
         before = stored(store)
         job_id = self.running(store, of=replace(key, owner="an earlier owner"))
@@ -240,7 +240,7 @@ class JobSuite(JobSuiteBase):
         assert stored(store) == before
 
     def test_who_has_lost_the_job_settles_nothing(self, store: Store) -> None:
-        """I3: the key follows the job's new owner."""
+        """I3: only the job's new owner settles the key."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
         self.age_job(store, job_id, LEASE + 1)
@@ -262,7 +262,7 @@ class JobSuite(JobSuiteBase):
     # the provider's id, lists, health
 
     def test_the_providers_id_is_kept(self, store: Store) -> None:
-        """Before the job is done, and a later attempt sees it."""
+        """It is stored before the job is done, and a later attempt sees it."""
         job_id = self.running(store)
         assert store.note_provider(job_id, WORKER, "ch_123") is True
         self.age_job(store, job_id, LEASE + 1)
@@ -270,7 +270,7 @@ class JobSuite(JobSuiteBase):
         assert job.provider_id == "ch_123"
 
     def test_jobs_are_listed_by_state(self, store: Store) -> None:
-        """Oldest first, no more than asked; and one by its id."""
+        """The oldest comes first, up to the limit. One job can be read by its id."""
         self.dead(store, 1)
         done = self.running(store, 2)
         store.conclude([Conclusion(done, WORKER, JobEnd.DONE)])

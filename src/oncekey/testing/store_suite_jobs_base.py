@@ -1,4 +1,4 @@
-"""What the outbox's parts of the store suite share: how a job is added, claimed and let go stale."""
+"""What the parts of the outbox suite share: how a job is added and claimed, and how it ages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_RESPONSE = StoredResponse(408, (("content-type", "application/problem+js
 
 
 class JobSuiteBase(SuiteBase):
-    """Jobs in the states that tests begin with."""
+    """Makes jobs in the states that tests begin with."""
 
     def add_job(self, store: Store, job: NewJob) -> None:
         raise NotImplementedError("say how a job is added")
@@ -36,7 +36,7 @@ class JobSuiteBase(SuiteBase):
     # values
 
     def added(self, store: Store, number: int = 1, *, of: Record | None = None, **changes: Any) -> str:
-        """A job, added; its id. With ``of`` it belongs to that key, and settles it."""
+        """Add a job, and return its id. With ``of`` the job belongs to that key, and settles it."""
         job = NewJob(
             id=f"job-{number:04d}",
             scope=of.scope if of else "tenant-1",

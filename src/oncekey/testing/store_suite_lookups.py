@@ -1,4 +1,4 @@
-"""The part of the store suite about finding keys by something else than their key: for webhooks and operators."""
+"""The part of the store suite about finding keys without their key, for webhooks and operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEP = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=True)
 
 class LookupSuite(SuiteBase):
     def _sent(self, store: Store, key: str, scope: str = "tenant-1", **known: str) -> Record:
-        """A row in progress, one step of which went to a provider."""
+        """A row in progress with a step that called a provider."""
         record = self.drive(store, State.IN_PROGRESS, key, scope=scope)
         change = swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="started", step=replace(_STEP, **known))  # type: ignore[arg-type]
         return one(store.swap([change])[0])
@@ -25,7 +25,7 @@ class LookupSuite(SuiteBase):
     # find
 
     def test_a_webhook_finds_its_key(self, store: Store) -> None:
-        """By what was sent to the provider, or by what the provider calls it; only the same bytes are the same."""
+        """It finds the key by the downstream key, or by the provider's id. Both are compared as bytes."""
         self._sent(store, "a", downstream_key="dk_1", provider_id="ch_1")
         self._sent(store, "b", downstream_key="dk_2", provider_id="ch_1")
         self._sent(store, "c", "tenant-2", downstream_key="DK_1", provider_id="dk_1")
@@ -37,7 +37,7 @@ class LookupSuite(SuiteBase):
         assert store.find() == []
 
     def test_a_key_with_several_steps_is_found_once(self, store: Store) -> None:
-        """And at most so many keys are named, in the order of (scope, key)."""
+        """At most ``FOUND`` keys are returned, in the order of (scope, key)."""
         keys = [f"key-{number:02}" for number in range(FOUND + 2)]
         for key in reversed(keys):
             record = self._sent(store, key, downstream_key="dk", provider_id="ch")
@@ -49,7 +49,7 @@ class LookupSuite(SuiteBase):
     # listing
 
     def test_a_listing_shows_every_row_by_its_key_without_its_response(self, store: Store) -> None:
-        """One row of each state, in the order of (scope, key), as it is but for the stored answer."""
+        """There is one row of each state. They are listed in the order of (scope, key), without their responses."""
         for number, state in enumerate(State):
             self.drive(store, state, f"{state}-key", scope=f"tenant-{number % 3}")
         listed = store.listing()
@@ -60,7 +60,7 @@ class LookupSuite(SuiteBase):
 
     @pytest.mark.parametrize("state", list(State))
     def test_a_listing_of_one_state_shows_it_alone(self, store: Store, state: State) -> None:
-        """Whatever index serves it; also retryable rows with and without steps, and dead letters."""
+        """Each state may use another index. Retryable rows with and without steps and dead letters are listed too."""
         for other in State:
             for key in ("b", "a"):
                 self.drive(store, other, f"{other}-{key}")
@@ -75,7 +75,7 @@ class LookupSuite(SuiteBase):
         assert store.listing(state, "tenant-2") == []
 
     def test_a_listing_is_narrowed_by_scope_operation_and_age(self, store: Store) -> None:
-        """Filters add up; a scope or an operation is the same bytes or another one."""
+        """All filters apply together. A scope and an operation are compared as bytes."""
         refund = replace(self.reservation("old", scope="b"), operation="POST /refunds")
         store.reserve([refund])
         self.drive(store, State.IN_PROGRESS, "old", scope="a")
@@ -93,7 +93,7 @@ class LookupSuite(SuiteBase):
         assert [(row.scope, row.key) for row in both] == [("b", "old")]
 
     def test_a_long_listing_is_read_on_from_where_it_ended(self, store: Store) -> None:
-        """``after`` is the last row of the page before: nothing is missed, nothing is shown twice."""
+        """``after`` is the last row of the page before: no row is left out, and none is shown twice."""
         wanted = [self.reservation(f"key-{number:02}", scope=scope) for scope in ("a", "b", "B") for number in range(5)]
         store.reserve(wanted)
         pages: list[tuple[str, str]] = []
@@ -109,7 +109,7 @@ class LookupSuite(SuiteBase):
     # health
 
     def test_the_counts_say_what_is_there(self, store: Store) -> None:
-        """Rows by state; nothing waits where nothing is there."""
+        """They count rows by state. In an empty store all numbers are 0."""
         empty = store.counts()
         assert empty.counts == dict.fromkeys(State, 0)
         assert (empty.dead, empty.oldest_unknown_seconds, empty.lease_over_seconds) == (0, 0.0, 0.0)
@@ -119,7 +119,7 @@ class LookupSuite(SuiteBase):
         assert store.counts().counts == {state: number for number, state in enumerate(State, start=1)}
 
     def test_the_counts_say_what_has_waited_too_long(self, store: Store) -> None:
-        """The oldest lease that is over, and the oldest unknown outcome; a running lease has not waited."""
+        """They show the oldest lease that is over and the oldest unknown outcome. A running lease counts as 0."""
         self.drive(store, State.IN_PROGRESS, "running")
         assert store.counts().lease_over_seconds == 0.0
         self.age(store, "tenant-1", "running", LEASE + 50)

@@ -1,6 +1,6 @@
-"""The part of the store suite that is about moves: one pair of tests per row of ``core.states.TABLE`` and actor.
+"""The part of the store suite about moves: one pair of tests per row of ``core.states.TABLE`` and actor.
 
-A row that is added to the table is tested by itself. Time never passes: it is moved (see ``SuiteBase.age``).
+A row that is added to the table gets its tests without more code. No test waits: it moves the time (``SuiteBase.age``).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _MOVES = [
 _TIMED = {Condition.LEASE_OVER, Condition.QUARANTINE_OVER, Condition.PAST_EXPIRY}
 _WITH_STEPS = {Condition.HAS_STEPS, Condition.MAY_HAVE_BEGUN}
 _NEARLY = 2.0
-"""Seconds before a move becomes possible: it must still be refused."""
+"""This many seconds before a move becomes possible, the store must still refuse it."""
 
 
 class MoveSuite(SuiteBase):
     def _before(self, store: Store, move: Move) -> Record:
-        """A row from which the move can be made, once its time has come."""
+        """A row from which the move can be made, when enough time has passed."""
         row, _ = move
         assert row.source is not None
         return self.drive(store, row.source, steps=bool(_WITH_STEPS & row.when))
 
     @pytest.mark.parametrize("move", _MOVES)
     def test_a_move_of_the_table_is_made(self, store: Store, move: Move) -> None:
-        """A row that is as the table asks moves to where the table says, and the answer is what is stored."""
+        """A row that meets the table's conditions moves to the table's target. The answer equals the stored row."""
         before = self._before(store, move)
         self.ripen(store, before, move)
         before = one(store.read([(before.scope, before.key)])[0])
@@ -64,7 +64,7 @@ class MoveSuite(SuiteBase):
         assert moved.response == (RESPONSE if row.target in FINAL else None)
         assert moved.last_error == change.last_error
         assert (moved.finished_at is not None) == (row.target in FINAL)
-        # Postponed without a time it is asked no more; entering ``unknown`` always puts it on the list.
+        # A row that is postponed without a time is not asked about again. A row that becomes ``unknown`` always is.
         assert (moved.reconcile_at is not None) == (row.target is State.UNKNOWN and row.event is not Event.POSTPONE)
         tries = 0 if row.event is Event.RESERVE else before.reconcile_tries + (row.event is Event.POSTPONE)
         assert moved.reconcile_tries == tries
@@ -93,7 +93,7 @@ class MoveSuite(SuiteBase):
 
     @pytest.mark.parametrize("move", _MOVES)
     def test_a_move_is_refused_unless_the_row_is_what_the_mover_saw(self, store: Store, move: Move) -> None:
-        """Another owner, another state, a lease or a retention that still runs: None, and nothing is written."""
+        """With another owner or state, or a lease or retention that still runs: None, and nothing is written."""
         before = self._before(store, move)
         change = self.change(before, move)
         if move[0].when & _TIMED:
@@ -114,10 +114,10 @@ class MoveSuite(SuiteBase):
             assert store.swap([bad]) == [None]
         assert stored(store) == as_it_was
         assert stored(store, key="no-such-key") is None
-        assert store.swap([change]) != [None]  # so it was the difference that was refused, and nothing else
+        assert store.swap([change]) != [None]  # so only the difference was refused
 
     def test_a_move_that_was_made_is_not_made_again(self, store: Store) -> None:
-        """The same swap a second time finds another state or owner, and is refused."""
+        """The same swap, sent a second time, finds another state or owner, and is refused."""
         record = self.drive(store, State.FAILED_RETRYABLE)
         change = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
         assert store.swap([change]) != [None]
@@ -126,7 +126,7 @@ class MoveSuite(SuiteBase):
         assert stored(store) == after
 
     def test_a_late_owner_writes_nothing(self, store: Store) -> None:
-        """Who was paused past its lease and taken over can neither renew, nor complete, nor release (hazard 1)."""
+        """An owner that was paused past its lease and replaced cannot renew, complete or release (hazard 1)."""
         paused = self.drive(store, State.IN_PROGRESS)
         self.age(store, paused.scope, paused.key, LEASE + 1)
         taken = swap(paused, Event.TAKE_OVER, Actor.REQUEST, reservation=self.reservation())
@@ -139,8 +139,8 @@ class MoveSuite(SuiteBase):
 
     @pytest.mark.parametrize("later", ["attempt", "step"])
     def test_what_is_no_longer_new_is_not_discarded(self, store: Store, later: str) -> None:
-        """Whoever gives back a reservation has not seen the row. A later attempt has a history, and a step is one:
-        deleted, a retry would run as new what has been done (I1)."""
+        """A lane that undoes a reservation has not seen the row. A later attempt or a step shows that work was done. If
+        the row were deleted, a retry would do that work again (I1)."""
         wanted = self.reservation()
         if later == "attempt":
             row = self.drive(store, State.FAILED_RETRYABLE)
@@ -165,7 +165,7 @@ class MoveSuite(SuiteBase):
         assert done.expires_at == pytest.approx(done.now + RETENTION, abs=1)
 
     def test_completing_never_shortens_the_expiry(self, store: Store) -> None:
-        """An expiry that lies further ahead than now + retention stays."""
+        """An expiry later than now + retention stays."""
         record = self.drive(store, State.IN_PROGRESS)
         self.age(store, record.scope, record.key, -500)
         before = one(stored(store))
@@ -174,7 +174,7 @@ class MoveSuite(SuiteBase):
         assert done.expires_at == pytest.approx(done.now + RETENTION + 500, abs=1)
 
     def test_the_recovery_point_survives_until_the_key_starts_over(self, store: Store) -> None:
-        """A released and retried key still knows the last step that is done."""
+        """A key that is released and retried still has the name of the last step that is done."""
         record = self.drive(store, State.IN_PROGRESS)
         for event, extra in ((Event.ADVANCE, "charge_created"), (Event.RENEW, None), (Event.RELEASE, None)):
             change = swap(record, event, Actor.OWNER, recovery_point=extra, lease_seconds=LEASE)
@@ -185,7 +185,7 @@ class MoveSuite(SuiteBase):
 
     @pytest.mark.parametrize("recipe", [None, '{"headers":["accept"]}'])
     def test_a_key_that_starts_over_has_no_past(self, store: Store, recipe: str | None) -> None:
-        """After expiry a new request gets the row as if it were the first: other request, attempt 1, no response."""
+        """After expiry a new request gets a row as if it were the first: new fingerprint, attempt 1, no response."""
         record = self.drive(store, State.FAILED_RETRYABLE)
         retry = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
         record = one(store.swap([retry])[0])
@@ -211,7 +211,7 @@ class MoveSuite(SuiteBase):
         )
 
     def test_an_error_and_a_time_to_reconcile_are_kept_until_the_next_move(self, store: Store) -> None:
-        """A doubtful row says why and when; once settled it says neither."""
+        """An unknown row has a reason and a time to ask again. A settled row has neither."""
         record = self.drive(store, State.IN_PROGRESS)
         doubt = swap(record, Event.DOUBT, Actor.OWNER, last_error="timeout ✂", reconcile_in=90)
         record = one(store.swap([doubt])[0])
@@ -224,7 +224,7 @@ class MoveSuite(SuiteBase):
         assert stored(store) == replace(record, now=0.0)
 
     def test_both_is_swap_and_then_reserve_in_one_commit(self, store: Store) -> None:
-        """What ends and what begins: the answers of the single verbs, all of it or nothing."""
+        """``both`` answers as ``swap`` and then ``reserve`` would. All of it is committed, or nothing."""
         if not store.capabilities.together:
             pytest.skip("this store does not do both at once")
         first, other = (self.drive(store, State.IN_PROGRESS, key) for key in ("key-1", "key-2"))

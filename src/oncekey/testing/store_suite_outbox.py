@@ -1,6 +1,6 @@
-"""The part of the store suite that is about the outbox: for stores whose transactions a request can enlist.
+"""The part of the store suite about the outbox, for stores whose transactions a request can enlist.
 
-A class of its own, because it needs a way to add a job as a request does, in a transaction of its own::
+It is a class of its own, because it must add a job as a request does, in a transaction::
 
     class TestMyOutbox(OutboxSuite):
         def make_store(self): ...
@@ -8,7 +8,8 @@ A class of its own, because it needs a way to add a job as a request does, in a 
         def add_job(self, store, job):
             ...  # run enqueue_statement(dialect) with job_parameters(job), and commit
 
-A store that takes no ``clock`` also says how a job ages (:meth:`OutboxSuite.age_job`) and what time it is.
+For a store that takes no ``clock``, also define how a job ages (:meth:`OutboxSuite.age_job`) and what time it is
+(:meth:`OutboxSuite.now`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of the store suite that is about rows: reservations, keys as bytes, responses, batches, duties."""
+"""The part of the store suite about rows: reservations, keys as bytes, responses, batches, duties."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RowSuite(SuiteBase):
 
     @pytest.mark.parametrize("recipe", [None, '{"fields":["a.b","é \\""],"headers":[]}'])
     def test_a_reservation_of_an_absent_key_is_the_row(self, store: Store, recipe: str | None) -> None:
-        """The first write holds all that was asked, leased from now, and is what a reader sees."""
+        """The row has all fields of the reservation and a lease from now, and a reader sees it."""
         wanted = self.reservation(effects=Effects.EXTERNAL, recipe=recipe)
         record = one(store.reserve([wanted])[0].record)
         assert stored(store) == replace(record, now=0.0)
@@ -84,7 +84,7 @@ class RowSuite(SuiteBase):
         )
 
     def test_each_reservation_of_a_batch_keeps_its_own_recipe(self, store: Store) -> None:
-        """NULL is not the text of a neighbour, nor an empty one; each is what a later reservation of the key finds."""
+        """NULL does not become the recipe of another row or an empty text. A later reservation finds each recipe."""
         recipes = {"key-1": None, "key-2": '{"headers":[]}', "key-3": "", "key-4": None}
         batch = [self.reservation(key, recipe=recipe) for key, recipe in recipes.items()]
         for _ in range(2):
@@ -94,7 +94,7 @@ class RowSuite(SuiteBase):
 
     @pytest.mark.parametrize("state", list(State))
     def test_a_reservation_of_a_key_that_is_there_reads_it(self, store: Store, state: State) -> None:
-        """Whatever the state of the row, expired or not, a reservation changes nothing and shows the row."""
+        """In every state, expired or not, a reservation changes nothing and returns the row."""
         self.drive(store, state)
         for _ in range(2):
             before = stored(store)
@@ -103,21 +103,21 @@ class RowSuite(SuiteBase):
             self.age(store, found.scope, found.key, AGES)
 
     def test_a_reservation_that_is_repeated_finds_itself(self, store: Store) -> None:
-        """A driver that asks again after a lost answer meets its own owner token, not a conflict (hazard 8)."""
+        """A driver that asks again after a lost answer finds its own owner token, not a conflict (hazard 8)."""
         wanted = self.reservation()
         first, again = (one(store.reserve([wanted])[0].record) for _ in range(2))
         assert first.owner == again.owner == wanted.owner
         assert again.state is State.IN_PROGRESS
 
     def test_reading_says_none_where_there_is_no_row(self, store: Store) -> None:
-        """An absent key reads as None, in its place among those that are there, and reading makes no row."""
+        """An absent key reads as None, at its place in the batch, and reading makes no row."""
         self.drive(store, State.IN_PROGRESS, "there")
         keys = [("tenant-1", "absent"), ("tenant-1", "there"), ("tenant-2", "there"), ("tenant-1", "there")]
         assert [record and record.key for record in store.read(keys)] == [None, "there", None, "there"]
         assert stored(store, key="absent") is None
 
     def test_the_clock_of_the_store_comes_with_every_record(self, store: Store) -> None:
-        """``now`` is the moment of the call on the store's own clock, so that a caller never needs its own."""
+        """``now`` is the time of the call on the store's own clock, so a caller never needs its own clock."""
         record = self.drive(store, State.IN_PROGRESS)
         assert not record.lease_over
         self.age(store, record.scope, record.key, LEASE + 1)
@@ -142,7 +142,7 @@ class RowSuite(SuiteBase):
         assert [(one(row).scope, one(row).owner) for row in found] == [(w.scope, w.owner) for w in wanted]
 
     def test_one_key_in_two_scopes_is_two_rows(self, store: Store) -> None:
-        """What one tenant does with a key is not seen under the same key of another (I6)."""
+        """A tenant that completes a key does not change the same key of another tenant (I6)."""
         mine = self.drive(store, State.IN_PROGRESS, scope="tenant-1")
         self.drive(store, State.IN_PROGRESS, scope="tenant-2")
         theirs = stored(store, "tenant-2")
@@ -150,7 +150,7 @@ class RowSuite(SuiteBase):
         assert stored(store, "tenant-2") == theirs
 
     def test_scope_and_key_are_not_joined(self, store: Store) -> None:
-        """('a', 'b:c') and ('a:b', 'c') are two rows, whatever stands between the parts."""
+        """('a', 'b:c') and ('a:b', 'c') are two rows, with every delimiter."""
         pairs = [("a", f"b{mark}c") for mark in ":/|\x1f "] + [(f"a{mark}b", "c") for mark in ":/|\x1f "]
         wanted = [self.reservation(key, scope=scope) for scope, key in pairs]
         assert [one(found.record).owner for found in store.reserve(wanted)] == [w.owner for w in wanted]
@@ -159,7 +159,7 @@ class RowSuite(SuiteBase):
 
     @pytest.mark.parametrize("name", list(_RESPONSES))
     def test_a_response_comes_back_byte_for_byte(self, store: Store, name: str) -> None:
-        """Status, headers in their order, and body are what was stored; no body is not an empty body (I2)."""
+        """Status, headers in their order, and body are as stored. No body differs from an empty body (I2)."""
         record = self.drive(store, State.IN_PROGRESS)
         response = _RESPONSES[name]
         moved = one(store.swap([swap(record, Event.COMPLETE, Actor.OWNER, response=response)])[0])
@@ -169,7 +169,7 @@ class RowSuite(SuiteBase):
         assert found.response.replayable == (response.body is not None)
 
     def test_a_response_of_another_schema_version_is_a_tombstone(self, store: Store) -> None:
-        """What a newer oncekey stored is read without an error, and not replayed."""
+        """A response that a newer oncekey stored is read without an error, and not replayed."""
         record = self.drive(store, State.IN_PROGRESS)
         newer = replace(RESPONSE, schema_version=99)
         store.swap([swap(record, Event.COMPLETE, Actor.OWNER, response=newer)])
@@ -180,7 +180,7 @@ class RowSuite(SuiteBase):
     # batches
 
     def test_a_large_unsorted_batch_is_answered_in_its_own_order(self, store: Store) -> None:
-        """500 reservations in no order, half of them taken: each answer stands where its question stood."""
+        """Of 500 unsorted reservations, half are of taken keys. The answers are in the order of the batch."""
         numbers = [number * 7919 % 500 for number in range(500)]
         taken = {n: self.reservation(f"key-{n}", scope=f"tenant-{n % 3}") for n in numbers if n % 2}
         store.reserve(list(taken.values()))
@@ -199,7 +199,7 @@ class RowSuite(SuiteBase):
         assert [one(row).state is State.COMPLETED for row in read] == [n % 5 != 0 for n in numbers]
 
     def test_a_batch_may_hold_different_moves(self, store: Store) -> None:
-        """One batch completes, renews, deletes, starts over and is refused, each as if it were alone."""
+        """One batch completes, renews, deletes and starts over, and one move is refused. Each acts as if alone."""
         records = [self.drive(store, State.IN_PROGRESS, key) for key in "edcba"]
         ended = self.drive(store, State.COMPLETED, "f", retention=1.0)
         self.age(store, ended.scope, ended.key, 2)
@@ -221,21 +221,21 @@ class RowSuite(SuiteBase):
         assert one(moved[1]).fingerprint == again.fingerprint
 
     def test_an_empty_batch_is_nothing(self, store: Store) -> None:
-        """No question, no answer, no error."""
+        """The answer is an empty list, and no error."""
         assert (store.reserve([]), store.swap([]), store.read([])) == ([], [], [])
 
     # duties
 
     @pytest.mark.parametrize("duty", list(Duty))
     def test_a_duty_lists_its_own_rows_and_no_others(self, store: Store, duty: Duty) -> None:
-        """Of one row in each state, all of them long over, a duty sees those that it is about."""
+        """There is one old row in each state. A duty lists only the rows of its own states."""
         self._one_of_each(store)
         assert {row.state for row in store.due(duty, 100)} == _DUE_STATES[duty]
         assert ("stepped" in {row.key for row in store.due(duty, 100)}) == (duty is Duty.LAPSED)
 
     @pytest.mark.parametrize("duty", list(Duty))
     def test_a_duty_lists_the_oldest_first_up_to_its_limit(self, store: Store, duty: Duty) -> None:
-        """Three rows due, one not yet: the longest due comes first, without responses, and ``limit`` is kept."""
+        """Three rows are due, one is not. The row that is due longest is first; no row has a response."""
         records = [self._due_in(store, duty, key, seconds) for key, seconds in _DUE_TIMES.items()]
         assert store.due(duty, 10) == []
         for record in records:
@@ -265,7 +265,7 @@ class RowSuite(SuiteBase):
         return one(store.swap([change])[0])
 
     def _one_of_each(self, store: Store) -> None:
-        """One row per state, and a retryable one with a step that is done; all of them long over."""
+        """Make one row per state, and a retryable row with a step that is done. All of them are old."""
         for state in State:
             self.drive(store, state, str(state))
         self.drive(store, State.FAILED_RETRYABLE, "stepped", steps=True)
@@ -275,7 +275,7 @@ class RowSuite(SuiteBase):
     # purging
 
     def test_purging_deletes_what_is_final_and_expired_and_nothing_else(self, store: Store) -> None:
-        """In flight, pending, unknown or resumable, however old: the purge leaves it (hazard 11)."""
+        """The purge never deletes keys in flight, pending, unknown or resumable, however old they are (hazard 11)."""
         self._one_of_each(store)
         self.drive(store, State.COMPLETED, "fresh", retention=1000 * AGES)
         assert store.purge(100) == 4
@@ -285,7 +285,7 @@ class RowSuite(SuiteBase):
         assert store.purge(100) == 0
 
     def test_a_tombstone_is_kept_for_as_long_again_as_its_key_was(self, store: Store) -> None:
-        """Expired but kept for the audit: it goes when its retention has passed a second time, and not before."""
+        """An expired key is kept for the audit. It is deleted when its retention has passed a second time."""
         expired = self.drive(store, State.EXPIRED, retention=100)
         self.age(store, expired.scope, expired.key, expired.expires_at - expired.now + 100 - 2)
         assert store.purge(10) == store.purge(10, tombstones_only=True) == 0
@@ -294,7 +294,7 @@ class RowSuite(SuiteBase):
         assert stored(store) is None
 
     def test_purging_tombstones_only_leaves_what_the_reaper_has_not_expired_yet(self, store: Store) -> None:
-        """A reaper that keeps tombstones must not delete a key that became due after it looked."""
+        """A reaper that keeps tombstones must not delete a key that became due after the reaper's read."""
         expired = self.drive(store, State.EXPIRED, "expired")
         done = self.drive(store, State.COMPLETED, "done")
         for record in (expired, done):
@@ -304,7 +304,7 @@ class RowSuite(SuiteBase):
         assert stored(store, key="done") is not None
 
     def test_a_purge_keeps_to_its_limit_with_keys_and_tombstones_together(self, store: Store) -> None:
-        """One limit for both: keys first, and what is left of it for tombstones."""
+        """One limit applies to both: keys are deleted first, then tombstones up to the limit."""
         for key in ("a", "b"):
             self.drive(store, State.EXPIRED, f"expired-{key}")
             self.drive(store, State.COMPLETED, f"done-{key}")
@@ -327,5 +327,5 @@ class RowSuite(SuiteBase):
         assert store.purge(2) == 1
 
 
-# Neither the order of the names nor that of the insertions is the order in which they are due.
+# The order in which they are due differs from the order of the names and from the order of the insertions.
 _DUE_TIMES = {"c-last": 30.0, "b-oldest": 10.0, "not yet": 100 * AGES, "a-later": 20.0}

@@ -1,6 +1,6 @@
-"""The part of the store suite about what stands beside a row: its steps, and the lines of the audit.
+"""The part of the store suite about what belongs to a row: its steps, and the lines of the audit.
 
-Both are written if and only if the row is moved, in the same commit; steps go with what they were remembered for.
+Both are written if and only if the row is moved, in the same commit. Steps are deleted with their key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RESULTS = [b"null", b'"\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac \xf0\x9f\x94\x91"', b'
 
 
 def _goes(event: Event, by: Actor, target: State | None) -> Callable[[SuiteBase, Store, Record], None]:
-    """A move after which the steps of the key are gone."""
+    """A move that deletes the steps of the key."""
 
     def go(suite: SuiteBase, store: Store, record: Record) -> None:
         new = suite.reservation(record.key) if event is Event.RESERVE else None
@@ -68,7 +68,7 @@ class StepSuite(SuiteBase):
 
     @pytest.mark.parametrize("result", _RESULTS)
     def test_a_step_comes_back_as_it_was_written(self, store: Store, result: bytes) -> None:
-        """Name, kind, state and result, byte for byte; and the move that carried it is made as without it."""
+        """Name, kind, state and result are kept byte for byte, and the step does not change the move itself."""
         step = replace(_DONE, name="Ünïcödé '%s", result=result)
         record = self.drive(store, State.IN_PROGRESS)
         moved = one(store.swap([_advance(record, step, "charge_created")])[0])
@@ -78,8 +78,8 @@ class StepSuite(SuiteBase):
 
     @pytest.mark.parametrize("beside", [False, True])
     def test_who_looked_before_the_doubt_does_not_take_it_over(self, store: Store, beside: bool) -> None:
-        """An owner that begins what may not be repeated says so in the row, under the same owner token. A request or a
-        sweeper that read the row before that, and was paused past the lease, moves nothing."""
+        """An owner that begins an effect that may not be repeated writes that into the row, with the same owner token.
+        A request or a sweeper that read the row before, and was paused past the lease, cannot move it."""
         read = one(store.reserve([self.reservation(effects=Effects.PHASED)])[0].record)
         doubt = swap(
             read, Event.ADVANCE, Actor.OWNER, lease_seconds=LEASE, recovery_point="started", effects=Effects.EXTERNAL,
@@ -97,7 +97,7 @@ class StepSuite(SuiteBase):
         assert store.swap([swap(now, Event.DOUBT, Actor.SWEEPER)]) != [None]
 
     def test_a_step_that_is_written_again_keeps_what_is_known_of_it(self, store: Store) -> None:
-        """Intended, then done: one step. Its kind stays, and a provider's id is not lost when a write brings none."""
+        """Intended, then done, is one step. Its kind stays. A write without a provider's id does not delete that id."""
         record = self._stepped(store, _INTENT)
         record = one(store.swap([_advance(record, _DONE)])[0])
         assert self._steps(store) == [_DONE]
@@ -108,7 +108,7 @@ class StepSuite(SuiteBase):
         assert self._steps(store) == [replace(_DONE, provider_id="ch_2")]
 
     def test_steps_stand_in_the_order_in_which_they_were_first_written(self, store: Store) -> None:
-        """Not of their names, and a later write of the first does not make it the last."""
+        """They are not sorted by name, and a later write of a step does not change its place."""
         names = ["b", "a", "C", "d", "0"]
         record = self._stepped(store, *(replace(_INTENT, name=name) for name in names))
         store.swap([_advance(record, replace(_DONE, name="b"))])
@@ -118,7 +118,7 @@ class StepSuite(SuiteBase):
         ]
 
     def test_steps_belong_to_one_key_of_one_scope(self, store: Store) -> None:
-        """Asked for several keys at once, each answer stands where its question stood; no key, no steps (I6)."""
+        """The answers for several keys are in the order of the batch. A key that does not exist has no steps (I6)."""
         self._stepped(store, _DONE)
         self._stepped(store, _PHASE, _INTENT, key="key-2")
         self._stepped(store, _PHASE, scope="Tenant-1")
@@ -132,7 +132,7 @@ class StepSuite(SuiteBase):
         assert store.steps([]) == []
 
     def test_a_refused_move_writes_nothing_beside_the_row(self, store: Store) -> None:
-        """Who has lost the lease writes neither a step nor a line of the audit (I3)."""
+        """An owner that lost its lease can write neither a step nor a line of the audit (I3)."""
         record = self._stepped(store, _INTENT)
         late = replace(_advance(record, _DONE), owner="somebody-else", audit=_WHY)
         wrong = replace(swap(record, Event.COMPLETE, Actor.OWNER, step=_DONE), from_state=State.UNKNOWN, audit=_WHY)
@@ -145,7 +145,7 @@ class StepSuite(SuiteBase):
         assert store.audit("tenant-1", "key-1", 10) == []
 
     def test_steps_survive_whatever_may_be_resumed_or_looked_into(self, store: Store) -> None:
-        """Released, retried, taken over, in doubt, confirmed: the next attempt and the reconciler find them."""
+        """The steps of a key that is released, retried, taken over, unknown or confirmed are kept."""
         record = self._stepped(store, _PHASE, _INTENT)
         record = one(store.swap([swap(record, Event.RELEASE, Actor.OWNER)])[0])
         retry = swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())
@@ -166,7 +166,7 @@ class StepSuite(SuiteBase):
 
     @pytest.mark.parametrize("ending", list(_ENDINGS))
     def test_steps_go_with_what_they_were_remembered_for(self, store: Store, ending: str) -> None:
-        """A key that is deleted, expired or started over has no past; the steps of its neighbours stay."""
+        """A key that is deleted, expired or started over has no steps. The steps of other keys stay."""
         record = self._stepped(store, _PHASE, _DONE)
         self._stepped(store, _DONE, key="key-2")
         self._stepped(store, _DONE, scope="tenant-2")
@@ -177,7 +177,7 @@ class StepSuite(SuiteBase):
         assert self._steps(store, "key-2") == self._steps(store, scope="tenant-2") == [_DONE]
 
     def test_a_purged_tombstone_and_a_reserved_one_leave_no_steps(self, store: Store) -> None:
-        """Steps never come back with a key that is used again."""
+        """A key that is used again does not get its old steps back."""
         record = self._stepped(store, _DONE)
         record = one(store.swap([swap(record, Event.COMPLETE, Actor.OWNER)])[0])
         self.age(store, record.scope, record.key, AGES)
@@ -186,7 +186,7 @@ class StepSuite(SuiteBase):
         assert self._steps(store) == []
 
     def test_a_batch_may_hold_moves_with_and_without_something_beside(self, store: Store) -> None:
-        """Each row gets its own: plain, with a step, with a line, with both, deleted, refused."""
+        """Each row gets only its own step and line: plain, with a step, with a line, with both, deleted, refused."""
         keys = ["plain", "step", "line", "both", "gone", "refused"]
         records = {key: self.drive(store, State.IN_PROGRESS, key) for key in keys}
         refused = replace(_advance(records["refused"], _DONE), owner="somebody-else", audit=_WHY)
@@ -217,7 +217,7 @@ class StepSuite(SuiteBase):
     # unknown outcomes
 
     def test_a_postponed_outcome_is_asked_again_later(self, store: Store) -> None:
-        """Each try counts and says what it heard; the row is due again when its time has come, and not before."""
+        """Each try is counted, and its error is kept. The row is due again when its time has come, and not before."""
         record = self.drive(store, State.UNKNOWN)
         for tries in (1, 2):
             later = swap(record, Event.POSTPONE, Actor.RECONCILER, reconcile_in=90, last_error=f"no answer {tries}")
@@ -231,7 +231,7 @@ class StepSuite(SuiteBase):
             assert [row.reconcile_tries for row in store.due(Duty.UNKNOWNS, 10)] == [tries]
 
     def test_an_outcome_that_is_asked_no_more_is_a_dead_letter(self, store: Store) -> None:
-        """It stays unknown, no duty lists it however old it is, and an operator can still settle it."""
+        """It stays unknown. No duty lists it, however old it is. An operator can still settle it."""
         record = self.drive(store, State.UNKNOWN)
         record = one(store.swap([swap(record, Event.POSTPONE, Actor.RECONCILER, last_error="gave up")])[0])
         assert (record.reconcile_at, record.last_error) == (None, "gave up")
@@ -243,7 +243,7 @@ class StepSuite(SuiteBase):
         assert store.counts().dead == 0
 
     def test_a_mover_that_looked_before_a_try_does_not_undo_its_count(self, store: Store) -> None:
-        """Tries are counted under the same (state, owner): what a settling move returns is the row as it is."""
+        """A try changes neither state nor owner. A later move returns the count of the stored row, not the one read."""
         looked = [self.drive(store, State.UNKNOWN, key) for key in ("key-1", "key-2", "key-3")]
         assert None not in store.swap([swap(row, Event.POSTPONE, Actor.RECONCILER, reconcile_in=0) for row in looked])
         confirm, *others = (swap(row, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE) for row in looked)
@@ -254,7 +254,7 @@ class StepSuite(SuiteBase):
     # the audit
 
     def test_a_change_by_hand_leaves_a_line_with_what_was_and_what_is(self, store: Store) -> None:
-        """Who, when on the store's clock, which event, before, after, why; newest first, and no more than asked for."""
+        """A line has who, when (the store's clock), event, before, after and why. The newest line is first."""
         record = self.drive(store, State.UNKNOWN)
         self.drive(store, State.UNKNOWN, scope="tenant-2")
         tries = swap(record, Event.POSTPONE, Actor.RECONCILER, audit=Audit("reconciler", "no answer '%s' é"))
@@ -271,7 +271,7 @@ class StepSuite(SuiteBase):
         assert store.audit("tenant-2", "key-1", 10) == store.audit("tenant-1", "key", 10) == []
 
     def test_the_audit_outlives_the_key(self, store: Store) -> None:
-        """A forgotten key leaves a line without an after; so does one that starts over, and the lines stay."""
+        """The line of a forgotten key has no state after it. The lines stay when the key starts over."""
         record = self.drive(store, State.COMPLETED)
         forget = swap(record, Event.FORGET, Actor.OPERATOR, audit=_WHY)
         assert one(store.swap([forget])[0]).response == RESPONSE
@@ -286,7 +286,7 @@ class StepSuite(SuiteBase):
         assert [(line.event, line.after) for line in lines] == [("reserve", "in_progress"), ("forget", None)]
 
     def test_of_many_threads_that_settle_one_key_one_leaves_a_line(self, store: Store) -> None:
-        """A webhook, the poll and an operator at once: one moves it, and its line and its step are the only ones."""
+        """A webhook, the poll and an operator act at once: one moves the key, and writes its line and its step."""
         record = self.drive(store, State.UNKNOWN)
 
         def settle(number: int) -> bool:
