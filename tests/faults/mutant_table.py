@@ -251,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(20, "I7", "depth has a cap", "tests/web/test_bad_input.py::test_odd_bodies_are_protected_like_any_other",
       ("oncekey.core.json_form", "    return bool(brackets)\n", "    return False\n")),
     _(20, "I7", "what a parser cannot read is bytes, and no error", "tests/web/test_bad_input.py::test_odd_bodies_are_protected_like_any_other",
-      ("oncekey.core.json_form", "and takes pairs\n    except (ValueError, TypeError):", "and takes pairs\n    except KeyError:")),
+      ("oncekey.core.json_form", "and accepts pairs\n    except (ValueError, TypeError):", "and accepts pairs\n    except KeyError:")),
     _(20, "I7", "a body has a cap", "tests/web/test_bad_input.py::test_a_body_over_the_cap_is_413",
       ("oncekey.web.asgi", "            if size > limit:\n", "            if False:\n")),
     # 21: a new boundary
