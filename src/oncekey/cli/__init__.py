@@ -1,7 +1,8 @@
 """The command line. This module is the entry point, and works without the packages that the commands need.
 
-Owns the exit codes: 0 for done, 1 for an error that somebody can act on (one sentence on stderr, never a traceback), 2
-for a wrong command line or a missing extra. Commands are one file per group, put together in ``cli/main.py``.
+Owns the exit codes: 0 for done, 1 for an error that the operator can correct (one sentence on stderr, never a
+traceback), 2 for a wrong command line or a missing extra. Each group of commands is one file; ``cli/main.py`` joins
+them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What operators are asked before they change something: whether, who they are, and why.
+"""The questions to an operator before a change: whether to do it, the operator's name, and the reason.
 
-Questions go to standard error: standard output is the result's.
+Questions go to standard error: standard output is for the result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def seconds(text: str) -> float:
 
 @contextmanager
 def in_use(url: str) -> Iterator[Store]:
-    """A store that an app uses. Elsewhere an operator would find nothing, and believe it."""
+    """A store that exists. A new, empty store would tell the operator that there are no keys."""
     if url.startswith("memory:"):
         raise ConfigurationError("memory:// is the app's own memory, and cannot be looked into: there is nothing here")
     with opened(url) as store:
@@ -65,7 +65,7 @@ def in_use(url: str) -> Iterator[Store]:
 
 
 def sure(what: list[str], *, yes: bool, who: str | None, why: str | None) -> Audit:
-    """Show what will happen, and ask; the line for the audit if it may. OperatorError otherwise."""
+    """Show what will happen, and ask. Returns the line for the audit; OperatorError if the operator does not agree."""
     if yes and not (why or "").strip():
         raise typer.BadParameter("with --yes nothing is asked: say why with --why TEXT")
     name = (who or _login()).strip()
@@ -81,7 +81,7 @@ def sure(what: list[str], *, yes: bool, who: str | None, why: str | None) -> Aud
 
 
 def _answer(question: str) -> str:
-    """Not typer's: that writes to standard output as well."""
+    """Ask on standard error. typer's own prompt also writes to standard output."""
     print(question, end=" ", file=sys.stderr, flush=True)
     if not (line := sys.stdin.readline()):
         print(file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What commands have in common: which store, how it is named in messages, and JSON."""
+"""What commands share: the option for the store, its name in messages, and JSON output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other prog
 
 @contextmanager
 def opened(url: str) -> Iterator[Store]:
-    """The store, closed at the end."""
+    """The store of this URL; it is closed at the end."""
     if not url:
         raise ConfigurationError(f"no store is given: use --store URL or ONCEKEY_STORE with one of {KNOWN}")
     store = open_store(url)
@@ -34,7 +34,7 @@ def opened(url: str) -> Iterator[Store]:
 
 
 def named(url: str) -> str:
-    """A store's URL as it may be shown: without password, and without the query, which may hold one."""
+    """A store's URL for messages: without the password, and without the query, which may contain one."""
     parts = urlsplit(url)
     who, at, where = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{who.partition(':')[0]}{at}{where}{parts.path}"

@@ -1,4 +1,4 @@
-"""``oncekey dead-letters``: what a human must look at, and the two things to do with it."""
+"""``oncekey dead-letters``: what an operator must look at, and can retry or discard."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def discard(
 
 
 def _can_be_asked_about(record: Record) -> None:
-    """Said before anybody is asked."""
+    """Refuse a wrong key before the operator is asked."""
     if (refusal := changes.refused(record, Event.POSTPONE) or changes.still_asked(record)) is not None:
         raise refusal
 

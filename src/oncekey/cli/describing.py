@@ -1,4 +1,4 @@
-"""Keys, steps, jobs and their history in words, and as JSON: what ``keys`` and ``dead-letters`` have in common."""
+"""Prints keys, steps, jobs and their history as text and as JSON, for ``keys`` and ``dead-letters``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job_row(job: Job, reveal: bool) -> Sequence[str]:
 
 
 def note(record: Record) -> str:
-    """What matters about a key in its state."""
+    """The most important fact about a key in its state."""
     match record.state:
         case State.IN_PROGRESS if record.lease_over:
             return f"its lease is over for {span(record.now - record.lease_until)}"

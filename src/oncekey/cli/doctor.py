@@ -1,4 +1,4 @@
-"""``oncekey doctor``: is the store set up as it must be, and does everybody do their work?"""
+"""``oncekey doctor``: checks how the store is set up, and whether upkeep and workers do their work."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def doctor(
             found = examine(source)
     except ConfigurationError as error:
         if "://" not in store:
-            raise typer.BadParameter(str(error)) from error  # not shown as a URL: it may be a password
-        # No file, or memory://: what is to be checked is not there, and a health check must see that as broken.
+            raise typer.BadParameter(str(error)) from error  # do not print ``store``: it may be a password
+        # No file, or memory://: the store does not exist, and a health check must report that as broken.
         found = [Diagnosis("store", Level.FAIL, str(error))]
     level = worst(found)
     if as_json:

@@ -1,4 +1,4 @@
-"""``oncekey ledger compare``: our ledger against the provider's.
+"""``oncekey ledger compare``: compares the app's ledger with the provider's.
 
 Owns its exit codes, which are those of ``cmp`` and ``diff``: 0 the same, 1 different, 2 cannot be read.
 """
@@ -166,7 +166,7 @@ def _field(name: str) -> Field:
 
 @contextmanager
 def _progress(size: int) -> Iterator[tuple[_Watch, Callable[[int], None] | None]]:
-    """A bar on a terminal, and nothing elsewhere."""
+    """A progress bar on a terminal; no output if standard error is not a terminal."""
     if not sys.stderr.isatty():
         yield (lambda _, file: iter(file)), None
         return

@@ -1,8 +1,8 @@
-"""The log of the commands that run for long: its level, and text or one JSON object per line.
+"""The log of ``oncekey worker`` and ``oncekey upkeep``: its level, and text or one JSON object per line.
 
-Set up on the root logger, so that the app's own loggers are written as well, and before the app's module is imported: a
-module that configures logging itself has the last word. Everything goes to standard error; the result of a command is
-on standard output.
+It is set up on the root logger, so that the app's own loggers are written too, and before the app's module is imported,
+so that a module that configures logging itself overrides it. The log goes to standard error; the result of a command
+goes to standard output.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up(level: Level, form: Format) -> Callable[[str], None]:
-    """Log to standard error. Returns how a command says how it goes, which no level hides."""
+    """Log to standard error. Returns a function for a command's own messages, which are shown at every level."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         JsonLines() if form is Format.JSON else logging.Formatter("%(asctime)s %(levelname)s %(message)s")

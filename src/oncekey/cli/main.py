@@ -1,7 +1,7 @@
 """The typer app: what all commands share, and the list of them.
 
-A group of commands is a module with ``register(app)``; a new one is added to ``_GROUPS`` and nowhere else. A command
-raises whatever of ``oncekey.errors`` goes wrong, and ``oncekey.cli.main`` turns it into a sentence and an exit code.
+A group of commands is a module with ``register(app)``; add a new one to ``_GROUPS``. A command raises errors of
+``oncekey.errors``, and ``oncekey.cli.main`` turns them into a sentence and an exit code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options of ``oncekey`` itself. (With a callback, typer keeps the name of a command that is alone, too.)"""
+    """Options of ``oncekey`` itself. (Without a callback, typer drops the command's name if there is only one.)"""
 
 
 for _group in _GROUPS:

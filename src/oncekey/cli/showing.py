@@ -1,7 +1,7 @@
-"""How things are shown: tables, times, and what is masked.
+"""Shows tables and times, and masks keys and bodies.
 
-Clients choose keys, and errors quote anything: nothing is printed before it is made harmless to a terminal, and nothing
-is read as markup. Away from a terminal a line is as long as it must be: programs read it.
+Clients choose keys, and errors can quote any text. So control characters are escaped before text is printed, and no
+text is read as markup. If standard output is not a terminal, lines are not folded, because programs read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def console() -> Console:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], *, indent: int = 0) -> None:
-    """Columns; on a narrow terminal cells are folded, and nothing is cut. Without ``head``: no line for it."""
+    """Print columns. On a narrow terminal cells are folded, never cut. Without ``head`` there is no header line."""
     grid = Table(box=None, pad_edge=False, show_header=bool(head), padding=(0, 2, 0, 0), header_style="bold")
     for title in head or [""] * len(rows[0]):
         grid.add_column(title, overflow="fold")
@@ -39,7 +39,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], *, indent: 
 
 
 def harmless(text: str) -> Text:
-    """What a terminal shows, and never obeys."""
+    """The text with control characters escaped, so that a terminal shows them and does not execute them."""
     return Text(plain(text))
 
 
@@ -58,7 +58,7 @@ def scope_and_endpoint(scope: str) -> tuple[str, str | None]:
 
 
 def masked(data: bytes | None, reveal: bool) -> str | None:
-    """A body: its text where it is revealed, and else only its size."""
+    """A body: its text with ``reveal``, otherwise only its size."""
     if data is None:
         return None
     return data.decode("utf-8", "backslashreplace") if reveal else f"{len(data):,} bytes, shown with --reveal"

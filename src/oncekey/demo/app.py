@@ -1,11 +1,12 @@
-"""The demo's payments API. What oncekey adds to it stands in ``make_app`` and in the handlers of POST /payments.
+"""The demo's payments API. The parts for oncekey are in ``make_app`` and in the handlers of POST /payments.
 
-A payment touches two worlds: a row of our own, and a charge at a provider that is somebody else's process. In
-``charge_now`` both are **steps** of one request, which a later attempt takes up where an earlier one was killed. In
-``charge_later`` the request only commits the row together with a job, answers 202, and a worker does the rest. Where it
-is unknown whether the provider has charged, upkeep, which runs in this process too, asks its ledger (``resolve.py``).
+A payment changes two systems: it writes a row in the demo's database, and makes a charge at a provider, which is
+another process. In ``charge_now`` both are **steps** of one request: if an attempt is killed, the next attempt resumes
+after its last step. In ``charge_later`` the request only commits the row together with a job and answers 202; a worker
+does the rest. If it is unknown whether the provider has charged, upkeep asks the provider's ledger (``resolve.py``).
+Upkeep runs in this process too.
 
-``?simulate=`` makes trouble on request: ``slow``, ``error``, ``decline``, ``timeout``, ``crash``, ``large``.
+``?simulate=`` makes a request fail on purpose: ``slow``, ``error``, ``decline``, ``timeout``, ``crash``, ``large``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RefundRequest(BaseModel):
 
 
 def tenant_of(request: KeyRequest) -> str:
-    """Whose keys these are: from the authentication, never from the body."""
+    """The tenant of a request: from its authentication, never from its body."""
     tenant = TENANTS.get(request.headers.get("authorization", ""))
     if tenant is None:
         raise NotAuthenticated("send 'Authorization: Bearer tenant-a' or 'Bearer tenant-b'")
@@ -114,7 +115,7 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
         def charge() -> Charge:
             made = provider.charge(operation.downstream_key("charged"), *asked)
             if simulate == "crash" and operation.attempt == 1:
-                os.kill(os.getpid(), signal.SIGKILL)  # charged, and nobody was told
+                os.kill(os.getpid(), signal.SIGKILL)  # the provider has charged, and the app did not store it
             return made
 
         steps = operation.blocking
@@ -170,7 +171,7 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
 
     @app.get("/provider/charges")
     def list_charges() -> list[Charge]:
-        """What the provider's ledger says: the truth about what was charged, whatever happened here."""
+        """The provider's ledger: what was really charged, also after a crash of the app."""
         try:
             return provider.charges()
         except OSError as error:
@@ -180,8 +181,8 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
 
 
 async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-    """422 with what is wrong and where. FastAPI's own handler repeats the input, and raises on what JSON has no form
-    for: NaN, infinity, half of a surrogate pair."""
+    """422 with the errors and their places. FastAPI's own handler repeats the input, and raises if JSON cannot hold
+    it: NaN, infinity, a lone surrogate."""
     wrong = [{name: one[name] for name in ("type", "loc", "msg")} for one in error.errors()]
     return JSONResponse({"detail": wrong}, 422)
 

@@ -1,7 +1,7 @@
 """The demo's own data: payments and refunds, in the same database as the keys, SQLite or PostgreSQL.
 
-Plain SQL on purpose: this is the app's side of the story, not oncekey's. What writes takes the connection whose
-transaction it belongs to, and leaves the commit to whoever opened it.
+Plain SQL on purpose: this is the app's part, not oncekey's. A method that writes takes the caller's connection, and
+the caller commits.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Book:
             db.commit()
 
     def connect(self) -> Connection:
-        """A connection of its own for each request."""
+        """A new connection, one for each request."""
         if self._url.startswith("sqlite:"):
-            # An enlisted transaction is ended by the server's thread, not by the handler's.
+            # The server's thread ends an enlisted transaction, not the handler's thread.
             path = self._url.removeprefix("sqlite:///")
             return sqlite3.connect(path, timeout=10, check_same_thread=False)
         import psycopg
@@ -68,7 +68,7 @@ class Book:
         return dict(zip(_COLUMNS, payment, strict=True))
 
     def settle(self, db: Connection, payment: Payment, status: str) -> Payment:
-        """How it ended. Saying it twice is saying it once."""
+        """Store how the payment ended. A second call changes nothing."""
         self._run(db, "UPDATE demo_payments SET status = ? WHERE id = ?", status, payment["id"])
         return {name: payment[name] for name in _COLUMNS} | {"status": status}
 

@@ -1,7 +1,7 @@
-"""The demo's processes: a parent that starts them, starts them again when they are killed, and takes them along.
+"""The demo's processes: a parent that starts its children, restarts a child that was killed, and stops them at its end.
 
-A child holds the reading end of a pipe whose writing end only the parent has. When the parent is gone, however it went,
-the pipe says so, and the child ends: no orphans, also after ``kill -9``, on every system with pipes.
+A child holds the reading end of a pipe, and only the parent has the writing end. When the parent ends for any reason,
+also by ``kill -9``, the child reads the end of the pipe and ends too. So no child outlives its parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIFELINE = "ONCEKEY_DEMO_LIFELINE"
 
 
 class Member:
-    """One kind of child: what it is called, what it runs, and which sockets of the parent it takes over."""
+    """One kind of child: its name, its command, and the parent's sockets that it inherits."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class Family:
         self._read_end, self._write_end = os.pipe()
 
     def run(self) -> int:
-        """Until a signal, or until a child ends by itself, which is no good sign: its exit code is ours."""
+        """Run until a signal, or until a child ends by itself, which is an error: return its exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._events.put(None))
         for member in self._members:
@@ -44,7 +44,7 @@ class Family:
         while (ended := self._events.get()) is not None:
             code = ended.process.returncode
             if code >= 0:
-                break  # a wrong store, say, and it has said so
+                break  # for example a wrong store; the child has printed the reason
             print(f"the {ended.name} was killed (signal {-code}); starting it again", flush=True)
             self._start(ended)
         self._stop()
@@ -65,7 +65,7 @@ class Family:
         self._events.put(member)
 
     def _stop(self) -> None:
-        """The last one first: what is under way may still need those that were there before it."""
+        """Stop the last child first: its running work may still need the children that started before it."""
         for member in reversed(self._members):
             member.process.terminate()
             try:
@@ -76,7 +76,7 @@ class Family:
 
 
 def follow_parent() -> None:
-    """Called by a child: end when the parent does."""
+    """A child calls this, so that it ends when the parent ends."""
     lifeline = os.environ.get(_LIFELINE)
     if lifeline is not None:
         threading.Thread(target=_follow, args=[int(lifeline)], daemon=True).start()
@@ -84,5 +84,5 @@ def follow_parent() -> None:
 
 def _follow(lifeline: int) -> None:
     while os.read(lifeline, 1):
-        pass  # nobody writes: it returns when nobody can any more
+        pass  # the parent never writes: read() returns when the parent's end of the pipe is closed
     os._exit(1)

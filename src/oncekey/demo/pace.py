@@ -1,17 +1,17 @@
-"""How long things take in the demo: much shorter than is wise in production, and long enough to be watched."""
+"""Times in the demo: much shorter than in production, and long enough to watch."""
 
 from __future__ import annotations
 
 import os
 
 PACE = float(os.environ.get("ONCEKEY_DEMO_PACE", "1"))
-"""Our own tests watch faster than people do."""
+"""oncekey's own tests set it below 1, to run faster."""
 
 LEASE_SECONDS = 3.0 * PACE
-"""You see quickly what a crash leads to; the default is 60 s, and 30 s in a worker."""
+"""Short, so that you soon see the result of a crash. The default is 60 s, and 30 s in a worker."""
 QUARANTINE_SECONDS = 5.0 * PACE
-"""Likewise; 5 minutes is the default."""
+"""Short, for the same reason. The default is 5 minutes."""
 LOOK_SECONDS = 1.0 * PACE
 """How often upkeep sweeps and reconciles."""
 SLOW_SECONDS = 3.0 * PACE
-"""What ``?simulate=slow`` takes."""
+"""How long ``?simulate=slow`` takes."""

@@ -1,9 +1,9 @@
-"""The demo's payment provider: somebody else's process, with a ledger of its own on disk.
+"""The demo's payment provider: a process of its own, with a ledger of its own on disk.
 
-It stands for whoever moves the money. What is in its ledger has happened: a line is on disk before the answer is sent,
-and nothing that happens to the app takes it back. Whether it **honours** idempotency keys is the question that decides
-what an app can promise: if it does, a charge that is sent again under its key is the first one; if it does not, it is a
-second one.
+It plays the part of a real payment provider. A charge in its ledger has happened: the line is on disk before the answer
+is sent, and a crash of the app does not undo it. What the app can promise depends on whether the provider **honours**
+idempotency keys. If it does, a charge that is sent again under its key returns the first charge. If it does not, it
+makes a second charge.
 
 ``POST /charges`` with ``Idempotency-Key``, ``GET /charges``.
 """
@@ -31,7 +31,7 @@ _MEMBERS = ("customerId", "amountCents", "currency")
 
 
 class Ledger:
-    """Charges, one per line. What is read is what is on disk."""
+    """Charges, one per line. ``charges()`` returns only charges that are on disk."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Ledger:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         written = path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
-        if whole != written:  # killed in the middle of a line: nobody was told of it
+        if whole != written:  # it was killed in the middle of a line, and had not answered that request
             os.ftruncate(self._file, len(whole))
         self._charges: list[Charge] = [json.loads(line) for line in whole.splitlines()]
         self._by_key = {charge["downstreamKey"]: charge for charge in reversed(self._charges)}
@@ -49,7 +49,7 @@ class Ledger:
             return list(self._charges)
 
     def charge(self, asked: Charge, key: str | None, *, honours: bool) -> Charge:
-        """Make a charge; or, where keys are honoured and this one is known, find the one that it made."""
+        """Make a charge. If keys are honoured and this key is known, return the charge that it made before."""
         with self._lock:
             if honours and key is not None and (known := self._by_key.get(key)) is not None:
                 return known
@@ -90,13 +90,13 @@ def make_server(
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: the terminal is the reader's."""
+            """Log nothing: the terminal is for the demo's user."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """An app that was killed does not take its answer: that is what the demo is about."""
+            """Ignore it: an app that was killed cannot read its answer, and the demo kills the app on purpose."""
 
     server = Server(listener.getsockname()[:2], Handler, bind_and_activate=False)
     server.socket.close()
@@ -105,7 +105,7 @@ def make_server(
 
 
 class Provider:
-    """The app's way to the provider: one connection for each call, by the standard library alone."""
+    """The app's client of the provider: one connection for each call, with the standard library alone."""
 
     def __init__(self, url: str, *, honours: bool, timeout: float = 20.0) -> None:
         parts = urlsplit(url)
@@ -114,7 +114,7 @@ class Provider:
         self._timeout = timeout
 
     def charge(self, key: str, customer_id: str, amount_cents: int, currency: str) -> Charge:
-        """OSError: no answer, and nobody knows whether it was charged."""
+        """OSError: the provider did not answer, and it is unknown whether it has charged."""
         body = dict(zip(_MEMBERS, (customer_id, amount_cents, currency), strict=True))
         charge: Charge = self._ask("POST", body, {"Idempotency-Key": key, "Content-Type": "application/json"})
         return charge
@@ -138,11 +138,11 @@ class Provider:
 
 
 def main(place: str, path: str, honours: str = "yes") -> None:
-    """``python -m oncekey.demo.provider 127.0.0.1:9100 charges.jsonl``; the demo gives an open socket as the place."""
+    """``python -m oncekey.demo.provider 127.0.0.1:9100 charges.jsonl``; the demo passes an open socket as ``place``."""
     host, colon, port = place.rpartition(":")
     listener = socket.create_server((host, int(port)), backlog=512) if colon else socket.socket(fileno=int(port))
     follow_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL if colon else signal.SIG_IGN)  # else the parent tells us
+    signal.signal(signal.SIGINT, signal.SIG_DFL if colon else signal.SIG_IGN)  # in the demo the parent stops it
     make_server(listener, Ledger(Path(path)), honours=honours == "yes").serve_forever()
 
 

@@ -1,8 +1,8 @@
-"""Who settles a payment of which nobody here knows whether it was made: a resolver that asks the provider's ledger.
+"""The demo's resolver: if it is unknown whether a payment was made, it asks the provider's ledger.
 
-The ledger is the truth. A charge under our key that stands there was made: the payment is entered as succeeded, and the
-retry gets its 201. One that does not stand there was not made; and since the reconciler believes that only when the
-lease and the quarantine are over, it is not on its way any more either, and the retry may run.
+If the ledger has a charge under the downstream key, the charge was made: the resolver marks the payment as succeeded,
+and the retry gets its 201. If the ledger has none, the charge was not made. The reconciler accepts that verdict only
+after the lease and the quarantine, when no charge can still be on its way. Then the retry may run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def ask_the_ledger(once: OnceKey, book: Book, provider: Provider) -> Resolver:
 
 
 def _asked(once: OnceKey, inquiry: Inquiry) -> tuple[Payment, str] | None:
-    """The payment, and the key under which the provider was asked for it: by a step of the request, or by its job."""
+    """The payment and its downstream key, from a step of the request or from its job. None: the provider was never
+    asked."""
     payment: Payment | None = inquiry.result("payment_opened")
     if payment is not None:
         return payment, inquiry.downstream_key("charged")

@@ -1,7 +1,7 @@
-"""Runs the demo: a parent that holds the ports, and children that serve them and may be killed.
+"""Runs the demo: a parent that opens the ports, and children that serve them and may be killed.
 
-The parent opens the listening sockets once, so a client that retries while the app starts again waits for it instead of
-being refused; and so does the app, when it is the provider that was killed.
+The parent opens the listening sockets once. So a client that retries while the app restarts waits, and is not refused.
+If the provider was killed, the app waits for it in the same way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(
     ledger: Path | None = None,
     host: str = "127.0.0.1",
 ) -> int:
-    """Serve until interrupted; start again whatever is killed."""
+    """Serve until interrupted; restart every child that is killed."""
     listener, desk = _listen(host, port), _listen(host, 0)
     port = listener.getsockname()[1]
     ledger = ledger or ledger_of(store)
@@ -59,7 +59,7 @@ def run(
     print(f"keys and payments are kept in {_where(store)}")
     print(f"the provider keeps its ledger in {ledger.resolve()}, and {_habit(honours)} idempotency keys")
     print(f"try these; {_WORDS[background, honours]}, and nothing is ever charged twice:")
-    start = secrets.token_hex(3)  # the keys are new at each start: those of an earlier one have their answers already
+    start = secrets.token_hex(3)  # new keys at each start: the keys of an earlier start are already used
     keys = {"first": f"first-{start}", "crash": f"crash-{start}"}
     print((_CURL + (_LATER if background else _NOW)).format(port=port, **keys), flush=True)
     provider = [f"http://{host}:{desk.getsockname()[1]}", "yes" if honours else "no"]
@@ -83,7 +83,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _prepare(store: str) -> None:
-    """Make the tables before anybody needs them: of app and worker, either may be the first."""
+    """Create the tables before the children start: app or worker may be the first to use them."""
     opened = open_store(store)
     try:
         opened.migrate()
@@ -94,7 +94,7 @@ def _prepare(store: str) -> None:
 
 
 def ledger_of(store: str) -> Path:
-    """Where the provider keeps its ledger: beside a SQLite file; for a server, a name of its own in this folder."""
+    """The file of the provider's ledger: beside a SQLite file, or in this folder under a name made from the URL."""
     if store.startswith("sqlite:///"):
         return Path(store.removeprefix("sqlite:///")).with_suffix(".provider.jsonl")
     parts = urlsplit(store)

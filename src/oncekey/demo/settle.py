@@ -1,4 +1,4 @@
-"""The other half of ``oncekey demo --background``: a worker that makes the payments which requests have left to it."""
+"""The worker of ``oncekey demo --background``: it makes the payments that requests have deferred."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GRACE_SECONDS = 5.0
 def make_worker(store: str, provider: Provider) -> Worker:
     worker = Worker(store, lease=LEASE_SECONDS, poll=0.2)
     book = Book(store)
-    # Who does not honour our key must not be asked twice: after one attempt that never ended, a human has to look.
+    # A provider that does not honour keys must not be asked twice: one attempt without an end makes a dead letter.
     attempts = 8 if provider.honours else 1
 
     @worker.task(TASK, max_attempts=attempts, timeout=60.0, max_backoff=5.0)
     def settle_payment(ctx: Context, job: dict[str, str]) -> Response:
-        """Charge, and say how it ended: what this returns is what every retry of the request gets from now on."""
+        """Charge, and return the response that every later retry of the request gets."""
         payment: Payment = dict(job)
         simulate = payment.pop("simulate")
         if simulate == "slow":
@@ -40,7 +40,7 @@ def make_worker(store: str, provider: Provider) -> Worker:
             return Response(402, {"error": "the card was declined"})
         charge = provider.charge(ctx.downstream_key, payment["customerId"], payment["amountCents"], payment["currency"])
         if simulate == "crash" and ctx.attempt == 1:
-            os.kill(os.getpid(), signal.SIGKILL)  # charged, and nobody was told
+            os.kill(os.getpid(), signal.SIGKILL)  # the provider has charged, and the worker did not store it
         ctx.record(charge["id"])
         payment = _settle(book, payment, "succeeded")
         padding = {"padding": "x" * LARGE_BYTES} if simulate == "large" else {}

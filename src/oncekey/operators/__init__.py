@@ -1,1 +1,1 @@
-"""What an operator sees and does, apart from how it is asked for: the command line is one way to it."""
+"""What an operator can see and change. The command line (``oncekey.cli``) is the interface to it."""

@@ -1,7 +1,7 @@
-"""What an operator changes, each with a line in the audit: by the state table, and only as it was seen.
+"""The changes that an operator can make. Each follows the state table, and writes a line in the audit.
 
-Every change takes the record that the operator has looked at, and is refused where the row has moved on meanwhile: what
-was decided about one attempt says nothing about the next.
+Every change takes the record that the operator has seen. If the row has changed since then, the change is refused: a
+decision about one attempt is not valid for the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def confirm(store: Store, seen: Record, response: StoredResponse, audit: Audit) 
 
 
 def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit) -> Record:
-    """It has failed for good, and this is what clients are told."""
+    """It has failed for good, and clients get this response."""
     return _move(store, seen, Event.GIVE_UP, audit, response=response)
 
 
@@ -60,14 +60,14 @@ def forget(store: Store, seen: Record, audit: Audit) -> Record:
 
 
 def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
-    """Put an unknown outcome that is asked about no more back on the reconciler's list; its tries start over."""
+    """Put a dead letter (an unknown outcome) back on the reconciler's list; its tries start over."""
     if (refusal := still_asked(seen)) is not None:
         raise refusal
     return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
 
 
 def still_asked(record: Record) -> MoveRefused | None:
-    """Why an unknown outcome is no dead letter; None: it is one, or not unknown at all."""
+    """Why an unknown outcome is not a dead letter; None: it is one, or it is not unknown."""
     if record.state is not State.UNKNOWN or record.reconcile_at is None:
         return None
     return MoveRefused(
@@ -77,7 +77,7 @@ def still_asked(record: Record) -> MoveRefused | None:
 
 
 def refused(record: Record, event: Event) -> MoveRefused | None:
-    """Why the operator cannot do this to such a record; None: the table has the move."""
+    """Why the operator cannot make this move; None: the state table has it."""
     try:
         swap(record, event, Actor.OPERATOR, quarantine_seconds=0.0)
     except IllegalTransition:
@@ -98,7 +98,7 @@ def _move(store: Store, seen: Record, event: Event, audit: Audit, **what: Any) -
 
 
 def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
-    """The row was not as the move wants it: say what it is."""
+    """The row did not meet the move's conditions: find out which."""
     name = redact(seen.key)
     try:
         there = look_at(store, seen.scope, seen.key)
@@ -122,7 +122,7 @@ def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
 
 
 def retry_job(store: Store, job_id: str, audit: Audit) -> Job:
-    """Let workers run a dead letter again, from its first attempt. Not one whose key was settled without it."""
+    """Let workers run a dead letter again, from attempt 1. Refused if its key was settled without it."""
     job = dead_job(store, job_id)
     if job.settles:
         (record,) = store.read([(job.scope, job.key)])
@@ -136,7 +136,7 @@ def retry_job(store: Store, job_id: str, audit: Audit) -> Job:
 
 
 def discard_job(store: Store, job_id: str, audit: Audit) -> Job:
-    """Put a dead letter away: nobody will run it."""
+    """Discard a dead letter: no worker will run it."""
     return _redirect(store, job_id, JobState.CANCELLED, audit)
 
 
@@ -155,6 +155,6 @@ def dead_job(store: Store, job_id: str) -> Job:
 def _redirect(store: Store, job_id: str, to_state: JobState, audit: Audit) -> Job:
     moved = store.redirect(job_id, to_state, Audit(audit.who, audit.why[:WHY_CHARS]))
     if moved is None:
-        dead_job(store, job_id)  # says why
+        dead_job(store, job_id)  # raises with the reason if it is no dead letter any more
         raise MoveRefused(f"nothing was changed: job {job_id} is held by a transaction right now; try again")
     return moved

@@ -1,4 +1,4 @@
-"""What a human must look at: jobs that were given up, and unknown outcomes that nobody asks about any more."""
+"""Dead letters: jobs after their last attempt, and unknown outcomes that the reconciler asks about no more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DeadLetters:
     keys: list[Record]
     """In the order of (scope, key)."""
     more: bool
-    """There are more than were asked for."""
+    """There are more than ``limit``."""
 
 
 def dead_letters(store: Store, limit: int) -> DeadLetters:

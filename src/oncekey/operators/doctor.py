@@ -1,4 +1,4 @@
-"""Is everything as it must be? The store's own setup first, then what its rows say about who works on them."""
+"""The checks of ``oncekey doctor``: first the store's setup, then what its rows say about upkeep and workers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from oncekey.upkeep import health
 from oncekey.upkeep.health import Health
 
 RUNNING_SECONDS = 3_600.0
-"""A handler that takes longer than this hangs, or belongs into the outbox."""
+"""A handler that takes longer than this hangs, or should be a job of the outbox."""
 NAMED = 3
-"""How many of such keys are named."""
+"""How many such keys the message names."""
 
 
 def examine(store: Store) -> list[Diagnosis]:
-    """A line for each thing that can be wrong. What cannot be asked is a line too, never an exception."""
+    """One line for each check. A check that fails to run is a line too, never an exception."""
     found = _ask(store.diagnose)
     if any(line.check in ("store", "schema") and line.level is Level.FAIL for line in found):
-        return found  # there is nothing more to ask
+        return found  # without a store or its tables there are no rows to check
     return found + _ask(lambda: _of_the_rows(store))
 
 
@@ -41,7 +41,7 @@ def _of_the_rows(store: Store) -> list[Diagnosis]:
 
 
 def _upkeep(seen: Health) -> Diagnosis:
-    """Whether it runs shows in what it has left undone: it may run on another host, and leaves no other trace."""
+    """Whether upkeep runs. Overdue rows show that it does not: it may run on another host, and writes no heartbeat."""
     leases, expired = seen.keys.lease_over_seconds, seen.expired_over_seconds
     advice = "run `oncekey upkeep` (or Upkeep inside the app), and look at its log"
     if leases > health.UNDONE_SECONDS:
@@ -54,9 +54,9 @@ def _upkeep(seen: Health) -> Diagnosis:
 
 
 def _running(store: Store) -> Diagnosis:
-    """Handlers that do not end: their leases are renewed, so no sweeper ever looks at their keys."""
+    """Handlers that do not end. Their leases are renewed, so the sweeper does not see their keys."""
     old = store.listing(state=State.IN_PROGRESS, older_than=RUNNING_SECONDS, limit=COUNTED)
-    held = [record for record in old if not record.lease_over]  # the others are the sweeper's, see upkeep
+    held = [record for record in old if not record.lease_over]  # ``_upkeep`` reports the others
     if not held:
         return Diagnosis("running", Level.OK, f"no key has been in progress for over {span(RUNNING_SECONDS)}")
     held.sort(key=lambda record: record.created_at)
@@ -126,7 +126,7 @@ def _dead_jobs(seen: Health) -> Diagnosis:
 
 
 def counted(number: int, what: str) -> str:
-    """A number that a health check counted: it stops at COUNTED."""
+    """A number from a health check, which stops counting at COUNTED."""
     if number >= COUNTED:
         return f"{COUNTED:,} {what}s or more"
     return f"{number:,} {what}{'' if number == 1 else 's'}"

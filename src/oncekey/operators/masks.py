@@ -1,8 +1,8 @@
-"""From a masked key of a log line (``orde~36fd3064``, ``~fa23ec8c``) back to the key.
+"""Finds the key of a masked key in a log line (``orde~36fd3064``, ``~fa23ec8c``).
 
 The search is bounded. Letters before the ``~`` are a range of the primary key: only keys that begin with them are read.
-Where there are none, or very many keys begin with them, reading ends after ``LOOKED`` keys. Keys that are unknown or
-under way are what operators ask for; they have indexes of their own, and are read first.
+If there are no letters, or very many keys begin with them, reading ends after ``LOOKED`` keys. Operators mostly ask for
+keys that are unknown or in flight. Their states have indexes, so they are read first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oncekey.stores.base import Store
 from oncekey.telemetry.redaction import redact
 
 LOOKED = 100_000
-"""How many keys are read, of each of the states that have an index and then of all."""
+"""How many keys are read: first of each state in ``_FIRST``, then of all states."""
 _PAGE = 10_000
 _FIRST = (State.UNKNOWN, State.IN_PROGRESS, State.PENDING)
 _LISTED = 20
@@ -26,9 +26,9 @@ _MASK = re.compile(r"(.{4})?~[0-9a-f]{8}", re.DOTALL).fullmatch
 
 
 def whole_key(store: Store, scope: str, given: str, *, reveal: bool = False) -> str:
-    """The key that ``given`` is the mask of; ``given`` itself where it is no mask, or a key that looks like one.
+    """The key with the mask ``given``; ``given`` itself if it is not a mask, or is a key that looks like a mask.
 
-    KeyNotFound where no key of this scope has that mask, OperatorError where several have.
+    KeyNotFound if no key of this scope has that mask, OperatorError if several have it.
     """
     if (mask := _MASK(given)) is None or store.read([(scope, given)])[0] is not None:
         return given
@@ -52,7 +52,7 @@ def whole_key(store: Store, scope: str, given: str, *, reveal: bool = False) -> 
 
 
 def _beginning(store: Store, scope: str, start: str, state: State | None) -> Iterator[Record]:
-    """At most LOOKED keys that begin with ``start``, in their order. A masked key is longer than its first letters."""
+    """At most LOOKED keys that begin with ``start``, in their order. The key ``start`` itself has another mask."""
     after = (scope, start)
     left = LOOKED
     while left:

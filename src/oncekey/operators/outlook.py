@@ -1,4 +1,4 @@
-"""What a client would get now, found as a request finds it, and without touching anything."""
+"""What a retry would get now. It is decided as for a request, and changes nothing."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from oncekey.web.wire import answer_to
 
 @value
 class Outlook:
-    """What the next request gets that is the same as the first."""
+    """What an identical retry of the first request gets."""
 
     runs: bool
     """The handler is called."""
     status: int | None
-    """None: whatever the handler then says."""
+    """None: the handler decides."""
     problem: str | None
-    """The type of the problem document, where the answer is one."""
+    """The type of the problem document, if the answer is one."""
     words: str
 
 
 class _Voice:
-    """The default words. An app may have chosen others; what they say is the same."""
+    """The default profile. An app may have another, with other texts of the same meaning."""
 
     profile: ProfileName = "ietf"
     docs_url = None
@@ -42,7 +42,7 @@ def outlook(record: Record | None) -> Outlook:
             case Event.RESERVE:
                 return Outlook(True, None, None, "it runs, as a new request: the key has expired")
             case Event.DOUBT:
-                decision = Unknown(record)  # the request itself moves the key on, and then answers so
+                decision = Unknown(record)  # a request would make the key unknown, and then answer so
             case _:
                 return Outlook(True, None, None, f"it runs, as attempt {record.attempt + 1}{_resuming(record)}")
     answer = answer_to(decision, Policy(), _Voice())

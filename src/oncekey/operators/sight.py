@@ -1,4 +1,4 @@
-"""All that is known of one key."""
+"""Reads all that the store has about one key."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from oncekey.stores.base import Store
 from oncekey.telemetry.redaction import redact
 
 SHOWN = 100
-"""How many jobs and how many lines of the history are looked up."""
+"""How many jobs, and how many lines of the history, are read."""
 
 
 @value
 class Sight:
     record: Record | None
-    """None: it is gone, and only its history is left."""
+    """None: the row was deleted, and only its jobs and history are left."""
     steps: list[Step]
     jobs: list[Job]
     history: list[AuditLine]
@@ -27,7 +27,7 @@ class Sight:
 
 
 def look(store: Store, scope: str, key: str) -> Sight:
-    """Look a key up; KeyNotFound where nothing is known of it."""
+    """Look up a key; KeyNotFound if the store has nothing about it."""
     (record,) = store.read([(scope, key)])
     (steps,) = store.steps([StepsOf(scope, key)])
     jobs = store.jobs_of(scope, key, SHOWN)
@@ -38,7 +38,7 @@ def look(store: Store, scope: str, key: str) -> Sight:
 
 
 def look_at(store: Store, scope: str, key: str) -> Record:
-    """The row alone; KeyNotFound where there is none."""
+    """The row alone; KeyNotFound if there is none."""
     (record,) = store.read([(scope, key)])
     if record is None:
         raise not_found(key)
