@@ -146,7 +146,7 @@ def test_an_index_that_is_not_valid(postgres_url: str) -> None:
 def test_every_index_of_the_schema_is_known() -> None:
     for package in ("oncekey.stores.postgres", "oncekey.stores.sqlite"):
         wanted = judging.wanted_indexes(package)
-        assert len(wanted) == 16
+        assert len(wanted) == 18
         assert set().union(*judging.USES.values()) <= set(wanted)
 
 

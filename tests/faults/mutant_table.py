@@ -7,6 +7,7 @@ from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
+from tests.faults.mutant_upkeep import UPKEEP
 
 SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
 IN_LOOP = "tests/stores/test_sqlite_in_loop.py"
@@ -300,4 +301,5 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.engine.once", "if tenant is not SINGLE_SCOPE or", "if tenant is not self.single_tenant or")),
     *ENDINGS,
     *ENLISTED,
+    *UPKEEP,
 )  # fmt: skip

@@ -132,6 +132,7 @@ OPERATORS: Mapping[str, Callable[[Store], object]] = {
     "outbox_health": lambda store: store.outbox_health(),
     "redirect": lambda store: store.redirect("none", JobState.READY, Audit("somebody", "a test")),
     "purge_jobs": lambda store: store.purge_jobs(10, 3600.0),
+    "purge_audit": lambda store: store.purge_audit(10, 3600.0),
     "time_out": lambda store: store.time_out(10, StoredResponse(408, (), b"")),
 }
 """What operators and upkeep ask: no request waits for it, so that it fails in time is all there is to say."""

@@ -39,7 +39,17 @@ LIMIT = 0.2
 
 HOT = ("reserve", "swap")
 READS = ("read", "steps", "due", "find", "audit", "listing", "counts", "jobs", "jobs_of", "job", "outbox_health")
-WRITES = ("purge", "claim", "renew_jobs", "conclude", "note_provider", "redirect", "purge_jobs", "time_out")
+WRITES = (
+    "purge",
+    "claim",
+    "renew_jobs",
+    "conclude",
+    "note_provider",
+    "redirect",
+    "purge_jobs",
+    "purge_audit",
+    "time_out",
+)
 VERBS = (*HOT, *READS, *WRITES)
 
 Hit = Callable[[tuple[Any, ...]], Iterable[str]]

@@ -130,6 +130,11 @@ def _plans(store: PostgresStore) -> dict[str, tuple[str, Mapping[str, Any], set[
         found[f"listing {state}"] = (postgres_lookups.listing_statement(state, None), asked, index)
     for duty in Duty:
         found[f"due {duty}"] = (store._due[duty], limit, {f"keys_{duty}"})
+    turns = {"state": "unknown", "after": "", "scope": Text(["ten"]), "limit": 5}
+    found["fair scopes"] = (store._fair_scopes, turns, {"keys_turns"})
+    found["fair keys"] = (store._fair_keys, turns, {"keys_turns"})
+    old = {"keep_seconds": 1.0, "limit": 5}
+    found["purge of the audit"] = (store._purge_audit, old, {"audit_at", "audit_pkey", "keys_pkey"})
     return found
 
 
@@ -231,6 +236,9 @@ def _sqlite_plans() -> dict[str, tuple[str, int, set[str]]]:
             },
         ),
         "listing": (sqlite_lookups.listing_statement(None, None), 6, {keys}),
+        "fair scopes": (sqlite_store._FAIR_SCOPES, 3, {"idempotency_keys_turns"}),
+        "fair keys": (sqlite_store._FAIR_KEYS, 4, {"idempotency_keys_turns"}),
+        "purge of the audit": (sqlite_store._PURGE_AUDIT, 2, {"idempotency_audit_at", keys}),
         "listing of a scope": (sqlite_lookups.listing_statement(None, "ten"), 6, {keys}),
     }
     for state in State:

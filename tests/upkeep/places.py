@@ -92,6 +92,7 @@ class Place:
             for table, columns in (("idempotency_keys", _TIMES), ("idempotency_outbox", _JOB_TIMES)):
                 past = ", ".join(f"{name} = {name} - interval '{seconds} seconds'" for name in columns)
                 connection.execute(f"UPDATE {table} SET {past}".encode())
+            connection.execute(f"UPDATE idempotency_audit SET at = at - interval '{seconds} seconds'".encode())
 
     # -- keys --------------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def test_in_words(shop: Place) -> None:
     assert code == 0
     assert out.splitlines()[:2] == [
         "sweep: were 0 released, 0 doubted",
-        "reap: were 0 timed out, 0 doubted, 0 expired, 0 deleted, 0 jobs",
+        "reap: were 0 timed out, 0 doubted, 0 expired, 0 deleted, 0 jobs, 0 audit lines",
     ]
     assert "1 unknown, oldest 40" in out
     assert "! an unknown outcome has been due for 40" in out

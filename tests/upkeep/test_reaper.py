@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import pytest
 
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
+from oncekey.core.record import Audit
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.errors import ConfigurationError
 from oncekey.telemetry.emitter import Emitter
 from oncekey.upkeep import Reaper
-from oncekey.upkeep.reaper import KEEP_JOBS_SECONDS, timed_out_response
+from oncekey.upkeep.reaper import AUDIT_RETENTION, KEEP_JOBS_SECONDS, timed_out_response
 from tests.upkeep.places import RESPONSE, RETENTION, Place
 
-NOTHING = {"timed_out": 0, "doubted": 0, "expired": 0, "deleted": 0, "jobs": 0}
+NOTHING = {"timed_out": 0, "doubted": 0, "expired": 0, "deleted": 0, "jobs": 0, "audit_lines": 0}
 
 
 def _reaper(place: Place, **how: object) -> Reaper:
@@ -131,6 +133,28 @@ def test_jobs_that_are_done(shop: Place) -> None:
     shop.age(61)
     assert _reaper(shop).run().jobs == 1
     assert (shop.store.job(done), shop.store.job(dead) is not None) == (None, True)
+
+
+def test_audit_of_keys_that_are_over_ends_after_its_retention(place: Place) -> None:
+    """400 days, or what the reaper was told, in batches. The lines of a key that is still unknown stay."""
+    why = Audit("ana@example.com", "the provider's ledger has it")
+    unknown, *settled = place.unknown(4)
+    place.moved([unknown], Event.POSTPONE, Actor.OPERATOR, reconcile_in=0.0, audit=why)
+    settled = place.moved(settled, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=why)
+
+    def lines() -> list[int]:
+        return [len(place.store.audit(record.scope, record.key, 10)) for record in (unknown, *settled)]
+
+    place.age(AUDIT_RETENTION.total_seconds() - 60)
+    assert _reaper(place).run().audit_lines == 0
+    place.age(61)
+    assert (_reaper(place, audit_retention=None).run().audit_lines, lines()) == (0, [1, 1, 1, 1])
+    stop = _Stop()
+    assert (_reaper(place, batch=2).run(stop).audit_lines, lines()) == (3, [1, 0, 0, 0])
+    assert len(stop.pauses) == 1
+    assert _reaper(place, audit_retention=timedelta(seconds=1)).run().audit_lines == 0
+    with pytest.raises(ConfigurationError, match="None keeps the audit for ever"):
+        Reaper(place.store, audit_retention=timedelta(0))
 
 
 def test_a_dry_run_counts(shop: Place) -> None:

@@ -327,6 +327,31 @@ def test_all_in_batches(place: Place) -> None:
     assert _resolve(place.once(), lambda inquiry: Confirmed(200), batch=3) == {"due": 7, "confirmed": 7}
 
 
+def test_another_tenants_key_does_not_wait_for_two_thousand_of_one(place: Place) -> None:
+    """Resolvers are asked about a few keys at a time, so what counts is how many stand before it."""
+    place.unknown(2_000, scope="hostile")
+    place.age(1)
+    place.unknown(1, scope="patient")
+    asked: list[str] = []
+
+    def resolver(inquiry: Inquiry) -> Verdict:
+        asked.append(inquiry.scope)
+        return StillUnknown()
+
+    class Enough(threading.Event):
+        def is_set(self) -> bool:
+            return bool(asked)  # one batch
+
+    once = place.once()
+    once.resolve_with(OPERATION, resolver)
+    reconciler = Reconciler(once)
+    try:
+        assert reconciler.run(Enough()).due == 100
+    finally:
+        reconciler.close()
+    assert asked.index("patient") < 16, "two rounds of eight at once"
+
+
 def test_a_dry_run_asks_nobody(place: Place) -> None:
     (record,) = place.unknown()
     once = place.once()

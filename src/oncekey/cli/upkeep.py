@@ -9,10 +9,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Annotated, cast
 
 import typer
 
+from oncekey.cli.asking import seconds
 from oncekey.cli.common import AsJson, StoreUrl, opened, print_json
 from oncekey.cli.loading import load
 from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
@@ -21,6 +23,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError, OperatorError
 from oncekey.stores.base import Store
 from oncekey.upkeep.health import Health
+from oncekey.upkeep.reaper import AUDIT_RETENTION
 from oncekey.upkeep.service import REAP_SECONDS, RECONCILE_SECONDS, SWEEP_SECONDS, Turn, Upkeep
 
 SHOW_SECONDS = 60.0
@@ -48,6 +51,9 @@ def upkeep(
     soft: Annotated[
         bool, typer.Option("--soft", help="Keep expired keys as tombstones for as long again; do not delete them.")
     ] = False,
+    audit_retention: Annotated[
+        str, typer.Option(metavar="TIME", help="Keep the lines of the audit for so long: 90d, 400d, or forever.")
+    ] = f"{AUDIT_RETENTION.days}d",
     sweep_every: Annotated[float, _every("sweeper (expired leases)")] = SWEEP_SECONDS,
     reap_every: Annotated[float, _every("reaper (expired keys)")] = REAP_SECONDS,
     reconcile_every: Annotated[float, _every("reconciler (unknown outcomes)")] = RECONCILE_SECONDS,
@@ -67,7 +73,12 @@ def upkeep(
     say = set_up(log_level, log_format)
     with _target(path, store) as target:
         service = Upkeep(
-            target, sweep_every=sweep_every, reap_every=reap_every, reconcile_every=reconcile_every, soft=soft
+            target,
+            sweep_every=sweep_every,
+            reap_every=reap_every,
+            reconcile_every=reconcile_every,
+            soft=soft,
+            audit_retention=_retention(audit_retention),
         )
         turns = service.run_once(dry_run=dry_run) if once or dry_run else _serve(service, say)
         health = _health(service)
@@ -79,6 +90,11 @@ def upkeep(
         _print(turns, health, "would be" if dry_run else "were")
     if any(turn.error for turn in turns):
         raise typer.Exit(1)
+
+
+def _retention(text: str) -> timedelta | None:
+    """``400d``, or ``forever``."""
+    return None if text == "forever" else timedelta(seconds=seconds(text))
 
 
 def _health(service: Upkeep) -> Health | str:

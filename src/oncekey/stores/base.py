@@ -116,7 +116,11 @@ class Store(Protocol):
         ...
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
-        """At most ``limit`` rows that need this duty, oldest first; without their responses."""
+        """At most ``limit`` rows that need this duty, oldest first; without their responses.
+
+        Unknown keys are handed out fairly by scope (``fairness.py``): the oldest of each first, and where more than
+        ``limit`` are due, each call goes on with the scopes that follow those of the last one.
+        """
         ...
 
     def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
@@ -131,6 +135,13 @@ class Store(Protocol):
 
     def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
         """At most ``limit`` changes of this key by an operator or the reconciler, newest first; they outlive it."""
+        ...
+
+    def purge_audit(self, limit: int, keep_seconds: float) -> int:
+        """Delete at most ``limit`` of the oldest lines of the audit that are older than this, and say how many.
+
+        Never a line of a key that is not over: in progress, pending, unknown, or to be retried.
+        """
         ...
 
     def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[tuple[str, str]]:

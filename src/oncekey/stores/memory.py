@@ -17,6 +17,7 @@ from oncekey.core.record import COUNTED, AuditLine, Found, Record, Reservation, 
 from oncekey.core.states import FINAL, State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores.base import FOUND, Capabilities, Duty, InLoop
+from oncekey.stores.fairness import Turns
 from oncekey.stores.memory_outbox import NoOutbox
 
 At = tuple[str, str]
@@ -31,6 +32,7 @@ class MemoryStore(NoOutbox):
         self._steps: dict[At, dict[str, Step]] = {}
         self._audit: list[AuditLine] = []
         self._lock = threading.Lock()
+        self._turns = Turns()
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
         with self._lock:
@@ -101,7 +103,19 @@ class MemoryStore(NoOutbox):
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
         with self._lock:
-            return self._due(lambda row: _due_at(row, duty), limit)
+            oldest = self._due(lambda row: _due_at(row, duty), limit)
+            waiting = [(when, row) for row in self._rows.values() if (when := _due_at(row, duty)) is not None]
+            now = self._clock()
+
+            def visit(after: str, most: int) -> list[tuple[str, bool]]:
+                scopes = sorted({row.scope for _, row in waiting if row.scope > after})[:most]
+                return [(scope, any(row.scope == scope and when <= now for when, row in waiting)) for scope in scopes]
+
+            def take(scopes: Sequence[str], most: int) -> list[Record]:
+                due = self._due(lambda row: _due_at(row, duty), len(waiting))
+                return [row for scope in scopes for row in [row for row in due if row.scope == scope][:most]]
+
+            return self._turns.hand_out(duty, limit, oldest, visit, take)
 
     def _due(self, due_at: Callable[[Record], float | None], limit: int) -> list[Record]:
         now = self._clock()
@@ -123,6 +137,15 @@ class MemoryStore(NoOutbox):
     def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
         with self._lock:
             return [line for line in reversed(self._audit) if (line.scope, line.key) == (scope, key)][:limit]
+
+    def purge_audit(self, limit: int, keep_seconds: float) -> int:
+        with self._lock:
+            until = self._clock() - keep_seconds
+            kept = {at for at, row in self._rows.items() if row.state not in (*FINAL, State.EXPIRED)}
+            doomed = [line for line in self._audit if line.at <= until and (line.scope, line.key) not in kept][:limit]
+            gone = set(map(id, doomed))
+            self._audit = [line for line in self._audit if id(line) not in gone]
+            return len(doomed)
 
     def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[At]:
         with self._lock:

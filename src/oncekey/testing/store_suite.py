@@ -26,7 +26,7 @@ from __future__ import annotations
 import pytest
 
 # Register them before the import, so that a failing assert in them shows its values.
-for _part in ("base", "moves", "rows", "steps", "lookups", "faults", "jobs_base", "jobs", "job_upkeep"):
+for _part in ("base", "moves", "rows", "steps", "lookups", "faults", "jobs_base", "jobs", "job_upkeep", "turns"):
     pytest.register_assert_rewrite(f"oncekey.testing.store_suite_{_part}")
 
 from oncekey.testing.store_suite_base import Clock  # noqa: E402
@@ -36,9 +36,10 @@ from oncekey.testing.store_suite_moves import MoveSuite  # noqa: E402
 from oncekey.testing.store_suite_outbox import OutboxSuite  # noqa: E402
 from oncekey.testing.store_suite_rows import RowSuite  # noqa: E402
 from oncekey.testing.store_suite_steps import StepSuite  # noqa: E402
+from oncekey.testing.store_suite_turns import TurnSuite  # noqa: E402
 
 __all__ = ["Clock", "OutboxSuite", "StoreSuite"]
 
 
-class StoreSuite(MoveSuite, RowSuite, StepSuite, LookupSuite, FaultSuite):
+class StoreSuite(MoveSuite, RowSuite, StepSuite, LookupSuite, TurnSuite, FaultSuite):
     """Subclass it as ``Test…``; see the module's docstring."""

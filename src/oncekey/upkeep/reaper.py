@@ -7,7 +7,8 @@ In this order:
 2. half-done requests whose client never came back become unknown. They go on the reconciler's list first and not
    straight to the dead letters: what a resolver can find out needs no human, and what none can ends there by itself;
 3. final keys past their expiry are deleted, or with ``soft`` kept as tombstones for as long again;
-4. jobs that are done are deleted after a week. Dead letters stay until somebody has looked.
+4. jobs that are done are deleted after a week. Dead letters stay until somebody has looked;
+5. lines of the audit are deleted after 400 days, those of keys that are not over stay.
 
 Nothing in flight is ever touched, and every condition is compared by the store in the statement that acts. Work is
 done in batches, with pauses that are four times as long as the batch took: a backlog of a million keys costs the
@@ -19,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from oncekey.core.policy import STORED_HEADERS
@@ -36,6 +38,8 @@ BATCH = 500
 SHARE = 0.2
 """Of the time, in which a reaper with a backlog works; the rest it pauses."""
 KEEP_JOBS_SECONDS = 7 * 86_400.0
+AUDIT_RETENTION = timedelta(days=400)
+"""Longer than the twelve months that PCI DSS (10.5.1) asks audit logs to be kept for, and yet the table has an end."""
 COUNTED = 10_000
 """How far a dry run counts."""
 _REASON = "half done, and nobody came back before it expired"
@@ -43,7 +47,7 @@ _REASON = "half done, and nobody came back before it expired"
 
 @value
 class Reaped:
-    """What one run did. With ``dry_run``: what is due, counted up to 10,000 each, without jobs and tombstones."""
+    """What one run did. With ``dry_run``: what is due, up to 10,000 each, without jobs, audit and tombstones."""
 
     timed_out: int = 0
     doubted: int = 0
@@ -51,13 +55,18 @@ class Reaped:
     """Kept as tombstones."""
     deleted: int = 0
     jobs: int = 0
+    audit_lines: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("timed_out", "doubted", "expired", "deleted", "jobs")}
+        names = ("timed_out", "doubted", "expired", "deleted", "jobs", "audit_lines")
+        return {name: getattr(self, name) for name in names}
 
 
 class Reaper:
-    """Blocks. Any number may run at once, in any number of processes."""
+    """Blocks. Any number may run at once, in any number of processes.
+
+    ``audit_retention`` how long a line of the audit is kept after its key is over; None: for ever
+    """
 
     def __init__(
         self,
@@ -67,16 +76,22 @@ class Reaper:
         batch: int = BATCH,
         share: float = SHARE,
         keep_jobs: float = KEEP_JOBS_SECONDS,
+        audit_retention: timedelta | None = AUDIT_RETENTION,
         profile: ProfileName = "ietf",
         emitter: Emitter | None = None,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigurationError(f"Reaper(share={share}): it must be more than 0 and at most 1")
+        if audit_retention is not None and audit_retention <= timedelta(0):
+            raise ConfigurationError(
+                f"Reaper(audit_retention={audit_retention!r}): it must be more than 0; None keeps the audit for ever"
+            )
         self._store = store
         self._soft = soft
         self._batch = batch
         self._share = share
         self._keep_jobs = keep_jobs
+        self._keep_audit = None if audit_retention is None else audit_retention.total_seconds()
         self._late = timed_out_response(profile)
         self._emitter = emitter or Emitter()
 
@@ -90,7 +105,10 @@ class Reaper:
         expired = self._batches(stop, self._expire) if self._soft else 0
         deleted = self._batches(stop, self._purge)
         jobs = self._batches(stop, lambda: self._store.purge_jobs(self._batch, self._keep_jobs))
-        return Reaped(timed_out, doubted, expired, deleted, jobs)
+        lines = 0
+        if (keep := self._keep_audit) is not None:
+            lines = self._batches(stop, lambda: self._store.purge_audit(self._batch, keep))
+        return Reaped(timed_out, doubted, expired, deleted, jobs, lines)
 
     def _batches(self, stop: threading.Event, work: Callable[[], int]) -> int:
         total = 0

@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -24,7 +25,7 @@ from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.redaction import describe
 from oncekey.upkeep.health import DutyHealth, Health, look
-from oncekey.upkeep.reaper import Reaper
+from oncekey.upkeep.reaper import AUDIT_RETENTION, Reaper
 from oncekey.upkeep.reconciler import Reconciler
 from oncekey.upkeep.sweeper import Sweeper
 
@@ -58,6 +59,7 @@ class Upkeep:
     ``sweep_every``     seconds between two turns, likewise ``reap_every`` and ``reconcile_every``. A key is stuck for
                         at most its lease and ``sweep_every``
     ``soft``            keep expired keys as tombstones for as long again, instead of deleting them
+    ``audit_retention`` how long a line of the audit is kept after its key is over; None: for ever
     ``sweeper``, ``reaper``, ``reconciler``  your own, where a default does not fit
 
     ``with Upkeep(once):``, or in an event loop ``async with Upkeep(once):``; async resolvers then run in that loop. In
@@ -72,6 +74,7 @@ class Upkeep:
         reap_every: float = REAP_SECONDS,
         reconcile_every: float = RECONCILE_SECONDS,
         soft: bool = False,
+        audit_retention: timedelta | None = AUDIT_RETENTION,
         sweeper: Sweeper | None = None,
         reaper: Reaper | None = None,
         reconciler: Reconciler | None = None,
@@ -81,12 +84,20 @@ class Upkeep:
                 raise ConfigurationError(f"Upkeep({name}_every={seconds}): it must be more than 0 seconds")
         if soft and reaper is not None:
             raise ConfigurationError("Upkeep(soft=True, reaper=…): say it to the reaper, Reaper(store, soft=True)")
+        if audit_retention != AUDIT_RETENTION and reaper is not None:
+            raise ConfigurationError(
+                "Upkeep(audit_retention=…, reaper=…): say it to the reaper, Reaper(store, audit_retention=…)"
+            )
         app = once if isinstance(once, OnceKey) else None
         self.store: Store = once.store if isinstance(once, OnceKey) else once
         self._emitter = app.engine.emitter if app else Emitter()
         self._sweeper = sweeper or Sweeper(self.store, emitter=self._emitter)
         self._reaper = reaper or Reaper(
-            self.store, soft=soft, profile=app.profile if app else "ietf", emitter=self._emitter
+            self.store,
+            soft=soft,
+            audit_retention=audit_retention,
+            profile=app.profile if app else "ietf",
+            emitter=self._emitter,
         )
         self._reconciler = reconciler or (Reconciler(app) if app else None)
         self._loop: asyncio.AbstractEventLoop | None = None

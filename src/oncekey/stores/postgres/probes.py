@@ -76,7 +76,8 @@ class Probes:
         """Ask on a connection without a schema check: ``doctor`` must also work where the tables are wrong."""
         self._start_clock()
         try:
-            return self._connection(checked=False).execute(asked, {"limit": limit} if limit else None).fetchall()
+            parameters = {"limit": limit, "state": "unknown", "after": ""} if limit else None
+            return self._connection(checked=False).execute(asked, parameters).fetchall()
         except psycopg.Error as error:
             self.disconnect()
             raise explain(error, self._where) from error

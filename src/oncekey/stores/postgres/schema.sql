@@ -112,3 +112,10 @@ CREATE TABLE idempotency_audit (
     why text NOT NULL
 );
 CREATE INDEX idempotency_audit_key ON idempotency_audit (scope, key, id);
+
+-- What upkeep asks the outside world about, by tenant: one tenant's thousands must not keep another's waiting.
+CREATE INDEX idempotency_keys_turns ON idempotency_keys (state, scope, reconcile_at)
+WHERE state IN ('unknown', 'failed_retryable') AND reconcile_at IS NOT NULL;
+
+-- The audit has a retention of its own: the reaper finds its oldest lines.
+CREATE INDEX idempotency_audit_at ON idempotency_audit (at);

@@ -21,6 +21,7 @@ from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Capabilities, Duty
+from oncekey.stores.fairness import FAIR, Turns
 from oncekey.stores.postgres import migrate as migrations
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
@@ -74,7 +75,10 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         self._remove = statement("remove", COLUMNS, lock="UPDATE")
         self._read = statement("read", COLUMNS)
         self._purge = statement("purge")
+        self._purge_audit = statement("audit_purge")
         self._due = {duty: statement(f"due_{duty}", SLIM) for duty in Duty}
+        self._fair_scopes, self._fair_keys = statement("fair_scopes"), statement("fair_keys", SLIM)
+        self._turns = Turns()
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 
@@ -134,12 +138,26 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
         self._start_clock()
-        return self._records(self._due[duty], {"limit": limit})
+        oldest = self._records(self._due[duty], {"limit": limit})
+
+        def visit(after: str, most: int) -> list[tuple[str, bool]]:
+            asked = {"state": FAIR[duty].value, "after": after, "limit": most}
+            return [(scope, is_due) for scope, is_due in self._execute(self._fair_scopes, asked)]
+
+        def take(scopes: Sequence[str], most: int) -> list[Record]:
+            asked = {"state": FAIR[duty].value, "scope": Text(list(scopes)), "limit": most}
+            return self._records(self._fair_keys, asked)
+
+        return self._turns.hand_out(duty, limit, oldest, visit, take)
 
     def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         self._start_clock()
         ((deleted,),) = self._execute(self._purge, {"limit": limit, "tombstones_only": tombstones_only})
         return int(deleted)
+
+    def purge_audit(self, limit: int, keep_seconds: float) -> int:
+        self._start_clock()
+        return self._execute(self._purge_audit, {"limit": limit, "keep_seconds": float(keep_seconds)}).rowcount
 
     def in_loop(self) -> InLoop:
         return InLoop(self)

@@ -15,6 +15,7 @@ from oncekey.stores.sqlite import schema
 _INDEXES = "SELECT name FROM sqlite_master WHERE type = 'index'"
 _TIMES = sqlfiles.statement(schema.PACKAGE, "probe_times")
 _USED = re.compile(r"USING (?:COVERING )?INDEX (\w+)")
+_PLACES = re.compile(r"\?\d+")
 _SYNCHRONOUS = ("off", "normal", "full", "extra")
 
 
@@ -49,7 +50,8 @@ def _diagnoses(connection: sqlite3.Connection, now: float) -> Iterator[Diagnosis
 
 def _indexes_used(connection: sqlite3.Connection, name: str, now: float) -> set[str]:
     asked = sqlfiles.statement(schema.PACKAGE, name)
-    plan = connection.execute(f"EXPLAIN QUERY PLAN {asked}", (now, 1)).fetchall()
+    parameters = (now,) * len(set(_PLACES.findall(asked)))  # any will do: it is not run
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {asked}", parameters).fetchall()
     return {index for *_, line in plan for index in _USED.findall(line)}
 
 

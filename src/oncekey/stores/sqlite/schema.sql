@@ -124,3 +124,10 @@ CREATE TABLE idempotency_audit (
 );
 
 CREATE INDEX idempotency_audit_key ON idempotency_audit (scope, key);
+
+-- What upkeep asks the outside world about, by tenant: one tenant's thousands must not keep another's waiting.
+CREATE INDEX idempotency_keys_turns ON idempotency_keys (state, scope, reconcile_at)
+    WHERE state IN ('unknown', 'failed_retryable') AND reconcile_at IS NOT NULL;
+
+-- The audit has a retention of its own: the reaper finds its oldest lines.
+CREATE INDEX idempotency_audit_at ON idempotency_audit (at);

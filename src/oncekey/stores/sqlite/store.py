@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores import sqlfiles
 from oncekey.stores.base import Capabilities, Duty, LostRace
+from oncekey.stores.fairness import FAIR, Turns
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.connections import Connections
 from oncekey.stores.sqlite.gate import gate_of
@@ -37,8 +38,11 @@ _STEP, _FORGET_STEPS, _NOTE, _DOOMED_KEYS, _DOOMED_TOMBSTONES = (
     sqlfiles.statement(schema.PACKAGE, name)
     for name in ("step", "forget_steps", "note", "doomed_keys", "doomed_tombstones")
 )
-_READ_MANY, _MOVED_MANY = (sqlfiles.statement(schema.PACKAGE, name) for name in ("read_many", "moved_many"))
+_READ_MANY, _MOVED_MANY, _PURGE_AUDIT = (
+    sqlfiles.statement(schema.PACKAGE, name) for name in ("read_many", "moved_many", "audit_purge")
+)
 _DUE = {duty: sqlfiles.statement(schema.PACKAGE, f"due_{duty.value}") for duty in Duty}
+_FAIR_SCOPES, _FAIR_KEYS = (sqlfiles.statement(schema.PACKAGE, name) for name in ("fair_scopes", "fair_keys"))
 
 _PATIENCE_STEP = 0.05
 """A shorter wait at the gate is not subtracted from the busy time-out: the PRAGMA for it costs more."""
@@ -62,6 +66,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         self.clock = clock
         self.gate = gate_of(self.path)
         self._ran: list[str] = []
+        self._turns = Turns()
         self.connections = Connections(self.path, timeout, self._prepare)
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
@@ -109,8 +114,20 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
     def due(self, duty: Duty, limit: int) -> list[Record]:
         with self._reading() as connection:
             now = self.clock()
-            keys = connection.execute(_DUE[duty], (now, limit)).fetchall()
-            return [rows.record(connection.execute(_MOVED, at).fetchone(), None, now) for at in keys]
+
+            def records(keys: Iterable[tuple[str, str]]) -> list[Record]:
+                return [rows.record(connection.execute(_MOVED, at).fetchone(), None, now) for at in keys]
+
+            def visit(after: str, most: int) -> list[tuple[str, bool]]:
+                visited = connection.execute(_FAIR_SCOPES, (FAIR[duty], after, most))
+                return [(scope, due <= now) for scope, due in visited]
+
+            def take(scopes: Sequence[str], most: int) -> list[Record]:
+                each = (connection.execute(_FAIR_KEYS, (FAIR[duty], scope, now, most)).fetchall() for scope in scopes)
+                return records(at for keys in each for at in keys)
+
+            oldest = records(connection.execute(_DUE[duty], (now, limit)).fetchall())
+            return self._turns.hand_out(duty, limit, oldest, visit, take)
 
     def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         with self._writing() as connection:
@@ -120,6 +137,10 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
             connection.executemany(_FORGET_STEPS, [(scope, key) for _, scope, key in doomed])
             connection.executemany(_PURGE, [(rowid,) for rowid, _, _ in doomed])
             return len(doomed)
+
+    def purge_audit(self, limit: int, keep_seconds: float) -> int:
+        with self._writing() as connection:
+            return connection.execute(_PURGE_AUDIT, (self.clock() - keep_seconds, limit)).rowcount
 
     def migrate(self) -> list[str]:
         with self.connections.use() as connection:

@@ -1,0 +1,27 @@
+-- The next scopes that have keys to be asked about, and whether the oldest key of each is due: one probe of the index
+-- for a scope, however many keys it has. The state comes from a subquery, so that the planner does not know which it is:
+-- the index that holds unknown keys by their time alone would be read as a whole for every scope.
+WITH RECURSIVE visited AS (
+    (
+        SELECT k.scope, k.reconcile_at, 1 AS number FROM idempotency_keys AS k
+        WHERE
+            k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
+            AND k.state = (SELECT %(state)s::text) AND k.scope > %(after)s
+        ORDER BY k.scope, k.reconcile_at
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT n.scope, n.reconcile_at, v.number + 1 FROM visited AS v
+    CROSS JOIN LATERAL (
+        SELECT k.scope, k.reconcile_at FROM idempotency_keys AS k
+        WHERE
+            k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
+            AND k.state = (SELECT %(state)s::text) AND k.scope > v.scope
+        ORDER BY k.scope, k.reconcile_at
+        LIMIT 1
+    ) AS n
+    WHERE v.number < %(limit)s
+)
+
+SELECT v.scope, v.reconcile_at <= now() FROM visited AS v
+ORDER BY v.number

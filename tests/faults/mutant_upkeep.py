@@ -1,0 +1,38 @@
+# ruff: noqa: E501 - a table: what stands in the product is quoted as it stands there
+"""The guards of upkeep: whose turn it is, what it deletes, and what it says. See ``mutant_table.py``."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Mutant
+from tests.faults.mutant import mutant as _
+
+SQLITE, POSTGRES, FAIRNESS = "oncekey.stores.sqlite", "oncekey.stores.postgres", "oncekey.stores.fairness"
+SQLITE_SUITE = "tests/stores/test_sqlite.py::TestSqliteStore"
+POSTGRES_SUITE = "tests/stores/test_postgres.py::TestPostgresStore"
+MEMORY_SUITE = "tests/stores/test_memory.py::TestMemoryStore"
+
+UPKEEP: tuple[Mutant, ...] = (
+    # 43: one tenant's backlog is every tenant's
+    _(43, "I6", "unknown keys are handed out by scope", f"{SQLITE_SUITE}::test_unknown_keys_of_one_scope_do_not_keep_anothers_waiting",
+      (FAIRNESS, "if len(oldest) < limit or shared == 0:", "if True:")),
+    _(43, "I6", "the first key of each scope comes first", "tests/upkeep/test_reconciler.py::test_another_tenants_key_does_not_wait_for_two_thousand_of_one",
+      (FAIRNESS, "        ranks.append(seen[row.scope])\n", "        ranks.append(0)\n")),
+    _(43, "I6", "the next call goes on where the last one ended", f"{MEMORY_SUITE}::test_every_scope_has_its_turn_however_many_there_are",
+      (FAIRNESS, "            self._after[duty] = scopes[-1]\n", "            pass\n")),
+    _(43, "I6", "scopes with nothing due are passed over", f"{SQLITE_SUITE}::test_scopes_with_nothing_due_are_passed_over",
+      (FAIRNESS, "visited[-1][0] if len(visited) == VISITED else \"\"", "\"\"")),
+    _(43, "I4", "the keys that have waited longest have half of the turns", f"{SQLITE_SUITE}::test_scopes_share_what_is_handed_out",
+      (FAIRNESS, "        shared = limit // 2\n", "        shared = limit\n")),
+    _(43, "I6", "a planner cannot choose to read all unknown keys for each scope (PostgreSQL)",
+      "tests/stores/test_beside.py::test_every_statement_of_postgres_uses_its_index",
+      (f"{POSTGRES}/fair_keys", "i.state = (SELECT %(state)s::text)", "i.state = 'unknown'"),),
+    # 11: upkeep touches what is alive
+    _(11, "I4", "the audit of a key that is not over stays (SQLite)", f"{SQLITE_SUITE}::test_the_audit_of_a_key_that_is_not_over_is_not_purged",
+      (f"{SQLITE}/audit_purge", "'pending', 'unknown', 'failed_retryable'", "'pending'")),
+    _(11, "I4", "the audit of a key that is not over stays (PostgreSQL)", f"{POSTGRES_SUITE}::test_the_audit_of_a_key_that_is_not_over_is_not_purged",
+      (f"{POSTGRES}/audit_purge", "'pending', 'unknown', 'failed_retryable'", "'pending'")),
+    _(11, "I4", "young lines of the audit stay", f"{SQLITE_SUITE}::test_old_lines_of_the_audit_are_purged_and_younger_ones_stay",
+      (f"{SQLITE}/audit_purge", "a.at <= ?1 AND", "?1 > 0 AND")),
+    _(11, "I4", "an audit without an end is kept", "tests/upkeep/test_reaper.py::test_audit_of_keys_that_are_over_ends_after_its_retention",
+      ("oncekey.upkeep.reaper", "None if audit_retention is None else audit_retention.total_seconds()", "audit_retention.total_seconds() if audit_retention else 0.0")),
+)  # fmt: skip
