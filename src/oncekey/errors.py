@@ -1,32 +1,32 @@
-"""Every error that oncekey raises, in one tree, split by who has to act.
+"""Every error that oncekey raises, in one tree with two branches: either the developer must act, or the operator.
 
 ::
 
     OnceKeyError
-    ├── ApplicationError        the developer of the app acts
+    ├── ApplicationError        the developer of the app must act
     │   ├── ConfigurationError      a policy, route or store URL that makes no sense
     │   ├── EnlistError             a session that cannot be enlisted, or that the handler ended itself
-    │   ├── Dead                    raised BY a task: trying again is no use, a human must look
+    │   ├── Dead                    raised BY a task: another attempt would not help, a human must look
     │   ├── IllegalTransition       code asked for a move that core/states.py does not have
-    │   ├── JobLost                 another worker has the job: nothing that this attempt does is stored
+    │   ├── JobLost                 another worker has the job: the result of this attempt is not stored
     │   ├── NoOperation             current() was called outside a protected request
-    │   ├── NotAuthenticated        raised BY the app's scope function: the caller is nobody (401)
+    │   ├── NotAuthenticated        raised BY the app's scope function: the caller is not known (401)
     │   ├── NotAuthorized           raised BY the app's authorize function: the caller may not do this (403)
     │   ├── NotExecuted             raised BY a handler: nothing happened, a retry may run (503)
     │   │   └── LeaseLost               raised by enlist(): the key went to another attempt
     │   ├── OutcomeUnknown          raised BY a handler: it may have happened (409)
     │   ├── Refused                 raised BY a handler: refused before the operation began (4xx)
-    │   └── StepError               a phase or effect that cannot be run or remembered as it stands
-    └── OperatorError           whoever runs the service acts
-        ├── KeyNotFound             an operator asked for a key or a job that is not there
+    │   └── StepError               a phase or effect that cannot be run or remembered as it is written
+    └── OperatorError           the operator of the service must act
+        ├── KeyNotFound             an operator asked for a key or a job that does not exist
         ├── LedgerError             a ledger that cannot be read or compared: the message says where
-        ├── MoveRefused             an operator's change that the state of things does not allow: it says why
+        ├── MoveRefused             an operator's change that the key or job does not allow: it says why
         ├── SchemaError             tables missing, too old or too new: the message says what to run
         └── StoreError
-            ├── StoreUnavailable    no answer, or none in time: the request gets a 503
+            ├── StoreUnavailable    the store did not answer in time: the request gets a 503
             └── StoreOverloaded     the queue in front of the store is full: the request gets a 503
 
-What a *client* did wrong is never an exception of this tree: it is a decision (core/decision.py) or a
+A mistake of a *client* is never an exception of this tree: it is a decision (core/decision.py) or a
 :class:`oncekey.core.header.BadKey`, and becomes a problem document (core/problems.py).
 """
 
@@ -42,11 +42,11 @@ class ApplicationError(OnceKeyError):
 
 
 class ConfigurationError(ApplicationError, ValueError):
-    """A setting makes no sense; the message names it and says what would."""
+    """A setting makes no sense; the message names it and says what it takes."""
 
 
 class Dead(ApplicationError):
-    """Raise it in a task when trying again is no use: the job is a dead letter at once, with this as its reason."""
+    """Raise it in a task when another attempt would not help: the job becomes a dead letter, with this message."""
 
 
 class EnlistError(ApplicationError):
@@ -58,7 +58,7 @@ class IllegalTransition(ApplicationError):
 
 
 class JobLost(ApplicationError):
-    """The lease of a task's job went to another worker: what this attempt still does will not be stored. Stop."""
+    """Another worker took over the job of this task: the result of this attempt will not be stored. Stop."""
 
 
 class NoOperation(ApplicationError, LookupError):
@@ -66,7 +66,7 @@ class NoOperation(ApplicationError, LookupError):
 
 
 class NotAuthenticated(ApplicationError):
-    """Raise it in the scope function when the caller is nobody: 401, before any key is looked up."""
+    """Raise it in the scope function when the caller is not known: 401, before any key is looked up."""
 
 
 class NotAuthorized(ApplicationError):
@@ -78,25 +78,25 @@ class NotExecuted(ApplicationError):
 
 
 class LeaseLost(NotExecuted):
-    """The key went to another attempt: what this one wrote in its transaction is rolled back.
+    """Another attempt took over the key: what this attempt wrote in its transaction is rolled back.
 
-    Let it pass: the client gets what the key's record says by now.
+    Do not catch it: the client gets the response that the key's record has by now.
     """
 
 
 class StepError(ApplicationError):
-    """A step that cannot be run or remembered as it stands: the message says what to change in the handler."""
+    """A step cannot be run or remembered as it is written: the message says what to change in the handler."""
 
 
 class OutcomeUnknown(ApplicationError):
-    """Raise it in a handler when the work may have happened: the key waits for reconciliation."""
+    """Raise it in a handler when the work may have happened: the key becomes unknown, and is reconciled."""
 
 
 class Refused(ApplicationError):
-    """Raise it in a handler, before it did anything, for a request it will not take: the key stays unused.
+    """Raise it in a handler that refuses a request before it did anything: the key stays unused.
 
-    For frameworks that validate nothing themselves (Starlette, Flask). FastAPI's and Litestar's own
-    validation is recognised without it.
+    It is for frameworks that validate nothing themselves (Starlette, Flask). oncekey recognises the validation
+    of FastAPI and Litestar without it.
     """
 
     def __init__(self, detail: str, *, status: int = 422) -> None:
@@ -108,7 +108,7 @@ class Refused(ApplicationError):
 
 
 class OperatorError(OnceKeyError):
-    """Whoever runs the service must act."""
+    """The operator of the service must act."""
 
 
 class LedgerError(OperatorError):
@@ -116,11 +116,11 @@ class LedgerError(OperatorError):
 
 
 class KeyNotFound(OperatorError, LookupError):
-    """Nothing is known of the key or job that an operator asked for."""
+    """The key or job that an operator asked for does not exist."""
 
 
 class MoveRefused(OperatorError):
-    """What an operator asked for cannot be done to the key or job as it is; nothing was changed."""
+    """The key or job does not allow the operator's change in its present state; nothing was changed."""
 
 
 class SchemaError(OperatorError):
@@ -128,12 +128,12 @@ class SchemaError(OperatorError):
 
 
 class StoreError(OperatorError):
-    """The store could not do what was asked. Before a handler is called, it is not called because of it."""
+    """The store could not do what was asked. If the handler has not been called yet, it will not be called."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, hung, slow or refuses: what was asked may or may not have happened."""
+    """The store is down, hangs, is slow or refuses: what was asked may have happened or not."""
 
 
 class StoreOverloaded(StoreError):
-    """More callers are waiting for the store than the queue holds: nothing was asked of the store."""
+    """The queue in front of the store is full: nothing was asked of the store."""
