@@ -1,4 +1,4 @@
-"""``oncekey worker``: do the work that requests left in the outbox."""
+"""``oncekey worker``: runs the jobs that requests put into the outbox."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _line(counts: Counts, rate: float) -> str:
 
 @contextmanager
 def _progress(say: Callable[[str], None], *, on_terminal: bool) -> Iterator[tuple[Callable[[Counts], None], float]]:
-    """One line that changes on a terminal; elsewhere a line now and then. On standard error: the result is not."""
+    """Progress on standard error: on a terminal one line that changes, otherwise a new line every 10 seconds."""
     seen = [0.0, time.monotonic()]
 
     def line(counts: Counts) -> str:

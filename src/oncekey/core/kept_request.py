@@ -1,11 +1,10 @@
-"""A request as a phased key keeps it (``Policy(keep_request=True)``), so that upkeep can go on without the client.
+"""The request of a phased key (``Policy(keep_request=True)``), kept so that upkeep can resume without the client.
 
-It is one more row of the key's steps, under a name that no step of an app can have. The row says ``phase`` and
-``intended``, which no real phase ever is: a process of an older version, beside this one in a deploy, reads the row and
-takes no notice of it.
+It is one more row of the key's steps, under a name that no step of an app can have. The row is an ``intended`` phase. A
+real phase is never ``intended``, so a process of an older version, during a deploy, ignores the row.
 
-Kept are the method, the path, the query, the body, the content type and the headers that count in the fingerprint.
-None of these headers can be a credential: ``Policy(fingerprint_headers=…)`` refuses those.
+Kept are the method, the path, the query, the body, the content type and the headers of the fingerprint. None of these
+headers can be a credential: ``Policy(fingerprint_headers=…)`` refuses those.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class KeptRequest:
 
     method: str
     path: str
-    """As it was sent: percent-encoded where the server passes that on."""
+    """As it was sent: percent-encoded, if the server passes it on so."""
     query: str
     """Without the question mark."""
     headers: dict[str, str] = field(hash=False)
@@ -39,11 +38,11 @@ class KeptRequest:
         return orjson.loads(self.body)
 
     def __repr__(self) -> str:
-        return f"KeptRequest({self.method}, {len(self.body)} bytes)"  # bodies do not belong in logs
+        return f"KeptRequest({self.method}, {len(self.body)} bytes)"  # a log must not contain bodies
 
 
 def kept_request(parts: Parts | None, header_names: frozenset[bytes]) -> KeptRequest | None:
-    """What is kept of a request. ``header_names``: those that count in its fingerprint, in lower case."""
+    """What is kept of a request. ``header_names``: the headers of its fingerprint, in lower case."""
     if parts is None:
         return None
     method, path, query, content_type, body, read_lines = parts
@@ -69,7 +68,7 @@ def as_step(request: KeptRequest) -> Step:
 
 
 def request_in(steps: Sequence[Step]) -> KeptRequest | None:
-    """The request that is kept among the steps of a key; None: none was kept."""
+    """The kept request among the steps of a key; None: there is none."""
     step = next((step for step in steps if step.is_request), None)
     if step is None or step.result is None:
         return None
@@ -79,5 +78,5 @@ def request_in(steps: Sequence[Step]) -> KeptRequest | None:
 
 
 def _text(path: str) -> str:
-    """Servers differ in how they pass on bytes that are not UTF-8; JSON takes no lone surrogates."""
+    """The path without lone surrogates, which JSON cannot hold. Some servers make them of bytes that are not UTF-8."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""When a lease is renewed, and what its row tells of an owner that does not renew it.
+"""When the keeper renews a lease, and how a row shows that its owner no longer renews.
 
-The keeper looks ``LOOKS_PER_LEASE`` times in a lease, and renews what is ``RENEW_AT`` of its lease old. So while a
+The keeper looks ``LOOKS_PER_LEASE`` times in a lease, and renews a lease when ``RENEW_AT`` of it has passed. So while a
 process lives, at least 7/12 of a lease are left in the row, less the time that the store takes.
 """
 
@@ -17,11 +17,11 @@ OVERDUE_AT = 1 / 2
 
 
 def overdue_lease(record: Record, lease_seconds: float) -> float | None:
-    """The seconds that are left of a lease whose renewal is overdue; None: it is not, as far as the row tells.
+    """The seconds that are left of a lease whose renewal is overdue; None: the row does not show that.
 
-    ``lease_seconds`` is what the route says now. The owner may have had another policy (a deploy). Its lease cannot be
-    longer than from the creation of the key to the end of the lease, so of the two the shorter counts: a live owner
-    passes for an overdue one only if its lease was shorter and has been renewed.
+    ``lease_seconds`` is the lease of the present policy. The owner may have had another policy (a deploy). Its lease
+    cannot be longer than ``lease_until - created_at``, so the shorter of the two is used. Then a live owner looks
+    overdue only if its own lease was shorter and has been renewed.
     """
     if record.state is not State.IN_PROGRESS or record.lease_over:
         return None

@@ -1,14 +1,14 @@
-"""Statuses and words on the wire, for everything that oncekey answers by itself.
+"""Statuses and texts of the answers that oncekey itself sends.
 
 Owns what the client reads: which status, which headers, which sentence, in each of three profiles. Must not decide
-which situation a request is in (``decision.py``), and is never given a key or a body, so it cannot repeat one:
-``detail`` comes from the caller, who must not put one there either, and ``reference`` is a key that is masked already.
+which situation a request is in (``decision.py``). It never gets a key or a body, so it cannot repeat one: the caller
+must not put them into ``detail``, and ``reference`` is a masked key.
 
 The profiles:
 
 * ``ietf`` (default): draft-ietf-httpapi-idempotency-key-header with problem details (RFC 9457).
 * ``stripe``: the statuses, the ``{"error": …}`` object and the ``Stripe-Should-Retry`` that Stripe's libraries read.
-* ``governance``: the ``{"fault": …}`` object that many API guidelines ask for.
+* ``governance``: the ``{"fault": …}`` object of many API guidelines.
 
 Every message says what happened, what it means, and what to do. A caller's ``detail`` replaces only the first
 part, so that no 409 can lose the advice to keep the key.
@@ -29,14 +29,14 @@ ProfileName = Literal["ietf", "stripe", "governance"]
 PROFILES: tuple[ProfileName, ...] = get_args(ProfileName)
 
 THE_DRAFT = "https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header"
-"""Where a Link points when the app has no page of its own: the draft wants one with its three errors."""
+"""The target of a Link if the app has no page of its own: the draft requires a link for its three errors."""
 
 LONGEST_RETRY_SECONDS = 86_400
-"""Whoever has to wait longer is asked to look again tomorrow; also bounds what a bad number can say."""
+"""The longest Retry-After. A client that must wait longer asks again after a day. It also bounds a wrong number."""
 
 
 class Situation(StrEnum):
-    """Why a request gets an answer of ours instead of the handler's."""
+    """Why a request gets oncekey's own answer instead of the handler's."""
 
     KEY_MISSING = "key-missing"
     KEY_MALFORMED = "key-malformed"
@@ -53,10 +53,10 @@ class Situation(StrEnum):
     NOT_AUTHENTICATED = "not-authenticated"
     NOT_AUTHORIZED = "not-authorized"
     NOT_EXECUTED = "not-executed"  # nothing happened, in this attempt or in any before it
-    NOT_FINISHED = "not-finished"  # what is done stands, and the same key goes on from there
+    NOT_FINISHED = "not-finished"  # finished steps stay done, and a retry with the same key resumes after them
     FAILED = "failed"  # the handler raised, an error handler of the app answered with a success, and it is not stored
     REFUSED = "refused"
-    REFUSED_LATE = "refused-late"  # after the operation had begun: as any other 4xx of a handler
+    REFUSED_LATE = "refused-late"  # after the operation had begun: like any other 4xx of a handler
     STATUS_EXPIRED = "status-expired"
     STATUS_NOT_FOUND = "status-not-found"
     STATUS_RETRYABLE = "status-retryable"
@@ -65,7 +65,7 @@ class Situation(StrEnum):
 
 @value
 class Answer:
-    """A whole response, as it is sent. Header names are lower case; content-type and content-length are among them."""
+    """A whole response, as it is sent. Header names are in lower case and include content-type and content-length."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
@@ -74,7 +74,7 @@ class Answer:
 
 @value
 class Note:
-    """What stands in for a body that was not kept. An empty one is for statuses that have no body."""
+    """Replaces a body that was not kept. It is empty for statuses that have no body."""
 
     content_type: str
     body: bytes
@@ -88,7 +88,7 @@ class _Entry:
     advice: str  # what to do
     stripe: tuple[str, str]  # type, code
     fault: str
-    retry_seconds: int | None = None  # the Retry-After when the caller names none; None: never one
+    retry_seconds: int | None = None  # Retry-After, if the caller gives none; None: this answer never has one
 
 
 _SAME_KEY = "Keep the key: send the same request with the same Idempotency-Key after the time in Retry-After"
@@ -242,11 +242,11 @@ _WORTH_A_RETRY = frozenset(
         *(Situation.NOT_STORED, Situation.NOT_EXECUTED, Situation.NOT_FINISHED, Situation.FAILED),
     }
 )
-"""Where Stripe's libraries are told to send it again: ``Stripe-Should-Retry: true``. By the status alone they retry
-every 409 and 5xx, and no 429. UNKNOWN is not among these: the reconciler or an operator settles it, minutes later."""
+"""Answers with ``Stripe-Should-Retry: true``, which Stripe's libraries obey. By the status alone they retry every 409
+and 5xx, and no 429. UNKNOWN is not among these: the reconciler or an operator settles it, minutes later."""
 
 _LINKED = frozenset({Situation.KEY_MISSING, Situation.MISMATCH, Situation.IN_FLIGHT})
-"""The draft, section 2.7: these carry a link to documentation, in the body or as a Link header."""
+"""The draft, section 2.7: these need a link to documentation, in the body or as a Link header."""
 
 
 def problem(
@@ -265,10 +265,10 @@ def problem(
 ) -> Answer:
     """The answer for a situation.
 
-    ``retry_after`` is used where a retry makes sense, ``status`` by refusals alone, ``location`` by DEFERRED,
-    ``reference`` by UNKNOWN, ``challenge`` by NOT_AUTHENTICATED; ``fault_id`` and ``trace_id`` by the governance
-    profile, from outside, since nothing here is random. ``docs_url`` is the app's page about idempotency, or, if it
-    ends in a slash, the folder with a page for each situation.
+    ``retry_after`` is used if a retry makes sense, ``status`` only by refusals, ``location`` by DEFERRED,
+    ``reference`` by UNKNOWN, ``challenge`` by NOT_AUTHENTICATED. ``fault_id`` and ``trace_id`` are for the governance
+    profile; the caller makes them, since this module is pure. ``docs_url`` is the app's page about idempotency, or, if
+    it ends in a slash, the folder with a page for each situation.
     """
     if situation in _REFUSALS:
         if status is not None and not 400 <= status < 500:
@@ -279,12 +279,12 @@ def problem(
     wait = _whole_seconds(retry_after)
     asked = _Asked(profile, situation, wait, status, docs_url, challenge, detail, location, reference, *ids)
     if detail is None and location is None and reference is None and ids == ("", ""):
-        return _constant(asked)  # a hot key draws thousands of the same 409: build it once
+        return _constant(asked)  # duplicates of one key may get the same 409 thousands of times: build it once
     return _build(asked)
 
 
 def replay_marker(profile: ProfileName) -> tuple[bytes, bytes] | None:
-    """The header that marks a replay; None for governance, where the echoed key is the sign."""
+    """The header that marks a replay; None for governance, where the echoed key marks it."""
     return _MARKERS[profile]
 
 
@@ -303,9 +303,9 @@ _NOT_KEPT = (
 
 @lru_cache(maxsize=256)
 def tombstone_note(profile: ProfileName, status: int) -> Note:
-    """The body that a tombstone replays with; the first ``status`` and the stored headers are the engine's.
+    """The body for the replay of a tombstone. The caller adds the first ``status`` and the stored headers.
 
-    Stored headers that describe the lost body (content-encoding, etag, content-disposition) do not fit it.
+    It must leave out headers that describe the lost body (content-encoding, etag, content-disposition).
     """
     if status < 200 or status in (204, 205, 304):
         return Note("", b"")
@@ -326,7 +326,7 @@ def tombstone_note(profile: ProfileName, status: int) -> Note:
 
 
 def _whole_seconds(seconds: float | None) -> int | None:
-    """Rounded up, at least 1: ``Retry-After: 0`` would ask for a busy loop."""
+    """Rounded up, at least 1: with ``Retry-After: 0`` a client would retry without a pause."""
     if seconds is None:
         return None
     if not seconds < LONGEST_RETRY_SECONDS:  # NaN and infinity end here too
@@ -335,7 +335,7 @@ def _whole_seconds(seconds: float | None) -> int | None:
 
 
 class _Asked(NamedTuple):
-    """The arguments of :func:`problem`, checked: the key of the cache."""
+    """The checked arguments of :func:`problem`: the key of the cache."""
 
     profile: ProfileName
     situation: Situation
@@ -359,7 +359,7 @@ def _build(asked: _Asked) -> Answer:
     reference = {} if asked.reference is None else {"reference": asked.reference}
     content_type = "application/json"
     members: dict[str, object]
-    if situation is Situation.DEFERRED:  # good news, in no profile an error object
+    if situation is Situation.DEFERRED:  # not an error, so no profile uses its error object
         members = {"state": "pending", "title": entry.title, "detail": message}
     elif profile == "ietf":
         content_type = "application/problem+json"
@@ -372,7 +372,7 @@ def _build(asked: _Asked) -> Answer:
         error = {"errorCode": entry.fault, "description": message} | reference
         members = _fault(asked.fault_id, asked.trace_id, error)
     body = _json(members)
-    # 404 and 410 may be cached by default (RFC 9111), and every one of these answers can be another one soon.
+    # Caches may store 404 and 410 by default (RFC 9111), and each of these answers can change soon.
     headers = [
         ("content-type", content_type),
         ("content-length", str(len(body))),
@@ -380,7 +380,7 @@ def _build(asked: _Asked) -> Answer:
     ]
     if entry.retry_seconds is not None or (situation in _REFUSALS and wait is not None):
         headers.append(("retry-after", str(entry.retry_seconds if wait is None else wait)))
-    if profile == "stripe" and situation is not Situation.DEFERRED:  # a 202 is an answer, and they would send it again
+    if profile == "stripe" and situation is not Situation.DEFERRED:  # Stripe's libraries must not retry a 202
         again = situation in _WORTH_A_RETRY or (situation in _REFUSALS and wait is not None)
         headers.append(("stripe-should-retry", "true" if again else "false"))
     if docs or (profile == "ietf" and situation in _LINKED):
@@ -410,10 +410,10 @@ def _fault(fault_id: str, trace_id: str, error: dict[str, str]) -> dict[str, obj
 
 
 def _in_header(url: str) -> str:
-    """A URL that can neither end its header nor its angle brackets, whatever is in it."""
+    """The URL, quoted so that it can end neither its header nor its angle brackets."""
     return quote(url, safe="/:?#[]@!$&'()*+,;=%-._~", errors="replace")
 
 
 def _json(members: dict[str, object]) -> bytes:
-    # ASCII only, by the standard library: never fails, whatever text a handler or a trace header brought.
+    # ASCII only, by the standard library: it accepts every text that a handler or a trace header contains.
     return json.dumps(members, separators=(",", ":")).encode("ascii")

@@ -1,12 +1,12 @@
-"""Whether leases are long enough, by what stands in the rows.
+"""Checks whether leases are long enough, from the rows alone: it does not need the app.
 
-What it measures: of keys that were finished by the owner of their first attempt, while it held the lease, how long
-that took (``finished_at - created_at``); and as the lease of an operation, the shortest that any of them was given
-(``lease_until - created_at``; a lease that was renewed looks longer). It needs no app for it. Keys that a worker or
-the reconciler finished ended after their lease, and say nothing about a handler; they are left out.
+It measures keys that the owner of the first attempt finished while it held the lease. Their handler time is
+``finished_at - created_at``. The lease of an operation is the shortest ``lease_until - created_at`` among them; a
+renewed lease looks longer. Keys that a worker or the reconciler finished ended after their lease. They say nothing
+about a handler and are left out.
 
-A sweep looks at a few hundred keys where the last one stopped, in the order of the primary key, and so comes round to
-all of them in time: never a scan.
+Each sweep reads a few hundred keys in the order of the primary key, and the next sweep continues there. So all keys are
+read in time, without a scan.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import LeaseTooShort
 
 LOOKED_AT = 200
-"""Keys in one look."""
+"""How many keys one call of ``look`` reads."""
 KEPT = 1_000
-"""Handler times that are remembered for each operation, the newest."""
+"""How many handler times are kept for each operation, the newest."""
 ENOUGH = 100
-"""Below this many, the 99th percentile is one slow request."""
+"""With fewer handler times, the 99th percentile is one slow request."""
 OPERATIONS = 200
-"""Paths that no route lists are operations of their own: more than these are not watched."""
+"""How many operations are watched. Clients can make more: each path that no route lists is an operation."""
 
 
 @value
@@ -45,7 +45,7 @@ class LeaseWatch:
         self._told: dict[str, float] = {}
 
     def look(self) -> None:
-        """Read on, and say so once where a lease turns out to be too short."""
+        """Read the next keys, and emit ``LeaseTooShort`` once for each operation whose lease is too short."""
         rows = self._store.listing(limit=LOOKED_AT, after=self._after)
         self._after = (rows[-1].scope, rows[-1].key) if len(rows) == LOOKED_AT else None
         for operation in {row.operation for row in rows if self._add(row)}:

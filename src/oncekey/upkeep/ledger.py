@@ -1,10 +1,10 @@
-"""Two ledgers, ours and the provider's, compared by id: what is missing, what differs, what is there twice.
+"""Compares two ledgers by id, the app's ("ours") and the provider's ("theirs"): missing, different and duplicate ids.
 
-``compare(ours, theirs)`` takes any two iterables of Entry, in any order and of any size. Both are sorted by id outside
-of memory (``ledger_sort.py``) and walked side by side, so what it needs does not grow with them; neither does the
-report, which counts everything and keeps the first findings of each kind.
+``compare(ours, theirs)`` takes any two iterables of Entry, in any order and of any size. It sorts both by id in
+temporary files (``ledger_sort.py``) and reads them side by side, so its memory does not grow with them. The report does
+not grow either: it counts everything and keeps the first findings of each kind.
 
-Nothing is guessed: an amount that is no integer, or an id that is not there, ends the comparison with a LedgerError.
+It does not guess: an amount that is not an integer, or a missing id, ends the comparison with a LedgerError.
 ``ledger_files.py`` reads entries from CSV and JSON Lines.
 """
 
@@ -27,11 +27,11 @@ Field = Literal["amount", "currency", "state"]
 FIELDS: tuple[Field, ...] = get_args(Field)
 
 ROWS_IN_MEMORY = 200_000
-"""Of both sides together: about 80 MB, if entries are as short as they usually are."""
+"""Rows of both sides together: about 80 MB, with entries of the usual length."""
 
 KEPT = 10
-"""How many entries of one id are looked at and shown. An id that stands there more often is a duplicate, and no more
-is said of it: that is enough to look, and bounds what one hostile id can cost."""
+"""How many entries of one id are compared and shown. An id with more entries is only reported as a duplicate, so that
+one hostile id cannot use much memory."""
 
 PROGRESS_EVERY = 10_000
 
@@ -50,9 +50,9 @@ def compare(
 
     ``ignore``         fields that may differ
     ``limit``          how many findings of each kind are kept; all are counted
-    ``rows_in_memory`` the bound; what is more is sorted in temporary files
-    ``folder``         where those are made, and removed: the system's temporary folder otherwise
-    ``on_progress``    called now and then, once both are read, with the number of ids compared so far
+    ``rows_in_memory`` how many rows are held in memory; the others are sorted in temporary files
+    ``folder``         for these files, which are removed; the system's temporary folder by default
+    ``on_progress``    called every 10,000 ids, after both are read, with the number of ids compared so far
     """
     for field in ignore:
         if field not in FIELDS:
@@ -76,11 +76,11 @@ def compare(
 
 
 class _Checked:
-    """Entries as rows, each checked: a comparison of wrong types would find differences that are none, or miss some."""
+    """Entries as rows, each checked: with wrong types a comparison would report wrong differences, or miss some."""
 
     def __init__(self, side: str, entries: Iterable[Any]) -> None:
         self._side = side
-        self._entries = entries  # whatever their type says: they come from files and drivers
+        self._entries = entries  # Any: they come from files and drivers, so their types are checked at run time
         self.count = 0
 
     def __iter__(self) -> Iterator[Row]:
@@ -99,7 +99,7 @@ class _Checked:
 
 
 def _is_plain(extra: object) -> bool:
-    """Whether it can be spilled and shown: None, text, numbers, and lists and dicts of them."""
+    """Whether it can be written to a temporary file and shown: None, text, numbers, and lists and dicts of them."""
     if extra is None or type(extra) in (str, int, float, bool):
         return True
     if isinstance(extra, dict):
@@ -121,11 +121,11 @@ def _complaint(entry: object) -> str:
 
 
 _Group = tuple[str, int, list[Row]]
-"""An id, how many rows it has, and the first of them."""
+"""An id, the number of its rows, and the first of them."""
 
 
 def _groups(rows: Iterator[Row]) -> Iterator[_Group]:
-    """Sorted rows by id."""
+    """Sorted rows, grouped by id."""
     first = next(rows, None)
     if first is None:
         return
@@ -142,7 +142,7 @@ def _groups(rows: Iterator[Row]) -> Iterator[_Group]:
 
 
 class _Walk:
-    """Both sides at once, from the smallest id to the largest."""
+    """Reads both sides at once, from the smallest id to the largest."""
 
     def __init__(self, compared: list[Field], limit: int, on_progress: Callable[[int], None] | None) -> None:
         self._compared = compared
@@ -191,14 +191,14 @@ class _Walk:
         if there[1] > 1:
             self._found(Kind.DUPLICATE_THERE, here, there)
         if not fields and here[1] == there[1] == 1:
-            self.same += 1  # but for what is ignored
+            self.same += 1  # they differ only in ignored fields
 
     def _found(self, kind: Kind, here: _Group | None, there: _Group | None, fields: tuple[Field, ...] = ()) -> None:
         self.counts[kind] += 1
         if len(self._kept[kind]) >= self._limit:
             return
         known = here or there
-        assert known is not None  # noqa: S101 - one of them found it
+        assert known is not None  # noqa: S101 - the caller passes at least one
         self._kept[kind].append(
             Finding(
                 kind,

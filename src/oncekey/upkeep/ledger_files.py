@@ -1,7 +1,7 @@
-"""Ledgers in files: CSV and JSON Lines, read line by line, with the names of columns as they come.
+"""Reads ledgers from CSV and JSON Lines files, line by line; the caller names the columns.
 
-A line that cannot be read as an entry is a LedgerError with file and line number. No line is left out, none is guessed;
-only empty lines, which say nothing, are passed over. Currencies are compared in upper case, as ISO 4217 writes them.
+A line that cannot be read as an entry raises a LedgerError with file and line number. Only empty lines are skipped.
+Currencies are compared in upper case, as ISO 4217 writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from oncekey.errors import LedgerError
 from oncekey.upkeep.ledger_report import Entry
 
 MAX_LINE_BYTES = 1024 * 1024
-"""A longer line is no line of a ledger, and must not have to fit in memory: a JSON array in one line, a lost quote."""
+"""The longest line. A longer one is an error of the file, such as a JSON array in one line or a missing quote, and may
+not fit in memory."""
 
 MAX_DECIMALS = 30
 _MAX_DIGITS = 60
@@ -31,8 +32,8 @@ _SUFFIXES = {".csv": ",", ".tsv": "\t", ".jsonl": None, ".ndjson": None}
 
 @value
 class Columns:
-    """Where the members of an entry stand: names of columns, or of members of a JSON object, inner ones with a dot
-    (``metadata.key``). None: the ledger has none, and the entries' is empty or 0."""
+    """The columns of a file: names of CSV columns, or of members of a JSON object, with a dot for inner ones
+    (``metadata.key``). None: the ledger has no such column, and the entry's value is empty or 0."""
 
     id: str = "id"
     amount: str | None = "amount"
@@ -41,11 +42,11 @@ class Columns:
 
 
 class LedgerFile:
-    """The entries of a file; iterate over it. ``extra`` of each is where it stands: ``line 7``.
+    """The entries of a file; iterate over it. ``extra`` of each entry is its place: ``line 7``.
 
-    ``decimals``  amounts have up to so many decimal places ("12.34", with 2) and become minor units; 0: they are
-                  whole numbers of minor units already
-    ``states``    what a state in this file is called in the other one
+    ``decimals``  amounts have up to so many decimal places ("12.34", with 2) and are turned into minor units; 0: they
+                  are already whole numbers of minor units
+    ``states``    for states of this file, their names in the other file
     ``delimiter`` between the columns of a CSV file
     """
 
@@ -113,7 +114,7 @@ class LedgerFile:
             entry = self._entry
             start = rows.line_num + 1
             for row in rows:
-                line, start = start, rows.line_num + 1  # a quoted value may hold line breaks
+                line, start = start, rows.line_num + 1  # a quoted value may contain line breaks
                 if len(row) != width:
                     if not row:
                         continue
@@ -156,8 +157,8 @@ class LedgerFile:
             try:
                 amount = 0 if get_amount is None else get_amount(row)
                 if type(amount) is float and get_amount is not None:
-                    # Again, for its digits as they were written: a float may have lost some, and orjson makes one of
-                    # an integer past 64 bits.
+                    # Parse again to get the digits as they were written: a float may have lost some, and orjson makes
+                    # a float of an integer past 64 bits.
                     amount = get_amount(json.loads(data, parse_float=str))
                 entry = self._entry(
                     line,
@@ -214,7 +215,7 @@ class LedgerFile:
             yield line, data
 
     def _text(self, file: BinaryIO) -> Iterator[str]:
-        encoding = "utf-8-sig"  # spreadsheets put a mark in front
+        encoding = "utf-8-sig"  # spreadsheets write a byte order mark
         for line, data in self._lines(file):
             try:
                 yield data.decode(encoding)
@@ -230,7 +231,7 @@ class LedgerFile:
 
 
 def _getter(name: str) -> Callable[[dict[str, Any]], Any]:
-    """A function that takes a member out of an object; KeyError says that it is not there."""
+    """A function that returns a member of an object; KeyError if the object does not have it."""
     names = name.split(".")
     if len(names) == 1:
         return lambda row: row[name]

@@ -14,15 +14,15 @@ class Entry(NamedTuple):
 
     id: str
     amount: int
-    """In minor units (cents): an integer, so that no comparison is about rounding."""
+    """In minor units (cents): an integer, so that rounding cannot make two amounts differ."""
     currency: str
     state: str
     extra: Any = None
-    """Whatever helps to find it again, such as a line number: plain values only. It is shown, and not compared."""
+    """Helps to find the entry again, such as a line number: plain values only. It is shown, and not compared."""
 
 
 class Kind(StrEnum):
-    """What can be wrong with an id. Here is ours, there is theirs."""
+    """What can be wrong with an id. "Here" is our ledger, "there" is theirs."""
 
     MISSING_HERE = "missing_here"
     MISSING_THERE = "missing_there"
@@ -41,10 +41,10 @@ class Finding:
     """The entries with this id, the first few if there are many."""
     theirs: tuple[Entry, ...]
     rows_ours: int
-    """How many entries have this id, shown or not."""
+    """How many entries have this id, including those that are not shown."""
     rows_theirs: int
     fields: tuple[str, ...] = ()
-    """Where it is ``different``: in what."""
+    """The fields that differ, if the kind is ``different``."""
 
 
 @value
@@ -54,7 +54,7 @@ class Report:
     rows_ours: int
     rows_theirs: int
     same: int
-    """Ids that stand once on both sides with the same values."""
+    """Ids with one entry on both sides and the same values."""
     counts: Mapping[Kind, int]
     findings: tuple[Finding, ...]
     """By kind, then by id."""
@@ -80,7 +80,7 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """For people: a summary, then one line per finding."""
+        """Readable text: a summary, then one line per finding."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -136,7 +136,7 @@ def _entry(entry: Entry) -> str:
 
 
 def _shown(text: str) -> str:
-    """Text out of a file as it may be printed: no control characters to a terminal, no line breaks in a line."""
+    """Text from a file, with control characters and line breaks escaped, so that a terminal can show it."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
@@ -156,7 +156,7 @@ def _finding_as_json(finding: Finding) -> dict[str, Any]:
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
     said = entry._asdict()
-    del said["id"]  # the finding's
+    del said["id"]  # the finding has it
     if entry.extra is None:
         del said["extra"]
     return said

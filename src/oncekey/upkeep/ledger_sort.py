@@ -1,7 +1,7 @@
-"""Rows in the order of their ids, however many there are: sorted runs in temporary files, and a merge.
+"""Sorts any number of rows by id: it writes sorted runs to temporary files, and merges them.
 
-Memory is bounded by a count of rows, not by the size of the input. Everything that is done per row is done by the
-standard library's C code (sort, marshal, bisect), a batch at a time: two million rows are a matter of seconds.
+Memory is bounded by a number of rows, not by the size of the input. The standard library's C code (sort, marshal,
+bisect) does all work per row, a batch at a time: two million rows take seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from oncekey.errors import LedgerError
 
 Row = tuple[Any, ...]
-"""The first member is the id, a string; all are of the plain kinds that marshal takes."""
+"""The first member is the id, a string; all are of types that marshal can write."""
 
 FAN_IN = 32
 """How many runs are merged at once, and so how many files are open."""
@@ -27,16 +27,16 @@ _LENGTH_BYTES = 8
 
 
 class Sorter:
-    """Takes rows in any order, and gives them back by id; rows of one id in no particular order.
+    """Takes rows in any order, and returns them sorted by id; rows of one id are in no particular order.
 
-    At most ``rows`` of them are in memory at a time. Files appear in ``folder`` only when there are more.
+    At most ``rows`` of them are in memory at a time. It writes files to ``folder`` only if there are more.
     """
 
     def __init__(self, folder: Path, name: str, rows: int) -> None:
         self._folder = folder
         self._name = name
         self._rows = max(rows, 1)
-        # While merging, every run has a batch in memory, and there is as much again of what comes out.
+        # During a merge every run has a batch in memory, and the output needs the same room again.
         self._batch = max(rows // (2 * FAN_IN), 1)
         self._numbers = count(1)
 
@@ -48,7 +48,7 @@ class Sorter:
         runs: list[Path] = []
         while run:
             runs.append(self._write([run]))
-            run.clear()  # before the next one is there
+            run.clear()  # free it before the next run is read
             run = sorted(islice(source, self._rows), key=_id)
         while len(runs) > FAN_IN:
             runs = [*runs[FAN_IN:], self._write(self._merge(runs[:FAN_IN]))]
@@ -71,7 +71,8 @@ class Sorter:
         return path
 
     def _merge(self, runs: list[Path]) -> Iterator[list[Row]]:
-        """Batches in order. A round takes from every run what is surely next: up to the smallest end of a batch."""
+        """Batches in order. Each round takes the rows up to ``bound``, the smallest last id of all batches in memory:
+        no row that is still on disk comes before them."""
         sources = [_read(path) for path in runs]
         heads = [next(source, []) for source in sources]
         while any(heads):
@@ -82,12 +83,12 @@ class Sorter:
                     cut = bisect_right(head, bound, key=_id)
                     out += head[:cut]
                     heads[at] = head[cut:] or next(sources[at], [])
-            out.sort(key=_id)  # of sorted pieces: the sort finds and merges them
+            out.sort(key=_id)  # Python's sort detects the sorted pieces and merges them
             yield out
 
 
 def _read(path: Path) -> Iterator[list[Row]]:
-    """The batches of a run, which is deleted when it is at its end."""
+    """The batches of a run; its file is deleted at the end."""
     with path.open("rb") as file:
         while length := file.read(_LENGTH_BYTES):
             yield marshal.loads(file.read(int.from_bytes(length)))  # noqa: S302 - this process wrote it

@@ -1,9 +1,9 @@
-"""The sweeper: keys whose lease is over, moved to where a retry or the reconciler finds them.
+"""The sweeper moves keys whose lease is over, so that a retry or the reconciler finds them.
 
-It decides nothing that is not in the row: where a second run is harmless the key can be retried, elsewhere it is
-unknown. It never touches a live owner, however many sweepers there are and whatever their clocks say: which leases
-are over is the store's question to its own clock, once when it is asked for them and again in the statement that
-moves each. An owner that holds its row in an open transaction is alive, and skipped.
+The row alone decides: if a second run is harmless, the key becomes retryable, otherwise unknown. The sweeper never
+takes a key from a live owner, also if several sweepers run or the clock of their host is wrong: the store compares the
+lease with its own clock, first when it lists the keys, and again in the statement that moves each. An owner that holds
+its row in an open transaction is alive, so the sweeper skips it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Swept:
     """What one run did, or with ``dry_run`` would do (counted up to 10,000)."""
 
     released: int = 0
-    """Can be retried now."""
+    """Keys that are retryable now."""
     doubted: int = 0
-    """Unknown now, and on the reconciler's list."""
+    """Keys that are unknown now, and on the reconciler's list."""
 
     def as_json(self) -> dict[str, Any]:
         return {"released": self.released, "doubted": self.doubted}
 
 
 class Sweeper:
-    """Blocks. Any number may run at once, in any number of processes."""
+    """``run`` blocks. Several sweepers may run at once, also in several processes."""
 
     def __init__(self, store: Store, *, batch: int = BATCH, emitter: Emitter | None = None) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class Sweeper:
         self._leases = LeaseWatch(store, self._emitter)
 
     def run(self, stop: threading.Event | None = None, *, dry_run: bool = False) -> Swept:
-        """Move all that are due now. ``stop`` ends it after a batch."""
+        """Move all keys that are due now. ``stop`` ends the run after a batch."""
         if dry_run:
             return _counted(self._store.due(Duty.LEASES, COUNTED))
         stop = stop or threading.Event()
@@ -61,7 +61,7 @@ class Sweeper:
                 self._tell(record)
             swept = _counted(moved)
             released, doubted = released + swept.released, doubted + swept.doubted
-            if len(due) < self._batch or not moved:  # none: others hold them all at the moment
+            if len(due) < self._batch or not moved:  # none moved: other transactions hold all of them now
                 break
         self._leases.look()
         return Swept(released, doubted)

@@ -1,8 +1,8 @@
-"""What the log says, once per route, when an attempt leaves a key whose outcome is unknown.
+"""Logs, once per route, that an attempt left a key whose outcome is unknown.
 
-The line has what happened, the traceback of what was raised, the key (masked), the declaration that would have avoided
-it, and the command that settles this very key. The words depend on the reason: effects that may be anywhere, one effect
-of a phased route that may not be repeated, or the handler's own word.
+The log line has what happened, the traceback, the masked key, the declaration that would have avoided it, and the
+command that settles this key. The text depends on the reason: external effects, one effect of a phased route that may
+not be repeated, or the handler's own word.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EFFECT = (
 
 
 def tell(engine: Engine, operation: Operation, status: int | None, error: BaseException | None) -> None:
-    """Say it, unless it was said of this route. ``status``: what is about to be sent; ``error``: what was raised."""
+    """Log it once per route. ``status``: of the response that is about to be sent; ``error``: what was raised."""
     key, happened, command = redact(operation.key), _happened(operation, status), resolve_command(operation)
     if operation.has_open_effect and operation.steps is not None and operation.steps.open_effects:
         effect = operation.steps.open_effects[-1]
@@ -58,7 +58,7 @@ def tell(engine: Engine, operation: Operation, status: int | None, error: BaseEx
 
 
 def resolve_command(operation: Operation) -> str:
-    """``oncekey keys resolve`` with the options that name this key; what happened is for the operator to add."""
+    """``oncekey keys resolve`` with the options that name this key; the operator adds what happened."""
     words = ["oncekey", "keys", "resolve", redact(operation.key)]
     if operation.scope != SINGLE_SCOPE:
         words += ["--scope", operation.scope]
