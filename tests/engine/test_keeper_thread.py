@@ -100,7 +100,7 @@ def test_a_keeper_that_stumbles_goes_on(
     with caplog.at_level(logging.ERROR, "oncekey"):
         running.start("short", 0.12)
         assert again.wait(PATIENCE)
-    assert "the keeper stumbled" in caplog.text
+    assert "the keeper failed unexpectedly" in caplog.text
 
 
 def test_closing_stores_what_is_unfinished(running: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

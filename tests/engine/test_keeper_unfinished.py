@@ -135,7 +135,7 @@ def test_closing_survives_whatever_the_last_try_raises(
     kept.keeper.adopt(unfinished(kept.start()))
     with caplog.at_level(logging.ERROR, "oncekey"):
         assert kept.engine.close(PATIENCE)
-    assert "could not be stored before the end" in caplog.text
+    assert "could not be stored at the close" in caplog.text
 
 
 def test_closing_beside_a_slow_keeper_loses_no_outcome(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,5 +336,5 @@ def test_a_function_that_raises_harms_nobody(open_lanes: Open, caplog: pytest.Lo
     with caplog.at_level(logging.ERROR, "oncekey"):
         gate.open()
         assert after.wait(PATIENCE) is None
-    assert "could not be handed over" in caplog.text
+    assert "could not be delivered to its caller" in caplog.text
     blocker[0].wait(PATIENCE)

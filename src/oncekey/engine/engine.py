@@ -58,11 +58,11 @@ CLAIM_TRIES = 3
 MAX_TOLD = 1_000
 """How many warnings ``tell_once`` gives. If the app lists no routes, every path counts as a route."""
 EFFECT_LEFT_OPEN = (
-    "the handler answered with a success, and an effect that may not be repeated was called and did not say how it "
-    "ended: look for it at its provider"
+    "the handler answered with a success, but it called an effect that may not be repeated, and the result of that "
+    "effect is not known: look for it at its provider"
 )
 """Written into the key's audit when the key completes. `oncekey keys show` lists the open step beside it."""
-EFFECT_BEGUN_LATE = "answered in the handler's place while it began an effect that may not be repeated"
+EFFECT_BEGUN_LATE = "middleware answered while the handler began an effect that may not be repeated"
 NOT_ENLISTED = (
     "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
     "commit, a retry runs it again. Use op.enlist(session), or another declaration"
@@ -96,7 +96,7 @@ class Engine:
     def begin(self, wanted: Reservation, policy: Policy) -> Flow[Decision]:
         """Read or reserve the key, and decide. If the store fails, this raises StoreError and no handler runs (I7)."""
         if not self.breaker.allows():
-            raise StoreUnavailable("the store has failed repeatedly; the next try is a moment away")
+            raise StoreUnavailable("the store has failed repeatedly, so oncekey asks it again after a pause")
         wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
         step, claims = FIRST_WAIT_SECONDS, 0
         try:

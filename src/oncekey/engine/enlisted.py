@@ -57,7 +57,7 @@ def finish(
         return (yield from settle(engine, operation, event, response, reason))
     if enlisted.stage is Stage.NEW and event is not Event.DISCARD:
         why = "op.enlist(…) was not awaited, so nothing was enlisted: write `await op.enlist(…)`"
-        _log.error("%s. What the handler committed itself is there: the key is unknown", why)
+        _log.error("%s. What the handler committed itself stays committed, so the key is unknown", why)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
     if enlisted.is_open and operation.commits and event in COMMITTING:
         return (yield from _commit(engine, operation, enlisted, event, response, reason))
@@ -114,7 +114,11 @@ def _commit(
         yield Call(link.commit)
     except Exception as error:
         # The commit was refused (a deferred constraint, a serialization failure), or its answer was lost.
-        _log.warning("the commit of an enlisted transaction failed with %s: its key tells", describe(error))
+        _log.warning(
+            "the commit of an enlisted transaction failed with %s: oncekey reads the key's row to see whether it "
+            "happened",
+            describe(error),
+        )
         yield Call(link.roll_back)
         enlisted.release()
         return (yield from settle(engine, operation, event, response, reason))
@@ -147,7 +151,7 @@ def settle(
             if enlisted.stage is Stage.CUT_OFF and not (yield from undone(engine, enlisted)):
                 why, event_instead = "the end of the enlisted transaction was cut off", Event.DOUBT
             elif enlisted.link.may_have_written_later:
-                why, event_instead = "the enlisted transaction was not committed, and a later one may be", Event.DOUBT
+                why, event_instead = "the enlisted transaction was not committed, but a later one may be", Event.DOUBT
             moved: Record | None = yield swap(seen, event_instead, Actor.OWNER, last_error=why)
             if moved is None:  # the row is still locked, so the commit is undecided
                 yield Pause(at, 0.01 * 4**tries)
@@ -164,7 +168,7 @@ def settle(
             return engine._lost(operation, event, seen)
         engine._finished(event, seen, response, reason)
         return Finished(True, seen)
-    raise StoreUnavailable("the enlisted transaction is still undecided")
+    raise StoreUnavailable("it is not known yet whether the enlisted transaction was committed")
 
 
 def roll_back(enlisted: Enlisted) -> Flow[None]:
@@ -189,7 +193,7 @@ def undone(engine: Engine, enlisted: Enlisted) -> Flow[bool]:
         if fate != "in progress":
             return fate == "aborted"
         yield Pause(enlisted.at, 0.01 * 4**tries)
-    raise StoreUnavailable("the enlisted transaction is still open somewhere")
+    raise StoreUnavailable("the enlisted transaction is still open in the database")
 
 
 def _ended(
@@ -202,7 +206,7 @@ def _ended(
 ) -> Flow[Finished]:
     """The transaction ended without completing the key. Make sure that it was rolled back, and store ``event``."""
     if not (yield from undone(engine, enlisted)):
-        why = "the handler ended its enlisted transaction itself, and what it had written may be there"
+        why = "the handler ended its enlisted transaction itself, and its writes may be committed"
         _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
     if operation.commits and event in COMMITTING and (event is not Event.FAIL or enlisted.interrupted):

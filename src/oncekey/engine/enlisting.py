@@ -60,10 +60,10 @@ class Stage(Enum):
     OPENING = "being opened"
     OPEN = "open"
     WRITTEN = "the app commits"
-    LEFT = "doomed, and the app has still to end it"
-    ENDED = "ended by the handler, and nobody knows yet how"
-    UNSETTLED = "its commit was asked for, and nobody knows yet what came of it"
-    CUT_OFF = "its end was cut off, and nobody knows where"
+    LEFT = "can only be rolled back, and the app has still to end it"
+    ENDED = "ended by the handler; the result is not known yet"
+    UNSETTLED = "commit sent; the result is not known yet"
+    CUT_OFF = "its end was interrupted; the result is not known yet"
 
 
 class Enlisted:
@@ -98,7 +98,7 @@ class Enlisted:
             return
         _log.error(
             "an enlisted SQLite transaction has blocked all other writers for a third of its lease: it is rolled back. "
-            "Call others before you enlist, or use PostgreSQL"
+            "Call other services before you enlist, or use PostgreSQL"
         )
         self.interrupted = True
         self.link.interrupt()

@@ -87,7 +87,11 @@ class Keeper:
     def adopt(self, unfinished: Unfinished) -> None:
         """Renew the lease and try to store this outcome, for as long as its owner holds the key."""
         if len(self._unfinished) >= MAX_UNFINISHED:
-            _log.error("more than %d outcomes wait for the store: one more is left to its lease", MAX_UNFINISHED)
+            _log.error(
+                "more than %d outcomes wait for the store, so this one is dropped: the lease of its key runs out, and "
+                "effects= says what that means",
+                MAX_UNFINISHED,
+            )
             self.unwatch(unfinished.operation)
             return
         self._unfinished.append(unfinished)
@@ -110,7 +114,7 @@ class Keeper:
                 self._wake.clear()
                 self.look()
             except BaseException:
-                _log.exception("the keeper stumbled; it goes on")
+                _log.exception("the keeper failed unexpectedly; it goes on")
 
     def look(self) -> None:
         """Renew what is due, in one batch, and try to store what is unfinished."""
@@ -137,7 +141,9 @@ class Keeper:
             return False
         if any(item.operation is operation for item in self._unfinished):
             return False
-        _log.error("a request has ended without an end for its key: its lease is left to run out")
+        _log.error(
+            "a request has ended without finishing its key: the lease runs out, and effects= says what that means"
+        )
         self.unwatch(operation)
         return True
 
@@ -225,7 +231,7 @@ class Keeper:
         try:
             self._store_unfinished()
         except Exception:
-            _log.exception("outcomes could not be stored before the end")
+            _log.exception("outcomes could not be stored at the close")
 
     def after_fork(self) -> None:
         """In a child: running handlers and the thread belong to the parent."""

@@ -123,7 +123,7 @@ class Lane:
                 while self._owed and self._give_back() and not more:
                     pass  # at the end, undo everything that can be undone
             except BaseException as error:  # a bug of ours: the lane must live, and its callers get an error
-                _log.exception("a lane stumbled; it goes on")
+                _log.exception("a lane failed unexpectedly; it goes on")
                 # Tickets that already have a result are not failed: a handler may have it by now.
                 self._fail("any", [[each for each in tickets if each.result is None and each.error is None]], error)
                 self._deliver(tickets)
@@ -290,7 +290,7 @@ class Lane:
         try:
             taken = ticket.deliver()
         except Exception:
-            _log.exception("an outcome could not be handed over")
+            _log.exception("a result could not be delivered to its caller")
             return
         if not taken:
             self.orphaned(ticket)

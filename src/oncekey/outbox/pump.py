@@ -128,7 +128,7 @@ class Pump:
             except OperatorError as error:
                 self._trouble(describe(error))
             except Exception:
-                _log.exception("the outbox worker stumbled; it goes on")
+                _log.exception("the outbox worker failed unexpectedly; it goes on")
                 self._trouble("")
             else:
                 self._failures = 0

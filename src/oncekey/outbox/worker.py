@@ -36,7 +36,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 GRACE_SECONDS = 30.0
 END_SECONDS = 5.0
 """How long the pump may store the last conclusions after the grace is over."""
-CUT_OFF = "cut off when its worker was told to stop"
+CUT_OFF = "cut off because its worker stopped"
 
 
 class Worker:
@@ -326,7 +326,9 @@ class Shift:
         result = await self._in_thread(attempt, context, payload)
         if inspect.iscoroutine(result):
             result.close()
-            raise ConfigurationError(f"task '{task.name}' returned a coroutine, which nobody ran: make it async def")
+            raise ConfigurationError(
+                f"task '{task.name}' returned a coroutine, which was not awaited: make it async def"
+            )
         return result
 
     async def _in_thread(self, attempt: Attempt, context: Context, payload: object) -> object:

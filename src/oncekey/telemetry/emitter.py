@@ -56,4 +56,6 @@ class Emitter:
         except Exception:
             if not self._complained:  # once: a broken hook fails at every request
                 self._complained = True
-                LOGGER.exception("the hook failed on %s; it is not reported again", type(event).__name__)
+                LOGGER.exception(
+                    "the on_event hook failed on %s; its later failures are not logged", type(event).__name__
+                )

@@ -168,7 +168,7 @@ class Upkeep:
         except Exception as error:
             duty.failed(describe(error))
             if not isinstance(error, OnceKeyError):
-                _log.exception("%s stumbled; it goes on", duty.name)
+                _log.exception("%s failed unexpectedly; it goes on", duty.name)
             self._emitter.emit(events.DutyFailed(duty.name, describe(error), in_seconds=round(duty.retry_in, 1)))
             self.store.disconnect()
             return Turn(duty.name, None, describe(error))

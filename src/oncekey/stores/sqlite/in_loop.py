@@ -151,7 +151,7 @@ class _Writer:
                 if job is not None:
                     job.tell(None, error)
                 else:
-                    _log.exception("the writer stumbled; it goes on")
+                    _log.exception("the writer failed unexpectedly; it goes on")
 
 
 class _Job:

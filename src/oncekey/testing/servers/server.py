@@ -98,7 +98,7 @@ class Server(ABC):
             self._kill_tree()
             if fixed or attempt == 4 or "ddress already in use" not in self._last_words():
                 break
-        raise ServerFailed(f"{self.kind} did not start on port {self.port}; its last words: {self._last_words()}")
+        raise ServerFailed(f"{self.kind} did not start on port {self.port}; the end of its log: {self._last_words()}")
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self._home / "log").open("ab") as log:
