@@ -126,7 +126,7 @@ def test_a_replay_writes_nothing_and_waits_for_nobody(store: SqliteStore, path: 
         other.execute("BEGIN IMMEDIATE")
         with store.connections.use() as connection:
             connection.execute("PRAGMA busy_timeout = 50")
-        found = store.reserve([wanted(owner="somebody-else")])[0].record
+        found = store.reserve([wanted(owner="another-owner")])[0].record
         assert found
         assert (found.state, found.response) == (State.COMPLETED, RESPONSE)
         assert store.read([("tenant", "key-1")]) != [None]

@@ -221,7 +221,7 @@ class FaultSuite(SuiteBase):
         finally:
             other.close()
 
-    def test_a_fork_while_other_threads_write_harms_nobody(self, store: Store) -> None:
+    def test_fork_while_threads_write_leaves_child_and_threads_working(self, store: Store) -> None:
         """Children that are forked while other threads use the store work, and so do the threads."""
         _needs_processes(store)
         stop = threading.Event()

@@ -106,7 +106,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert [job.id for job in store.claim(RIVAL, ["mine"], 1, LEASE)] == [job_id]
         return job_id
 
-    def test_a_key_that_nobody_settled_in_time_fails(self, store: Store) -> None:
+    def test_key_that_is_not_settled_in_time_fails(self, store: Store) -> None:
         """The key gets the reaper's response and the job is cancelled, in one step. No worker runs the job later."""
         key = self.drive(store, State.PENDING)
         job_id = self.added(store, of=key)

@@ -46,7 +46,7 @@ class JobSuite(JobSuiteBase):
         assert job.lag >= 0.0
         assert replace(one_job(store, job_id), now=job.now) == job
 
-    def test_a_claimed_job_is_nobody_elses(self, store: Store) -> None:
+    def test_claimed_job_is_not_claimed_again(self, store: Store) -> None:
         self.running(store)
         assert claim(store, RIVAL) == []
 
@@ -239,7 +239,7 @@ class JobSuite(JobSuiteBase):
         store.conclude([Conclusion(job_id, WORKER, JobEnd.DONE, settle=State.COMPLETED, response=RESPONSE)])
         assert stored(store) == before
 
-    def test_who_has_lost_the_job_settles_nothing(self, store: Store) -> None:
+    def test_worker_that_lost_its_job_settles_nothing(self, store: Store) -> None:
         """I3: only the job's new owner settles the key."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)

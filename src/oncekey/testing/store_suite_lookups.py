@@ -32,8 +32,8 @@ class LookupSuite(SuiteBase):
         assert store.find(downstream_key="dk_1") == [("tenant-1", "a")]
         assert store.find(provider_id="ch_1") == [("tenant-1", "a"), ("tenant-1", "b")]
         assert store.find(downstream_key="dk_2", provider_id="dk_1") == [("tenant-1", "b"), ("tenant-2", "c")]
-        for nobody in ("ch_2", "dk_1 ", "", "%"):
-            assert store.find(downstream_key=nobody, provider_id=nobody) == []
+        for unknown in ("ch_2", "dk_1 ", "", "%"):
+            assert store.find(downstream_key=unknown, provider_id=unknown) == []
         assert store.find() == []
 
     def test_a_key_with_several_steps_is_found_once(self, store: Store) -> None:

@@ -107,7 +107,7 @@ class MoveSuite(SuiteBase):
             self.age(store, before.scope, before.key, _NEARLY)
 
         as_it_was = stored(store)
-        wrong = [replace(change, owner="somebody-else"), replace(change, owner=change.owner.upper())]
+        wrong = [replace(change, owner="another-owner"), replace(change, owner=change.owner.upper())]
         wrong += [replace(change, from_state=state) for state in State if state is not change.from_state]
         wrong += [replace(change, key="no-such-key"), replace(change, scope="no-such-tenant")]
         for bad in wrong:
@@ -138,7 +138,7 @@ class MoveSuite(SuiteBase):
         assert stored(store) == after
 
     @pytest.mark.parametrize("later", ["attempt", "step"])
-    def test_what_is_no_longer_new_is_not_discarded(self, store: Store, later: str) -> None:
+    def test_reservation_with_later_work_is_not_discarded(self, store: Store, later: str) -> None:
         """A lane that undoes a reservation has not seen the row. A later attempt or a step shows that work was done. If
         the row were deleted, a retry would do that work again (I1)."""
         wanted = self.reservation()
@@ -229,7 +229,7 @@ class MoveSuite(SuiteBase):
             pytest.skip("this store does not do both at once")
         first, other = (self.drive(store, State.IN_PROGRESS, key) for key in ("key-1", "key-2"))
         end = swap(first, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
-        lost = replace(swap(other, Event.COMPLETE, Actor.OWNER, response=RESPONSE), owner="somebody-else")
+        lost = replace(swap(other, Event.COMPLETE, Actor.OWNER, response=RESPONSE), owner="another-owner")
         new, again = self.reservation("key-3"), self.reservation("key-1")
 
         found, moved = store.both([new, again], [lost, end])

@@ -192,7 +192,7 @@ class RowSuite(SuiteBase):
         owners = [taken[n].owner if n in taken else w.owner for n, w in zip(numbers, wanted, strict=True)]
         assert [row.owner for row in found] == owners
         changes = [swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE) for row in found]
-        changes = [c if n % 5 else replace(c, owner="somebody-else") for n, c in zip(numbers, changes, strict=True)]
+        changes = [c if n % 5 else replace(c, owner="another-owner") for n, c in zip(numbers, changes, strict=True)]
         moved = store.swap(changes)
         assert [row and row.key for row in moved] == [f"key-{n}" if n % 5 else None for n in numbers]
         read = store.read([(w.scope, w.key) for w in wanted])
@@ -210,7 +210,7 @@ class RowSuite(SuiteBase):
             swap(ended, Event.RESERVE, request, reservation=again),
             swap(records[1], Event.RENEW, owner, lease_seconds=LEASE),
             swap(records[2], Event.DISCARD, owner),
-            replace(swap(records[3], Event.FAIL, owner), owner="somebody-else"),
+            replace(swap(records[3], Event.FAIL, owner), owner="another-owner"),
             swap(records[4], Event.DEFER, owner),
         ]
         moved = store.swap(batch)

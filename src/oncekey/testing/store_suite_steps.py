@@ -77,7 +77,7 @@ class StepSuite(SuiteBase):
         assert stored(store) == replace(moved, now=0.0)
 
     @pytest.mark.parametrize("beside", [False, True])
-    def test_who_looked_before_the_doubt_does_not_take_it_over(self, store: Store, beside: bool) -> None:
+    def test_actor_that_read_before_an_external_effect_moves_nothing(self, store: Store, beside: bool) -> None:
         """An owner that begins an effect that may not be repeated writes that into the row, with the same owner token.
         A request or a sweeper that read the row before, and was paused past the lease, cannot move it."""
         read = one(store.reserve([self.reservation(effects=Effects.PHASED)])[0].record)
@@ -134,7 +134,7 @@ class StepSuite(SuiteBase):
     def test_a_refused_move_writes_nothing_beside_the_row(self, store: Store) -> None:
         """An owner that lost its lease can write neither a step nor a line of the audit (I3)."""
         record = self._stepped(store, _INTENT)
-        late = replace(_advance(record, _DONE), owner="somebody-else", audit=_WHY)
+        late = replace(_advance(record, _DONE), owner="another-owner", audit=_WHY)
         wrong = replace(swap(record, Event.COMPLETE, Actor.OWNER, step=_DONE), from_state=State.UNKNOWN, audit=_WHY)
         early = swap(record, Event.DOUBT, Actor.SWEEPER, step=_DONE, audit=_WHY)
         forget = replace(late, event=Event.FORGET, to_state=None, step=None)
@@ -189,7 +189,7 @@ class StepSuite(SuiteBase):
         """Each row gets only its own step and line: plain, with a step, with a line, with both, deleted, refused."""
         keys = ["plain", "step", "line", "both", "gone", "refused"]
         records = {key: self.drive(store, State.IN_PROGRESS, key) for key in keys}
-        refused = replace(_advance(records["refused"], _DONE), owner="somebody-else", audit=_WHY)
+        refused = replace(_advance(records["refused"], _DONE), owner="another-owner", audit=_WHY)
         batch = [
             refused,
             swap(records["gone"], Event.DISCARD, Actor.OWNER, audit=_WHY),
