@@ -1,6 +1,6 @@
--- The owner ends its attempt: the row becomes final, with its response. What every request waits for, so it carries only
--- what such a move can change; every other move is swap.sql. Answers with the places of the moved rows in the batch. The
--- state that it compares comes from outside of the look-up, or the planner would think of the index of leases.
+-- The owner ends its attempt: the row becomes final, with its response. Every request waits for this statement, so it
+-- sets only what such a move can change; swap.sql does every other move. It returns the numbers of the moved rows in
+-- the batch. The state to compare comes from `w`: with a constant the planner would consider the index of leases.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(owner)s, %(to_state)s, %(status)s, %(headers)s, %(body)s, %(schema_version)s, %(last_error)s

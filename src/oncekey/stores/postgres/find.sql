@@ -1,4 +1,4 @@
--- Whose steps or jobs carry this downstream key, or this id of a provider: for webhooks.
+-- The keys whose steps or jobs have this downstream key, or this provider's id: for webhooks.
 SELECT scope, key FROM idempotency_steps WHERE downstream_key = %(downstream_key)s
 UNION
 SELECT scope, key FROM idempotency_steps WHERE provider_id = %(provider_id)s

@@ -1,4 +1,4 @@
--- The steps of moved rows whose past no longer counts. Under the row's lock nobody else writes them.
+-- Delete the steps of moved rows that are deleted, expire or start over. The row's lock keeps other writers away.
 -- LATERAL with OFFSET 0: see held.sql.
 forgotten AS (
     DELETE FROM idempotency_steps AS s

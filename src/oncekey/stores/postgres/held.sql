@@ -1,10 +1,10 @@
 -- The rows of a batch of swaps that still are as their swap says, locked in key order (no deadlocks).
--- SKIP LOCKED: a row inside somebody's open transaction is busy, and nobody else in the batch waits for it.
--- LATERAL with OFFSET 0 leaves the planner one way only, a look-up by primary key for each row: with statistics of an
--- almost empty table it would read the whole index instead, and the cached plan would stay when the table grows.
--- All of `w` and the row's place are carried along, so that nothing is joined a second time. A place is one of its
--- partition (`part`), where the table has several: in the others it is somebody else's row. IS NOT DISTINCT FROM, since
--- the planner would take = as one more way to join, and read all of an almost empty table's index again.
+-- SKIP LOCKED: a row in another open transaction is busy, and the other rows of the batch do not wait for it.
+-- LATERAL with OFFSET 0 leaves the planner only one plan, a look-up by primary key for each row. With the statistics of
+-- an almost empty table it would read the whole index, and keep that plan when the table grows.
+-- The result has all of `w` and the row's place (ctid), so that no second join is needed. In a partitioned table a
+-- place is unique only within its partition (`part`). IS NOT DISTINCT FROM instead of =, because the planner would use
+-- = as one more join, and read the whole index of an almost empty table again.
 held AS (
     SELECT w.*, k.part, k.place
     FROM (SELECT * FROM wanted ORDER BY scope COLLATE "C", key COLLATE "C") AS w

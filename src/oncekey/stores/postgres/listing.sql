@@ -1,5 +1,5 @@
--- The rows that an operator asks for, in the order of their keys. The state is a word of the text, so that its index can
--- be used; where it has one of its own, MATERIALIZED keeps the planner from reading all keys in their order instead.
+-- The rows that an operator asks for, in the order of their keys. The state is part of the text, so that PostgreSQL can
+-- use its partial index. If the state has one, MATERIALIZED keeps the planner from reading all keys in their order.
 WITH asked AS {materialized} (
     SELECT k.* FROM idempotency_keys AS k
     WHERE

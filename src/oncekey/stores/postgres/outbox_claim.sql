@@ -1,7 +1,7 @@
--- Take jobs that are due, and before them those whose worker's lease is over; by row, never by a watermark, so that a
--- job that commits late is found (hazard 10). SKIP LOCKED: two workers that claim at once take different rows.
--- The UPDATE finds the row by its id, not by its place: a row that was renewed, released and so moved between our
--- snapshot and our lock is followed to where it is now.
+-- Take jobs whose worker's lease is over, and then jobs that are due. It reads rows, without a watermark, so it also
+-- finds a job that commits late (hazard 10). SKIP LOCKED: two workers that claim at once take different rows.
+-- The UPDATE finds the row by its id, not by its place: if the row was updated between the snapshot and the lock, its
+-- place has changed.
 WITH lapsed AS (
     SELECT i.id FROM idempotency_outbox AS i
     WHERE i.state = 'running' AND i.lease_until <= now() AND i.task = ANY(%(tasks)s)

@@ -1,5 +1,5 @@
--- One job, in the transaction of whoever adds it: one row more, and it is there if and only if their commit is.
--- Runs on connections of any driver: placeholders are :name, types are said with CAST.
+-- One job, in the transaction of the request that adds it: the job exists if and only if that transaction commits.
+-- It runs on connections of any driver: placeholders are :name, and CAST gives the types.
 INSERT INTO idempotency_outbox (
     id, scope, key, key_owner, operation, task, payload, downstream_key, settles, run_at
 ) VALUES (

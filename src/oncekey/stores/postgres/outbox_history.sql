@@ -1,4 +1,4 @@
--- The history with one more attempt that failed: `j` is the row as it was, {error} what went wrong. The oldest go first.
+-- The history with one more failed attempt. `j` is the row as it was, {error} the error. The oldest are dropped first.
 (
     CASE
         WHEN jsonb_array_length(j.history::jsonb) >= {kept} THEN j.history::jsonb - 0

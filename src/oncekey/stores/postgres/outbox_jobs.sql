@@ -1,4 +1,4 @@
--- Jobs in one state, oldest first. The state is written into the text, so that its partial index can be used.
+-- Jobs in one state, oldest first. The state is part of the text, so that PostgreSQL can use its partial index.
 SELECT {columns} FROM idempotency_outbox AS j
 WHERE j.state = '{state}'
 ORDER BY j.{since}

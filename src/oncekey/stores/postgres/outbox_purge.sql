@@ -1,4 +1,4 @@
--- Delete jobs that are over for long enough, at most so many. Dead letters stay until somebody has looked.
+-- Delete jobs that are done or cancelled for long enough. Dead letters stay until an operator redirects them.
 WITH doomed AS (
     SELECT i.id FROM idempotency_outbox AS i
     WHERE i.state IN ('done', 'cancelled') AND i.finished_at <= now() - %(keep_seconds)s * interval '1 second'

@@ -1,5 +1,5 @@
--- An operator takes a dead letter up again, or puts it away. Taken up again, the job begins anew, and so does a key that
--- only this dead letter made unknown: it is pending again, and kept long enough to see the end.
+-- An operator retries or discards a dead letter. A retried job starts at attempt 0. If this dead letter made its key
+-- unknown, the key becomes pending again, with a full retention for the retried job.
 WITH held AS (
     SELECT i.id FROM idempotency_outbox AS i WHERE i.id = %(id)s AND i.state = 'dead' FOR NO KEY UPDATE
 ),

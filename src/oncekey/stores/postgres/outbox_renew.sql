@@ -1,5 +1,5 @@
--- Extend the leases of jobs that still are this owner's. It waits for a locked row (nobody holds one for long): skipped
--- would look like lost. Locked in the order of ids, so that two batches cannot deadlock.
+-- Extend the leases of jobs that this owner still holds. It waits for a locked row, which is never locked for long: a
+-- skipped row would look like a lost job. Rows are locked in the order of ids, so that two batches cannot deadlock.
 WITH held AS (
     SELECT j.id
     FROM (SELECT u.id FROM unnest(%(ids)s) AS u (id) ORDER BY u.id COLLATE "C") AS w

@@ -1,4 +1,4 @@
--- How many connections this role can have, and how many there are. A limit of -1 is none.
+-- How many connections this role can have, and how many there are. -1 means no limit.
 SELECT
     current_setting('max_connections')::integer
     - current_setting('superuser_reserved_connections')::integer

@@ -1,4 +1,4 @@
--- The indexes of our tables, and whether the server keeps and uses them (a CONCURRENTLY that failed leaves one that is not).
+-- The indexes of oncekey's tables, and whether each is valid: a failed CREATE INDEX CONCURRENTLY leaves an invalid one.
 SELECT i.relname, x.indisvalid AND x.indisready
 FROM pg_index AS x
 INNER JOIN pg_class AS i ON x.indexrelid = i.oid

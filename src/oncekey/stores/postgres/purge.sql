@@ -1,5 +1,5 @@
--- Delete final rows past their expiry, and tombstones that have been kept for as long again, at most so many together,
--- with their steps; skipping what somebody holds right now. Place and part: see held.sql.
+-- Delete final rows past their expiry, and expired rows that were kept for a second retention, with their steps, up to
+-- a common limit. Rows in an open transaction are skipped. Place and part: see held.sql.
 WITH keys_past AS (
     SELECT k.tableoid AS part, k.ctid AS place FROM idempotency_keys AS k
     WHERE

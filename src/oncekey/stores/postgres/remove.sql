@@ -1,5 +1,5 @@
--- Delete each row that still is (from_state, owner), and return it as it was; its steps go with it. What is in progress is
--- discarded in its first attempt only, and without steps: later there is something to forget.
+-- Delete each row that still is (from_state, owner), with its steps, and return it as it was. A key in progress is
+-- deleted only in its first attempt, and without steps.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,

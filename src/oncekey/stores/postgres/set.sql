@@ -1,4 +1,4 @@
--- What a row becomes by a swap `w` that neither deletes it nor starts it over.
+-- The new values of a row, for a swap `w` that neither deletes it nor starts it over.
 state = w.to_state,
 owner = coalesce(w.new_owner, k.owner),
 attempt = coalesce(w.attempt, k.attempt),

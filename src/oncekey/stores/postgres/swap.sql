@@ -1,5 +1,5 @@
--- Move each row that still is (from_state, owner); what is not returned was not moved. What a request waits for: a move
--- that writes something beside its row takes swap_beside.sql.
+-- Move each row that still is (from_state, owner); a row that is not returned was not moved. Requests wait for this
+-- statement, so a move that also writes a step or an audit line uses swap_beside.sql.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,

@@ -1,6 +1,6 @@
--- The same as swap.sql, and beside the row, in the same commit, a step, an audit line, and the reconciler's tries.
--- Everything beside comes from what was really moved: a row that changed between our look and our lock is held, but not
--- moved.
+-- The same as swap.sql, and in the same commit a step, an audit line, and the reconciler's tries.
+-- All of these come from `moved`, not from `held`: a row that changed between the snapshot and the lock is held, but
+-- not moved.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,
@@ -46,7 +46,7 @@ stepped AS (
         m.step_downstream_key, m.step_provider_id
     FROM moved AS m
     WHERE m.step_name IS NOT NULL
-    -- What it is (its kind) stays, and a provider's id is not forgotten.
+    -- The kind never changes, and a NULL does not overwrite the provider's id.
     ON CONFLICT (scope, key, name) DO UPDATE SET
         state = excluded.state,
         repeatable = excluded.repeatable,

@@ -1,4 +1,4 @@
--- The changes of one key by hand or by the reconciler, newest first.
+-- The changes of one key by an operator or the reconciler, newest first.
 SELECT at, who, event, scope, key, job_id, before, after, why
 FROM idempotency_audit
 WHERE scope = ? AND key = ?

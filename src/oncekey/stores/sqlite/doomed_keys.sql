@@ -1,5 +1,5 @@
--- What the purge deletes: final, or retryable without a step that is done, and past expiry; nothing else, since what is
--- in flight, unknown or pending has no expiry (hazard 11). Oldest first.
+-- The keys that the purge deletes, oldest first: final, or retryable without a step that is done, and past expiry.
+-- Keys that are in flight, unknown or pending do not expire (hazard 11).
 SELECT rowid, scope, key FROM idempotency_keys
 WHERE (state IN ('completed', 'failed') OR (state = 'failed_retryable' AND recovery_point IS NULL))
   AND expires_at <= ?1

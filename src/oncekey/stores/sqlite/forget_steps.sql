@@ -1,2 +1,2 @@
--- What a key that goes, expires or starts over has done before no longer counts.
+-- Delete the steps of a key that is deleted, expires or starts over.
 DELETE FROM idempotency_steps WHERE scope = ? AND key = ?

@@ -1,4 +1,4 @@
--- Of rows that swap.sql just moved, what their mover cannot know: the owner may have renewed or advanced meanwhile.
+-- Of rows that swap.sql just moved, the columns that the caller cannot know: the owner may have renewed or advanced.
 SELECT k.scope, k.key, k.lease_until, k.recovery_point
 FROM json_each(?1) AS w
 CROSS JOIN idempotency_keys AS k

@@ -1,3 +1,3 @@
--- Who changed what by hand, and why.
+-- One line of the audit.
 INSERT INTO idempotency_audit (at, who, event, scope, key, job_id, before, after, why)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)

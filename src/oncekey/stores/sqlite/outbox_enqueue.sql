@@ -1,4 +1,4 @@
--- One job, in the transaction of whoever adds it: one row more, and it is there if and only if their commit is.
+-- One job, in the transaction of the request that adds it: the job exists if and only if that transaction commits.
 -- The clock of this host, in seconds since the epoch. (unixepoch('subsec') is not in the SQLite 3.34 of RHEL 9.)
 INSERT INTO idempotency_outbox (
     id, scope, key, key_owner, operation, task, payload, downstream_key, settles, run_at, created_at

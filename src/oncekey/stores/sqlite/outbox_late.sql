@@ -1,5 +1,5 @@
--- Pending keys past their expiry whose job no worker is running under a live lease, and whether it was ever tried: an
--- operator's retry counts attempts from 0 again, but keeps the history. ?1 now · ?2 at most so many
+-- Pending keys past their expiry, unless a worker runs the job under a live lease; and whether the job was ever tried.
+-- An operator's retry sets attempts to 0, but keeps the history. ?1 now · ?2 limit
 SELECT
     k.scope, k.key, k.owner,
     EXISTS (

@@ -1,4 +1,4 @@
--- Delete jobs that are over for long enough, at most so many. Dead letters stay until somebody has looked.
+-- Delete jobs that are done or cancelled for long enough. Dead letters stay until an operator redirects them.
 DELETE FROM idempotency_outbox WHERE id IN (
     SELECT id FROM idempotency_outbox
     WHERE state IN ('done', 'cancelled') AND finished_at <= ?1

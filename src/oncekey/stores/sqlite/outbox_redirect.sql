@@ -1,4 +1,4 @@
--- An operator takes a dead letter up again, or puts it away. ?1 id · ?2 state · ?3 now
+-- An operator retries or discards a dead letter. ?1 id · ?2 state · ?3 now
 UPDATE idempotency_outbox SET
     state = ?2,
     attempt = CASE WHEN ?2 = 'ready' THEN 0 ELSE attempt END,

@@ -1,4 +1,4 @@
--- A key that only a dead letter made unknown is pending again, and kept long enough to see the end.
+-- A key that a dead letter made unknown becomes pending again, with a full retention for the retried job.
 -- ?1-?3 key and owner · ?4 now
 UPDATE idempotency_keys SET
     state = 'pending',

@@ -1,5 +1,5 @@
--- How long the newest first attempts took, and for how long they were leased. Not what ended
--- after its lease: a worker or the reconciler did that, and its time is not a handler's. ?1 at most so many
+-- How long the newest first attempts took, and how long their leases were. Keys that ended after their lease are left
+-- out: a worker or the reconciler ended them, so their time is not a handler's. ?1 limit
 SELECT k.operation, k.finished_at - k.created_at, k.lease_until - k.created_at
 FROM (
     SELECT scope, key, operation, attempt, created_at, finished_at, lease_until

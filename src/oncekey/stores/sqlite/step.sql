@@ -1,4 +1,4 @@
--- Remember a step, or what has become of it. What it is (its kind) stays, and a provider's id is not forgotten.
+-- Insert a step, or update it. Its kind never changes, and a NULL does not overwrite the provider's id.
 INSERT INTO idempotency_steps (
     scope, key, name, kind, state, repeatable, result, downstream_key, provider_id, created_at
 ) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)

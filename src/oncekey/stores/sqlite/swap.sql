@@ -1,5 +1,5 @@
--- Every move but deleting and starting over: compare (state, owner, lease, expiry) and set, in one statement.
--- 0 rows: the row is not what the mover saw, and nothing was written (promise I3).
+-- Every move that neither deletes nor starts over: compare (state, owner, lease, expiry) and set, in one statement.
+-- 0 rows: the row is not as the swap says, and nothing was written (promise I3).
 -- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?21 what it becomes · ?22 its effects
 UPDATE idempotency_keys SET
     state = ?8,

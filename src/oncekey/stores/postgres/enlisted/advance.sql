@@ -1,4 +1,4 @@
--- The last statement of a phase: the recovery point, and a new lease. 0 rows: the phase ended its own transaction.
+-- The last statement of a phase sets the recovery point and a new lease. 0 rows: the phase ended its own transaction.
 UPDATE idempotency_keys AS k SET
     recovery_point = CAST(:name AS text),
     lease_until = clock_timestamp() + CAST(:lease_seconds AS double precision) * interval '1 second'

@@ -1,6 +1,6 @@
--- The last statement of an enlisted transaction: the key's end and its response, committed with the business writes.
--- The mark that enlist.sql left is gone if the handler ended that transaction: then 0 rows, and nothing completes.
--- clock_timestamp: now() is when the transaction began.
+-- The last statement of an enlisted transaction: it ends the key and stores its response, in the commit of the
+-- business writes. If the handler ended that transaction, the mark of enlist.sql is gone: 0 rows, and the key does not
+-- complete. clock_timestamp, because now() is the time when the transaction began.
 UPDATE idempotency_keys AS k SET
     state = CAST(:to_state AS text),
     response_status = CAST(:status AS smallint),

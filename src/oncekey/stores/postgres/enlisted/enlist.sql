@@ -1,10 +1,10 @@
--- The first statement of an enlisted transaction: take the key's row, and leave a mark that ends with the transaction.
--- The lock acts as the lease from here on. It also makes the row ours in the snapshots of REPEATABLE READ and SERIALIZABLE,
--- where a renewal after the snapshot would let the last statement fail.
--- 0 rows: the key went to somebody else, this is another database, or the snapshot is older than the reservation.
--- The transaction's number comes back, so that the server can be asked later what became of it.
--- Its commit is on the disk before the response is sent, as with oncekey's own connections: a server, database or role
--- with synchronous_commit = off would lose an answered request in a crash. Every stronger setting stays as it is.
+-- The first statement of an enlisted transaction: lock the key's row, and set a mark that ends with the transaction.
+-- From here on the lock does the work of the lease. Under REPEATABLE READ and SERIALIZABLE it also prevents a renewal
+-- after the snapshot, which would let the last statement fail.
+-- 0 rows: another attempt owns the key, this is another database, or the snapshot is older than the reservation.
+-- It returns the transaction's number, so that oncekey can ask the server later whether it was committed (fate.sql).
+-- The commit must be on disk before the response is sent, as with oncekey's own connections: with
+-- synchronous_commit = off a crash would lose an answered request. Every stronger setting stays as it is.
 WITH mine AS (
     SELECT k.owner FROM idempotency_keys AS k
     WHERE

@@ -1,4 +1,4 @@
--- Remember a phase, in the transaction that did its work.
+-- Store a phase, in the transaction that did its work.
 INSERT INTO idempotency_steps (scope, key, name, kind, state, repeatable, result)
 SELECT
     CAST(:scope AS text), CAST(:key AS text), CAST(:name AS text), CAST(:kind AS text), 'done', true,

@@ -1,4 +1,5 @@
--- The last statement of an enlisted transaction: the key's end and its response, committed with the business writes.
+-- The last statement of an enlisted transaction: it ends the key and stores its response, in the commit of the
+-- business writes.
 UPDATE idempotency_keys SET
     state = :to_state,
     response_status = :status,
