@@ -1,7 +1,7 @@
-"""``oncekey keys``: look at keys, settle unknown outcomes, make room.
+"""``oncekey keys``: shows keys, settles unknown outcomes, deletes final keys.
 
-Masks, questions and the audit's line are ``cli/asking.py`` and ``cli/showing.py``; what a move means and when it is
-refused is ``oncekey.operators.changes``.
+``cli/asking.py`` asks the questions, ``cli/showing.py`` masks keys; ``oncekey.operators.changes`` makes or refuses a
+move.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def forget(
 
 
 def _movable(store: Store, scope: str, key: str, event: Event) -> Record:
-    """The record as it is now; what cannot be done to it is said before anybody is asked."""
+    """The record as it is now. A move that is not possible is refused before the operator is asked."""
     record = look_at(store, scope, whole_key(store, scope, key))
     if (refusal := changes.refused(record, event)) is not None:
         raise refusal

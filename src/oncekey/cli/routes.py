@@ -70,7 +70,7 @@ def _lines(found: Audit) -> list[str]:
 
 
 def _status(endpoint: Endpoint) -> str:
-    """The one that needs a look stands out without colours."""
+    """The coverage; ``UNPROTECTED`` in capitals, so that it is seen without colours."""
     return endpoint.coverage.upper() if endpoint.coverage is Coverage.UNPROTECTED else str(endpoint.coverage)
 
 

@@ -1,6 +1,6 @@
-"""What a route promises: one frozen value, with the reason beside every default.
+"""What a route promises: one frozen value, with the reason for every default.
 
-Owns the settings and their checks. How a failure is judged is ``decision.py``; words on the wire are ``problems.py``.
+Owns the settings and their checks. ``judgment.py`` judges a failure; ``problems.py`` has the texts for clients.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ STORED_HEADERS: frozenset[str] = frozenset(
         "sunset",
     }
 )
-"""Headers that describe the result. An allow-list: whoever holds the key gets what is stored, so nothing that
-belongs to one connection, one session or one moment (Set-Cookie, Authorization, Date, hop-by-hop) may be in it."""
+"""Headers that describe the result. An allow-list: every client with the key gets the stored headers, so headers of one
+connection, one session or one moment (Set-Cookie, Authorization, Date, hop-by-hop) must not be stored."""
 
 NEVER_STORED: frozenset[str] = frozenset(
     {
@@ -69,7 +69,7 @@ NEVER_STORED: frozenset[str] = frozenset(
         "idempotent-replayed",
     }
 )
-"""Refused even when a route asks for them: secrets, hop-by-hop, and what we compute anew for every answer."""
+"""Refused also if a route names them: secrets, hop-by-hop headers, and headers that every answer computes anew."""
 
 _EVERY_TRY = "differs from one try to the next, so every retry would be refused"
 _CREDENTIAL = "is a credential, which is renewed between a request and its retry: let the scope function read it"
@@ -213,7 +213,7 @@ class Policy:
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
         derive(self, "retention_seconds", self.ttl.total_seconds())
-        # Never longer than the lease: who got the key too late must not find it somebody else's.
+        # Never longer than the lease: otherwise a request could begin work after its own lease has run out.
         derive(self, "begin_seconds", min(self.begin_timeout, self.lease).total_seconds())
 
     def _check_types(self) -> None:
@@ -229,7 +229,7 @@ class Policy:
         if not isinstance(self.retryable_statuses, Iterable):
             raise ConfigurationError("Policy(retryable_statuses=…): it takes a collection of statuses from 400 to 599")
         for name in ("methods", "stored_headers", "fingerprint_fields", "fingerprint_headers"):
-            # A bare string is a collection too, of its letters: POST would protect P, O, S and T.
+            # A string is also a collection, of its letters: "POST" would protect P, O, S and T.
             if isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"Policy({name}=…): it takes a collection of names, not one string")
         if not all(type(status) is int and 400 <= status <= 599 for status in self.retryable_statuses):

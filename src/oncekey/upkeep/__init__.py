@@ -1,4 +1,4 @@
-"""What runs beside the app, so that no key stays stuck and both sides' books agree."""
+"""Upkeep runs beside the app: no key stays stuck, and the app's and the provider's ledgers can be compared."""
 
 from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Settlement, StillUnknown
 from oncekey.upkeep.health import Health

@@ -1,8 +1,7 @@
 """Whether upkeep keeps up: when each duty last succeeded, and what has waited too long.
 
-When a duty last succeeded is known to the process that does it, and nowhere else: other processes, ``oncekey doctor``
-among them, tell by what they find undone. A lease that has been over for minutes has no sweeper, whatever anybody
-says.
+Only the process that does a duty knows when it last succeeded. Other processes, such as ``oncekey doctor``, look for
+overdue rows: if a lease has been over for minutes, no sweeper runs.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from oncekey.core.values import value
 from oncekey.stores.base import Duty, Store
 
 UNDONE_SECONDS = 300.0
-"""For how long a lease may be over, a question be due, before somebody should look why."""
+"""How long a lease may be over, or an unknown outcome be due, before it is a problem."""
 REAPED_SECONDS = 86_400.0
-"""For how long a key may be past its expiry: nothing breaks by it, only the table grows."""
+"""How long a key may be past its expiry. Only the table grows by it."""
 UNKNOWN_SECONDS = 3_600.0
 LAG_SECONDS = 60.0
 LATE_TURNS = 3
@@ -27,13 +26,13 @@ LATE_TURNS = 3
 
 @value
 class DutyHealth:
-    """What this process knows of one duty."""
+    """What this process knows about one duty."""
 
     name: str
     every: float
     """Seconds between two turns."""
     succeeded_seconds_ago: float | None
-    """None: not yet, since it was started."""
+    """None: it has not succeeded since it was started."""
     failures: int
     """Since it last succeeded."""
     last_error: str | None
@@ -41,15 +40,15 @@ class DutyHealth:
 
 @value
 class Health:
-    """What is there to be seen at the moment; ``problems`` says it in words, and what to do."""
+    """The present numbers; ``problems`` gives sentences that say what is wrong and what to do."""
 
     duties: tuple[DutyHealth, ...]
     keys: StoreHealth
     outbox: OutboxHealth
     reconcile_over_seconds: float
-    """For how long the oldest unknown outcome that is due has waited for the reconciler."""
+    """How long the oldest due unknown outcome has waited for the reconciler."""
     expired_over_seconds: float
-    """For how long the oldest key past its expiry has waited for the reaper."""
+    """How long the oldest key past its expiry has waited for the reaper."""
 
     @property
     def problems(self) -> list[str]:
@@ -81,7 +80,7 @@ class Health:
 
 
 def look(store: Store, duties: Sequence[DutyHealth] = ()) -> Health:
-    """Ask the store, five small questions. Blocks, and leaves no connection behind in the calling thread."""
+    """Read the numbers from the store, cheaply. Blocks, and closes the calling thread's connection at the end."""
     try:
         unknown, expired = store.due(Duty.UNKNOWNS, 1), store.due(Duty.EXPIRED, 1)
         return Health(

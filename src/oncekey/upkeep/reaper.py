@@ -1,18 +1,18 @@
-"""The reaper: what happens to keys whose time is over.
+"""The reaper ends keys whose time is over.
 
 In this order:
 
-1. deferred requests that nobody settled are failed with 408, and their jobs cancelled (never one that a worker runs);
-   where the job was tried they become unknown, since it may have happened;
-2. half-done requests whose client never came back become unknown. They go on the reconciler's list first and not
-   straight to the dead letters: what a resolver can find out needs no human, and what none can ends there by itself;
-3. final keys past their expiry are deleted, or with ``soft`` kept as tombstones for as long again;
-4. jobs that are done are deleted after a week. Dead letters stay until somebody has looked;
-5. lines of the audit are deleted after 400 days, those of keys that are not over stay.
+1. deferred requests that no job settled fail with 408, and their jobs are cancelled (never one that a worker runs). If
+   the job was tried, the key becomes unknown instead, since it may have happened;
+2. half-done requests whose client did not retry become unknown. They go to the reconciler first, not to the dead
+   letters: a resolver may settle them, and after the last try they become dead letters;
+3. final keys past their expiry are deleted, or with ``soft`` kept as tombstones for a second retention;
+4. jobs that are done are deleted after a week. Dead letters stay until an operator redirects them;
+5. lines of the audit are deleted after 400 days; the lines of keys that are not over stay.
 
-Nothing in flight is ever touched, and every condition is compared by the store in the statement that acts. Work is
-done in batches, with pauses that are four times as long as the batch took: a backlog of a million keys costs the
-requests of the day a bounded share of the store, and takes its time.
+The reaper never touches a key in flight, and the store checks every condition in the statement that acts. The reaper
+works in batches, with pauses four times as long as the batch took. So a backlog of a million keys takes only a bounded
+share of the store's time from requests.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from oncekey.telemetry.events import about
 
 BATCH = 500
 SHARE = 0.2
-"""Of the time, in which a reaper with a backlog works; the rest it pauses."""
+"""The part of the time in which a reaper with a backlog works. It pauses for the rest."""
 KEEP_JOBS_SECONDS = 7 * 86_400.0
 AUDIT_RETENTION = timedelta(days=400)
-"""Longer than the twelve months that PCI DSS (10.5.1) asks audit logs to be kept for, and yet the table has an end."""
+"""Longer than the twelve months that PCI DSS (10.5.1) requires for audit logs, and the table does not grow for ever."""
 COUNTED = 10_000
 """How far a dry run counts."""
 _REASON = "half done, and nobody came back before it expired"
@@ -63,7 +63,7 @@ class Reaped:
 
 
 class Reaper:
-    """Blocks. Any number may run at once, in any number of processes.
+    """``run`` blocks. Several reapers may run at once, also in several processes.
 
     ``audit_retention`` how long a line of the audit is kept after its key is over; None: for ever
     """
@@ -96,7 +96,7 @@ class Reaper:
         self._emitter = emitter or Emitter()
 
     def run(self, stop: threading.Event | None = None, *, dry_run: bool = False) -> Reaped:
-        """Go once through all that is due. ``stop`` ends it after a batch, and cuts a pause short."""
+        """Do once all that is due. ``stop`` ends the run after a batch, and ends a pause at once."""
         if dry_run:
             return self._count()
         stop = stop or threading.Event()
@@ -158,7 +158,7 @@ class Reaper:
 
 
 def timed_out_response(profile: ProfileName) -> StoredResponse:
-    """The final answer of a deferred request that nobody settled."""
+    """The final answer of a deferred request that no job settled in time."""
     answer = problem(profile, Situation.TIMED_OUT)
     headers = ((name.decode(), text.decode("latin-1")) for name, text in answer.headers)
     return StoredResponse(answer.status, tuple(item for item in headers if item[0] in STORED_HEADERS), answer.body)

@@ -1,12 +1,13 @@
-"""The ASGI middleware: pure ASGI, nothing but messages in and out.
+"""The ASGI middleware, without a framework.
 
-Here a request is read, and the store asked for its key; where that is ours, ``handling.py`` calls the app. Three rules
-shape both:
+This module reads a request and asks the store for its key. If the request gets the key, ``handling.py`` calls the app.
+Both keep three rules:
 
-* **Store before send.** The response is held back until the store has it; then, and only then, it goes out.
-* **A client that leaves changes nothing.** The handler runs in a task of its own and never sees a disconnect before its
-  response is stored, so neither the work nor the storing can be cancelled by a closed laptop.
-* **Never a bypass.** What cannot be protected (no key, body too large, store down) is refused, and the app not called.
+* **Store before send.** A response is sent only after the store has it.
+* **A disconnect changes nothing.** The handler runs in a task of its own and does not see a disconnect before its
+  response is stored. So a client that disconnects cancels neither the work nor the storing.
+* **Never a bypass.** A request that cannot be protected (no key, body too large, store down) is refused, and the app is
+  not called.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ _DROPPED = (
 
 
 class IdempotencyMiddleware:
-    """``IdempotencyMiddleware(app, once=once)``, for an ASGI app that no ``protect()`` of ours knows.
+    """``IdempotencyMiddleware(app, once=once)``, for an ASGI app of a framework that has no ``protect()``.
 
-    Of a Starlette app, and so of a FastAPI app, the endpoints are found and wrapped by itself, if the app is what it is
-    given or what it was added to. Other apps are not wrapped: see the last rows of the table in ``core/judgment.py``.
+    It wraps the endpoints of a Starlette or FastAPI app, if that app is passed to it or it was added to that app. The
+    endpoints of other apps are not wrapped: see the last rows of the table in ``core/judgment.py``.
 
     ``tune``: while the server is up, set Python's garbage collector and switch interval (docs/servers.md).
     ``upkeep``: True, or an Upkeep of your own: sweeper, reaper and reconciler run in this process, from its start
@@ -84,7 +85,7 @@ class IdempotencyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if not self._runs_on_asyncio:
-                require_asyncio()  # again, since a server need not speak the lifespan protocol
+                require_asyncio()  # again, since a server may not support the lifespan protocol
                 self._runs_on_asyncio = True
             route = route_of(scope, self.once.routes)
             if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
@@ -101,7 +102,7 @@ class IdempotencyMiddleware:
         await self.app(scope, receive, send)
 
     def _find_endpoints(self, scope: Scope) -> None:
-        """Of the Starlette app that this middleware was given, or that it is a part of."""
+        """Find the endpoints of the Starlette app that was passed to this middleware, or that contains it."""
         self._looked_for_endpoints = True
         applications = sys.modules.get("starlette.applications")
         if applications is None:
@@ -119,7 +120,7 @@ class IdempotencyMiddleware:
         self.endpoints = StarletteEndpoints(app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse to start on a wrong schema. At the end handlers come first, then the app's own shutdown, then ours."""
+        """Refuse to start on a wrong schema. At shutdown handlers end first, then the app, then oncekey."""
         first = await receive()
         try:
             require_asyncio()
@@ -138,7 +139,7 @@ class IdempotencyMiddleware:
             if message["type"] == "lifespan.shutdown":
                 await self.once.drain()  # before the app closes what its handlers use
                 if self.upkeep is not None:
-                    await self.upkeep.astop()  # and its resolvers
+                    await self.upkeep.astop()  # before the app closes what its resolvers use
             return message
 
         async def send_all(message: Message) -> None:
@@ -161,7 +162,7 @@ class IdempotencyMiddleware:
 
 
 async def _unprotected(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    """A request without an operation: also where a handler calls its own app, and so has one."""
+    """Call the app without an operation. If a handler calls its own app, hide the handler's operation."""
     if _current.get() is None:
         await app(scope, receive, send)
         return
@@ -177,7 +178,7 @@ class _Exchange:
 
     key_header: bytes | None = None
     chosen_lines: tuple[tuple[bytes, bytes], ...] = ()
-    """Of the headers that count in the fingerprint."""
+    """The lines of the headers that are part of the fingerprint."""
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class _Exchange:
             await self._refuse(Situation.BODY_INCOMPLETE, detail=_DROPPED if self._has(b"upgrade") else None)
             return
         if len(body) > LARGE_BODY_BYTES:
-            # Reading a large document takes milliseconds, and a hostile one more: not on everybody's event loop.
+            # Hashing a large document takes milliseconds, and a hostile one more: do not block the event loop.
             wanted = await asyncio.to_thread(self._reservation, tenant, key, content_type, body)
         else:
             wanted = self._reservation(tenant, key, content_type, body)
@@ -264,7 +265,7 @@ class _Exchange:
         )
 
     def _lines(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """For another recipe than the route's."""
+        """The lines of these headers, for a row with another recipe than the route's."""
         return [line for line in self.scope["headers"] if line[0] in names]
 
     def _read_headers(self) -> tuple[list[bytes], str | None, int | None]:
@@ -281,26 +282,26 @@ class _Exchange:
             elif name == b"content-length":
                 plain = len(value) < 16 and value.isdigit()
                 length = int(value) if plain else body_length(value.decode("latin-1"))
-            elif name == b"content-type":  # all of them: who reads the request may go by any
+            elif name == b"content-type":  # join repeated ones: an app may read any of them
                 text = value.decode("latin-1")
                 content_type = text if content_type is None else f"{content_type}, {text}"
             elif name == b"idempotency-key":
                 keys.append(value)
             else:
                 chunked = True
-        # RFC 9112: chunks have their own end, and a length beside them does not count.
+        # RFC 9112: a chunked body has its own end, so ignore a Content-Length.
         return keys, content_type, None if chunked else length
 
     def _has(self, header: bytes) -> bool:
         return any(name == header for name, _ in self.scope["headers"])
 
     def _may_have_been_dropped(self) -> bool:
-        """Whether an empty body was not sent empty: uvicorn with httptools drops the body of a request that asks for
-        another protocol, as Java's HttpClient does with ``Upgrade: h2c``. Chunks have no length that would tell."""
+        """Whether the server may have dropped the body. uvicorn with httptools drops the body of a request with an
+        Upgrade header, which Java's HttpClient sends (``Upgrade: h2c``). A chunked body has no length to compare."""
         return self._has(b"transfer-encoding") and self._has(b"upgrade")
 
     async def _tenant(self, *, authorize: bool) -> str:
-        """Whose key it is; and whether the caller may use the operation, before the key is looked up."""
+        """The tenant of the request. Also asks ``authorize``, before the key is looked up."""
         once, scope = self.once, self.scope
         request = Request(scope["method"].upper(), scope["path"], scope, scope["headers"])
         tenant: str | Awaitable[str] = once.single_tenant or once.scope(request)  # type: ignore[operator]
@@ -312,7 +313,7 @@ class _Exchange:
         return tenant
 
     async def _read_body(self) -> bytes | None:
-        """The whole body; None when it was refused, or when the client left before it had sent it."""
+        """The whole body; None: it was refused, or the client disconnected before it had sent it."""
         limit = self.policy.max_request_bytes
         chunks: list[bytes] = []
         size = 0
