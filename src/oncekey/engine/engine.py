@@ -37,7 +37,7 @@ from oncekey.core.states import STARTS, Actor, Effects, Event, State
 from oncekey.engine import enlisted
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.flows import Aside, Call, Finished, Flow, Pause
-from oncekey.engine.keeper import Keeper
+from oncekey.engine.keeper import Keeper, Unfinished
 from oncekey.engine.lanes import Lanes
 from oncekey.engine.operation import Operation
 from oncekey.engine.owners import Owners
@@ -66,6 +66,12 @@ EFFECT_BEGUN_LATE = "middleware answered while the handler began an effect that 
 NOT_ENLISTED = (
     "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
     "commit, a retry runs it again. Use op.enlist(session), or another declaration"
+)
+NOT_COMMITTED = (
+    "%s: its response could not be stored within %s s, because another connection has the write lock of the SQLite "
+    "file. The client got 503, and oncekey goes on trying. If this handler wrote through a session or connection of "
+    "its own and did not commit: commit before it returns, or use op.enlist(session), which stores both in one commit "
+    "(docs/transactions.md). Otherwise look for another process that writes for long. This is said once per route"
 )
 FINISH_TRIES = 5
 """How often an owner tries again while another transaction (a sweeper's, for example) holds the row."""
@@ -264,6 +270,16 @@ class Engine:
                 emit(events.ReconcileScheduled(*about(record), in_seconds=0.0))
             case Event.DISCARD if wants(events.Discarded):
                 emit(events.Discarded(*about(record)))
+
+    def adopt(self, unfinished: Unfinished) -> None:
+        """Go on storing an outcome that could not be stored in time. Where the app's own transaction is in the way, the
+        log says so."""
+        operation = unfinished.operation
+        self.keeper.adopt(unfinished)
+        if self.store.capabilities.enlists != "sqlite" or operation.enlisted is not None:
+            return
+        if self.store.locked_elsewhere():  # type: ignore[attr-defined]  # a store that enlists SQLite has it
+            self.tell_once(operation.name, NOT_COMMITTED, f"{operation.policy.begin_seconds:g}")
 
     def tell_once(self, route: str, message: str, *values: str, error: BaseException | None = None) -> None:
         """Warn the developer about a route, once per route and message.

@@ -93,7 +93,7 @@ def _commit(
                 LEAVE_IT,
             )
     else:
-        if not rows and not enlisted.interrupted and event is not Event.FAIL:
+        if not rows and not enlisted.held_too_long and event is not Event.FAIL:
             _log.error(
                 "%s: the enlisted transaction had ended before the response was stored, so it is not stored. If a "
                 "statement failed and the handler went on: %s. Otherwise: %s",
@@ -209,10 +209,11 @@ def _ended(
         why = "the handler ended its enlisted transaction itself, and its writes may be committed"
         _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
-    if operation.commits and event in COMMITTING and (event is not Event.FAIL or enlisted.interrupted):
+    if operation.commits and event in COMMITTING and (event is not Event.FAIL or enlisted.held_too_long):
         # A success is never stored without its rows (hazard 33). A 4xx is stored: if the handler rolled back or a
         # statement failed, it has no rows to lose.
-        return (yield from _instead(engine, operation, _undone(operation), "the enlisted transaction was rolled back"))
+        why = enlisted.held_too_long or "the enlisted transaction was rolled back"
+        return (yield from _instead(engine, operation, _undone(operation), why))
     finished = yield from engine.move(operation, event, response, reason)
     _let_go(operation)
     return finished

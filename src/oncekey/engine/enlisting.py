@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Generator
 from enum import Enum
 from functools import cache, partial
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("oncekey")
 
 Commit = Literal["engine", "caller"]
+
+HELD_TOO_LONG = (
+    "%s: %s held the database longer than %s s, a third of its lease, and SQLite has one writer, so every other one "
+    "waits. It is rolled back, and the client gets 503. Call other services before it or after it, write less at once, "
+    "raise Policy(lease=…), or use PostgreSQL (docs/transactions.md)"
+)
 
 _PACKAGES: dict[Dialect, str] = {"postgresql": "oncekey.stores.postgres", "sqlite": "oncekey.stores.sqlite"}
 
@@ -77,8 +84,10 @@ class Enlisted:
         """PostgreSQL's number of the transaction. By it, the server tells whether the transaction committed."""
         self.locked = False
         """The transaction has locked the key's row: from then on the handler may write."""
-        self.interrupted = False
-        """The transaction was open for too long, and oncekey ended it."""
+        self.opened_at = 0.0
+        """Of time.monotonic()."""
+        self.held_too_long = ""
+        """Why oncekey ended the transaction, if it did: it was open for too long."""
         self.at = (operation.record.scope, operation.record.key)
         self.thread = threading.get_ident()
         self.loop = operation.loop
@@ -92,18 +101,19 @@ class Enlisted:
         if self.hold is not None:
             self.hold.release()
 
-    def overdue(self) -> None:
+    def overdue(self, operation: Operation, seconds: float) -> None:
         """It has been open for a third of its lease. On SQLite it blocks all other writers, so oncekey ends it."""
         if self.hold is None or not self.is_open:
             return
-        _log.error(
-            "an enlisted SQLite transaction has blocked all other writers for a third of its lease: it is rolled back. "
-            "Call other services before you enlist, or use PostgreSQL"
-        )
-        self.interrupted = True
+        if not self.held_too_long:
+            phase = operation.steps and operation.steps.phase
+            what = f"phase '{phase}'" if phase else "the enlisted transaction"
+            self.held_too_long = f"{what} held the database longer than {seconds:g} s"
+            _log.error(HELD_TOO_LONG, operation.name, what, f"{seconds:g}")
         self.link.interrupt()
         if self.loop is not None and not self.link.is_async:
             self.loop.call_soon_threadsafe(self._interrupt_in_loop)
+        self.hold.release()  # its connection writes no more, and others need not wait for the handler's end
 
     def _interrupt_in_loop(self) -> None:
         if self.is_open and self.thread == threading.get_ident():
@@ -235,6 +245,7 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
                 "another search_path"
             ) from error
         raise
+    enlisted.opened_at = time.monotonic()
     enlisted.stage = Stage.OPEN
 
 

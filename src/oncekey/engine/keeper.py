@@ -166,8 +166,12 @@ class Keeper:
         enlisted = operation.enlisted
         if enlisted is None or not enlisted.is_open:
             return False
-        operation.renew_at = now + operation.policy.lease_seconds * RENEW_AT
-        enlisted.overdue()
+        limit = operation.policy.lease_seconds * RENEW_AT
+        if now < enlisted.opened_at + limit:  # opened long after the last renewal
+            operation.renew_at = enlisted.opened_at + limit
+            return True
+        operation.renew_at = now + limit
+        enlisted.overdue(operation, limit)
         return True
 
     def _renew(self, operation: Operation, now: float, tally: _Tally) -> None:

@@ -102,10 +102,12 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
         rows = yield Call(partial(link.complete, statements_of(link.dialect).advance, _parameters(operation, step)))
         if not rows:
             raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
-    except (Exception, asyncio.CancelledError):
+    except (Exception, asyncio.CancelledError) as error:
         yield from enlisted.roll_back(opened)
         if (yield from enlisted.undone(engine, opened)):
             operation.enlisted = None  # otherwise the end of the request finds out what became of it
+        if opened.held_too_long and isinstance(error, Exception):
+            raise StoreUnavailable(f"{opened.held_too_long}, so it was rolled back") from error
         raise
     return step
 

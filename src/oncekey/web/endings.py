@@ -72,9 +72,9 @@ def answered(
         return Move(event, None, f"op.{verbs[0]} was not awaited"), in_place_of(event, operation, once)
     if event not in _WITH_RESPONSE:
         instead = in_place_of(event, operation, once) if judgment.ours else None
-        if replaces and error is not None:
-            instead = _told(operation, error, event, once)
-        return Move(event, None, _reason(operation, status)), instead
+        if replaces or (status == 500 and operation.evidence.raised):
+            instead = _told(operation, error, event, once) or instead
+        return Move(event, None, _held_too_long(operation) or _reason(operation, status)), instead
     response = storable(status, headers, body, operation.policy)
     reason = None
     if response.body is None:
@@ -94,7 +94,8 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
     if isinstance(error, Refused) and operation.begun:
         return _refused_late(operation, error, once)
     event = _judged(operation, None).event
-    return Move(event, None, type(error).__name__), _told(operation, error, event, once)
+    reason = _held_too_long(operation) or type(error).__name__
+    return Move(event, None, reason), _told(operation, error, event, once)
 
 
 def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:
@@ -162,9 +163,16 @@ def in_place_of(event: Event, operation: Operation, once: OnceKey) -> Answer:
     return unknown(once, operation.key) if event is Event.DOUBT else refusal(once, Situation.FAILED)
 
 
-def _told(operation: Operation, error: BaseException, event: Event, once: OnceKey) -> Answer | None:
+def _held_too_long(operation: Operation) -> str:
+    """Why oncekey ended the enlisted transaction, if it did. What the handler raised after that follows from it."""
+    return operation.enlisted.held_too_long if operation.enlisted is not None else ""
+
+
+def _told(operation: Operation, error: BaseException | None, event: Event, once: OnceKey) -> Answer | None:
     """What a client is told of an error of ours, and no more than is so: it will act on it."""
     if not isinstance(error, Refused | NotExecuted | OutcomeUnknown | StoreError):
+        if event is Event.RELEASE and _held_too_long(operation):
+            return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
         return None
     if event is Event.DOUBT:
         return unknown(once, operation.key)

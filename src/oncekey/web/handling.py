@@ -306,7 +306,7 @@ class Handling:
                 finished = await enlisted.run(engine, item, self.policy.begin_seconds)
         except OperatorError:
             # The handler ran, and the store does not have the result. The keeper retries; the client must ask again.
-            engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
+            engine.adopt(Unfinished(operation, move.event, move.response, move.reason))
             return await self._instead(refusal(self.once, Situation.NOT_STORED, retry_after=1.0), operation.record)
         except asyncio.CancelledError:
             # The app's own timeout around its sending cancelled this. The outcome must not be lost.

@@ -330,7 +330,7 @@ class Exchange:
             finished = engine.run_blocking(flow, self.policy.begin_seconds)
         except OperatorError:
             # The handler ran, and the store does not have the result. The keeper retries; the client must ask again.
-            engine.keeper.adopt(Unfinished(operation, move.event, move.response, move.reason))
+            engine.adopt(Unfinished(operation, move.event, move.response, move.reason))
             self.record = operation.record
             self.instead = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
             return

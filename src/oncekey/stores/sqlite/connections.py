@@ -63,7 +63,8 @@ class Connections:
     """``prepare`` runs on every new connection before its first use.
 
     ``beside``: other Connections to the same file. They created or found the file, so this object neither creates a
-    file nor accepts another file at that path.
+    file nor accepts another file at that path. ``lock_seconds``: how long ``prepare`` lets them wait for another
+    writer, if not for ``timeout``.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class Connections:
         prepare: Callable[[sqlite3.Connection], None],
         *,
         beside: Connections | None = None,
+        lock_seconds: float | None = None,
     ) -> None:
         self.path = path
         self.timeout = timeout
+        self.lock_seconds = timeout if lock_seconds is None else lock_seconds
         self._prepare = prepare
         self._beside = beside
         self._log = f"{path}-wal"
@@ -207,7 +210,7 @@ class Connections:
     def _in_words(self, error: sqlite3.Error) -> StoreUnavailable:
         code = _code(error)
         if code in _BUSY:
-            return StoreUnavailable(f"{self.path} was locked by another writer for over {self.timeout:g} s")
+            return StoreUnavailable(f"{self.path} was locked by another writer for over {self.lock_seconds:g} s")
         return StoreUnavailable(f"{self.path} {_IN_WORDS.get(code, f'failed: {error}')}")
 
     def disconnect(self) -> None:
@@ -248,6 +251,11 @@ class Connections:
     def after_fork_in_child(self) -> None:
         _INHERITED.extend(self._handles.values())
         self._reset()
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection holds the lock that was asked for."""
+    return _code(error) in _BUSY
 
 
 def _code(error: sqlite3.Error) -> int:

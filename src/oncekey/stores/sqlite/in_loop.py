@@ -45,7 +45,9 @@ class SqliteInLoop:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._reading = Connections(store.path, _READ_SECONDS, store.check_schema, beside=store.connections)
-        self._writing = Connections(store.path, store.timeout, self._prepare, beside=store.connections)
+        self._writing = Connections(
+            store.path, store.timeout, self._prepare, beside=store.connections, lock_seconds=LOCK_SECONDS
+        )
         self._writer = _Writer()
 
     async def reserve(self, batch: Sequence[Reservation]) -> list[Found | None]:

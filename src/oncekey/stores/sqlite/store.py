@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from oncekey.core.record import Found, Record, Reservation, Swap
@@ -23,7 +23,7 @@ from oncekey.stores import sqlfiles
 from oncekey.stores.base import Capabilities, Duty, LostRace
 from oncekey.stores.fairness import FAIR, Turns
 from oncekey.stores.sqlite import rows, schema
-from oncekey.stores.sqlite.connections import Connections
+from oncekey.stores.sqlite.connections import Connections, is_busy
 from oncekey.stores.sqlite.gate import gate_of
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.stores.sqlite.lookups import Lookups
@@ -107,6 +107,19 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         """SchemaError unless the tables exist: for connections that must not create them."""
         if (sentence := schema.problem(connection, str(self.path))) is not None:
             raise SchemaError(sentence)
+
+    def locked_elsewhere(self) -> bool:
+        """Whether a connection that did not come through the gate has the write lock now. Does not wait."""
+        if self.gate.held_by_user:
+            return False
+        name = f"{self.path.as_uri()}?mode=rw"  # never creates the file
+        try:
+            with closing(sqlite3.connect(name, timeout=0.0, isolation_level=None, uri=True)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            return is_busy(error)
+        return False
 
     def in_loop(self) -> SqliteInLoop:
         return SqliteInLoop(self)
