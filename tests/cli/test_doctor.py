@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from oncekey.core.diagnosis import Diagnosis, Level, worst
-from oncekey.core.record import COUNTED
-from oncekey.core.states import Event, State
+from oncekey.core.record import COUNTED, NO_RESOLVER
+from oncekey.core.states import Actor, Event, State
 from oncekey.operators.doctor import counted, examine, span
 from oncekey.stores import judging
 from oncekey.stores.memory import MemoryStore
@@ -23,7 +23,7 @@ from oncekey.telemetry.redaction import redact
 from tests.cli.desk import Desk, Run, runner
 
 CHECKS = ["schema", "indexes", "plans", "lease", "clock", "durability", "connections"]
-CHECKS += ["upkeep", "running", "unknown", "dead keys", "outbox", "dead jobs"]
+CHECKS += ["upkeep", "running", "unknown", "resolvers", "dead keys", "outbox", "dead jobs"]
 
 
 def lines(out: str) -> dict[str, dict[str, Any]]:
@@ -298,6 +298,19 @@ def test_unknown_outcomes(desk: Desk) -> None:
     assert (found.level, "2 keys with an unknown outcome" in found.found) == (Level.WARN, True)
     assert "should have been asked about 16 min" in found.found
     assert "oncekey keys resolve" in found.advice
+
+
+def test_unknown_keys_without_a_resolver_are_counted_by_operation(desk: Desk) -> None:
+    """By what the app's own upkeep has written: those that it has not asked about yet are another line's."""
+    desk.put("order-0-of-today", State.UNKNOWN)
+    assert line(desk, "resolvers").level is Level.OK
+    for number in range(1, 4):
+        record = desk.put(f"order-{number}-of-today", State.UNKNOWN)
+        desk.move(record, Event.POSTPONE, by=Actor.RECONCILER, reconcile_in=60.0, last_error=NO_RESOLVER)
+    found = line(desk, "resolvers")
+    words = "3 keys are unknown and no resolver is registered for POST /payments"
+    assert (found.level, found.found) == (Level.WARN, words)
+    assert "@once.resolver('POST /payments')" in found.advice
 
 
 def test_an_old_unknown_and_a_dead_one(desk: Desk) -> None:

@@ -53,7 +53,7 @@ LEVELS = {
     logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed JobStarted JobDone "
     "DutyDone",
     logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
-    "JobReleased",
+    "ReconcileUnasked JobReleased",
     logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
     "JobRetried "
     "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable RanTooLong",
@@ -94,7 +94,7 @@ def make_record() -> Record:
 
 def make(kind: type[Event]) -> Event:
     """One event of any kind, its fields filled by their types."""
-    values = {"str": "text", "int": 3, "float": 1.5}
+    values = {"str": "text", "int": 3, "float": 1.5, "float | None": 1.5}
     return kind(**{item.name: values[str(item.type)] for item in fields(kind)})
 
 

@@ -80,7 +80,7 @@ def test_once_as_json(shop: Place) -> None:
     said = json.loads(out)
     assert (code, said["done"]["sweep"], said["done"]["reap"]["deleted"]) == (0, {"released": 1, "doubted": 2}, 3)
     assert said["health"]["keys"]["unknown"] == 2
-    assert set(said["health"]["duties"]) == {"sweep", "reap"}
+    assert set(said["health"]["duties"]) == {"sweep", "reap", "report"}
     assert error.count("ZombieFound") == 3, "every reset is a line in the log"
     assert keys[0].key not in error
 

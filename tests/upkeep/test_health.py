@@ -7,7 +7,7 @@ import time
 import psycopg
 
 from oncekey.core.jobs import Conclusion, JobEnd, OutboxHealth
-from oncekey.core.record import StoreHealth
+from oncekey.core.record import NO_RESOLVER, StoreHealth
 from oncekey.core.states import Actor, Event, State
 from oncekey.upkeep.health import DutyHealth, Health, look
 from tests.upkeep.places import LEASE, RETENTION, Place
@@ -63,6 +63,17 @@ def test_asked_again_and_again(place: Place) -> None:
     place.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0)
     (said,) = look(place.store).problems
     assert "unknown for 70" in said
+
+
+def test_unknown_keys_without_a_resolver(place: Place) -> None:
+    """By operation, as the app's own upkeep has found them: in words with what to do, and as numbers."""
+    records = place.unknown(2, operation="POST /refunds")
+    place.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0, last_error=NO_RESOLVER)
+    place.unknown()
+    health = look(place.store)
+    (said,) = health.problems
+    assert said.startswith("2 keys are unknown and no resolver is registered for POST /refunds: register one with ")
+    assert health.as_json()["unknown_without_resolver"] == {"POST /refunds": 2}
 
 
 def test_the_outbox(shop: Place) -> None:

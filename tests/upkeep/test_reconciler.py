@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 
@@ -15,10 +16,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import Confirmed, OnceKey, Operation, Policy, Refuted, StillUnknown
-from oncekey.core.record import Record
+from oncekey.core.record import NO_RESOLVER, Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError, OutcomeUnknown
+from oncekey.operators.dead_letters import dead_letters
 from oncekey.upkeep import Inquiry, Reconciler
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.upkeep.places import LEASE, OPERATION, RETENTION, Place
@@ -235,6 +237,33 @@ def test_a_resolver_that_fails_does_not_know(place: Place, resolver: Callable[[I
     assert place.get(second).state is State.COMPLETED
 
 
+def test_failing_resolver_logs_its_traceback_its_try_and_the_next_time(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And whoever answers that it does not know is in the log as well, without a traceback. Keys are masked."""
+    first, second = *place.unknown(), *place.unknown(operation="POST /refunds")
+    once = place.once()
+    once.resolve_with("POST /refunds", lambda inquiry: StillUnknown("the provider has not decided"))
+    once.resolve_with(OPERATION, _raises)
+    assert _resolve(once, lambda inquiry: StillUnknown()) == {"due": 2, "postponed": 2}
+    lines = {entry.event.operation: entry for entry in caplog.records if hasattr(entry, "event")}
+    failed, asked = lines[OPERATION], lines["POST /refunds"]
+    assert failed.levelno == asked.levelno == logging.WARNING
+    assert "in _raises" in (text := logging.Formatter().format(failed))
+    for part in (
+        "ReconcileFailed",
+        "'POST /payments'",
+        "tries=1",
+        "the resolver raised ConnectionError",
+        "in_seconds=",
+    ):
+        assert part in text
+    assert "the provider has not decided" in asked.getMessage()
+    assert asked.exc_info is None
+    assert first.key not in caplog.text
+    assert second.key not in caplog.text
+
+
 def test_async_and_plain_functions_and_objects(place: Place) -> None:
     class Asks:
         async def __call__(self, inquiry: Inquiry) -> Verdict:
@@ -288,11 +317,54 @@ def test_an_operation_without_a_resolver(place: Place) -> None:
     assert {place.get(record).last_error for record in lonely} == {"no resolver is registered for this operation"}
 
 
-def test_no_resolver_at_all(place: Place) -> None:
-    """Nobody to ask, so nothing is counted as a try: a process with resolvers finds them as they were."""
+def test_key_of_an_app_without_any_resolver_ends_as_a_dead_letter(place: Place) -> None:
+    """Tries count, in the same steps as with a resolver; the last one makes it a dead letter, in the audit."""
     (record,) = place.unknown()
-    assert Reconciler(place.once()).run().as_json()["due"] == 0
-    assert place.get(record).reconcile_tries == 0
+    reconciler = Reconciler(place.once(), max_tries=3)
+    for tries in (1, 2, 3):
+        assert reconciler.run().as_json()["dead"] == (tries == 3)
+        assert place.get(record).reconcile_tries == tries
+        assert reconciler.run().due == 0, "not due yet"
+        place.age(100)
+    reconciler.close()
+    assert [found.key for found in dead_letters(place.store, 10).keys] == [record.key]
+    assert place.store.audit(record.scope, record.key, 1)[0].why == f"asked 3 times, and no more: {NO_RESOLVER}"
+    assert place.names() == ["ReconcileUnasked", "ReconcileScheduled"] * 2 + ["ReconcileUnasked", "ReconcileGaveUp"]
+
+
+def test_log_names_an_operation_without_a_resolver_once_an_hour(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each key, and not at each turn; again when there are five times as many."""
+    place.unknown(3, operation="POST /refunds")
+    place.unknown(1, operation="POST /odd\npath")
+    place.unknown()
+    once = place.once()
+    once.resolve_with(OPERATION, lambda inquiry: StillUnknown())
+    reconciler = Reconciler(once)
+    now = 0.0
+    monkeypatch.setattr(reconciler._watch, "_clock", lambda: now)
+
+    def said() -> list[str]:
+        caplog.clear()
+        place.age(10_000)
+        assert reconciler.run().due >= 5
+        lines = [entry for entry in caplog.records if "no resolver" in entry.getMessage()]
+        assert all(entry.levelno == logging.WARNING for entry in lines)
+        return [entry.getMessage() for entry in lines]
+
+    first, second = said()
+    assert first.startswith("3 keys are unknown and no resolver is registered for POST /refunds: register one with ")
+    assert "@once.resolver('POST /refunds')" in first
+    assert "oncekey keys resolve" in first
+    assert second.startswith("1 key is unknown and no resolver is registered for 'POST /odd\\npath': ")
+    assert said() == []
+    place.unknown(12, operation="POST /refunds")
+    (grown,) = said()
+    assert grown.startswith("15 keys are unknown and no resolver is registered for POST /refunds: ")
+    now = 3_601.0
+    assert len(said()) == 2
+    reconciler.close()
 
 
 def test_registering_nonsense(place: Place) -> None:

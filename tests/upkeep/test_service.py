@@ -19,8 +19,9 @@ from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.telemetry.events import DutyDone, DutyFailed, Event
 from oncekey.testing.servers import PostgresServer
-from oncekey.upkeep import Inquiry, Reaper, Sweeper, Upkeep
+from oncekey.upkeep import Inquiry, Reaper, Reconciler, Sweeper, Upkeep
 from oncekey.upkeep.service import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, _Duty
+from oncekey.upkeep.unasked import Reporter
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.upkeep.places import LEASE, OPERATION, RETENTION, Place
 
@@ -279,11 +280,37 @@ def test_run_once(place: Place, once: OnceKey) -> None:
 
 
 def test_without_an_app(place: Place) -> None:
-    """Only a store: everything but resolvers."""
+    """Only a store: unknown keys are reported, and no try is counted: their resolver may run in another process."""
     (record,) = place.unknown()
     upkeep = Upkeep(place.store)
-    assert [turn.duty for turn in upkeep.run_once()] == ["sweep", "reap"]
-    assert place.get(record).state is State.UNKNOWN
+    assert [turn.duty for turn in upkeep.run_once()] == ["sweep", "reap", "report"]
+    assert (place.get(record).state, place.get(record).reconcile_tries) == (State.UNKNOWN, 0)
+
+
+def test_upkeep_without_an_app_says_what_is_unknown(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """That no upkeep of the app asks, once an hour; and what the app's own upkeep found no resolver for."""
+    now = 0.0
+    reporter = Reporter(place.store, lambda: now)
+    place.unknown(2)
+    assert reporter.run().as_json() == {"unknown": 2, "without_resolver": 0}
+    assert caplog.messages == [], "an upkeep of the app may ask in a moment"
+    place.age(61)
+    for _ in range(3):
+        reporter.run()
+    (line,) = caplog.messages
+    assert line.startswith("2 keys are unknown, the oldest has been due for 6")
+    assert "oncekey upkeep MODULE:ONCE" in line
+    reconciler = Reconciler(place.once())
+    reconciler.run()
+    reconciler.close()
+    caplog.clear()
+    assert reporter.run().as_json() == {"unknown": 2, "without_resolver": 2}
+    reporter.run()
+    (line,) = caplog.messages
+    assert line.startswith("2 keys are unknown and no resolver is registered for POST /payments: ")
+    now = 3_601.0
+    reporter.run()
+    assert len(caplog.messages) == 2
 
 
 def test_settings_that_make_no_sense(place: Place) -> None:

@@ -63,7 +63,8 @@ def upkeep(
 ) -> None:
     """Keep keys from getting stuck: sweeper, reaper and reconciler, until SIGTERM or SIGINT.
 
-    Any number may run at once. Without MODULE:ONCE it runs on --store, and nobody is asked about unknown outcomes.
+    Any number may run at once. Without MODULE:ONCE it runs on --store: it says which
+    outcomes are unknown, but asks nobody about them, and counts no tries.
     --json prints what was done and the health at the end, as one document.
 
     Exit codes: 0 a clean end, 1 an error; with --once also where a duty failed.

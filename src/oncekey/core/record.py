@@ -156,6 +156,22 @@ class AuditLine:
 
 
 @value
+class UnknownsOf:
+    """The unknown keys of one operation, of those that a health check counts."""
+
+    operation: str
+    keys: int
+    unasked: int
+    """Of these: what the last reconciler wrote is ``NO_RESOLVER``."""
+
+
+NO_RESOLVER = "no resolver is registered for this operation"
+"""What the reconciler writes into the row of a key that it can ask nobody about."""
+OPERATIONS = 20
+"""How many operations a health check names: those with the most unknown keys."""
+
+
+@value
 class StoreHealth:
     """The numbers about keys for a health check and ``oncekey doctor``."""
 
@@ -167,6 +183,8 @@ class StoreHealth:
     """The age of the oldest key, of those counted, whose outcome is unknown; 0 where there is none."""
     lease_over_seconds: float
     """For how long the oldest expired lease has waited for the sweeper; 0 where there is none."""
+    unknowns: tuple[UnknownsOf, ...] = ()
+    """By operation, the most keys first; at most ``OPERATIONS``."""
 
 
 COUNTED = 10_000

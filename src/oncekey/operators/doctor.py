@@ -12,6 +12,7 @@ from oncekey.stores.base import Store
 from oncekey.telemetry.redaction import redact
 from oncekey.upkeep import health
 from oncekey.upkeep.health import Health
+from oncekey.upkeep.unasked import advice, no_resolver
 
 RUNNING_SECONDS = 3_600.0
 """A handler that takes longer than this hangs, or should be a job of the outbox."""
@@ -36,7 +37,7 @@ def _ask(asked: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
 
 def _of_the_rows(store: Store) -> list[Diagnosis]:
     seen = health.look(store)
-    found = [_upkeep(seen), _running(store), _unknown(seen), _dead_keys(seen)]
+    found = [_upkeep(seen), _running(store), _unknown(seen), _resolvers(seen), _dead_keys(seen)]
     return found if store.capabilities.enlists is None else [*found, _outbox(seen), _dead_jobs(seen)]
 
 
@@ -87,6 +88,16 @@ def _unknown(seen: Health) -> Diagnosis:
         "run `oncekey upkeep MODULE:ONCE` with a resolver for the operation, or settle them by hand: "
         "`oncekey keys list --state unknown`, `oncekey keys resolve`",
     )
+
+
+def _resolvers(seen: Health) -> Diagnosis:
+    """What the app's own upkeep has written into the rows: this command does not know the app."""
+    missing = [each for each in seen.keys.unknowns if each.unasked]
+    if not missing:
+        return Diagnosis("resolvers", Level.OK, "no unknown key waits for a resolver that is not registered")
+    found = "; ".join(no_resolver(each.operation, each.unasked) for each in missing[:NAMED])
+    more = f"; and {len(missing) - NAMED} more operations" if len(missing) > NAMED else ""
+    return Diagnosis("resolvers", Level.WARN, found + more, advice(missing[0].operation))
 
 
 def _dead_keys(seen: Health) -> Diagnosis:

@@ -13,7 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from oncekey.core.diagnosis import Diagnosis, Level
-from oncekey.core.record import COUNTED, AuditLine, Found, Record, Reservation, StoreHealth, Swap
+from oncekey.core.record import (
+    COUNTED,
+    NO_RESOLVER,
+    OPERATIONS,
+    AuditLine,
+    Found,
+    Record,
+    Reservation,
+    StoreHealth,
+    Swap,
+    UnknownsOf,
+)
 from oncekey.core.states import FINAL, State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores.base import FOUND, Capabilities, Duty, InLoop
@@ -192,6 +203,7 @@ class MemoryStore(NoOutbox):
                 dead=min(sum(row.reconcile_at is None for row in unknown), COUNTED),
                 oldest_unknown_seconds=max((now - row.created_at for row in unknown), default=0.0),
                 lease_over_seconds=max(0.0, now - min(leases, default=now)),
+                unknowns=_by_operation(unknown),
             )
 
     def diagnose(self) -> list[Diagnosis]:
@@ -212,6 +224,13 @@ class MemoryStore(NoOutbox):
 
     def close(self) -> None:
         return None
+
+
+def _by_operation(unknown: Sequence[Record]) -> tuple[UnknownsOf, ...]:
+    keys = Counter(row.operation for row in unknown)
+    unasked = Counter(row.operation for row in unknown if row.last_error == NO_RESOLVER)
+    most = sorted(keys, key=lambda operation: (-keys[operation], operation))[:OPERATIONS]
+    return tuple(UnknownsOf(operation, keys[operation], unasked[operation]) for operation in most)
 
 
 def _due_at(row: Record, duty: Duty) -> float | None:

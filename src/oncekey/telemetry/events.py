@@ -164,6 +164,17 @@ class ReconcileFailed(KeyEvent):
     level = WARNING
     tries: int
     error: str
+    in_seconds: float | None = None
+    """Until it is asked about again; None: it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileUnasked(KeyEvent):
+    """An unknown outcome could not be asked about: no resolver is registered. The log says so once per operation."""
+
+    metric = "api.idempotency.reconcile.unasked.count"
+    level = INFO
+    tries: int
 
 
 # oncekey's own: how attempts ended.

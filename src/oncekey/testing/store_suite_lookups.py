@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import Record, swap
+from oncekey.core.record import NO_RESOLVER, Record, UnknownsOf, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.stores.base import FOUND, Store
@@ -117,6 +117,21 @@ class LookupSuite(SuiteBase):
             for row in range(number):
                 self.drive(store, state, f"{state}-{row}", steps=state is State.FAILED_RETRYABLE and row == 0)
         assert store.counts().counts == {state: number for number, state in enumerate(State, start=1)}
+
+    def test_the_counts_name_the_operations_of_unknown_keys(self, store: Store) -> None:
+        """The one with the most first; and of how many of each there was no resolver, dead ones included."""
+        assert store.counts().unknowns == ()
+        for operation, keys in (("POST /b", "12"), ("POST /c", "345"), ("POST /a", "67")):
+            found = store.reserve([replace(self.reservation(key), operation=operation) for key in keys])
+            store.swap([swap(one(each.record), Event.DOUBT, Actor.OWNER, last_error="timeout") for each in found])
+        for key, reconcile_in in (("3", 90.0), ("4", None), ("6", 90.0)):
+            row = one(store.read([("tenant-1", key)])[0])
+            said = NO_RESOLVER if key != "6" else "the provider has not decided"
+            later = swap(row, Event.POSTPONE, Actor.RECONCILER, reconcile_in=reconcile_in, last_error=said)
+            assert store.swap([later]) != [None]
+        self.drive(store, State.COMPLETED, "8")
+        expected = (UnknownsOf("POST /c", 3, 2), UnknownsOf("POST /a", 2, 0), UnknownsOf("POST /b", 2, 0))
+        assert store.counts().unknowns == expected
 
     def test_the_counts_say_what_has_waited_too_long(self, store: Store) -> None:
         """They show the oldest lease that is over and the oldest unknown outcome. A running lease counts as 0."""

@@ -13,6 +13,7 @@ from oncekey.core.jobs import OutboxHealth
 from oncekey.core.record import Record, StoreHealth
 from oncekey.core.values import value
 from oncekey.stores.base import Duty, Store
+from oncekey.upkeep.unasked import advice, no_resolver
 
 UNDONE_SECONDS = 300.0
 """How long a lease may be over, or an unknown outcome be due, before it is a problem."""
@@ -69,6 +70,7 @@ class Health:
                 for duty in self.duties
             },
             "keys": {str(state): number for state, number in keys.counts.items()},
+            "unknown_without_resolver": {each.operation: each.unasked for each in keys.unknowns if each.unasked},
             "oldest_unknown_seconds": _rounded(keys.oldest_unknown_seconds),
             "oldest_expired_lease_seconds": _rounded(keys.lease_over_seconds),
             "oldest_due_unknown_seconds": _rounded(self.reconcile_over_seconds),
@@ -131,6 +133,11 @@ def _of_the_store(health: Health) -> list[str]:
             f"a key expired {health.expired_over_seconds:.0f} s ago and is still there: run `oncekey upkeep`, or give "
             "its reaper a larger share"
         )
+    said += [
+        f"{no_resolver(each.operation, each.unasked)}: {advice(each.operation)}"
+        for each in keys.unknowns
+        if each.unasked
+    ]
     if keys.dead:
         said.append(f"{keys.dead} unknown outcomes are asked about no more: settle them by hand")
     if outbox.lag_seconds > LAG_SECONDS:

@@ -21,7 +21,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from oncekey.core.record import Audit, Record, swap
+from oncekey.core.record import NO_RESOLVER, Audit, Record, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import StepsOf
 from oncekey.core.values import value
@@ -36,10 +36,18 @@ from oncekey.stores.base import Duty
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
+from oncekey.upkeep.unasked import ResolverWatch
 
 BATCH = 100
 COUNTED = 10_000
 """How far a dry run counts."""
+
+
+@value
+class _Failed(StillUnknown):
+    """A resolver that raised or took too long."""
+
+    error: Exception | None = None
 
 
 @value
@@ -91,6 +99,7 @@ class Reconciler:
         self._max_backoff = max_backoff
         self._quarantine = quarantine
         self._batch = batch
+        self._watch = ResolverWatch()
         self._threads = Threads()
         self._runner: asyncio.Runner | None = None
         self._task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
@@ -102,7 +111,7 @@ class Reconciler:
         dry_run: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Reconciled:
-        """Ask once about all that are due. Without resolvers it does nothing.
+        """Ask once about all that are due. One without a resolver counts as asked, and the log says so.
 
         Blocks, so never call it from an event loop; and always from the same thread, where ``loop`` is not given.
         """
@@ -111,7 +120,7 @@ class Reconciler:
             return Reconciled(len(store.due(Duty.UNKNOWNS, COUNTED)))
         stop = stop or threading.Event()
         counts: Counter[str] = Counter()
-        while self._once.resolvers and not stop.is_set():
+        while not stop.is_set():
             due = store.due(Duty.UNKNOWNS, self._batch)
             if due:
                 before = counts["moved"]
@@ -121,6 +130,8 @@ class Reconciler:
                     break
             if len(due) < self._batch:
                 break
+        if counts["unasked"]:
+            self._watch.look(store.counts().unknowns, self._once.resolvers)
         return Reconciled(*(counts[name] for name in ("due", "confirmed", "refuted", "postponed", "dead")))
 
     def interrupt(self) -> None:
@@ -169,6 +180,7 @@ class Reconciler:
                 counts["moved"] += 1  # by somebody else, meanwhile
                 return
             verdict = await self._ask(record)
+            counts["unasked"] += verdict.reason == NO_RESOLVER
             ended = await self._apply(record, verdict)
             counts[ended] += 1
             counts["moved"] += ended != "overtaken"
@@ -179,7 +191,7 @@ class Reconciler:
     async def _ask(self, record: Record) -> Verdict:
         resolver = self._once.resolvers.of(record.operation)
         if resolver is None:
-            return StillUnknown("no resolver is registered for this operation")
+            return StillUnknown(NO_RESOLVER)
         inquiry = Inquiry(record, tuple(await self._run(_ask_store(StepsOf(record.scope, record.key)))))
         limit = asyncio.timeout(self._timeout if _is_async(resolver) else None)
         try:
@@ -187,8 +199,8 @@ class Reconciler:
                 verdict = await self._call(resolver, inquiry)
         except Exception as error:
             if limit.expired() and isinstance(error, TimeoutError):
-                return StillUnknown(f"the resolver took longer than {self._timeout:g} s")
-            return StillUnknown(f"the resolver raised {describe(error)}")
+                return _Failed(f"the resolver took longer than {self._timeout:g} s", error)
+            return _Failed(f"the resolver raised {describe(error)}", error)
         if not isinstance(verdict, Confirmed | Refuted | StillUnknown):
             return StillUnknown(
                 f"the resolver returned {type(verdict).__name__}, not Confirmed, Refuted or StillUnknown"
@@ -207,7 +219,8 @@ class Reconciler:
     async def _apply(self, record: Record, verdict: Verdict) -> str:
         """Settle or postpone it; the name of what was done."""
         if isinstance(verdict, StillUnknown):
-            return await self._postpone(record, verdict.reason, self._retry_in(record))
+            error = verdict.error if isinstance(verdict, _Failed) else None
+            return await self._postpone(record, verdict.reason, self._retry_in(record), error)
         quarantine = self._quarantine
         if quarantine is None:
             quarantine = self._once.quarantine_of(record.operation)
@@ -228,7 +241,9 @@ class Reconciler:
         pause = min(self._max_backoff, self._backoff * 2.0 ** min(record.reconcile_tries, 64))
         return pause * random.uniform(0.75, 1.25)
 
-    async def _postpone(self, record: Record, reason: str, retry_in: float | None) -> str:
+    async def _postpone(
+        self, record: Record, reason: str, retry_in: float | None, error: Exception | None = None
+    ) -> str:
         reason = settling.kept_words(reason)
         tries = record.reconcile_tries + 1
         audit = None
@@ -238,7 +253,12 @@ class Reconciler:
         if await self._run(_ask_store(move)) is None:
             return "overtaken"
         emit = self._engine.emitter.emit
-        emit(events.ReconcileFailed(*about(record), tries=tries, error=reason))
+        wait = None if retry_in is None else round(retry_in, 1)
+        if reason == NO_RESOLVER:
+            emit(events.ReconcileUnasked(*about(record), tries=tries))
+        else:
+            failed = events.ReconcileFailed(*about(record), tries=tries, error=reason, in_seconds=wait)
+            emit(failed, error=error)
         if retry_in is None:
             emit(events.ReconcileGaveUp(*about(record), tries=tries, error=reason))
             return "dead"

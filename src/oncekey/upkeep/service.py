@@ -28,12 +28,15 @@ from oncekey.upkeep.health import DutyHealth, Health, look
 from oncekey.upkeep.reaper import AUDIT_RETENTION, Reaper
 from oncekey.upkeep.reconciler import Reconciler
 from oncekey.upkeep.sweeper import Sweeper
+from oncekey.upkeep.unasked import Reporter
 
 _log = logging.getLogger("oncekey")
 
 SWEEP_SECONDS = 10.0
 REAP_SECONDS = 60.0
 RECONCILE_SECONDS = 5.0
+REPORT_SECONDS = 60.0
+"""Between two looks at unknown keys, of an upkeep without the app."""
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 
@@ -54,8 +57,8 @@ class Turn:
 class Upkeep:
     """Sweeper, reaper and reconciler over one store.
 
-    ``once``            the app's OnceKey, with its resolvers; or only a Store, and then nobody is asked about unknown
-                        outcomes
+    ``once``            the app's OnceKey, with its resolvers; or only a Store: then unknown outcomes are reported in
+                        the log, nobody is asked about them, and no try is counted
     ``sweep_every``     seconds between two turns, likewise ``reap_every`` and ``reconcile_every``. A key is stuck for
                         at most its lease and ``sweep_every``
     ``soft``            keep expired keys as tombstones for as long again, instead of deleting them
@@ -109,6 +112,8 @@ class Upkeep:
         ]
         if self._reconciler is not None:
             self._duties.append(_Duty("reconcile", reconcile_every, self._reconcile))
+        else:
+            self._duties.append(_Duty("report", REPORT_SECONDS, Reporter(self.store).run))
 
     def _reconcile(self, stop: threading.Event, *, dry_run: bool) -> Result:
         assert self._reconciler is not None  # noqa: S101 - else it is no duty

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from oncekey.core.record import COUNTED, AuditLine, Record, StoreHealth
+from oncekey.core.record import COUNTED, NO_RESOLVER, OPERATIONS, AuditLine, Record, StoreHealth, UnknownsOf
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores.base import FOUND
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.EXPIRED})
 """The states that have an index of their own. Keys in other states are found by reading in the order of the keys."""
 
-_STEPS, _AUDIT, _FIND, _COUNTS, _WAITING = (statement(name) for name in ("steps", "audit", "find", "counts", "waiting"))
+_STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS = (
+    statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns")
+)
 _FATE = statement("enlisted/fate")
 _LISTING = statement("listing", SLIM)
 
@@ -83,11 +85,13 @@ class Lookups:
         for name, number in self._execute(_COUNTS, {"limit": COUNTED}):
             counts[State(name)] += number
         ((lease_over, unknown, dead),) = self._execute(_WAITING, {"limit": COUNTED})
+        asked = {"limit": COUNTED, "no_resolver": NO_RESOLVER, "operations": OPERATIONS}
         return StoreHealth(
             counts=counts,
             dead=dead,
             oldest_unknown_seconds=unknown or 0.0,
             lease_over_seconds=max(0.0, lease_over or 0.0),
+            unknowns=tuple(UnknownsOf(*row) for row in self._execute(_UNKNOWNS, asked)),
         )
 
 

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from oncekey.core.record import COUNTED, AuditLine, Record, StoreHealth
+from oncekey.core.record import COUNTED, NO_RESOLVER, OPERATIONS, AuditLine, Record, StoreHealth, UnknownsOf
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores import sqlfiles
@@ -20,6 +20,7 @@ from oncekey.stores.sqlite.connections import Connections
 _STEPS, _AUDIT, _FIND, _LISTING, _COUNTS, _WAITING = (
     sqlfiles.statement(schema.PACKAGE, name) for name in ("steps", "audit", "find", "listing", "counts", "waiting")
 )
+_UNKNOWNS, _COUNTED_UNKNOWNS = sqlfiles.statement(schema.PACKAGE, "unknowns"), (COUNTED, NO_RESOLVER, OPERATIONS)
 
 _INDEXES = {
     State.IN_PROGRESS: "leases",
@@ -76,6 +77,7 @@ class Lookups:
                 dead=dead,
                 oldest_unknown_seconds=0.0 if unknown is None else now - unknown,
                 lease_over_seconds=0.0 if lease is None else max(0.0, now - lease),
+                unknowns=tuple(UnknownsOf(*row) for row in connection.execute(_UNKNOWNS, _COUNTED_UNKNOWNS)),
             )
 
     @contextmanager

@@ -1,0 +1,7 @@
+-- Unknown keys by operation, of those counted; and of how many the last reconciler had no resolver.
+SELECT k.operation, count(*), count(*) FILTER (WHERE k.last_error = %(no_resolver)s) FROM (
+    SELECT operation, last_error FROM idempotency_keys WHERE state = 'unknown' LIMIT %(limit)s
+) AS k
+GROUP BY k.operation
+ORDER BY count(*) DESC, k.operation COLLATE "C"
+LIMIT %(operations)s

@@ -1,0 +1,117 @@
+"""Says which unknown keys have no resolver: without one they end as dead letters, and their clients get 409 until then.
+
+The log says it once for each operation, again when there are many more of its keys, and once an hour.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oncekey.core.record import UnknownsOf
+from oncekey.core.states import State
+from oncekey.core.values import value
+from oncekey.core.verdicts import Resolvers
+from oncekey.stores.base import Duty, Store
+
+_log = logging.getLogger("oncekey")
+
+AGAIN_SECONDS = 3_600.0
+GROWN = 5
+"""How many times as many keys there must be before the log says it again within the hour."""
+LATE_SECONDS = 60.0
+"""For how long a key may be due before an upkeep without the app says that no other one asks."""
+
+
+def no_resolver(operation: str, number: int) -> str:
+    """The sentence for ``oncekey upkeep`` and ``oncekey doctor``; the log has the same."""
+    return f"{_keys(number)} unknown and no resolver is registered for {_shown(operation)}"
+
+
+def _keys(number: int) -> str:
+    return "1 key is" if number == 1 else f"{number:,} keys are"
+
+
+def _shown(operation: str) -> str:
+    return operation if operation.isprintable() else repr(operation)  # a client's path must not forge log lines
+
+
+def advice(operation: str) -> str:
+    return (
+        f"register one with @once.resolver({operation!r}) (docs/reconciliation.md), or settle each key with "
+        "`oncekey keys resolve`; after its last try a key is a dead letter, and its client still gets 409"
+    )
+
+
+class ResolverWatch:
+    """Remembers which operations the log has named, and when."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, tuple[int, float]] = {}
+
+    def look(self, unknowns: Sequence[UnknownsOf], resolvers: Resolvers | None) -> int:
+        """How many keys have no resolver. ``resolvers``: the app's; None: go by what its own upkeep has written."""
+        found: dict[str, int] = {}
+        for each in unknowns:
+            number = each.unasked if resolvers is None else 0 if resolvers.of(each.operation) else each.keys
+            if number:
+                found[each.operation] = number
+        self._told = {operation: told for operation, told in self._told.items() if operation in found}
+        for operation, number in found.items():
+            if self._is_news(operation, number):
+                shown = (_keys(number), _shown(operation), advice(operation))
+                _log.warning("%s unknown and no resolver is registered for %s: %s", *shown)
+        return sum(found.values())
+
+    def _is_news(self, what: str, number: int) -> bool:
+        now = self._clock()
+        before, at = self._told.get(what, (0, 0.0))
+        if before and number < GROWN * before and now - at < AGAIN_SECONDS:
+            return False
+        self._told[what] = (number, now)
+        return True
+
+
+@value
+class Reported:
+    """What an upkeep without the app found, of the unknown keys that a health check counts."""
+
+    unknown: int = 0
+    without_resolver: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"unknown": self.unknown, "without_resolver": self.without_resolver}
+
+
+class Reporter:
+    """The reconciler's place in an upkeep that was given a store and no app.
+
+    It asks nobody, and counts no try: it does not know which resolvers the app has, and a key whose resolver runs in
+    another process must not become a dead letter here.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._watch = ResolverWatch(clock)
+        self._clock = clock
+        self._told_at: float | None = None
+
+    def run(self, stop: threading.Event | None = None, *, dry_run: bool = False) -> Reported:
+        del stop, dry_run  # it changes nothing
+        oldest = self._store.due(Duty.UNKNOWNS, 1)
+        seen = self._store.counts()
+        unknown, without = seen.counts[State.UNKNOWN], self._watch.look(seen.unknowns, None)
+        late = max((row.now - row.reconcile_at for row in oldest if row.reconcile_at is not None), default=0.0)
+        if late > LATE_SECONDS and (self._told_at is None or self._clock() - self._told_at >= AGAIN_SECONDS):
+            self._told_at = self._clock()
+            _log.warning(
+                "%d keys are unknown, the oldest has been due for %.0f s, and no upkeep with the app's resolvers asks "
+                "about them. This one runs without the app: run `oncekey upkeep MODULE:ONCE`, or upkeep inside the app",
+                unknown,
+                late,
+            )
+        return Reported(unknown, without)
