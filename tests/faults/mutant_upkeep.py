@@ -26,6 +26,17 @@ UPKEEP: tuple[Mutant, ...] = (
     _(43, "I6", "a planner cannot choose to read all unknown keys for each scope (PostgreSQL)",
       "tests/stores/test_beside.py::test_every_statement_of_postgres_uses_its_index",
       (f"{POSTGRES}/fair_keys", "i.state = (SELECT %(state)s::text)", "i.state = 'unknown'"),),
+    # 44: an unknown key that no resolver knows is forgotten
+    _(44, "I4", "tries count without any resolver", "tests/upkeep/test_reconciler.py::test_key_of_an_app_without_any_resolver_ends_as_a_dead_letter",
+      ("oncekey.upkeep.reconciler", "        while not stop.is_set():\n", "        while self._once.resolvers and not stop.is_set():\n")),
+    _(44, "I4", "the log names operations without a resolver", "tests/upkeep/test_reconciler.py::test_log_names_an_operation_without_a_resolver_once_an_hour",
+      ("oncekey.upkeep.reconciler", "        if counts[\"unasked\"]:\n", "        if False:\n")),
+    _(44, "I4", "the log names an operation once an hour", "tests/upkeep/test_reconciler.py::test_log_names_an_operation_without_a_resolver_once_an_hour",
+      ("oncekey.upkeep.unasked", "if before and number < GROWN * before and now - at < AGAIN_SECONDS:", "if False:")),
+    _(44, "I4", "an upkeep without the app counts no tries", "tests/upkeep/test_service.py::test_without_an_app",
+      ("oncekey.upkeep.service", "self._reconciler = reconciler or (Reconciler(app) if app else None)", "self._reconciler = reconciler or Reconciler(app or OnceKey(self.store, scope=__import__(\"oncekey\").SINGLE_TENANT))")),
+    _(44, "I4", "a resolver that raises leaves its traceback", "tests/upkeep/test_reconciler.py::test_failing_resolver_logs_its_traceback_its_try_and_the_next_time",
+      ("oncekey.upkeep.reconciler", "emit(failed, error=error)", "emit(failed)")),
     # 11: upkeep touches what is alive
     _(11, "I4", "the audit of a key that is not over stays (SQLite)", f"{SQLITE_SUITE}::test_the_audit_of_a_key_that_is_not_over_is_not_purged",
       (f"{SQLITE}/audit_purge", "'pending', 'unknown', 'failed_retryable'", "'pending'")),
