@@ -113,33 +113,35 @@ class Policy:
     longest time in which a client still retries. Under an hour warns: phones come back later than that."""
 
     lease: timedelta = timedelta(seconds=60)
-    """How long a silent owner keeps the key. Renewed every third of it while the handler lives, so it bounds not the
-    handler but how long a crash stays unnoticed; a pause (SIGSTOP, VM move) longer than this loses the key."""
+    """How long an owner holds its key without a renewal. The process renews the lease every third of it while the
+    handler lives. So the lease does not limit the handler; it limits how long a crash stays unnoticed. A process that
+    is paused for longer (SIGSTOP, a VM that is moved) loses its key."""
 
     max_run: timedelta | None = None
-    """How long a handler may run. None: as long as it lives, since a cut-off payment is worse than a slow one. When the
-    time is over the lease is no longer renewed and the handler is cancelled (ASGI; a thread cannot be, and what it
-    writes after its lease is refused): the key is then as if the process had died, and ``effects`` decides."""
+    """How long a handler may run. None: without a limit, since a cut-off payment is worse than a slow one. After this
+    time oncekey stops renewing the lease, and cancels the handler (ASGI; a thread cannot be cancelled, but it cannot
+    write after its lease). The key is then treated as after a crash of the process: ``effects`` decides."""
 
     required: bool = True
-    """A protected method without a key is refused with 400: an unprotected payment is what we are here to prevent.
-    False passes such a request on, unprotected, while clients learn to send keys (docs/clients.md)."""
+    """A request without a key is refused with 400, since a retry of it would run twice. False passes such a request
+    on, unprotected, for clients that do not send keys yet (docs/clients.md)."""
 
     methods: frozenset[str] = frozenset({"POST", "PATCH"})
-    """RFC 9110: the other methods are idempotent already and pass untouched, unless a route asks."""
+    """The protected methods. RFC 9110: the other methods are idempotent already. They are not protected, unless a route
+    lists them."""
 
     key_syntax: KeySyntax = "any"
     """``any`` takes the quoted RFC 8941 string and the bare form that Stripe made common; ``strict`` the first only."""
 
     key_format: Literal["uuid"] | None = None
-    """None takes any opaque key: a key is the client's, and ULIDs or order numbers are fine ones. ``uuid`` takes UUIDs,
+    """None takes any opaque key: the client chooses it, and ULIDs or order numbers are good keys. ``uuid`` takes UUIDs,
     with their dashes or without; two spellings of one UUID are two keys, since keys are compared as bytes."""
 
     key_min_length: int = 1
     """1, since length is no proof of entropy. Raise it to keep ``1``, ``2``, ``3`` out."""
 
     key_max_length: int = 255
-    """Stripe's limit, and what the column of most peers holds."""
+    """Stripe's limit, and the limit of most other APIs."""
 
     key_per: KeyPer = "tenant"
     """``tenant``: a key is one operation of one tenant, so the same key on another endpoint is a mismatch (Stripe).
@@ -150,42 +152,44 @@ class Policy:
     until the first is done."""
 
     wait: timedelta = timedelta(seconds=10)
-    """How long ``wait`` waits before it falls back to 409: below the 30 s at which common proxies cut."""
+    """How long ``wait`` waits before it answers 409: below the 30 s after which common proxies end a request."""
 
     retry_after: timedelta = timedelta(seconds=1)
     """What a 409 tells the client to wait: most handlers are done by then."""
 
     on_server_error: OnServerError = "auto"
-    """A 5xx or 408 that the endpoint itself gives. ``auto`` follows ``effects``: ``unknown`` where they are external,
-    since a 504 says nothing about the charge before it, retryable elsewhere. ``retry``: such an answer means that
-    nothing happened. ``replay`` stores it as Stripe v1 does. ``unknown`` never retries it."""
+    """What a 5xx or 408 of the endpoint itself means. ``auto`` follows ``effects``: with ``external`` the key becomes
+    ``unknown``, since a 504 says nothing about the charge before it; otherwise it is retryable. ``retry``: nothing
+    happened. ``replay``: it is stored and replayed, as Stripe v1 does. ``unknown``: the key becomes ``unknown``."""
 
     retryable_statuses: frozenset[int] = frozenset({425, 429})
     """Statuses by which the endpoint says that it did not process the request: the same request may run again.
     RFC 8470 (Too Early) and RFC 6585 (Too Many Requests) define these two that way. Add 503 if yours means it."""
 
     fingerprint_fields: tuple[str, ...] | None = None
-    """JSON members that make two requests the same; None takes the whole body: nothing is forgotten by accident."""
+    """The JSON members that are compared between two requests. None compares the whole body, so that no member is
+    forgotten."""
 
     fingerprint_headers: tuple[str, ...] = DEFAULT_HEADERS
-    """Headers that make two requests different. If-Match and If-None-Match decide what a write does: a PATCH with
-    another ``If-Match`` is another request. Name ``Accept`` where the answer depends on it, or an account's header.
-    () for none."""
+    """The headers that are compared between two requests. If-Match and If-None-Match decide what a write does: a PATCH
+    with another ``If-Match`` is another request. Add ``Accept`` if the answer depends on it, or the header that names
+    an account. () compares none."""
 
     max_request_bytes: int = 1024 * 1024
-    """A larger body is 413: it has to be held in memory to be hashed, and a bypass would be an unprotected write."""
+    """A larger body gets 413: a body must be in memory to be hashed, and without a hash it would not be protected."""
 
     max_response_bytes: int = 1024 * 1024
-    """A larger response completes the key as a tombstone: retries learn that it is done, not the body."""
+    """A larger response completes the key as a tombstone: a retry gets the status, and no body."""
 
     stored_headers: frozenset[str] = STORED_HEADERS
-    """Lower-case names that a replay repeats."""
+    """The response headers that are stored and replayed."""
 
     final_client_errors: bool = True
-    """4xx is stored and replayed: the request has to change, and a changed request takes a new key."""
+    """A 4xx is stored and replayed: the client must change the request, and a changed request needs a new key."""
 
     begin_timeout: timedelta = timedelta(seconds=5)
-    """How long a request waits for the store before it is refused with 503: clients' own limits start at 10 s."""
+    """How long a request waits for the store before it is refused with 503. It is short, because some clients give up
+    after 10 s."""
 
     quarantine: timedelta = timedelta(minutes=5)
     """How long after the end of the lease an ``unknown`` may be refuted: what was sent may still be on its way."""
@@ -272,7 +276,7 @@ class Policy:
             )
         if forbidden := self.stored_headers & NEVER_STORED:
             raise ConfigurationError(
-                f"Policy(stored_headers=…): {', '.join(sorted(forbidden))} would leak to whoever repeats the key"
+                f"Policy(stored_headers=…): {', '.join(sorted(forbidden))} would go to every client that has the key"
             )
         if strange := sorted(name for name in self.stored_headers if not _HEADER_NAME(name)):
             raise ConfigurationError(f"Policy(stored_headers=…): {strange[0]!r} is not the name of a header")

@@ -92,7 +92,7 @@ class _Entry:
 
 
 _SAME_KEY = "Keep the key: send the same request with the same Idempotency-Key after the time in Retry-After"
-_NOT_LOOKED_UP = "This request was not executed. Whether an earlier one with this key was, has not been looked up."
+_NOT_LOOKED_UP = "This request was not executed. Whether an earlier request with this key was executed was not checked."
 _INVALID, _IDEMPOTENCY, _API = "invalid_request_error", "idempotency_error", "api_error"
 _S = Situation
 
@@ -153,13 +153,13 @@ _ENTRIES: dict[Situation, _Entry] = {
     _S.STORE_UNAVAILABLE: _Entry(
         (503, 503, 503), "Idempotency cannot be guaranteed right now",
         "The store of Idempotency-Keys does not answer, so this request was not executed. Whether an "
-        "earlier one with this key was, cannot be told before the store answers.",
+        "earlier request with this key was executed is not known until the store answers.",
         f"{_SAME_KEY}.",
         (_API, "idempotency_store_unavailable"), "IDEMPOTENCY_STORE_UNAVAILABLE", 1),
     _S.UNREADABLE: _Entry(
         (503, 503, 503), "This Idempotency-Key cannot be compared right now",
-        "An earlier request with this key was taken by a newer version of this API than the one that answers now, so "
-        "whether this request is the same cannot be told. It was not executed.",
+        "A newer version of this API accepted an earlier request with this key. The version that answers now cannot "
+        "compare the two requests, so this request was not executed.",
         f"{_SAME_KEY}.",
         (_API, "idempotency_not_comparable"), "IDEMPOTENCY_NOT_COMPARABLE", 5),
     _S.NOT_STORED: _Entry(
@@ -170,7 +170,7 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_API, "idempotency_result_not_stored"), "IDEMPOTENCY_RESULT_NOT_STORED", 1),
     _S.NOT_AUTHENTICATED: _Entry(
         (401, 401, 401), "Authentication is required",
-        "An Idempotency-Key belongs to whoever is authenticated, and this request is not. Nothing was "
+        "An Idempotency-Key belongs to an authenticated caller, and this request is not authenticated. Nothing was "
         "looked up or executed.",
         "Authenticate, and send the request again with the same key.",
         (_INVALID, "authentication_required"), "AUTHENTICATION_REQUIRED"),
@@ -186,7 +186,7 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_API, "not_executed"), "NOT_EXECUTED", 1),
     _S.NOT_FINISHED: _Entry(
         (503, 503, 503), "The request is not finished",
-        "This attempt ended without a result. What it, or an earlier one, has done already stands.",
+        "This attempt ended without a result. What it or an earlier attempt has already done stays done.",
         f"{_SAME_KEY}, and never with a new one, which could do the operation twice.",
         (_API, "not_finished"), "NOT_FINISHED", 1),
     _S.FAILED: _Entry(
@@ -208,20 +208,20 @@ _ENTRIES: dict[Situation, _Entry] = {
         (_INVALID, "request_refused_late"), "REQUEST_REFUSED_LATE"),
     _S.STATUS_EXPIRED: _Entry(
         (410, 410, 410), "The Idempotency-Key has expired",
-        "A request with this key came to its end, and the time for which that is remembered is over.",
+        "A request with this key has ended, and its result is no longer kept.",
         "Look for its result where this API lists it: a request with this key would be "
         "executed as a new one.",
         (_INVALID, "idempotency_key_expired"), "IDEMPOTENCY_KEY_EXPIRED"),
     _S.STATUS_NOT_FOUND: _Entry(
         (404, 404, 404), "No such Idempotency-Key",
         "No request of yours with this key is known here.",
-        "Check the key, and as whom you are authenticated. What was never received can be sent "
+        "Check the key, and the account that you are authenticated as. If the request was never received, send it "
         "with this key.",
         (_INVALID, "resource_missing"), "IDEMPOTENCY_KEY_NOT_FOUND"),
     _S.STATUS_RETRYABLE: _Entry(
         (409, 409, 409), "The request was not finished",
-        "The last request with this Idempotency-Key ended without a result, or nobody has said for too long that it "
-        "is being worked on. Asking again will not change that, sending the request will.",
+        "The last request with this Idempotency-Key ended without a result, or stopped in the middle. "
+        "Asking again does not change that. Sending the request again does.",
         f"{_SAME_KEY}.",
         (_IDEMPOTENCY, "idempotency_key_retryable"), "IDEMPOTENCY_RETRYABLE", 1),
     _S.TIMED_OUT: _Entry(

@@ -32,11 +32,11 @@ def written(
     kept = {name.lower(): text for name, text in (headers or {}).items()}
     if refused := NEVER_STORED & kept.keys():
         raise ConfigurationError(
-            f"{what}(headers=…): {', '.join(sorted(refused))} would leak to whoever repeats the key"
+            f"{what}(headers=…): {', '.join(sorted(refused))} would go to every client that has the key"
         )
     if any(_unsendable(part) for item in kept.items() for part in item):
         raise ConfigurationError(
-            f"{what}(headers=…): a name or a value has a line break, a NUL, or what is not Latin-1 in it"
+            f"{what}(headers=…): a name or a value has a line break, a NUL, or a character outside of Latin-1"
         )
     data = body.encode() if isinstance(body, str) else body or b""
     if json is not NOTHING:

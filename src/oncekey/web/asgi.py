@@ -49,8 +49,8 @@ LARGE_BODY_BYTES = 64 * 1024
 _READ = frozenset({b"idempotency-key", b"content-type", b"content-length", b"transfer-encoding"})
 _DROPPED = (
     "The body did not arrive, as can happen to a request that has an Upgrade header: send it without that header (in "
-    "Java, choose HTTP_1_1). This request was not executed. Whether an earlier one with this key was, has not been "
-    "looked up."
+    "Java, choose HTTP_1_1). This request was not executed. Whether an earlier request with this key was executed was "
+    "not checked."
 )
 
 

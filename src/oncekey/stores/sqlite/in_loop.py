@@ -95,7 +95,7 @@ class SqliteInLoop:
         """Runs in the thread. The caller must call ``check_files()`` before it trusts the result."""
         with self._writing.use(check=False) as connection, self._store.at_the_gate(connection, LOCK_SECONDS):
             if job.given_up():
-                raise StoreUnavailable("nobody waits for this any more")
+                raise StoreUnavailable("the caller no longer waits for this batch")
             now = self._store.clock()
             return now, batches.apply(connection, packed, now)
 

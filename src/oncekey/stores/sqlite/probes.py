@@ -45,7 +45,7 @@ def _diagnoses(connection: sqlite3.Connection, now: float) -> Iterator[Diagnosis
         str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
         _SYNCHRONOUS[connection.execute("PRAGMA synchronous").fetchone()[0]],
     )
-    yield Diagnosis("connections", Level.OK, "no limit; one writer at a time, whoever it is, and readers beside it")
+    yield Diagnosis("connections", Level.OK, "no limit; one writer at a time, and any number of readers")
 
 
 def _indexes_used(connection: sqlite3.Connection, name: str, now: float) -> set[str]:
@@ -63,5 +63,5 @@ def durability(journal_mode: str, synchronous: str) -> Diagnosis:
         "durability",
         Level.FAIL,
         f"{shown}: a loss of power can lose answers that clients have seen",
-        "somebody has changed oncekey's connection: it needs journal_mode=WAL and synchronous=FULL",
+        "find the code that changes oncekey's connection: it must keep journal_mode=WAL and synchronous=FULL",
     )

@@ -245,7 +245,7 @@ def _insert(
         elif at in there:
             found[at] = there[at]
         else:
-            raise StoreError("a reservation was neither inserted nor found: nobody may go on")
+            raise StoreError("a reservation was neither inserted nor found: the request must not run")
 
 
 def _swap_all(
