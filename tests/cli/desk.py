@@ -38,10 +38,14 @@ class Desk(Box):
         scope: str = "acme",
         operation: str = "POST /payments",
         effects: Effects = Effects.EXTERNAL,
+        quarantine: float | None = None,
     ) -> Record:
         number = next(self._keys)
         fingerprint = number.to_bytes(32, "big")
-        wanted = Reservation(scope, key, operation, fingerprint, 1, effects, f"owner-{number}", LEASE, RETENTION)
+        owner = f"owner-{number}"
+        wanted = Reservation(
+            scope, key, operation, fingerprint, 1, effects, owner, LEASE, RETENTION, quarantine_seconds=quarantine
+        )
         (found,) = self.store.reserve([wanted])
         assert found.record is not None
         return found.record

@@ -52,8 +52,8 @@ def test_failed_for_good(desk: Desk, operate: Run) -> None:
 
 
 def test_refuted(desk: Desk, operate: Run) -> None:
-    """After the lease and the quarantine: the next retry runs it."""
-    desk.put(KEY, State.UNKNOWN, age=LEASE + 301)
+    """After the quarantine, which counts from the doubt: the next retry runs it."""
+    desk.put(KEY, State.UNKNOWN, age=301)
     assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
     record = desk.there(KEY)
     assert record is not None
@@ -63,7 +63,7 @@ def test_refuted(desk: Desk, operate: Run) -> None:
 
 def test_too_early_to_refute(desk: Desk, operate: Run) -> None:
     """What was sent may be on its way: nothing is changed, and it says for how long that is so."""
-    desk.put(KEY, State.UNKNOWN, age=LEASE + 100)
+    desk.put(KEY, State.UNKNOWN, age=100)
     before = desk.there(KEY)
     code, out, error = operate(*RESOLVE, "--refute", *SURE)
     assert (code, out) == (1, "")
@@ -73,6 +73,32 @@ def test_too_early_to_refute(desk: Desk, operate: Run) -> None:
     assert code == 1
     assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
     assert operate(*RESOLVE, "--refute", "--quarantine", "90s", *SURE)[0] == 0
+    why = "quarantine cut short from 300 s to 90 s: the provider says so"
+    assert desk.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", why)]
+
+
+def test_quarantine_of_the_route_is_in_the_row(desk: Desk, operate: Run) -> None:
+    """Neither shorter nor longer than the route said, without the app's code."""
+    desk.put(KEY, State.UNKNOWN, age=100, quarantine=90.0)
+    assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
+    assert desk.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", "the provider says so")]
+    desk.put("another-key-of-today", State.UNKNOWN, age=1000, quarantine=3600.0)
+    other = ("keys", "resolve", "another-key-of-today", "--scope", "acme", "--refute")
+    code, _, error = operate(*other, *SURE)
+    assert (code, "--quarantine 0s" in error) == (1, True)
+
+
+def test_quarantine_that_is_cut_short_is_asked_about_and_audited(desk: Desk, operate: Run) -> None:
+    """The reason stands behind it, cut where it is too long, and so it does not push the fact out of the line."""
+    desk.put(KEY, State.UNKNOWN, age=1)
+    code, _, error = operate(*RESOLVE, "--refute", "--quarantine", "0s", said="they say so\nn\n")
+    assert (code, "quarantine cut short from 300 s to 0 s\n" in error, desk.audit(KEY)) == (1, True, [])
+    code, _, error = operate(*RESOLVE, "--refute", "--quarantine", "0s", "--yes")
+    assert (code, "--why" in error) == (2, True)
+    assert operate(*RESOLVE, "--refute", "--quarantine", "0s", "--yes", "--why", "because " * 100)[0] == 0
+    ((_, _, _, _, why),) = desk.audit(KEY)
+    assert why.startswith("quarantine cut short from 300 s to 0 s: because because")
+    assert len(why) == changes.WHY_CHARS
 
 
 @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING, State.COMPLETED, State.FAILED_RETRYABLE])
@@ -123,6 +149,7 @@ def test_no_answer_is_no(desk: Desk, operate: Run, command: tuple[str, ...]) -> 
         (["--fail", "--status", "201"], 2, "400 to 599"),
         (["--confirm", "--status", "99"], 1, "200 to 599"),
         (["--refute", "--status", "201"], 2, "takes no response"),
+        (["--confirm", "--status", "201", "--quarantine", "0s"], 2, "goes with --refute"),
         (["--confirm", "--status", "201", "--body", "paid"], 2, "is not JSON"),
         (["--confirm", "--status", "201", "--body", "@no-such-file"], 1, "cannot be read"),
         (["--confirm", "--status", "201", "--header", "Location"], 2, "NAME:VALUE"),
@@ -183,7 +210,7 @@ def test_moved_on_meanwhile(desk: Desk) -> None:
     """What was decided about one attempt is not done to the next, nor twice."""
     seen = desk.put(KEY, State.UNKNOWN, age=1000)
     audit = Audit("ann", "paid")
-    changes.refute(desk.store, seen, 0.0, audit)
+    changes.refute(desk.store, seen, audit)
     with pytest.raises(MoveRefused, match=r"has moved on meanwhile, and is failed_retryable"):
         changes.confirm(desk.store, seen, RESPONSE, audit)
     assert len(desk.audit(KEY)) == 1
@@ -201,7 +228,7 @@ def test_held_by_a_transaction(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM idempotency_keys FOR UPDATE")
         with pytest.raises(MoveRefused, match="held by a transaction right now"):
-            changes.refute(desk.store, seen, 1.0, Audit("ann", "paid"))
+            changes.refute(desk.store, seen, Audit("ann", "paid"))
     desk.close()
 
 

@@ -369,10 +369,25 @@ def test_a_move_with_several_targets_names_one() -> None:
         find(State.IN_PROGRESS, Event.COMPLETE, Actor.OWNER, State.FAILED)
 
 
-def test_refute_must_name_its_quarantine() -> None:
+def test_refute_waits_for_the_quarantine_of_the_row_unless_another_is_named() -> None:
     """What was sent may still be on its way: a refutation without a quarantine does not exist."""
-    with pytest.raises(IllegalTransition, match="quarantine"):
-        build(make_record(state=State.UNKNOWN), Event.REFUTE, Actor.RECONCILER)
+    for kept, named, waits in ((None, None, 300.0), (7.0, None, 7.0), (7.0, 0.0, 0.0), (None, 1.5, 1.5)):
+        record = make_record(state=State.UNKNOWN, quarantine_seconds=kept)
+        made = build(record, Event.REFUTE, Actor.RECONCILER, quarantine_seconds=named)
+        assert made.lease_over_by == waits
+
+
+def test_doubt_ends_the_lease_unless_its_owner_names_one() -> None:
+    """So that the quarantine counts from the doubt; a key that is unknown already keeps the time of its doubt."""
+    for move in TABLE:
+        if move.target is not State.UNKNOWN or move.source is None:
+            continue
+        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
+        record = make_record(state=move.source, recovery_point=steps)
+        for actor in move.by:
+            made = build(record, move.event, actor, to_state=State.UNKNOWN)
+            assert made.lease_seconds == (None if move.source is State.UNKNOWN else 0.0)
+    assert build(make_record(), Event.DOUBT, Actor.OWNER, lease_seconds=60.0).lease_seconds == 60.0
 
 
 def test_a_new_attempt_brings_its_own_effects() -> None:

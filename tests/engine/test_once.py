@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,13 @@ def test_the_row_says_of_what_the_fingerprint_was_made(once: OnceKey) -> None:
     policy = Policy(fingerprint_fields=("b", "a.c"), fingerprint_headers=("Stripe-Account", "accept"))
     assert ask(once, policy=policy).fingerprint_recipe == '{"fields":["a.c","b"],"headers":["accept","stripe-account"]}'
     assert ask(once, policy=Policy(fingerprint_headers=())).fingerprint_recipe == '{"headers":[]}'
+
+
+def test_row_says_the_quarantine_of_the_route_where_it_is_not_the_default(once: OnceKey) -> None:
+    """Upkeep and the command line take it from there, without the app's code."""
+    assert ask(once).quarantine_seconds is None
+    assert ask(once, policy=Policy(quarantine=timedelta(minutes=5))).quarantine_seconds is None
+    assert ask(once, policy=Policy(quarantine=timedelta(milliseconds=1500))).quarantine_seconds == 1.5
 
 
 def test_headers_of_the_policy_make_another_request(once: OnceKey) -> None:

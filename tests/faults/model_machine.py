@@ -97,7 +97,9 @@ class Machine:
         policy = Policy(effects=kind.effects.value, lease=timedelta(seconds=LEASE))
 
         def flow() -> Flow:
-            wanted = Reservation(*AT, "POST /payments", fingerprint, 1, kind.effects, owner, LEASE, RETENTION)
+            wanted = Reservation(
+                *AT, "POST /payments", fingerprint, 1, kind.effects, owner, LEASE, RETENTION, None, QUARANTINE
+            )
             decision = yield from self.engine.begin(wanted, policy)
             if not isinstance(decision, Execute):
                 answer = answer_to(decision, policy, self.once)
@@ -121,7 +123,7 @@ class Machine:
         record: Record | None = (yield AT) if seen else None
         if record is not None and reconciler._is_due(record):
             verdict: Verdict = yield Ask()
-            yield from settling.settle(self.engine, record, verdict, who="reconciler", quarantine=QUARANTINE)
+            yield from settling.settle(self.engine, record, verdict, who="reconciler")
 
     # -- the store -----------------------------------------------------------------------------------------------------
 

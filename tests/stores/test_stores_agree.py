@@ -195,6 +195,7 @@ class StoresAgree(RuleBasedStateMachine):
             owner=f"owner-{self.numbers}",
             lease_seconds=data.draw(SECONDS),
             retention_seconds=data.draw(SECONDS) * 4,
+            quarantine_seconds=data.draw(st.none() | SECONDS),
         )
 
     def _change(self, data: st.DataObject, mine: Record, right: Record) -> Swap | None:
@@ -208,7 +209,7 @@ class StoresAgree(RuleBasedStateMachine):
             "response": data.draw(st.none() | RESPONSES),
             "last_error": data.draw(WORDS),
             "recovery_point": data.draw(WORDS) if row.event is Event.ADVANCE else None,
-            "quarantine_seconds": data.draw(SECONDS),
+            "quarantine_seconds": data.draw(st.none() | SECONDS),
             "reconcile_in": data.draw(st.none() | SECONDS) if actor is not Actor.REQUEST else None,
             "audit": data.draw(st.none() | AUDITS),
             "step": None if starts or row.target in (None, State.EXPIRED) else data.draw(st.none() | STEPS),

@@ -105,11 +105,13 @@ class Place:
         retention: float = RETENTION,
         operation: str = OPERATION,
         scope: str = SCOPE,
+        quarantine: float | None = None,
     ) -> list[Reservation]:
         return [
             Reservation(
                 *(scope, f"key-{each:08d}", operation, each.to_bytes(32, "big"), 1),
                 *(effects, f"owner-{each}", lease, retention),
+                quarantine_seconds=quarantine,
             )
             for each in (next(self._numbers) for _ in range(number))
         ]

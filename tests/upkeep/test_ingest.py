@@ -164,7 +164,7 @@ def test_refuted(place: Place) -> None:
     """Before the quarantine is over it is refused, with the time that is left; then it is done, and once."""
     (record,) = place.unknown()
     once = place.once()
-    place.age(LEASE + QUARANTINE - 20)
+    place.age(QUARANTINE - 20)
     early = once.ingest_blocking(Refuted("charge.canceled"), key=record.key)
     assert (early.outcome, early.over, place.audit(record)) == (Outcome.TOO_EARLY, False, [])
     assert early.retry_in is not None
@@ -176,10 +176,37 @@ def test_refuted(place: Place) -> None:
     assert place.audit(record) == [("webhook", "unknown", "failed_retryable")]
 
 
-def test_the_quarantine_of_the_route(place: Place) -> None:
-    (record,) = place.unknown()
-    place.age(LEASE + 2)
+def test_quarantine_of_the_row_counts_whatever_the_policy_says_now(place: Place) -> None:
+    """The route's own, as it was when the key was reserved; and it counts from the doubt, not from the lease."""
+    (short,), (long,) = place.unknown(quarantine=1.0), place.unknown(quarantine=900.0)
+    place.age(2)
     once = place.once(quarantine=timedelta(seconds=1))
+    assert once.ingest_blocking(Refuted("no"), key=short.key).outcome is Outcome.SETTLED
+    early = once.ingest_blocking(Refuted("no"), key=long.key)
+    assert early.outcome is Outcome.TOO_EARLY
+    assert early.retry_in == pytest.approx(898, abs=2)
+
+
+def test_quarantine_counts_from_the_lease_that_a_doubt_has_kept(place: Place) -> None:
+    """The owner's handler may still run: nothing is refuted before its lease and the quarantine are over."""
+    (record,) = place.moved(place.reserved(quarantine=10.0), Event.DOUBT, lease_seconds=LEASE)
+    once = place.once()
+    place.age(LEASE + 8)
+    assert once.ingest_blocking(Refuted("no"), key=record.key).outcome is Outcome.TOO_EARLY
+    place.age(3)
+    assert once.ingest_blocking(Refuted("no"), key=record.key).outcome is Outcome.SETTLED
+
+
+def test_quarantine_of_a_deferred_request_counts_from_the_dead_letter(shop: Place) -> None:
+    """And not from the lease of a request that ended long before."""
+    (record,) = shop.pending(quarantine=10.0)
+    shop.job(record)
+    shop.age(LEASE + 100)
+    (job,) = shop.store.claim("worker", ["charge"], 1, 60.0)
+    shop.store.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
+    once = shop.once()
+    assert once.ingest_blocking(Refuted("no"), key=record.key).outcome is Outcome.TOO_EARLY
+    shop.age(11)
     assert once.ingest_blocking(Refuted("no"), key=record.key).outcome is Outcome.SETTLED
 
 

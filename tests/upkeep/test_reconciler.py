@@ -77,7 +77,7 @@ def test_made_and_then_declined(place: Place) -> None:
 
 def test_refuted_after_the_quarantine(place: Place) -> None:
     (record,) = place.unknown()
-    place.age(LEASE + QUARANTINE + 1)
+    place.age(QUARANTINE + 1)
     assert _resolve(place.once(), lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
     found = place.get(record)
     assert (found.state, found.last_error) == (State.FAILED_RETRYABLE, "no such charge")
@@ -87,7 +87,7 @@ def test_refuted_after_the_quarantine(place: Place) -> None:
 def test_refuted_before_the_quarantine_is_over(place: Place) -> None:
     """Refused, and asked again when it is over: also at the last try, which would otherwise end in the dead letters."""
     (record,) = place.unknown()
-    place.age(LEASE + QUARANTINE - 30)
+    place.age(QUARANTINE - 30)
     once = place.once()
     assert _resolve(once, lambda inquiry: Refuted("no such charge"), max_tries=1) == {"due": 1, "postponed": 1}
     found = place.get(record)
@@ -102,7 +102,7 @@ def test_refuted_before_the_quarantine_is_over(place: Place) -> None:
 def test_asked_before_the_quarantine_is_over_and_answered_after_it(place: Place) -> None:
     """Whoever was asked then could not know: what the paused owner does meanwhile is not in the answer. Asked again."""
     (record,) = place.unknown()
-    place.age(LEASE + QUARANTINE - 30)
+    place.age(QUARANTINE - 30)
     happened: list[str] = []
 
     def slow(inquiry: Inquiry) -> Verdict:
@@ -119,10 +119,10 @@ def test_asked_before_the_quarantine_is_over_and_answered_after_it(place: Place)
     assert _resolve(once, slow) == {"due": 1, "confirmed": 1}
 
 
-def test_a_quarantine_of_its_own(place: Place) -> None:
-    (record,) = place.unknown()
-    place.age(LEASE + 11)
-    assert _resolve(place.once(), lambda inquiry: Refuted("no"), quarantine=10.0) == {"due": 1, "refuted": 1}
+def test_quarantine_of_the_row_is_the_reconcilers(place: Place) -> None:
+    (record,) = place.unknown(quarantine=10.0)
+    place.age(11)
+    assert _resolve(place.once(), lambda inquiry: Refuted("no")) == {"due": 1, "refuted": 1}
     assert place.get(record).state is State.FAILED_RETRYABLE
 
 
@@ -516,7 +516,7 @@ def test_a_verdict_about_another_attempt(place: Place, verdict: Verdict) -> None
         place.store.disconnect()  # of this thread
         return verdict
 
-    assert _resolve(once, slow, quarantine=0.0) == {"due": 1}
+    assert _resolve(once, slow) == {"due": 1}
     found = place.get(record)
     assert (found.state, found.owner, found.attempt) == (State.UNKNOWN, again[0].owner, 2)
 

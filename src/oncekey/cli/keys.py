@@ -30,7 +30,6 @@ from oncekey.cli.asking import (
 from oncekey.cli.common import AsJson, StoreUrl, print_json
 from oncekey.cli.describing import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
 from oncekey.cli.showing import key_shown, table
-from oncekey.core.policy import Policy
 from oncekey.core.record import Audit, Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
 from oncekey.core.states import Event, State
@@ -129,7 +128,7 @@ def resolve(
     quarantine: Annotated[
         float | None,
         typer.Option(
-            parser=seconds, metavar="TIME", help="How long after the lease it can be refuted; 5m if not given."
+            parser=seconds, metavar="TIME", help="Instead of the route's quarantine, such as 0s. The audit says so."
         ),
     ] = None,
     yes: Yes = False,
@@ -140,8 +139,8 @@ def resolve(
     """Settle a key whose outcome is unknown, after asking who knows.
 
     With --confirm or --fail the key is final, and retries get the response that you give.
-    With --refute the next retry runs the operation. It is refused until the lease and the quarantine are over:
-    what was sent may be on its way until then.
+    With --refute the next retry runs the operation. It is refused until the quarantine of the route is over, which
+    counts from the doubt, or from the end of a lease: what was sent may be on its way until then.
     """
     if confirm + refute + fail != 1:
         raise typer.BadParameter("say what happened, with one of --confirm, --refute and --fail")
@@ -151,17 +150,21 @@ def resolve(
         raise typer.BadParameter("--refute takes no response: the retry that runs it has its own")
     if fail and response is not None and response.status < 400:
         raise typer.BadParameter(f"--fail --status {response.status}: an error has a status from 400 to 599")
-    wait = Policy().quarantine.total_seconds() if quarantine is None else quarantine
+    if quarantine is not None and not refute:
+        raise typer.BadParameter("--quarantine goes with --refute: nothing else waits for it")
     with in_use(store) as source:
         record = _movable(source, full_scope(scope, endpoint), key, event)
-        audit = sure(_announced(record, event, response), yes=yes, who=who, why=why)
+        announced = _announced(record, event, response)
+        if cut := changes.cut_short(record, quarantine):
+            announced.append(cut.rstrip(": "))
+        audit = sure(announced, yes=yes, who=who, why=why)
         match event, response:
             case Event.CONFIRM, StoredResponse():
                 moved = changes.confirm(source, record, response, audit)
             case Event.GIVE_UP, StoredResponse():
                 moved = changes.give_up(source, record, response, audit)
             case _:
-                moved = changes.refute(source, record, wait, audit)
+                moved = changes.refute(source, record, audit, quarantine)
     _done(record, moved.state, audit, as_json, response)
 
 

@@ -17,6 +17,7 @@ class Evidence:
     """What the wrapped endpoint and the web integration reported. One object per attempt."""
 
     __slots__ = (
+        "broke_off",
         "calls",
         "cause",
         "covered",
@@ -49,8 +50,16 @@ class Evidence:
         self.cause: BaseException | None = None
         """The raised exception, for its traceback in the log. It is dropped when the attempt is judged, because a
         traceback holds the request."""
+        self.broke_off = False
+        """The app ended without the end of its response."""
         self.refused = False
         """The framework's validation refused the request before the endpoint was entered."""
+
+    @property
+    def ended(self) -> bool:
+        """The endpoint is known to call nobody any more: each call of it raised, or returned a response that was sent
+        whole. One that was cancelled may have left a thread behind, and a body that broke off the generator of it."""
+        return not self.running and (self.raised or (self.returned is not None and not self.broke_off))
 
     def entered(self) -> None:
         self.calls += 1

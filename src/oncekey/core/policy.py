@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from oncekey.core.documented import with_fields
 from oncekey.core.recipe import DEFAULT_HEADERS, Recipe
+from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError
 
@@ -192,7 +193,8 @@ class Policy:
     after 10 s."""
 
     quarantine: timedelta = timedelta(minutes=5)
-    """How long after the end of the lease an ``unknown`` may be refuted: what was sent may still be on its way."""
+    """How long after the doubt, or the end of the lease, an ``unknown`` may be refuted: what was sent may still be on
+    its way. Kept in the key's row, so that upkeep and the command line know it."""
 
     keep_request: bool = False
     """Keep the request itself beside the key, for ``once.resume`` (docs/phases.md). Only with ``effects="phased"``. Its
@@ -204,6 +206,7 @@ class Policy:
     lease_seconds: float = field(init=False, repr=False, compare=False)
     retention_seconds: float = field(init=False, repr=False, compare=False)
     begin_seconds: float = field(init=False, repr=False, compare=False)
+    quarantine_seconds: float | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the dataclass is frozen
@@ -217,6 +220,8 @@ class Policy:
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
         derive(self, "retention_seconds", self.ttl.total_seconds())
+        quarantine = self.quarantine.total_seconds()
+        derive(self, "quarantine_seconds", None if quarantine == DEFAULT_QUARANTINE_SECONDS else quarantine)
         # Never longer than the lease: otherwise a request could begin work after its own lease has run out.
         derive(self, "begin_seconds", min(self.begin_timeout, self.lease).total_seconds())
 

@@ -17,6 +17,8 @@ from oncekey.core.steps import Step
 from oncekey.core.values import value
 from oncekey.errors import IllegalTransition
 
+DEFAULT_QUARANTINE_SECONDS = 300.0
+"""What ``quarantine_seconds`` None means in a row. Rows outlive versions: another default must be written out."""
 RESPONSE_SCHEMA_VERSION = 1
 """The layout of ``StoredResponse`` in a row. A row with another version is replayed as a tombstone."""
 
@@ -50,6 +52,8 @@ class Reservation:
     retention_seconds: float
     fingerprint_recipe: str | None = None
     """Which parts the fingerprint was made of (``core/recipe.py``); None: the default of its version."""
+    quarantine_seconds: float | None = None
+    """The route's quarantine; None: ``DEFAULT_QUARANTINE_SECONDS``."""
     # neither stored nor compared
     parts: Parts | None = field(default=None, compare=False, repr=False)
     """The request, to compute its fingerprint again if the row has another recipe."""
@@ -78,6 +82,7 @@ class Reservation:
             now + self.retention_seconds,
             now,
             self.fingerprint_recipe,
+            self.quarantine_seconds,
         )
 
 
@@ -106,6 +111,12 @@ class Record:
     expires_at: float
     now: float
     fingerprint_recipe: str | None = None
+    quarantine_seconds: float | None = None
+
+    @property
+    def quarantine(self) -> float:
+        """For how many seconds after the end of the lease nothing can be said not to have happened."""
+        return DEFAULT_QUARANTINE_SECONDS if self.quarantine_seconds is None else self.quarantine_seconds
 
     @property
     def lease_over(self) -> bool:
@@ -295,6 +306,7 @@ class Swap:
             max(row.expires_at, now + row.retention_seconds) if ends else row.expires_at,
             now,
             row.fingerprint_recipe,
+            row.quarantine_seconds,
         )
 
 
@@ -320,15 +332,18 @@ def swap(
 
     The store checks conditions on time, on its own clock. This function checks conditions that cannot change while
     (state, owner) stays the same (attempt, steps, effects).
+
+    A move to ``unknown`` ends the lease, so that the quarantine counts from the doubt. An owner whose handler may still
+    run gives ``lease_seconds``: it counts from the end of that lease. ``quarantine_seconds`` replaces the row's.
     """
     move = find(record.state, event, by, to_state)
     lease_over_by, past_expiry = None, False
     if move.when:
-        _check(move, record, by, quarantine_seconds)
+        _check(move, record, by)
         if Condition.LEASE_OVER in move.when:
             lease_over_by = 0.0
         elif Condition.QUARANTINE_OVER in move.when:
-            lease_over_by = quarantine_seconds
+            lease_over_by = record.quarantine if quarantine_seconds is None else quarantine_seconds
         past_expiry = Condition.PAST_EXPIRY in move.when
         if Condition.MAY_RERUN in move.when:
             from_effects = record.effects
@@ -343,8 +358,11 @@ def swap(
     elif move.target is State.UNKNOWN:
         if event is Event.POSTPONE:
             tries = record.reconcile_tries + 1  # without ``reconcile_in`` the key becomes a dead letter
-        elif reconcile_in is None:
-            reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
+        else:
+            if reconcile_in is None:
+                reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
+            if lease_seconds is None and record.state is not State.UNKNOWN:
+                lease_seconds = 0.0
     return Swap(
         record.scope,
         record.key,
@@ -372,13 +390,12 @@ def swap(
     )
 
 
-def _check(move: Transition, record: Record, by: Actor, quarantine_seconds: float | None) -> None:
+def _check(move: Transition, record: Record, by: Actor) -> None:
     for condition, holds in (
         (Condition.FIRST_ATTEMPT, record.attempt == 1),
         (Condition.NO_STEPS, not record.has_steps),
         (Condition.HAS_STEPS, record.has_steps),
         (Condition.MAY_HAVE_BEGUN, record.has_steps or record.effects is Effects.REPEATABLE),
-        (Condition.QUARANTINE_OVER, quarantine_seconds is not None),
         (Condition.MAY_RERUN, record.effects in MAY_RERUN),
     ):
         if condition in move.when and not holds:

@@ -220,6 +220,7 @@ class Engine:
                 last_error=reason,
                 audit=audit,
                 from_effects=unless_begun,
+                lease_seconds=operation.doubt_lease if event is Event.DOUBT else None,
             )
             moved: Record | None = yield change
             if moved is None:

@@ -152,7 +152,8 @@ def settle(
                 why, event_instead = "the end of the enlisted transaction was cut off", Event.DOUBT
             elif enlisted.link.may_have_written_later:
                 why, event_instead = "the enlisted transaction was not committed, but a later one may be", Event.DOUBT
-            moved: Record | None = yield swap(seen, event_instead, Actor.OWNER, last_error=why)
+            lease = operation.doubt_lease if event_instead is Event.DOUBT else None
+            moved: Record | None = yield swap(seen, event_instead, Actor.OWNER, last_error=why, lease_seconds=lease)
             if moved is None:  # the row is still locked, so the commit is undecided
                 yield Pause(at, 0.01 * 4**tries)
                 continue

@@ -127,6 +127,7 @@ class OnceKey:
             policy.lease_seconds,
             policy.retention_seconds,
             recipe.text,
+            policy.quarantine_seconds,
             parts,
         )
 
@@ -187,7 +188,7 @@ class OnceKey:
         return self.engine.run_blocking(flow, settling.SETTLE_SECONDS)
 
     def _ingest(self, verdict: Verdict, asked: tuple[str, str] | Find, who: str) -> Flow[Settlement]:
-        return settling.ingest(self.engine, asked, verdict, who=who, quarantine_of=self.quarantine_of)
+        return settling.ingest(self.engine, asked, verdict, who=who)
 
     def _asked(
         self, key: str | None, scope: str | None, operation: str | None, *others: str | None
@@ -196,10 +197,6 @@ class OnceKey:
         if scope is not None and operation is not None and self._policy_of(operation).key_per == "endpoint":
             scope = f"{scope}{ENDPOINT_MARK}{operation}"
         return settling.asked_for(key, scope, *others)
-
-    def quarantine_of(self, operation: str) -> float:
-        """For how many seconds after the end of its lease a key of this operation cannot be refuted."""
-        return self._policy_of(operation).quarantine.total_seconds()
 
     def _policy_of(self, operation: str) -> Policy:
         return self.routes.listed.get(operation) or self.policy

@@ -245,6 +245,13 @@ class Operation:
         return self.engine
 
     @property
+    def doubt_lease(self) -> float:
+        """For how many seconds its doubt keeps the lease, and so puts off the quarantine: a handler that may still run
+        may still call somebody."""
+        cut_off = self.steps is not None and self.steps.cut_off
+        return 0.0 if self.evidence.ended and not cut_off else self.policy.lease_seconds
+
+    @property
     def has_open_effect(self) -> bool:
         """An effect that may not be repeated was called, and did not say how it ended."""
         return self.record.effects is Effects.EXTERNAL and self.policy.effects_kind is not Effects.EXTERNAL

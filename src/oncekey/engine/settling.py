@@ -7,7 +7,6 @@ be brought twice, by several, and in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oncekey.core.record import Audit, Record, Swap, swap
@@ -31,42 +30,40 @@ RECONCILER = "reconciler"
 _LONGEST_WORDS = 500
 
 
-def settle(engine: Engine, record: Record, verdict: Verdict, *, who: str, quarantine: float) -> Flow[Settlement]:
+def settle(engine: Engine, record: Record, verdict: Verdict, *, who: str) -> Flow[Settlement]:
     """Apply a verdict about ``record`` as it was seen: to another attempt at the same key it says nothing."""
     if isinstance(verdict, StillUnknown):
         return Settlement(Outcome.UNDECIDED, record)
     at = (record.scope, record.key)
-    early = record.lease_until + quarantine - record.now
+    early = early_by(record)
     if isinstance(verdict, Refuted) and early > 0:
         # Whoever was asked then could not know yet, however much later the answer arrives here.
         return Settlement(Outcome.TOO_EARLY, record, early)
     for tries in range(SETTLE_TRIES):
-        moved: Record | None = yield _move(record, verdict, who, quarantine)
+        moved: Record | None = yield _move(record, verdict, who)
         if moved is not None:
             engine.emitter.emit(events.ReconcileResolved(*about(moved), state=moved.state))
             return Settlement(Outcome.SETTLED, moved)
         seen: Record | None = yield at
         if seen is None or seen.state is not State.UNKNOWN or seen.owner != record.owner:
             return standing(seen)
-        early = seen.lease_until + quarantine - seen.now
+        early = early_by(seen)
         if isinstance(verdict, Refuted) and early > 0:
             return Settlement(Outcome.TOO_EARLY, seen, early)
         yield Pause(at, 0.01 * 4**tries)
     raise StoreUnavailable("the key's row is held by another transaction")
 
 
-def _move(record: Record, verdict: Confirmed | Refuted, who: str, quarantine: float) -> Swap:
+def early_by(record: Record) -> float:
+    """For how many seconds nothing can be refuted yet: what was sent may still be on its way."""
+    return record.lease_until + record.quarantine - record.now
+
+
+def _move(record: Record, verdict: Confirmed | Refuted, who: str) -> Swap:
     audit = Audit(who, kept_words(verdict.reason))
     if isinstance(verdict, Confirmed):
         return swap(record, Event.CONFIRM, Actor.RECONCILER, response=verdict.response, audit=audit)
-    return swap(
-        record,
-        Event.REFUTE,
-        Actor.RECONCILER,
-        last_error=kept_words(verdict.reason),
-        quarantine_seconds=quarantine,
-        audit=audit,
-    )
+    return swap(record, Event.REFUTE, Actor.RECONCILER, last_error=kept_words(verdict.reason), audit=audit)
 
 
 def kept_words(text: str) -> str:
@@ -84,9 +81,7 @@ def standing(record: Record | None) -> Settlement:
     return Settlement(Outcome.OPEN, record, wait)
 
 
-def ingest(
-    engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, who: str, quarantine_of: Callable[[str], float]
-) -> Flow[Settlement]:
+def ingest(engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, who: str) -> Flow[Settlement]:
     """Find the key that somebody brings a verdict about, and apply it."""
     if isinstance(asked, Find):
         found: list[tuple[str, str]] = yield asked
@@ -101,7 +96,7 @@ def ingest(
     if record is None or record.state is not State.UNKNOWN:
         _contradicted(engine, record, verdict, who)
         return standing(record)
-    return (yield from settle(engine, record, verdict, who=who, quarantine=quarantine_of(record.operation)))
+    return (yield from settle(engine, record, verdict, who=who))
 
 
 def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:

@@ -51,7 +51,7 @@ AGAIN_SECONDS = 0.25
 class Steps:
     """What one attempt knows of the steps of its request."""
 
-    __slots__ = ("known", "loaded", "not_executed", "open_effects", "phase", "under_way", "used", "waiting")
+    __slots__ = ("cut_off", "known", "loaded", "not_executed", "open_effects", "phase", "under_way", "used", "waiting")
 
     def __init__(self) -> None:
         self.loaded = False
@@ -66,6 +66,8 @@ class Steps:
         self.waiting: set[str] = set()
         """Done by earlier attempts, and not yet come by in this one."""
         self.used: set[str] = set()
+        self.cut_off = False
+        """The call of an effect was cancelled: the thread in which it runs cannot be, and may still send."""
         self.not_executed: list[NotExecuted] = []
         """What steps have raised to say that they did not happen: each speaks of itself, and of nothing else."""
 
@@ -194,6 +196,10 @@ def _call(operation: Operation, step: Step, without: Effects, work: Callable[[],
     except NotExecuted:
         if not step.repeatable:  # proven: take the doubt back, so that the next attempt may call it
             yield from _advance(operation, step, _point(operation), without)
+        raise
+    except asyncio.CancelledError:
+        if operation.steps is not None:
+            operation.steps.cut_off = True
         raise
 
 

@@ -47,11 +47,18 @@ def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit) 
     return _move(store, seen, Event.GIVE_UP, audit, response=response)
 
 
-def refute(store: Store, seen: Record, quarantine_seconds: float, audit: Audit) -> Record:
-    """It did not happen and never will: a retry may run it. Only after the lease and the quarantine."""
-    return _move(
-        store, seen, Event.REFUTE, audit, last_error=audit.why[:WHY_CHARS], quarantine_seconds=quarantine_seconds
-    )
+def refute(store: Store, seen: Record, audit: Audit, quarantine_seconds: float | None = None) -> Record:
+    """It did not happen and never will: a retry may run it. Only after the quarantine: the row's, or another one."""
+    why = audit.why[:WHY_CHARS]
+    audit = Audit(audit.who, f"{cut_short(seen, quarantine_seconds)}{why}")
+    return _move(store, seen, Event.REFUTE, audit, last_error=why, quarantine_seconds=quarantine_seconds)
+
+
+def cut_short(seen: Record, quarantine_seconds: float | None) -> str:
+    """What the audit says of a quarantine that an operator made shorter than the row's; "" where it was not."""
+    if quarantine_seconds is None or quarantine_seconds >= seen.quarantine:
+        return ""
+    return f"quarantine cut short from {seen.quarantine:g} s to {quarantine_seconds:g} s: "
 
 
 def forget(store: Store, seen: Record, audit: Audit) -> Record:
@@ -79,7 +86,7 @@ def still_asked(record: Record) -> MoveRefused | None:
 def refused(record: Record, event: Event) -> MoveRefused | None:
     """Why the operator cannot make this move; None: the state table has it."""
     try:
-        swap(record, event, Actor.OPERATOR, quarantine_seconds=0.0)
+        swap(record, event, Actor.OPERATOR)
     except IllegalTransition:
         return MoveRefused(f"key {redact(record.key)} is {record.state}: {_ASKED[event]}; {_NEXT[record.state]}")
     return None
@@ -112,8 +119,9 @@ def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
     early = there.lease_until + (change.lease_over_by or 0.0) - there.now
     if change.lease_over_by is not None and early > 0:
         return MoveRefused(
-            f"nothing was changed: key {name} cannot be refuted for another {early:.0f} s: until its lease and the "
-            "quarantine are over, what was sent may still be on its way; wait, or confirm it if it has happened"
+            f"nothing was changed: key {name} cannot be refuted for another {early:.0f} s: until the quarantine is "
+            "over, what was sent may still be on its way. Wait; or confirm it, if it has happened; or, if you know "
+            "that nothing is on its way, give --quarantine 0s and the reason"
         )
     return MoveRefused(f"nothing was changed: key {name} is held by a transaction right now; try again")
 

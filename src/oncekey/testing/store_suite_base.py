@@ -96,6 +96,7 @@ class SuiteBase:
         effects: Effects = Effects.REPEATABLE,
         owner: str | None = None,
         recipe: str | None = None,
+        quarantine: float | None = None,
     ) -> Reservation:
         """A reservation with a new owner and a new fingerprint."""
         number = next(self._numbers)
@@ -110,6 +111,7 @@ class SuiteBase:
             lease_seconds=lease,
             retention_seconds=retention,
             fingerprint_recipe=recipe,
+            quarantine_seconds=quarantine,
         )
 
     # moves
@@ -128,7 +130,6 @@ class SuiteBase:
             response=RESPONSE if row.target in FINAL else None,
             last_error=None if starts or row.target in FINAL else f"after {row.event}",
             recovery_point="charge_created" if row.event is Event.ADVANCE else None,
-            quarantine_seconds=QUARANTINE,
         )
 
     def _new(self, record: Record, retention: float) -> Reservation:
@@ -151,7 +152,9 @@ class SuiteBase:
         steps: bool = False,
     ) -> Record:
         """Bring a row into this state by moves of the table. With ``steps``, one step of it is done."""
-        wanted = self.reservation(key, scope=scope, retention=retention, recipe='{"headers":["accept"]}')
+        wanted = self.reservation(
+            key, scope=scope, retention=retention, recipe='{"headers":["accept"]}', quarantine=QUARANTINE
+        )
         record = one(store.reserve([wanted])[0].record)
         if steps:
             advance = find(State.IN_PROGRESS, Event.ADVANCE, Actor.OWNER)
@@ -168,7 +171,7 @@ def waiting_time(record: Record, move: Move) -> float:
     if Condition.LEASE_OVER in when:
         seconds = LEASE + 1
     if Condition.QUARANTINE_OVER in when:
-        seconds = LEASE + QUARANTINE + 1
+        seconds = QUARANTINE + 1  # the doubt has ended the lease
     if Condition.PAST_EXPIRY in when:
         seconds = max(seconds, record.expires_at - record.now + 1)
     return seconds

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import Record, swap, undo
+from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS, Record, swap, undo
 from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
 from oncekey.stores.base import Store
 from oncekey.testing.store_suite_base import (
     LEASE,
+    QUARANTINE,
     RESPONSE,
     RETENTION,
     Move,
@@ -71,6 +72,7 @@ class MoveSuite(SuiteBase):
         starts_over = row.event is Event.RESERVE
         assert (moved.fingerprint == before.fingerprint) != starts_over
         assert moved.fingerprint_recipe == (None if starts_over else before.fingerprint_recipe)
+        assert moved.quarantine_seconds == (None if starts_over else before.quarantine_seconds)
         if row.event in STARTS:
             assert moved.owner == change.new_owner
             assert moved.attempt == (1 if starts_over else before.attempt + 1)
@@ -80,6 +82,8 @@ class MoveSuite(SuiteBase):
             assert (moved.owner, moved.attempt, moved.effects) == kept
         if row.event in STARTS or row.event in (Event.RENEW, Event.ADVANCE):
             assert moved.lease_until == pytest.approx(moved.now + LEASE, abs=1)
+        elif row.target is State.UNKNOWN is not row.source:
+            assert moved.lease_until == pytest.approx(moved.now, abs=1), "the quarantine counts from the doubt"
         else:
             assert moved.lease_until == before.lease_until
         if starts_over or row.target in FINAL:
@@ -183,6 +187,34 @@ class MoveSuite(SuiteBase):
         record = one(store.swap([retry])[0])
         assert (record.recovery_point, record.attempt) == ("charge_created", 2)
 
+    @pytest.mark.parametrize("lease", [None, 7.0])
+    def test_quarantine_counts_from_the_doubt_or_the_end_of_the_lease_that_it_kept(
+        self, store: Store, lease: float | None
+    ) -> None:
+        """An owner whose handler is over ends its lease by the doubt; one whose handler may still run names a lease."""
+        record = self.drive(store, State.IN_PROGRESS)
+        doubted = one(store.swap([swap(record, Event.DOUBT, Actor.OWNER, lease_seconds=lease)])[0])
+        assert doubted.lease_until == pytest.approx(doubted.now + (lease or 0.0), abs=1)
+        refute = swap(doubted, Event.REFUTE, Actor.RECONCILER)
+        self.age(store, record.scope, record.key, QUARANTINE + (lease or 0.0) - _NEARLY)
+        assert store.swap([refute]) == [None]
+        postponed = one(store.swap([swap(doubted, Event.POSTPONE, Actor.RECONCILER, reconcile_in=0.0)])[0])
+        assert postponed.now - postponed.lease_until == pytest.approx(QUARANTINE - _NEARLY, abs=1), "asked, not doubted"
+        self.age(store, record.scope, record.key, _NEARLY)
+        assert one(store.swap([refute])[0]).state is State.FAILED_RETRYABLE
+
+    def test_quarantine_of_a_row_that_names_none_is_the_default(self, store: Store) -> None:
+        record = one(store.reserve([self.reservation(quarantine=None)])[0].record)
+        assert (record.quarantine_seconds, record.quarantine) == (None, DEFAULT_QUARANTINE_SECONDS)
+        other = one(store.reserve([self.reservation("key-2", quarantine=0.5)])[0].record)
+        assert (other.quarantine_seconds, stored(store, key="key-2")) == (0.5, replace(other, now=0.0))
+        doubted = one(store.swap([swap(record, Event.DOUBT, Actor.OWNER)])[0])
+        self.age(store, record.scope, record.key, DEFAULT_QUARANTINE_SECONDS - _NEARLY)
+        refute = swap(doubted, Event.REFUTE, Actor.RECONCILER)
+        assert store.swap([refute]) == [None]
+        self.age(store, record.scope, record.key, _NEARLY)
+        assert store.swap([refute]) != [None]
+
     @pytest.mark.parametrize("recipe", [None, '{"headers":["accept"]}'])
     def test_a_key_that_starts_over_has_no_past(self, store: Store, recipe: str | None) -> None:
         """After expiry a new request gets a row as if it were the first: new fingerprint, attempt 1, no response."""
@@ -192,7 +224,7 @@ class MoveSuite(SuiteBase):
         record = one(store.swap([swap(record, Event.FAIL, Actor.OWNER, response=RESPONSE, last_error="no")])[0])
         self.age(store, record.scope, record.key, RETENTION + 1)
         new = replace(
-            self.reservation(lease=7, retention=70, effects=Effects.PHASED, recipe=recipe),
+            self.reservation(lease=7, retention=70, effects=Effects.PHASED, recipe=recipe, quarantine=9.5),
             operation="PUT /",
             fingerprint_version=3,
         )

@@ -15,7 +15,7 @@ from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.stores.base import Duty, Store
 from oncekey.testing.company import in_threads
-from oncekey.testing.store_suite_base import AGES, LEASE, QUARANTINE, RESPONSE, RETENTION, SuiteBase, one, stored
+from oncekey.testing.store_suite_base import AGES, LEASE, RESPONSE, RETENTION, SuiteBase, one, stored
 
 _INTENT = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=True, downstream_key="dk_1")
 _DONE = replace(_INTENT, state=StepState.DONE, result=b'{"id":"ch_1"}', provider_id="ch_1")
@@ -238,7 +238,7 @@ class StepSuite(SuiteBase):
         self.age(store, record.scope, record.key, AGES)
         assert [store.due(duty, 10) for duty in Duty] == [[] for _ in Duty]
         assert store.counts().dead == 1
-        refute = swap(record, Event.REFUTE, Actor.OPERATOR, quarantine_seconds=QUARANTINE, audit=_WHY)
+        refute = swap(record, Event.REFUTE, Actor.OPERATOR, audit=_WHY)
         assert one(store.swap([refute])[0]).state is State.FAILED_RETRYABLE
         assert store.counts().dead == 0
 

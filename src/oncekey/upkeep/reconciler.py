@@ -72,7 +72,6 @@ class Reconciler:
                     one uses a time-out of its own
     ``max_tries``   after so many the key is a dead letter. With the defaults that is after about twelve hours
     ``backoff``     seconds before the second try; doubled for each further one up to ``max_backoff``
-    ``quarantine``  seconds after the end of the lease before which nothing is refuted, instead of the policy's
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Reconciler:
         max_tries: int = 20,
         backoff: float = 10.0,
         max_backoff: float = 3600.0,
-        quarantine: float | None = None,
         batch: int = BATCH,
     ) -> None:
         for name, number in (("concurrency", concurrency), ("timeout", timeout), ("max_tries", max_tries)):
@@ -97,7 +95,6 @@ class Reconciler:
         self._max_tries = max_tries
         self._backoff = backoff
         self._max_backoff = max_backoff
-        self._quarantine = quarantine
         self._batch = batch
         self._watch = ResolverWatch()
         self._threads = Threads()
@@ -221,12 +218,7 @@ class Reconciler:
         if isinstance(verdict, StillUnknown):
             error = verdict.error if isinstance(verdict, _Failed) else None
             return await self._postpone(record, verdict.reason, self._retry_in(record), error)
-        quarantine = self._quarantine
-        if quarantine is None:
-            quarantine = self._once.quarantine_of(record.operation)
-        settled: Settlement = await self._run(
-            settling.settle(self._engine, record, verdict, who=settling.RECONCILER, quarantine=quarantine)
-        )
+        settled: Settlement = await self._run(settling.settle(self._engine, record, verdict, who=settling.RECONCILER))
         if settled.outcome is Outcome.TOO_EARLY:
             reason = f"refuted too early, to be asked again after the quarantine: {verdict.reason}"
             return await self._postpone(record, reason, settled.retry_in)

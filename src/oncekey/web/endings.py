@@ -91,6 +91,7 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
     """The move for an app that raised, or that returned without a whole response; and our answer, where the framework
     further out has none for it."""
     operation.evidence.heard(error)
+    operation.evidence.broke_off = True
     if isinstance(error, Refused) and operation.begun:
         return _refused_late(operation, error, once)
     event = _judged(operation, None).event

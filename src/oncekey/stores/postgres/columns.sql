@@ -5,4 +5,4 @@ k.response_status, k.response_headers, k.response_body, k.response_schema_versio
 k.last_error, date_part('epoch', k.reconcile_at), k.reconcile_tries,
 date_part('epoch', k.created_at), date_part('epoch', k.finished_at),
 k.retention_seconds, date_part('epoch', k.expires_at), date_part('epoch', now()),
-k.fingerprint_recipe
+k.fingerprint_recipe, k.quarantine_seconds

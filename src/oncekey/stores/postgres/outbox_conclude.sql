@@ -44,6 +44,7 @@ settled AS (
         response_schema_version = e.schema_version,
         last_error = CASE WHEN e.settle = 'unknown' THEN e.error END,
         reconcile_at = CASE WHEN e.settle = 'unknown' THEN now() END,
+        lease_until = CASE WHEN e.settle = 'unknown' THEN now() ELSE k.lease_until END,
         finished_at = CASE WHEN e.settle IN ('completed', 'failed') THEN now() END,
         expires_at = CASE
             WHEN e.settle IN ('completed', 'failed')

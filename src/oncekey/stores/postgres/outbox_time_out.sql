@@ -66,6 +66,7 @@ UPDATE idempotency_keys AS k SET
     response_schema_version = CASE WHEN NOT f.tried THEN %(schema_version)s::integer END,
     last_error = CASE WHEN f.tried THEN {doubt} END,
     reconcile_at = CASE WHEN f.tried THEN now() END,
+    lease_until = CASE WHEN f.tried THEN now() ELSE k.lease_until END,
     finished_at = CASE WHEN NOT f.tried THEN now() END,
     expires_at = CASE
         WHEN f.tried THEN k.expires_at

@@ -11,10 +11,10 @@
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(operation)s, %(fingerprint)s, %(fingerprint_version)s, %(effects)s, %(owner)s,
-        %(lease_seconds)s, %(retention_seconds)s, %(fingerprint_recipe)s
+        %(lease_seconds)s, %(retention_seconds)s, %(fingerprint_recipe)s, %(quarantine_seconds)s
     ) AS w (
         scope, key, operation, fingerprint, fingerprint_version, effects, owner, lease_seconds, retention_seconds,
-        fingerprint_recipe
+        fingerprint_recipe, quarantine_seconds
     )
 ),
 
@@ -29,12 +29,12 @@ seen AS (
 fresh AS (
     INSERT INTO idempotency_keys AS k (
         scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner,
-        lease_until, created_at, retention_seconds, expires_at, fingerprint_recipe
+        lease_until, created_at, retention_seconds, expires_at, fingerprint_recipe, quarantine_seconds
     )
     SELECT
         w.scope, w.key, w.operation, w.fingerprint, w.fingerprint_version, w.effects, 'in_progress', 1, w.owner,
         now() + w.lease_seconds * interval '1 second', now(), w.retention_seconds,
-        now() + w.retention_seconds * interval '1 second', w.fingerprint_recipe
+        now() + w.retention_seconds * interval '1 second', w.fingerprint_recipe, w.quarantine_seconds
     FROM seen AS w
     WHERE (w.found).scope IS NULL
     ORDER BY w.scope COLLATE "C", w.key COLLATE "C"

@@ -3,11 +3,11 @@ WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,
         %(operation)s, %(fingerprint)s, %(fingerprint_version)s, %(effects)s, %(new_owner)s,
-        %(lease_seconds)s, %(retention_seconds)s, %(fingerprint_recipe)s, %(event)s, %(who)s, %(why)s
+        %(lease_seconds)s, %(retention_seconds)s, %(fingerprint_recipe)s, %(quarantine_seconds)s, %(event)s, %(who)s, %(why)s
     ) AS w (
         scope, key, from_state, owner, lease_over_by, past_expiry,
         operation, fingerprint, fingerprint_version, effects, new_owner, lease_seconds, retention_seconds,
-        fingerprint_recipe, event, who, why
+        fingerprint_recipe, quarantine_seconds, event, who, why
     )
 ),
 
@@ -19,6 +19,7 @@ moved AS (
         fingerprint = w.fingerprint,
         fingerprint_version = w.fingerprint_version,
         fingerprint_recipe = w.fingerprint_recipe,
+        quarantine_seconds = w.quarantine_seconds,
         effects = w.effects,
         state = 'in_progress',
         attempt = 1,

@@ -32,6 +32,7 @@ def reservation_columns(batch: Sequence[Reservation]) -> Parameters:
         "lease_seconds": Float8([wanted.lease_seconds for wanted in batch]),
         "retention_seconds": Float8([wanted.retention_seconds for wanted in batch]),
         "fingerprint_recipe": Text([wanted.fingerprint_recipe for wanted in batch]),
+        "quarantine_seconds": Float8([wanted.quarantine_seconds for wanted in batch]),
     }
 
 
@@ -144,7 +145,7 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
     (
         scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,
         recovery_point, status, headers, body, schema_version, last_error, reconcile_at, reconcile_tries, created_at,
-        finished_at, retention_seconds, expires_at, now, fingerprint_recipe,
+        finished_at, retention_seconds, expires_at, now, fingerprint_recipe, quarantine_seconds,
     ) = row  # fmt: skip
     if status is not None:
         response = stored_response(status, headers, body, schema_version)
@@ -155,7 +156,7 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
     return Record(
         scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,
         recovery_point, response, last_error, reconcile_at, reconcile_tries, created_at, finished_at, retention_seconds,
-        expires_at, now, fingerprint_recipe,
+        expires_at, now, fingerprint_recipe, quarantine_seconds,
     )  # fmt: skip
 
 
@@ -185,6 +186,7 @@ def _inserted(wanted: Reservation, now: float) -> Record:
         wanted.scope, wanted.key, wanted.operation, wanted.fingerprint, wanted.fingerprint_version, wanted.effects,
         State.IN_PROGRESS, 1, wanted.owner, later(now, wanted.lease_seconds), None, None, None, None, 0, now, None,
         wanted.retention_seconds, later(now, wanted.retention_seconds), now, wanted.fingerprint_recipe,
+        wanted.quarantine_seconds,
     )  # fmt: skip
 
 
@@ -197,7 +199,7 @@ def ended(change: Swap, expires_at: float, now: float) -> Record:
         seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,
         change.to_state, seen.attempt, seen.owner, seen.lease_until, seen.recovery_point, change.response,
         change.last_error, None, seen.reconcile_tries, seen.created_at, now, seen.retention_seconds, expires_at, now,
-        seen.fingerprint_recipe,
+        seen.fingerprint_recipe, seen.quarantine_seconds,
     )  # fmt: skip
 
 

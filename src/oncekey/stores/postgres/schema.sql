@@ -27,6 +27,7 @@ CREATE TABLE idempotency_keys (
     retention_seconds double precision NOT NULL,
     expires_at timestamptz NOT NULL,
     fingerprint_recipe text,
+    quarantine_seconds double precision,
     PRIMARY KEY (scope, key)
 );
 

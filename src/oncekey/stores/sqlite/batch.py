@@ -92,6 +92,7 @@ def _beginning(wanted: Reservation, pieces: _Pieces) -> tuple[Any, ...]:
         wanted.lease_seconds,
         wanted.retention_seconds,
         wanted.fingerprint_recipe,
+        wanted.quarantine_seconds,
     )
 
 

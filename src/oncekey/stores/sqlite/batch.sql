@@ -26,7 +26,8 @@ BEGIN
 
     INSERT INTO idempotency_keys (
         scope, key, owner, operation, fingerprint_version, effects, fingerprint, state, attempt, lease_until,
-        reconcile_tries, created_at, retention_seconds, expires_at, fingerprint_recipe
+        reconcile_tries, created_at, retention_seconds, expires_at, fingerprint_recipe,
+        quarantine_seconds
     )
     SELECT
         json_extract(w.value, '$[0]'),
@@ -43,7 +44,8 @@ BEGIN
         NEW.now,
         json_extract(w.value, '$[9]'),
         NEW.now + json_extract(w.value, '$[9]'),
-        json_extract(w.value, '$[10]')
+        json_extract(w.value, '$[10]'),
+        json_extract(w.value, '$[11]')
     FROM json_each(NEW.begins) AS w
     WHERE true
     ON CONFLICT (scope, key) DO NOTHING;

@@ -3,7 +3,7 @@
 -- ?1, ?2 after this (scope, key) · ?3 scope · ?4 operation · ?5 created by then · ?6 limit
 SELECT scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,
        recovery_point, last_error, reconcile_at, reconcile_tries, created_at, finished_at, retention_seconds,
-       expires_at, fingerprint_recipe
+       expires_at, fingerprint_recipe, quarantine_seconds
 FROM idempotency_keys {index}
 WHERE {state} AND {scope}
   AND (scope, key) > (?1, ?2)

@@ -4,6 +4,7 @@ UPDATE idempotency_keys SET
     state = ?5,
     last_error = CASE WHEN ?5 = 'unknown' THEN ?6 END,
     reconcile_at = CASE WHEN ?5 = 'unknown' THEN ?4 END,
+    lease_until = CASE WHEN ?5 = 'unknown' THEN ?4 ELSE lease_until END,
     finished_at = CASE WHEN ?5 IN ('completed', 'failed') THEN ?4 END,
     expires_at = CASE
         WHEN ?5 IN ('completed', 'failed') THEN max(expires_at, ?4 + retention_seconds) ELSE expires_at

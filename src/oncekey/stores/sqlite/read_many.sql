@@ -2,7 +2,7 @@
 -- CROSS JOIN fixes the order: for each wanted key, one look-up in the primary key.
 SELECT k.scope, k.key, k.operation, k.fingerprint, k.fingerprint_version, k.effects, k.state, k.attempt, k.owner,
        k.lease_until, k.recovery_point, k.last_error, k.reconcile_at, k.reconcile_tries, k.created_at, k.finished_at,
-       k.retention_seconds, k.expires_at, k.fingerprint_recipe,
+       k.retention_seconds, k.expires_at, k.fingerprint_recipe, k.quarantine_seconds,
        k.response_status, k.response_headers, k.response_schema_version, k.response_body
 FROM json_each(?1) AS w
 CROSS JOIN idempotency_keys AS k

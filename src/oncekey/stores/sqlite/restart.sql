@@ -1,10 +1,11 @@
 -- A reservation that starts over after expiry: the same comparison as swap.sql, and then the row is as if just inserted.
--- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?16 the new reservation
+-- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?17 the new reservation
 UPDATE idempotency_keys SET
     operation = ?8,
     fingerprint = ?9,
     fingerprint_version = ?10,
     fingerprint_recipe = ?16,
+    quarantine_seconds = ?17,
     effects = ?11,
     state = 'in_progress',
     attempt = 1,

@@ -57,11 +57,12 @@ def record(row: Row, response: StoredResponse | None, now: float) -> Record:
         row[17],  # expires_at
         now,
         row[18],  # fingerprint_recipe
+        row[19],  # quarantine_seconds
     )
 
 
 def response(row: Row) -> StoredResponse | None:
-    status, headers, version, body = row[19:23]
+    status, headers, version, body = row[20:24]
     if status is None:
         return None
     return stored_response(status, headers, body, version)
@@ -82,6 +83,7 @@ def inserting(wanted: Reservation, now: float) -> Row:
         wanted.retention_seconds,
         now + wanted.retention_seconds,
         wanted.fingerprint_recipe,
+        wanted.quarantine_seconds,
     )
 
 
@@ -186,7 +188,7 @@ def moved(change: Swap, lease_until: float, recovery_point: str | None, now: flo
 
 
 def restarting(wanted: Reservation, now: float) -> Row:
-    """?8 to ?16 of restart.sql."""
+    """?8 to ?17 of restart.sql."""
     return (
         wanted.operation,
         wanted.fingerprint,
@@ -197,4 +199,5 @@ def restarting(wanted: Reservation, now: float) -> Row:
         wanted.retention_seconds,
         now + wanted.retention_seconds,
         wanted.fingerprint_recipe,
+        wanted.quarantine_seconds,
     )

@@ -29,6 +29,7 @@ CREATE TABLE idempotency_keys (
     response_schema_version INTEGER,
     response_body           BLOB,
     fingerprint_recipe      TEXT,
+    quarantine_seconds      REAL,
     PRIMARY KEY (scope, key)
 );
 
