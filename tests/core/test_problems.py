@@ -31,6 +31,7 @@ STATUSES = {
     "key-malformed": (400, 400, 400),
     "mismatch": (422, 400, 422),
     "in-flight": (409, 409, 409),
+    "accepted": (202, 202, 202),
     "outcome-unknown": (409, 409, 409),
     "deferred": (202, 202, 202),
     "limited": (429, 429, 429),
@@ -54,6 +55,7 @@ STATUSES = {
 WITH_RETRY_AFTER = {
     "not-comparable",
     "in-flight",
+    "accepted",
     "outcome-unknown",
     "deferred",
     "limited",
@@ -63,6 +65,8 @@ WITH_RETRY_AFTER = {
     "not-finished",
     "status-retryable",
 }
+PROGRESS = {Situation.ACCEPTED: "in_progress", Situation.DEFERRED: "pending"}
+"""202: no error in any profile."""
 STRIPE_TYPES = {"idempotency_error", "invalid_request_error", "api_error"}
 EVERY = [(profile, situation) for profile in PROFILES for situation in Situation]
 every = pytest.mark.parametrize(("profile", "situation"), EVERY)
@@ -112,11 +116,11 @@ def test_the_headers_describe_the_body(profile: ProfileName, situation: Situatio
     assert len(names) == len(set(names))
     assert headers["content-length"] == str(len(answer.body))
     assert headers["cache-control"] == "no-store"
-    is_problem = profile == "ietf" and situation is not Situation.DEFERRED
+    is_problem = profile == "ietf" and situation not in PROGRESS
     assert headers["content-type"] == ("application/problem+json" if is_problem else "application/json")
 
 
-@pytest.mark.parametrize("situation", [s for s in Situation if s is not Situation.DEFERRED])
+@pytest.mark.parametrize("situation", [s for s in Situation if s not in PROGRESS])
 def test_ietf_is_problem_details(situation: Situation) -> None:
     """RFC 9457: type, title, status and detail; the type is a URN of ours, and the status is the one sent."""
     answer = problem("ietf", situation)
@@ -127,7 +131,7 @@ def test_ietf_is_problem_details(situation: Situation) -> None:
     assert members["title"]
 
 
-@pytest.mark.parametrize("situation", [s for s in Situation if s is not Situation.DEFERRED])
+@pytest.mark.parametrize("situation", [s for s in Situation if s not in PROGRESS])
 def test_stripe_is_an_error_object(situation: Situation) -> None:
     """Type, code and message, with a type that Stripe's libraries know."""
     error = body_of(problem("stripe", situation))["error"]
@@ -143,7 +147,7 @@ def test_stripe_names_the_reuse_as_stripe_does() -> None:
     assert body_of(problem("stripe", Situation.STORE_UNAVAILABLE))["error"]["type"] == "api_error"
 
 
-@pytest.mark.parametrize("situation", [s for s in Situation if s is not Situation.DEFERRED])
+@pytest.mark.parametrize("situation", [s for s in Situation if s not in PROGRESS])
 def test_governance_is_a_fault(situation: Situation) -> None:
     """faultId and traceId as given by the engine, and one error with a code of its own."""
     answer = problem("governance", situation, fault_id="f-1", trace_id='t"1')
@@ -168,6 +172,7 @@ def test_titles_types_and_codes_are_distinct(profile: ProfileName) -> None:
     """A client can tell every situation from every other without reading sentences."""
     texts = [problem(profile, situation).body for situation in Situation]
     assert len(set(texts)) == len(texts)
+    texts = [problem(profile, situation).body for situation in Situation if situation not in PROGRESS]
     if profile == "stripe":
         codes = [body_of(Answer(0, (), text)).get("error", {}).get("code") for text in texts]
         assert len(set(codes)) == len(codes)
@@ -267,17 +272,19 @@ def test_no_answer_holds_a_key(profile: ProfileName, situation: Situation) -> No
     answer = problem(profile, situation, location=f"/status/{KEY}", retry_after=1, docs_url=DOCS)
     assert KEY.encode() not in answer.body
     with_key = [name for name, value in headers_of(answer).items() if KEY in value]
-    assert with_key == (["location"] if situation is Situation.DEFERRED else [])
+    assert with_key == (["location"] if situation in PROGRESS else [])
 
 
 @each_profile
-def test_deferred_is_no_error(profile: ProfileName) -> None:
-    """A 202 says that the work goes on, and where to look."""
-    answer = problem(profile, Situation.DEFERRED, retry_after=3, location="/jobs/7")
-    assert body_of(answer)["state"] == "pending"
+@pytest.mark.parametrize(("situation", "state"), PROGRESS.items())
+def test_202_is_no_error_and_names_the_state(profile: ProfileName, situation: Situation, state: str) -> None:
+    """It says that the work goes on, and where to look."""
+    answer = problem(profile, situation, retry_after=3, location="/jobs/7")
+    assert (answer.status, body_of(answer)["state"]) == (202, state)
+    assert set(body_of(answer)) == {"state", "title", "detail"}
     assert headers_of(answer)["location"] == "/jobs/7"
     assert headers_of(answer)["retry-after"] == "3"
-    assert "location" not in headers_of(problem(profile, Situation.DEFERRED))
+    assert "location" not in headers_of(problem(profile, situation))
 
 
 @each_profile
@@ -294,7 +301,7 @@ def test_the_docs_are_linked(profile: ProfileName, situation: Situation) -> None
     """With a docs_url every answer links to it, and the problem type is its section about the situation."""
     answer = problem(profile, situation, docs_url=DOCS)
     assert headers_of(answer)["link"] == f'<{DOCS}>; rel="describedby"'
-    if profile == "ietf" and situation is not Situation.DEFERRED:
+    if profile == "ietf" and situation not in PROGRESS:
         assert body_of(answer)["type"] == f"{DOCS}#{situation}"
         in_folder = problem(profile, situation, docs_url=f"{DOCS}/")
         assert body_of(in_folder)["type"] == f"{DOCS}/{situation}"
@@ -410,6 +417,7 @@ def test_a_status_without_a_body_gets_none(profile: ProfileName, status: int) ->
 
 _RETRIED = {
     "in-flight",
+    "accepted",
     "limited",
     "store-unavailable",
     "not-comparable",

@@ -158,7 +158,7 @@ def test_the_same_json_in_another_spelling_replays(stack: Stack, same: bytes) ->
     assert stack.runs == 1
 
 
-@pytest.mark.parametrize("in_flight", ["conflict", "wait"])
+@pytest.mark.parametrize("in_flight", ["conflict", "wait"])  # "accepted": test_in_flight_accepted.py
 def test_another_body_is_422_also_while_the_first_is_in_flight(
     name: str, make_stack: MakeStack, in_flight: Any
 ) -> None:

@@ -117,7 +117,7 @@ async def test_a_running_request_is_202(make_api: MakeApi) -> None:
     running = api.start("k-1")
     await gate.entered.wait()
     answer = await ask(api, "k-1")
-    assert (answer.status_code, answer.json()["state"]) == (202, "pending")
+    assert (answer.status_code, answer.json()["state"]) == (202, "in_progress")
     assert (answer.headers["retry-after"], answer.headers["location"]) == ("1", "/idempotency/k-1")
     assert (answer.headers["idempotency-key"], answer.headers["cache-control"]) == ("k-1", "no-store")
     gate.go.set()

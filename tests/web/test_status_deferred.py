@@ -160,7 +160,7 @@ async def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Mo
     """docs/background.md, run as it stands there."""
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "background.md").read_text()
-    handler, task = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    handler, task, accepted = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
     async def connection() -> AsyncIterator[Any]:
         with closing(sqlite3.connect("shop.db")) as db:
@@ -194,4 +194,30 @@ async def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Mo
         ):
             assert (answer.status_code, answer.json()) == (201, {"charge": "ch_5"})
     assert len(Provider.keys) == 1
+    await names["once"].aclose()
+    await _is_accepted(accepted)
+
+
+async def _is_accepted(example: str) -> None:
+    """The page's last example: a duplicate in flight is 202, and its Location answers."""
+    names: dict[str, Any] = {"app": FastAPI()}
+    exec(example, names)
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    @names["app"].post("/reports")
+    async def report() -> str:
+        begun.set()
+        await end.wait()
+        return "done"
+
+    protect(names["app"], names["once"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(names["app"]), base_url="http://page.test") as client:
+        key = {"Idempotency-Key": "k-2"}
+        first = asyncio.create_task(client.post("/reports", headers=key))
+        await begun.wait()
+        busy = await client.post("/reports", headers=key)
+        assert (busy.status_code, busy.json()["state"]) == (202, "in_progress")
+        end.set()
+        assert (await first).json() == "done"
+        assert (await client.get(busy.headers["location"])).json() == "done"
     await names["once"].aclose()

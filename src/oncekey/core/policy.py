@@ -19,7 +19,7 @@ from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError
 
 EffectsName = Literal["external", "transactional", "phased", "repeatable"]
-InFlight = Literal["conflict", "wait"]
+InFlight = Literal["conflict", "wait", "accepted"]
 OnServerError = Literal["auto", "retry", "replay", "unknown"]
 KeySyntax = Literal["any", "strict"]
 KeyPer = Literal["tenant", "endpoint"]
@@ -150,7 +150,9 @@ class Policy:
 
     in_flight: InFlight = "conflict"
     """``conflict`` answers a duplicate at once with 409 + Retry-After and holds nothing; ``wait`` holds the connection
-    until the first is done."""
+    until the first is done; ``accepted`` answers 202 + Retry-After + the Location of the status resource, for clients
+    that poll (docs/background.md). 409 is the default, because a client that takes every 2xx for the result would stop
+    at a 202."""
 
     wait: timedelta = timedelta(seconds=10)
     """How long ``wait`` waits before it answers 409: below the 30 s after which common proxies end a request."""

@@ -42,6 +42,7 @@ class Situation(StrEnum):
     KEY_MALFORMED = "key-malformed"
     MISMATCH = "mismatch"
     IN_FLIGHT = "in-flight"
+    ACCEPTED = "accepted"  # in flight, for routes that answer 202 to that
     UNKNOWN = "outcome-unknown"
     DEFERRED = "deferred"
     LIMITED = "limited"
@@ -122,6 +123,11 @@ _ENTRIES: dict[Situation, _Entry] = {
         "A request with this Idempotency-Key is still being processed. This one was not executed.",
         f"{_SAME_KEY}, and get the result of the first.",
         (_IDEMPOTENCY, "idempotency_key_in_use"), "IDEMPOTENCY_IN_PROGRESS", 1),
+    _S.ACCEPTED: _Entry(
+        (202, 202, 202), "The request is being processed",
+        "A request with this Idempotency-Key is still being processed, and this answer is not its result.",
+        f"{_SAME_KEY}, or ask the address in Location.",
+        (_API, "idempotency_accepted"), "IDEMPOTENCY_ACCEPTED", 1),
     _S.UNKNOWN: _Entry(
         (409, 409, 409), "The outcome of this Idempotency-Key is not known yet",
         "A request with this Idempotency-Key, this one or an earlier one, may or may not have taken effect, so "
@@ -238,12 +244,18 @@ _REFUSALS = frozenset({Situation.REFUSED, Situation.REFUSED_LATE})
 
 _WORTH_A_RETRY = frozenset(
     {
-        *(Situation.IN_FLIGHT, Situation.LIMITED, Situation.STORE_UNAVAILABLE, Situation.UNREADABLE),
+        *(Situation.IN_FLIGHT, Situation.ACCEPTED, Situation.LIMITED, Situation.STORE_UNAVAILABLE),
+        Situation.UNREADABLE,
         *(Situation.NOT_STORED, Situation.NOT_EXECUTED, Situation.NOT_FINISHED, Situation.FAILED),
     }
 )
 """Answers with ``Stripe-Should-Retry: true``, which Stripe's libraries obey. By the status alone they retry every 409
-and 5xx, and no 429. UNKNOWN is not among these: the reconciler or an operator settles it, minutes later."""
+and 5xx, no 429, and take a 202 for the result. UNKNOWN is not among these: the reconciler or an operator settles it,
+minutes later."""
+
+_STATES = {Situation.ACCEPTED: "in_progress", Situation.DEFERRED: "pending"}
+"""Answers with 202, and the state of the key in their body. By it a client tells the two apart, and both from a 202 of
+the app."""
 
 _LINKED = frozenset({Situation.KEY_MISSING, Situation.MISMATCH, Situation.IN_FLIGHT})
 """The draft, section 2.7: these need a link to documentation, in the body or as a Link header."""
@@ -265,7 +277,7 @@ def problem(
 ) -> Answer:
     """The answer for a situation.
 
-    ``retry_after`` is used if a retry makes sense, ``status`` only by refusals, ``location`` by DEFERRED,
+    ``retry_after`` is used if a retry makes sense, ``status`` only by refusals, ``location`` by ACCEPTED and DEFERRED,
     ``reference`` by UNKNOWN, ``challenge`` by NOT_AUTHENTICATED. ``fault_id`` and ``trace_id`` are for the governance
     profile; the caller makes them, since this module is pure. ``docs_url`` is the app's page about idempotency, or, if
     it ends in a slash, the folder with a page for each situation.
@@ -359,8 +371,8 @@ def _build(asked: _Asked) -> Answer:
     reference = {} if asked.reference is None else {"reference": asked.reference}
     content_type = "application/json"
     members: dict[str, object]
-    if situation is Situation.DEFERRED:  # not an error, so no profile uses its error object
-        members = {"state": "pending", "title": entry.title, "detail": message}
+    if (state := _STATES.get(situation)) is not None:  # not an error, so no profile uses its error object
+        members = {"state": state, "title": entry.title, "detail": message}
     elif profile == "ietf":
         content_type = "application/problem+json"
         members = {"type": _type(situation, docs), "title": entry.title, "status": status, "detail": message}
@@ -380,14 +392,14 @@ def _build(asked: _Asked) -> Answer:
     ]
     if entry.retry_seconds is not None or (situation in _REFUSALS and wait is not None):
         headers.append(("retry-after", str(entry.retry_seconds if wait is None else wait)))
-    if profile == "stripe" and situation is not Situation.DEFERRED:  # Stripe's libraries must not retry a 202
+    if profile == "stripe" and situation is not Situation.DEFERRED:  # Stripe's libraries must not retry that 202
         again = situation in _WORTH_A_RETRY or (situation in _REFUSALS and wait is not None)
         headers.append(("stripe-should-retry", "true" if again else "false"))
     if docs or (profile == "ietf" and situation in _LINKED):
         headers.append(("link", f'<{docs or THE_DRAFT}>; rel="describedby"'))
     if situation is Situation.NOT_AUTHENTICATED:
         headers.append(("www-authenticate", asked.challenge))
-    if asked.location and situation is Situation.DEFERRED:
+    if asked.location and situation in _STATES:
         headers.append(("location", _in_header(asked.location)))
     return Answer(status, tuple([(name.encode(), text.encode("latin-1")) for name, text in headers]), body)
 

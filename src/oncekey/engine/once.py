@@ -47,6 +47,8 @@ class OnceKey:
     ``routes``   ``{"POST /payments": Policy(...), "POST /login": None}``; None exempts
     ``profile``  the format of error responses: ``ietf``, ``stripe`` or ``governance``
     ``docs_url`` where your documentation explains the key; linked from every problem
+    ``status_url`` where the status resource is mounted, as clients reach it, such as ``/idempotency``: the Location of
+                 a 202 that ``Policy(in_flight="accepted")`` answers
     ``migrate``  create or upgrade the tables on first use (SQLite always does)
     ``on_event`` called with every event (oncekey.telemetry.events)
     ``grace``    how many seconds running handlers get at a shutdown, before the app closes what they use
@@ -62,6 +64,7 @@ class OnceKey:
         routes: Mapping[str, Policy | None] | None = None,
         profile: ProfileName = "ietf",
         docs_url: str | None = None,
+        status_url: str | None = None,
         migrate: bool = False,
         on_event: Hook | None = None,
         max_queued: int = 10_000,
@@ -90,10 +93,25 @@ class OnceKey:
         self.routes = Routes(self.policy, routes)
         self.profile = profile
         self.docs_url = docs_url
+        self.status_url = status_url
+        for each in (self.policy, *self.routes.listed.values()):
+            self.check_policy(each)
         store = open_store(url) if isinstance(url, str) else url
         self.engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         self._migrate = migrate
         self.resolvers = Resolvers()
+
+    def check_policy(self, policy: Policy | None) -> None:
+        """ConfigurationError for a policy of a route that this OnceKey cannot keep.
+
+        A 202 without an address to ask would leave a client that does not send the request again with nothing.
+        """
+        if policy is not None and policy.in_flight == "accepted" and self.status_url is None:
+            raise ConfigurationError(
+                "Policy(in_flight='accepted') sends clients to the status resource, and oncekey does not know where it "
+                "is: mount it, as in app.mount('/idempotency', status_app(once)), and say "
+                "OnceKey(status_url='/idempotency')"
+            )
 
     @property
     def store(self) -> Store:

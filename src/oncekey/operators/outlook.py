@@ -31,6 +31,7 @@ class _Voice:
 
     profile: ProfileName = "ietf"
     docs_url = None
+    status_url = None
 
 
 def outlook(record: Record | None) -> Outlook:

@@ -114,6 +114,8 @@ def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool =
     """The situations in which a request to such a route gets oncekey's own answer."""
     found = [Situation.KEY_MISSING] if policy.required else []
     found += [Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.IN_FLIGHT, Situation.UNKNOWN]
+    if policy.in_flight == "accepted":
+        found.append(Situation.ACCEPTED)
     found += [Situation.BODY_TOO_LARGE, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED]
     found += [Situation.NOT_EXECUTED, Situation.NOT_FINISHED]
     if authenticates:
@@ -184,7 +186,7 @@ class _Shared:
         said = response.get("description")
         response["description"] = f"{said}; or: {title}" if said else title
         content = response.setdefault("content", {}).setdefault(_media_type(answer), {})
-        content["schema"] = _either(content.get("schema"), self._refer("schemas", *_SCHEMAS[self._profile]))
+        content["schema"] = _either(content.get("schema"), self._refer("schemas", *_schema(self._profile, situation)))
         example = self._refer("examples", f"Idempotency{_camel(situation)}", {"summary": title, "value": body})
         if "example" not in content:  # the two exclude each other
             content.setdefault("examples", {})[str(situation)] = example
@@ -219,6 +221,9 @@ def _header_fragments(answer: Answer) -> Iterator[tuple[str, Fragment]]:
     if b"retry-after" in names:
         said = "How many seconds to wait before the same request is sent again with the same key."
         yield "Retry-After", _header(said, {"type": "integer", "minimum": 1})
+    if answer.status == 202:
+        schema = {"type": "string", "format": "uri-reference"}
+        yield "Location", _header("Where to ask what became of the request.", schema)
     if b"www-authenticate" in names:
         yield "WWW-Authenticate", _header("How to authenticate.")
 
@@ -243,6 +248,19 @@ def _object(properties: Fragment, required: list[str] | None = None, **more: Any
 
 _TEXT = {"type": "string"}
 _REFERENCE = {"type": "string", "description": "For the support of this API: where the outcome is not known."}
+
+_PROGRESS = (
+    "IdempotencyProgress",
+    _object(
+        {"state": {"type": "string", "enum": ["in_progress", "pending"]}, "title": _TEXT, "detail": _TEXT},
+        description="The request with this Idempotency-Key is being worked on. This is not its result.",
+    ),
+)
+
+
+def _schema(profile: ProfileName, situation: Situation) -> tuple[str, Fragment]:
+    return _PROGRESS if situation is Situation.ACCEPTED else _SCHEMAS[profile]
+
 
 _SCHEMAS: dict[ProfileName, tuple[str, Fragment]] = {
     "ietf": (

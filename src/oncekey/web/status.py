@@ -46,7 +46,7 @@ from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import environs
 from oncekey.web.scopes import Receive, Scope, Send, route_path
-from oncekey.web.wire import answer_headers, busy_seconds, refusal, replay, unknown
+from oncekey.web.wire import answer_headers, busy_seconds, refusal, replay, status_location, unknown
 
 __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"]
 
@@ -71,10 +71,7 @@ def status_wsgi(once: OnceKey, *, operation: str | None = None) -> StatusWsgi:
 
 def status_path(prefix: str, operation: Operation) -> str:
     """The path of this request's status, for the ``Location`` of a 202. ``prefix``: where the status app is mounted."""
-    path = f"{prefix.rstrip('/')}/{quote(operation.key, safe='')}"
-    if operation.policy.key_per == "endpoint":
-        path += f"?operation={quote(operation.name, safe='')}"
-    return path
+    return status_location(prefix, operation.key, operation.name if operation.policy.key_per == "endpoint" else None)
 
 
 class _Asked:
@@ -138,7 +135,8 @@ class _Asked:
                 return refusal(self.once, Situation.STATUS_RETRYABLE)
         policy = self.once.routes.listed.get(record.operation) or self.once.policy
         wait = busy_seconds(policy, self.once.engine.overdue_lease(record, policy))
-        return refusal(self.once, Situation.DEFERRED, retry_after=wait, location=self.here)
+        situation = Situation.DEFERRED if record.state is State.PENDING else Situation.ACCEPTED
+        return refusal(self.once, situation, retry_after=wait, location=self.here)
 
     def wire(self, answer: Answer) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Status, headers and body of the answer."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Protocol
+from urllib.parse import quote
 from uuid import uuid4
 
 from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Replay, Unknown, Unreadable
@@ -48,6 +49,8 @@ class Voice(Protocol):
     def profile(self) -> ProfileName: ...
     @property
     def docs_url(self) -> str | None: ...
+    @property
+    def status_url(self) -> str | None: ...
 
 
 def checked(once: OnceKey) -> OnceKey:
@@ -135,9 +138,25 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
         case Deferred(record):
             location = dict(record.response.headers).get("location") if record.response else None
             return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location)
-        case Busy(_, lease_left):
-            return refusal(once, Situation.IN_FLIGHT, retry_after=busy_seconds(policy, lease_left))
+        case Busy(record, lease_left):
+            return _busy(record, busy_seconds(policy, lease_left), policy, once)
     raise AssertionError(f"unreachable: {decision}")  # pragma: no cover - the others run
+
+
+def _busy(record: Record | None, wait: float, policy: Policy, once: Voice) -> Answer:
+    """202 only for a row that says so: what the store could not tell is a conflict, and the client tries again."""
+    running = record is not None and record.state is State.IN_PROGRESS and not record.lease_over
+    if policy.in_flight != "accepted" or record is None or not running or once.status_url is None:
+        return refusal(once, Situation.IN_FLIGHT, retry_after=wait)
+    operation = record.operation if policy.key_per == "endpoint" else None
+    location = status_location(once.status_url, record.key, operation)
+    return refusal(once, Situation.ACCEPTED, retry_after=wait, location=location)
+
+
+def status_location(prefix: str, key: str, operation: str | None) -> str:
+    """Where the status resource that is mounted at ``prefix`` answers for this key."""
+    path = f"{prefix.rstrip('/')}/{quote(key, safe='')}"
+    return path if operation is None else f"{path}?operation={quote(operation, safe='')}"
 
 
 def busy_seconds(policy: Policy, lease_left: float | None) -> float:
