@@ -138,10 +138,11 @@ class Engine:
         return decision
 
     def overdue_lease(self, record: Record, policy: Policy) -> float | None:
-        """The seconds that are left of a lease whose renewal is overdue; None: its owner may well be alive.
+        """The seconds that are left of a lease whose renewal is overdue. None: its owner may be alive.
 
-        A live request of this process is alive whatever its row says: an enlisted transaction holds its row, and is not
-        renewed. One of another process passes for overdue when it holds its row for half of the lease.
+        The keeper knows the live requests of this process, so their leases never count as overdue. In another process,
+        a request that has enlisted a transaction holds its row, and its lease is not renewed: after half of the lease
+        it counts as overdue although it is alive.
         """
         return None if self.keeper.keeps(record) else overdue_lease(record, policy.lease_seconds)
 

@@ -137,7 +137,7 @@ class Enlisting:
 
 
 def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool = False) -> Enlisting:
-    """Enlist ``target``, at once where that is possible without waiting in an event loop."""
+    """Enlist ``target`` at once, or return what must be awaited: an event loop must not block."""
     engine = operation.engine
     if engine is None:
         raise NoOperation("this operation belongs to no request, so there is nothing to enlist in")

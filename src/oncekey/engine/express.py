@@ -26,7 +26,8 @@ Places = Sequence[list[AsyncTicket]]
 """Tickets of one key share a place in a batch (``batches.py``)."""
 
 LOOK_SECONDS = 0.05
-"""How often the express looks for overdue tickets. One timer serves all tickets: timers for each request cost time."""
+"""How often the express looks for overdue tickets. One timer for all costs less than two per request
+(docs/performance.md)."""
 REST_SECONDS = 1.0
 """How long all tickets take the lanes after a failure of the store."""
 

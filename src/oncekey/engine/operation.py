@@ -1,4 +1,4 @@
-"""The Operation: what a handler holds while its key is its own."""
+"""The Operation: what a handler uses while its attempt owns the key."""
 
 from __future__ import annotations
 
@@ -71,36 +71,36 @@ class Operation:
         self.scope = scope
         self.engine = engine
         self.loop = loop
-        """The event loop in which the request is ended; None: the thread that called the app ends it (WSGI)."""
+        """The event loop that ends the request. None: the thread that called the app ends it (WSGI)."""
         self.task: asyncio.Task[None] | None = None
-        """In which the handler runs (ASGI). When that is over and the operation is not, nobody will end it any more."""
+        """The task that runs the handler (ASGI). If it is done before the operation, no code will end the operation."""
         self.enlisted: Enlisted | None = None
-        """The transaction that this request ends with; None: it has not enlisted one, or that is over."""
+        """The transaction that the end of this request commits. None: the handler enlisted none, or it has ended."""
         self.steps: Steps | None = None
         self.request: KeptRequest | None = None
-        """The request that the key stands for; None: the route's policy does not have ``keep_request``."""
+        """The first request of this key. None: the route's policy does not have ``keep_request``."""
         self.enqueued: dict[tuple[str, str], int] = NOTHING
-        """How many jobs of each task, apart by phase, this attempt has added to the outbox."""
+        """How many jobs this attempt has added to the outbox, by phase and task."""
         self.unawaited: dict[Flow[Any], tuple[str, Coroutine[Any, Any, Any]]] | None = None
         """Verbs that were called and have not started yet: each flow with its verb and its coroutine. None: no async
         verb was called."""
         self.deferred = False
         """A job in the outbox will settle the key: the request ends as pending."""
         self.lost = False
-        """The lease went to somebody else: nothing that this attempt still does will be stored."""
+        """Another attempt has the key: the result of this attempt will not be stored."""
         self.evidence = Evidence(covered=covered)
-        """What was seen of the handler."""
+        """What oncekey has seen of the handler."""
         self.begun = False
-        """A verb of this operation was used: from then on the request cannot be discarded."""
+        """The handler used a verb of this operation: from then on the request cannot be discarded."""
         self.commits = False
-        """How it was judged: the enlisted transaction is committed with the key's move."""
+        """The judgment: the enlisted transaction is committed with the key's move."""
         self.judged_effects: Effects | None = None
-        """What the record said of its effects when the attempt was judged. A handler that was answered for may still
-        run and begin an effect after that."""
+        """The record's effects when the attempt was judged. If middleware answered, the handler may still run and begin
+        an effect after that."""
         self._word: HandlerWord | None = None
         self.renew_at = 0.0
         self.runs_until: float | None = None
-        """Of time.monotonic(): when its ``max_run`` is over."""
+        """When its ``max_run`` is over, as a time of time.monotonic()."""
 
     @property
     def key(self) -> str:
@@ -120,26 +120,26 @@ class Operation:
         return self.record.operation
 
     def downstream_key(self, name: str) -> str:
-        """A key for a call to somebody else: the same for every attempt, different for every ``name``.
+        """A key for a call to a provider: the same at every attempt, different for every ``name``.
 
-        Safe to show: the client's key cannot be computed from it. Derived from the fingerprint too, so that a key
-        that is reused for another request after its expiry is another request downstream as well.
+        It is safe to show: the client's key cannot be computed from it. It depends on the fingerprint too: if a client
+        reuses its key for another request after the expiry, the downstream key is another one.
         """
         self.begun = True
         return downstream_key(self.record, name)
 
     def enlist(self, target: Any, *, commit: Commit = "engine") -> Enlisting:
-        """Make the transaction of this session or connection the request's own: its writes, the stored response and the
-        key's completion are one commit, before the response is sent.
+        """Enlist the transaction of this session or connection. Its writes, the stored response and the key's
+        completion are one commit, before the response is sent.
 
-        Await it in async code. Enlist before the first statement; do not commit, roll back or close: a response under
-        500 that is returned commits, whatever is raised rolls back. ``commit="caller"``: oncekey only writes into the
-        transaction, and the app commits it after the handler has returned (a dependency with ``yield``, say).
+        Await it in async code. Enlist before the first statement, and do not commit, roll back or close. A returned
+        response under 500 commits; an exception rolls back. ``commit="caller"``: oncekey only writes into the
+        transaction, and the app commits it after the handler has returned (for example a dependency with ``yield``).
         """
         self.begun = True
         return enlisting.start(self, target, commit)
 
-    # Typed by what ``fn`` returns. Its arguments are not: a ParamSpec leaves no place for ``on`` and ``repeatable``.
+    # The result of ``fn`` is typed. Its arguments are not: a ParamSpec leaves no place for ``on`` and ``repeatable``.
     @overload
     def phase(
         self, name: str, fn: Callable[..., Awaitable[_T]], /, *args: Any, on: Any, **kwargs: Any
@@ -151,10 +151,10 @@ class Operation:
     def phase(
         self, name: str, fn: Callable[..., Any], /, *args: Any, on: Any, **kwargs: Any
     ) -> Coroutine[Any, Any, Any]:
-        """Local work, once: run ``fn(*args, **kwargs)`` in the transaction of ``on``, and commit it with its result.
+        """Run ``fn(*args, **kwargs)`` in the transaction of ``on``, once, and commit its writes with its result.
 
-        ``fn`` may be async or plain, does its writes through ``on``, and returns what JSON can hold. A later attempt
-        gets that result and does not run it again.
+        ``fn`` may be async or plain. It writes through ``on``, and returns a value that JSON can hold. A later attempt
+        gets that result and does not run ``fn`` again.
         """
         work = partial(fn, *args, **kwargs)
         return self._to_await("phase", steps.phase(self, name, work, on, blocking=False))
@@ -191,26 +191,26 @@ class Operation:
         provider_id: Callable[[Any], str] | None = None,
         **kwargs: Any,
     ) -> Coroutine[Any, Any, Any]:
-        """One call outside of the database. ``repeatable``: calling it again under ``downstream_key(name)`` is
-        harmless, because the other side honours that key; otherwise a crash during the call makes the request's key
+        """Make one call outside of the database. ``repeatable=True``: a second call is harmless, because the provider
+        honours ``downstream_key(name)``. ``repeatable=False``: a crash during the call makes the request's key
         unknown.
 
-        A plain function runs in a thread. ``provider_id`` takes the other side's id from the result, so that its
-        webhook finds the key.
+        A plain function runs in a thread. ``provider_id`` takes the provider's id from the result, so that its webhook
+        finds the key.
         """
         work = steps.called(fn, args, kwargs)
         return self._to_await("effect", steps.effect(self, name, work, repeatable, provider_id))
 
     def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> Coroutine[Any, Any, str]:
-        """Add a job to the outbox, in the enlisted transaction or the phase that is open; returns its id."""
+        """Add a job to the outbox, in the enlisted transaction or the open phase, and return its id."""
         return self._to_await("enqueue", staging.enqueue(self, task, payload, run_at, settles=False))
 
     def defer(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> Coroutine[Any, Any, str]:
-        """Leave the rest to a job, which settles this key with the final response; answer 202 now."""
+        """Add a job that settles this key with the final response. Answer 202 now."""
         return self._to_await("defer", staging.enqueue(self, task, payload, run_at, settles=True))
 
     def _to_await(self, verb: str, flow: Flow[_T]) -> Coroutine[Any, Any, _T]:
-        """The verb's coroutine, which is in ``unawaited`` until it starts."""
+        """The coroutine of a verb. It is in ``unawaited`` until it starts."""
         coroutine = self._run(flow)
         coroutine.__qualname__ = f"Operation.{verb}"  # type: ignore[attr-defined]  # read by warnings and tracebacks
         if self.unawaited is None:
@@ -219,9 +219,9 @@ class Operation:
         return coroutine
 
     def close_unawaited(self) -> list[str]:
-        """The verbs that were called and never started. They cannot start any more: their coroutines are closed.
+        """Close the coroutines of verbs that were called and never started. Return the names of these verbs.
 
-        A coroutine that was cancelled or closed before it started does not count: the handler's code did that.
+        A coroutine that the handler cancelled or closed before it started does not count.
         """
         unawaited, self.unawaited = self.unawaited, None
         verbs = []
@@ -253,7 +253,7 @@ class Operation:
 
     @property
     def has_open_effect(self) -> bool:
-        """An effect that may not be repeated was called, and did not say how it ended."""
+        """An effect that may not be repeated was called, and its result is not known."""
         return self.record.effects is Effects.EXTERNAL and self.policy.effects_kind is not Effects.EXTERNAL
 
     @property
@@ -262,24 +262,24 @@ class Operation:
         return Blocking(self)
 
     def refuse(self) -> None:
-        """Say that this request is turned away before anything happened: the key stays unused.
+        """Tell oncekey that the handler refuses this request before anything happened: the key stays unused.
 
-        For handlers that validate by themselves and answer with a 4xx of their own; ``raise Refused(...)`` does both.
+        It is for handlers that validate and answer with a 4xx of their own. ``raise Refused(...)`` does both.
         """
         if self.begun:
             raise ApplicationError("refuse() comes before any other verb: this operation has already begun")
         self._word = "refused"
 
     def not_executed(self) -> None:
-        """Say that nothing happened, before you return a 4xx or 5xx of your own: the same key may run again.
+        """Tell oncekey that nothing happened, before you return a 4xx or 5xx of your own: the same key may run again.
 
-        ``raise NotExecuted(...)`` says the same, with an answer of ours.
+        ``raise NotExecuted(...)`` does the same, and oncekey answers.
         """
         self._word = "not_executed"
 
     @property
     def word(self) -> HandlerWord | None:
-        """What the handler said outright. An exception that a step raised speaks of that step, not of the request."""
+        """What the handler said about its request. A NotExecuted of a step is about that step only."""
         error = self.evidence.error
         if error is None:
             return self._word
@@ -294,7 +294,7 @@ class Operation:
 
 
 class Blocking:
-    """The verbs of an operation that otherwise are awaited, for handlers that are plain functions."""
+    """The verbs of an operation for handlers that are plain functions: they block instead of being awaited."""
 
     __slots__ = ("_operation",)
 
@@ -302,7 +302,7 @@ class Blocking:
         self._operation = operation
 
     def enlist(self, target: Any, *, commit: Commit = "engine") -> None:
-        """As :meth:`Operation.enlist`: done when it returns."""
+        """As :meth:`Operation.enlist`. It is done when it returns."""
         self._operation.begun = True
         enlisting.start(self._operation, target, commit, blocking=True)
 

@@ -1,4 +1,4 @@
-"""The request as the app's scope function sees it, whatever the framework."""
+"""The request as the app's scope function gets it, the same in every framework."""
 
 from __future__ import annotations
 

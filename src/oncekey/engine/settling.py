@@ -1,8 +1,8 @@
-"""How an unknown outcome is settled: a verdict applied to a key by compare-and-set, with its line in the audit.
+"""Settles unknown outcomes: applies a verdict to a key by compare-and-set, and adds a line to the audit.
 
-Written as flows, as begin and finish are: the reconciler, a webhook in an async app and one in a thread run the very
-same lines. Whoever comes second finds the key moved, changes nothing, and is told what stands there; so a verdict may
-be brought twice, by several, and in any order.
+It is written as flows, as begin and finish are: the reconciler, a webhook in an async app and a webhook in a thread run
+the same lines. The first verdict moves the key. A second one changes nothing, and its caller gets the state of the key.
+So a verdict may arrive twice, from several callers, and in any order.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
 
 SETTLE_TRIES = 5
-"""How often it is tried again while somebody else holds the row for a moment."""
+"""How often a verdict is tried again while another transaction holds the row."""
 SETTLE_SECONDS = 10.0
-"""How long each question to the store may take: nobody's request waits for it, so longer than for one."""
+"""How long each call of the store may take. No client waits for it, so it may take longer than in a request."""
 RECONCILER = "reconciler"
-"""Who settled it, in the audit, when a resolver did."""
+"""The actor's name in the audit, if a resolver gave the verdict."""
 _LONGEST_WORDS = 500
 
 
 def settle(engine: Engine, record: Record, verdict: Verdict, *, who: str) -> Flow[Settlement]:
-    """Apply a verdict about ``record`` as it was seen: to another attempt at the same key it says nothing."""
+    """Apply a verdict about ``record`` as it was read. It does not apply to another attempt at the same key."""
     if isinstance(verdict, StillUnknown):
         return Settlement(Outcome.UNDECIDED, record)
     at = (record.scope, record.key)
     early = early_by(record)
     if isinstance(verdict, Refuted) and early > 0:
-        # Whoever was asked then could not know yet, however much later the answer arrives here.
+        # When the provider was asked, it could not know yet. A late arrival of its answer does not change that.
         return Settlement(Outcome.TOO_EARLY, record, early)
     for tries in range(SETTLE_TRIES):
         moved: Record | None = yield _move(record, verdict, who)
@@ -55,7 +55,7 @@ def settle(engine: Engine, record: Record, verdict: Verdict, *, who: str) -> Flo
 
 
 def early_by(record: Record) -> float:
-    """For how many seconds nothing can be refuted yet: what was sent may still be on its way."""
+    """For how many seconds a Refuted is too early: a sent request may still be on its way to the provider."""
     return record.lease_until + record.quarantine - record.now
 
 
@@ -67,12 +67,12 @@ def _move(record: Record, verdict: Confirmed | Refuted, who: str) -> Swap:
 
 
 def kept_words(text: str) -> str:
-    """A reason as every store can keep it: it may quote whatever a provider sent."""
+    """The reason as text that every store can keep: it may quote a provider, with any characters."""
     return text.encode("utf-8", "replace").decode().replace("\0", "")[:_LONGEST_WORDS]
 
 
 def standing(record: Record | None) -> Settlement:
-    """What a key is that has nothing to settle."""
+    """The answer about a key that has nothing to settle."""
     if record is None or record.state is State.EXPIRED:
         return Settlement(Outcome.NOT_FOUND, record)
     if record.state in FINAL:
@@ -82,7 +82,7 @@ def standing(record: Record | None) -> Settlement:
 
 
 def ingest(engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, who: str) -> Flow[Settlement]:
-    """Find the key that somebody brings a verdict about, and apply it."""
+    """Find the key of a verdict, and apply the verdict to it."""
     if isinstance(asked, Find):
         found: list[tuple[str, str]] = yield asked
         if len(found) > 1:
@@ -100,9 +100,9 @@ def ingest(engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, w
 
 
 def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:
-    """Do what the sweeper will do in a moment: a webhook may come only once."""
+    """Do the sweeper's work for this key now, because a webhook may come only once."""
     if record.effects in MAY_RERUN:
-        return record  # a retry resumes it, or does it again without harm
+        return record  # a retry resumes it, or repeats it without harm
     moved: Record | None = yield swap(record, Event.DOUBT, Actor.SWEEPER, last_error="the lease ran out")
     if moved is None:
         seen: Record | None = yield (record.scope, record.key)
@@ -112,7 +112,7 @@ def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:
 
 
 def _contradicted(engine: Engine, record: Record | None, verdict: Verdict, who: str) -> None:
-    """A retry would run it again, and somebody says that it has happened: nobody may overlook that."""
+    """Report a verdict that the work happened, about a key that a retry would run again: an operator must see it."""
     if (
         isinstance(verdict, Confirmed)
         and record is not None
@@ -126,7 +126,7 @@ def _contradicted(engine: Engine, record: Record | None, verdict: Verdict, who: 
 def asked_for(
     key: str | None, scope: str | None, downstream_key: str | None, provider_id: str | None
 ) -> tuple[str, str] | Find:
-    """What a webhook names its key by: exactly one of the three ways."""
+    """How a webhook names its key: in exactly one of the three ways."""
     named = [text for text in (key, downstream_key, provider_id) if text is not None]
     if len(named) != 1 or not all(text and text.isprintable() for text in named):
         raise ConfigurationError(
