@@ -1,4 +1,4 @@
--- Delete the oldest lines of the audit, at most so many. The lines of a key that is not over stay.
+-- Delete the oldest lines of the audit, up to a limit. The lines of a key that is not over stay.
 WITH doomed AS (
     SELECT a.id FROM idempotency_audit AS a
     WHERE

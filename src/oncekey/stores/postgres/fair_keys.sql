@@ -1,4 +1,4 @@
--- The oldest keys of each of these scopes that are due, at most so many of each. The state: see fair_scopes.sql.
+-- The oldest due keys of each of these scopes, up to a limit for each. The state: see fair_scopes.sql.
 SELECT {columns} FROM unnest(%(scope)s) AS w (scope)
 CROSS JOIN LATERAL (
     SELECT * FROM idempotency_keys AS i

@@ -1,6 +1,6 @@
--- The next scopes that have keys to be asked about, and whether the oldest key of each is due: one probe of the index
--- for a scope, however many keys it has. The state comes from a subquery, so that the planner does not know which it is:
--- the index that holds unknown keys by their time alone would be read as a whole for every scope.
+-- The next scopes that have keys to ask about, and whether the oldest key of each is due: one probe of the index for
+-- each scope, for any number of keys. The state comes from a subquery, so that the planner does not know its value.
+-- Otherwise it would read, for every scope, the whole index that holds unknown keys by time alone.
 WITH RECURSIVE visited AS (
     (
         SELECT k.scope, k.reconcile_at, 1 AS number FROM idempotency_keys AS k

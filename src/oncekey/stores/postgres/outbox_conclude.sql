@@ -1,7 +1,7 @@
--- End attempts: each row that still is running under its owner token, and with it the key that it settles, if that is
--- still pending under the token of the attempt that enqueued the job. What is not returned was not ours any more.
+-- End attempts: each job that still is running under its owner token, and the key that it settles, if the key still is
+-- pending under the token of the attempt that enqueued the job. If a job is not returned, its worker had lost it.
 -- Jobs are locked first, in the order of their ids, and keys after them; outbox_time_out.sql does the same.
--- The owner stays in the row: whoever did not hear our answer sees by it that it was they.
+-- The owner stays in the row: a worker that did not get the answer sees by it that its own write succeeded.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(id)s, %(owner)s, %(ending)s, %(retry_in)s, %(error)s,

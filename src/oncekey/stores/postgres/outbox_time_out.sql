@@ -1,8 +1,8 @@
 -- Pending keys past their expiry fail for good, and the jobs that would have settled them are cancelled, in one commit.
--- One whose job was tried may have happened: it is unknown instead. Whether it was is read from the job as it is when it
--- is cancelled; an operator's retry counts attempts from 0 again, but keeps the history.
--- Never one whose job a worker is running under a live lease. A job is locked before its key, as in outbox_conclude.sql.
--- A job that a worker claims at this very moment is skipped or no longer as it was, and so its key is left alone.
+-- If the job was tried, it may have happened, and the key becomes unknown instead. The job shows that when it is
+-- cancelled: an operator's retry sets attempts to 0, but keeps the history.
+-- A key whose job a worker runs under a live lease is skipped. So is a key whose job a worker claims at this moment.
+-- A job is locked before its key, as in outbox_conclude.sql.
 WITH late AS (
     SELECT k.scope, k.key, k.owner FROM idempotency_keys AS k
     WHERE

@@ -1,13 +1,14 @@
 -- Read each row, or insert it where there is none; one statement, one commit.
 --
--- It reads before it inserts: a row that somebody's open transaction has updated is seen as it was committed, where a
--- bare ON CONFLICT would wait for that transaction and hold up the whole batch. ORDER BY makes two batches insert in the
--- same order, so that inserts cannot deadlock (together with end.sql in one transaction they can: it ends by the short
--- lock_timeout of in_loop.py, and the lanes take over). A row inserted by a rival between our snapshot and our insert shows up in neither
--- branch (or breaks the plain INSERT, which is tried first since it writes a third less): the caller asks again in a new
--- statement. OFFSET 0: one look-up by primary key for each row, whatever the statistics say (see held.sql).
--- Of rows that are new only the time is sent back, since the caller knows the rest: once for all of them where the plain
--- INSERT takes all or none (fresh_now.sql), with each key where it may have taken some (fresh_each.sql).
+-- It reads before it inserts. So it sees a row that another open transaction has updated as it was committed before. An
+-- ON CONFLICT alone would wait for that transaction and delay the whole batch.
+-- ORDER BY lets all batches insert in the same order, so that inserts cannot deadlock. Together with end.sql in one
+-- transaction they can: then the short lock_timeout of in_loop.py ends it, and the lanes take over.
+-- If a rival inserts a row between the snapshot and the insert, the row is in neither branch, or the plain INSERT fails
+-- (it is tried first, because it writes a third less). Then the caller asks again in a new statement.
+-- OFFSET 0 forces one look-up by primary key for each row (see held.sql).
+-- Of new rows the statement returns only the time, since the caller knows the rest: once for all rows if the plain
+-- INSERT takes all or none (fresh_now.sql), with each key if it may have taken some (fresh_each.sql).
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(operation)s, %(fingerprint)s, %(fingerprint_version)s, %(effects)s, %(owner)s,

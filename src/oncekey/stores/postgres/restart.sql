@@ -1,4 +1,4 @@
--- Start over in a row whose retention is over: attempt 1, a new request, nothing left of the old one or its steps.
+-- A key starts over after its expiry: attempt 1, a new request, nothing of the old request or its steps.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(from_state)s, %(owner)s, %(lease_over_by)s, %(past_expiry)s,

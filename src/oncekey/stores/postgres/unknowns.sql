@@ -1,4 +1,4 @@
--- Unknown keys by operation, of those counted; and of how many the last reconciler had no resolver.
+-- Unknown keys by operation, counted up to a limit; and for how many of them the last reconciler had no resolver.
 SELECT k.operation, count(*), count(*) FILTER (WHERE k.last_error = %(no_resolver)s) FROM (
     SELECT operation, last_error FROM idempotency_keys WHERE state = 'unknown' LIMIT %(limit)s
 ) AS k

@@ -1,11 +1,11 @@
--- A batch as one statement: INSERT INTO oncekey_batch, with what ends and what begins as JSON lists of lists, their bytes
--- in one piece, and the time. Temporary, so every connection that wants it makes its own, and the file knows nothing of it.
+-- A batch as one statement: INSERT INTO oncekey_batch, with swaps and reservations as JSON lists of lists, their bytes
+-- in one piece, and the time. The view is temporary: each connection creates its own, and the file does not contain it.
 CREATE TEMP VIEW oncekey_batch AS
 SELECT NULL AS ends, NULL AS begins, NULL AS bytes, NULL AS now;
 
--- What ends comes first: who asks for the same key again then finds its response. What it compares and sets is what
--- swap.sql would for an owner's last move; what begins is insert.sql. Rows that do not match are left as they are, and
--- whoever counts the changes finds out.
+-- Swaps come first, so that a reservation of the same key finds the response. They compare and set what swap.sql does
+-- for an owner's last move; reservations do what insert.sql does. Rows that do not match stay as they are, and the
+-- caller sees that from the number of changes.
 CREATE TEMP TRIGGER oncekey_apply INSTEAD OF INSERT ON oncekey_batch
 BEGIN
     UPDATE idempotency_keys SET

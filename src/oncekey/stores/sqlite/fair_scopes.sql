@@ -1,5 +1,5 @@
--- The next scopes that have keys to be asked about, and the oldest time of each: one probe of the index for a scope,
--- however many keys it has. ?1 the state · ?2 only scopes after this one · ?3 at most so many
+-- The next scopes that have keys to ask about, and the oldest time of each: one probe of the index for each scope, for
+-- any number of keys. ?1 the state · ?2 only scopes after this one · ?3 limit
 WITH RECURSIVE visited (scope, number) AS (
     SELECT (
         SELECT k.scope FROM idempotency_keys AS k

@@ -1,4 +1,4 @@
--- A reservation where there is no row. 0 rows: another process was faster, and its row must be read.
+-- Insert a reservation if there is no row. 0 rows: another process was faster, and the caller must read its row.
 INSERT INTO idempotency_keys (
     scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,
     reconcile_tries, created_at, retention_seconds, expires_at, fingerprint_recipe,

@@ -1,4 +1,4 @@
--- A key is settled with its job, or timed out, in one transaction: only while it is pending under the token of the
+-- Settle or time out a key, in the transaction that ends its job, if the key still is pending under the token of the
 -- attempt that enqueued the job. ?1-?3 key and owner · ?4 now · ?5 state · ?6 error · ?7-?10 the response
 UPDATE idempotency_keys SET
     state = ?5,

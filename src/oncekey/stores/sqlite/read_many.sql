@@ -1,4 +1,4 @@
--- The rows of many keys at once: ?1 is a JSON list of [scope, key]. One statement gives the GIL away once, not per row.
+-- The rows of many keys at once: ?1 is a JSON list of [scope, key]. One statement releases the GIL once, not per row.
 -- CROSS JOIN fixes the order: for each wanted key, one look-up in the primary key.
 SELECT k.scope, k.key, k.operation, k.fingerprint, k.fingerprint_version, k.effects, k.state, k.attempt, k.owner,
        k.lease_until, k.recovery_point, k.last_error, k.reconcile_at, k.reconcile_tries, k.created_at, k.finished_at,

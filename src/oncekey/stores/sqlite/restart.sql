@@ -1,4 +1,4 @@
--- A reservation that starts over after expiry: the same comparison as swap.sql, and then the row is as if just inserted.
+-- A key starts over after its expiry: the same comparison as swap.sql, and then the row is as insert.sql makes it.
 -- ?1-?4 key, state, owner · ?5 the lease ended this long ago · ?6 past expiry · ?7 now · ?8-?17 the new reservation
 UPDATE idempotency_keys SET
     operation = ?8,

@@ -1,5 +1,5 @@
--- Unknown keys by operation, of those counted; and of how many the last reconciler had no resolver.
--- ?1 at most so many keys · ?2 what it then writes · ?3 at most so many operations
+-- Unknown keys by operation, counted up to a limit; and for how many of them the last reconciler had no resolver.
+-- ?1 limit of keys · ?2 the reconciler's last_error for that · ?3 limit of operations
 SELECT operation, count(*), count(CASE WHEN last_error = ?2 THEN 1 END) FROM (
     SELECT operation, last_error FROM idempotency_keys INDEXED BY idempotency_keys_unknowns
     WHERE state = 'unknown' LIMIT ?1
