@@ -274,8 +274,8 @@ class Engine:
                 emit(events.Discarded(*about(record)))
 
     def adopt(self, unfinished: Unfinished) -> None:
-        """Go on storing an outcome that could not be stored in time. Where the app's own transaction is in the way, the
-        log says so."""
+        """Let the keeper store an outcome that could not be stored in time. If another connection holds the SQLite
+        file, the log says so."""
         operation = unfinished.operation
         self.keeper.adopt(unfinished)
         if self.store.capabilities.enlists != "sqlite" or operation.enlisted is not None:

@@ -85,9 +85,9 @@ class Enlisted:
         self.locked = False
         """The transaction has locked the key's row: from then on the handler may write."""
         self.opened_at = 0.0
-        """Of time.monotonic()."""
+        """When the transaction was opened, as a time of time.monotonic()."""
         self.held_too_long = ""
-        """Why oncekey ended the transaction, if it did: it was open for too long."""
+        """The reason, if oncekey ended the transaction because it was open for too long; otherwise empty."""
         self.at = (operation.record.scope, operation.record.key)
         self.thread = threading.get_ident()
         self.loop = operation.loop
@@ -113,7 +113,7 @@ class Enlisted:
         self.link.interrupt()
         if self.loop is not None and not self.link.is_async:
             self.loop.call_soon_threadsafe(self._interrupt_in_loop)
-        self.hold.release()  # its connection writes no more, and others need not wait for the handler's end
+        self.hold.release()  # this connection cannot write any more, so other writers need not wait for it
 
     def _interrupt_in_loop(self) -> None:
         if self.is_open and self.thread == threading.get_ident():

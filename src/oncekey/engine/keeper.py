@@ -167,7 +167,7 @@ class Keeper:
         if enlisted is None or not enlisted.is_open:
             return False
         limit = operation.policy.lease_seconds * RENEW_AT
-        if now < enlisted.opened_at + limit:  # opened long after the last renewal
+        if now < enlisted.opened_at + limit:  # it was opened long after the last renewal
             operation.renew_at = enlisted.opened_at + limit
             return True
         operation.renew_at = now + limit

@@ -102,9 +102,9 @@ class OnceKey:
         self.resolvers = Resolvers()
 
     def check_policy(self, policy: Policy | None) -> None:
-        """ConfigurationError for a policy of a route that this OnceKey cannot keep.
+        """Raise ConfigurationError for a policy that needs a setting which this OnceKey does not have.
 
-        A 202 without an address to ask would leave a client that does not send the request again with nothing.
+        A 202 without a Location gives the client no address at which it can ask for the result.
         """
         if policy is not None and policy.in_flight == "accepted" and self.status_url is None:
             raise ConfigurationError(

@@ -246,8 +246,8 @@ class Operation:
 
     @property
     def doubt_lease(self) -> float:
-        """For how many seconds its doubt keeps the lease, and so puts off the quarantine: a handler that may still run
-        may still call somebody."""
+        """For how many seconds a doubt keeps the lease. The quarantine begins after it, because a handler that may
+        still run may still call a provider."""
         cut_off = self.steps is not None and self.steps.cut_off
         return 0.0 if self.evidence.ended and not cut_off else self.policy.lease_seconds
 

@@ -165,12 +165,12 @@ class ReconcileFailed(KeyEvent):
     tries: int
     error: str
     in_seconds: float | None = None
-    """Until it is asked about again; None: it is not."""
+    """The seconds until the next try. None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileUnasked(KeyEvent):
-    """An unknown outcome could not be asked about: no resolver is registered. The log says so once per operation."""
+    """No resolver is registered for the operation of an unknown key. The log says so once per operation."""
 
     metric = "api.idempotency.reconcile.unasked.count"
     level = INFO

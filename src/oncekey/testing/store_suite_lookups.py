@@ -119,7 +119,7 @@ class LookupSuite(SuiteBase):
         assert store.counts().counts == {state: number for number, state in enumerate(State, start=1)}
 
     def test_the_counts_name_the_operations_of_unknown_keys(self, store: Store) -> None:
-        """The one with the most first; and of how many of each there was no resolver, dead ones included."""
+        """The operation with the most unknown keys is first. Keys without a resolver are counted, also dead letters."""
         assert store.counts().unknowns == ()
         for operation, keys in (("POST /b", "12"), ("POST /c", "345"), ("POST /a", "67")):
             found = store.reserve([replace(self.reservation(key), operation=operation) for key in keys])

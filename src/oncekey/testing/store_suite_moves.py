@@ -191,7 +191,7 @@ class MoveSuite(SuiteBase):
     def test_quarantine_counts_from_the_doubt_or_the_end_of_the_lease_that_it_kept(
         self, store: Store, lease: float | None
     ) -> None:
-        """An owner whose handler is over ends its lease by the doubt; one whose handler may still run names a lease."""
+        """If the handler has ended, the doubt ends the lease. If it may still run, the doubt keeps a lease."""
         record = self.drive(store, State.IN_PROGRESS)
         doubted = one(store.swap([swap(record, Event.DOUBT, Actor.OWNER, lease_seconds=lease)])[0])
         assert doubted.lease_until == pytest.approx(doubted.now + (lease or 0.0), abs=1)

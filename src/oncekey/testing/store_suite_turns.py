@@ -1,4 +1,4 @@
-"""The part of the store suite about what upkeep is given: unknown keys in turns by scope, and the end of the audit."""
+"""The part of the store suite about upkeep: unknown keys in turns by scope, and the purge of the audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHY = Audit("ana@example.com", "the provider's ledger has it")
 
 class TurnSuite(SuiteBase):
     def _unknown(self, store: Store, scope: str, number: int, *, due_in: float = 0.0) -> list[tuple[str, str]]:
-        """So many unknown keys of a scope, one second apart; the oldest first."""
+        """Make ``number`` unknown keys of a scope, one second apart. Return them with the oldest first."""
         wanted = [self.reservation(f"key-{at:04}", scope=scope) for at in range(number)]
         found = [one(each.record) for each in store.reserve(wanted)]
         doubts = [swap(row, Event.DOUBT, Actor.OWNER, reconcile_in=due_in - at) for at, row in enumerate(found)]
@@ -24,7 +24,7 @@ class TurnSuite(SuiteBase):
         return [(row.scope, row.key) for row in store.due(Duty.UNKNOWNS, limit)]
 
     def test_unknown_keys_of_one_scope_do_not_keep_anothers_waiting(self, store: Store) -> None:
-        """Another's only key, the newest of all, is the second that is handed out. The first is the oldest."""
+        """The oldest key is returned first. The only key of another scope, the newest of all, is returned second."""
         flood = self._unknown(store, "tenant-1", 250)
         assert self._handed_out(store, 100) == flood[:100]
         self._unknown(store, "tenant-2", 1)
@@ -33,14 +33,14 @@ class TurnSuite(SuiteBase):
         assert self._handed_out(store, 251) == [flood[0], ("tenant-2", "key-0000"), *flood[1:]]
 
     def test_scopes_share_what_is_handed_out(self, store: Store) -> None:
-        """Half of it goes to all scopes alike, and the other half to the keys that have waited longest."""
+        """All scopes get an equal part of one half. The other half goes to the keys that have waited longest."""
         flood = self._unknown(store, "tenant-1", 60)
         few = self._unknown(store, "tenant-2", 9)
         turns = [at for pair in zip(flood[:5], few[:5], strict=True) for at in pair]
         assert self._handed_out(store, 20) == turns + flood[5:15]
 
     def test_every_scope_has_its_turn_however_many_there_are(self, store: Store) -> None:
-        """More scopes than one call hands out: the next calls go on where it ended, though nothing was settled."""
+        """There are more scopes than one call returns. The next call goes on where the last one ended."""
         flood = self._unknown(store, "a-flood", 40)
         scopes = [f"tenant-{number:02}" for number in range(30)]
         for scope in scopes:
@@ -51,7 +51,7 @@ class TurnSuite(SuiteBase):
         assert all(flood[0] in batch for batch in batches), "the oldest is never left out"
 
     def test_scopes_with_nothing_due_are_passed_over(self, store: Store) -> None:
-        """They are more than one call looks at: the next goes on behind them, and then from the beginning."""
+        """There are more such scopes than one call reads. The next call goes on after them, then from the beginning."""
         flood = self._unknown(store, "a-flood", 40)
         for number in range(VISITED + 10):
             self._unknown(store, f"later-{number:03}", 1, due_in=1000.0)
@@ -60,10 +60,10 @@ class TurnSuite(SuiteBase):
         assert first == third == flood[:20]
         assert second == [flood[0], ("tenant-2", "key-0000"), *flood[1:19]]
 
-    # the end of the audit
+    # the purge of the audit
 
     def test_old_lines_of_the_audit_are_purged_and_younger_ones_stay(self, store: Store) -> None:
-        """The oldest first, at most so many; whether or not the key is still there."""
+        """The oldest lines are deleted first, up to the limit, whether or not their key exists."""
         for key in ("gone", "done"):
             row = self.drive(store, State.UNKNOWN, key)
             row = one(store.swap([swap(row, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=_WHY)])[0])
@@ -77,7 +77,7 @@ class TurnSuite(SuiteBase):
         assert store.audit("tenant-1", "gone", 10) == store.audit("tenant-1", "done", 10) == []
 
     def test_the_audit_of_a_key_that_is_not_over_is_not_purged(self, store: Store) -> None:
-        """However old its lines: they say how the key came to where it stands. Those of another scope's key go."""
+        """Its lines are kept, however old they are. Lines of the same key in another scope are deleted."""
         unknown = self.drive(store, State.UNKNOWN, "unknown")
         assert store.swap([swap(unknown, Event.POSTPONE, Actor.OPERATOR, reconcile_in=0, audit=_WHY)]) != [None]
         for key in ("running", "resumable"):
