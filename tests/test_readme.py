@@ -63,6 +63,25 @@ async def test_the_transactional_example(tmp_path: Path, monkeypatch: pytest.Mon
     await names["once"].aclose()
 
 
+async def test_route_by_route_example_protects_the_declared_route_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run(next(block for block in blocks("python") if 'only="declared"' in block))
+    transport = httpx.ASGITransport(names["app"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://readme") as client:
+        assert (await client.post("/payments", json={"amountCents": 5})).status_code == 400
+        headers = {"Idempotency-Key": "readme-0004"}
+        first, second = [await client.post("/payments", headers=headers, json={"amountCents": 5}) for _ in range(2)]
+        assert (first.status_code, first.json()) == (201, {"charged": 5})
+        assert second.headers["idempotency-replayed"] == "true"
+        assert (await client.post("/search", json={})).json() == {"found": []}
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    assert "Idempotency-Key" in str(paths["/payments"]["post"])
+    assert "Idempotency-Key" not in str(paths["/search"]["post"])
+    await names["once"].aclose()
+
+
 def test_the_flask_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flask, with an exempt route and one of its own policy."""
     monkeypatch.chdir(tmp_path)

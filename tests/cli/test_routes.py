@@ -238,11 +238,11 @@ def test_listing(run: Run) -> None:
     code, out, error = run("shop_to_audit:app", "--strict")
     assert (code, error) == (0, "")
     assert out.splitlines() == [
-        "POST  /payments  protected  external, kept 24 hours, key required",
+        "POST  /payments  protected  external, kept 24 hours, key required; the app's policy",
         'POST  /login     exempt     routes={"POST /login": None}',
         (
             "POST  /tips      protected  external, kept 24 hours, key optional: without one, it runs every time, "
-            "duplicates in flight: wait"
+            'duplicates in flight: wait; routes={"POST /tips": …}'
         ),
         "",
         "3 that change something: 2 protected, 1 exempt, 0 unprotected",
@@ -254,7 +254,7 @@ def test_strict(run: Run) -> None:
     """An unprotected route fails --strict, and only that."""
     code, out, error = run("shop_to_audit:make", "--factory")
     assert (code, error) == (0, "")
-    assert "PUT   /payments/{id}  UNPROTECTED  the policy protects PATCH, POST, and this route is not listed\n" in out
+    assert "PUT   /payments/{id}  UNPROTECTED  the policy protects PATCH, POST, and this route is not declared\n" in out
     code, again, error = run("shop_to_audit:make", "--factory", "--strict")
     assert (code, again) == (1, out)
     assert error.startswith("oncekey: 1 route is unprotected: ")
@@ -271,6 +271,7 @@ def test_as_json(run: Run) -> None:
         "coverage": "exempt",
         "policy": None,
         "listed": "POST /login",
+        "handler": None,
         "why": None,
     }
     assert said["routes"][0]["policy"]["effects"] == "external"
@@ -293,9 +294,58 @@ def test_what_is_no_app(run: Run, target: str, words: str) -> None:
     assert words in error
 
 
-def test_the_docs_show_it_as_it_is(run: Run, tmp_path: Path) -> None:
-    """The example of docs/coverage.md: its app, and what is printed."""
+@pytest.mark.parametrize("name", ["shop", "tea"])
+def test_the_docs_show_it_as_it_is(run: Run, name: str) -> None:
+    """The examples of docs/coverage.md: their apps, and what is printed."""
     text = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text()
-    source, shown = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)[:2]
-    (tmp_path / "shop_to_audit.py").write_text(source)
-    assert run("shop_to_audit:app") == (0, shown.partition("\n")[2], "")
+    (source,) = re.findall(rf"```python\n(# {name}.py\n.*?)```", text, re.DOTALL)
+    (shown,) = re.findall(rf"```\n\$ oncekey routes {name}:app\n(.*?)```", text, re.DOTALL)
+    Path(f"{name}.py").write_text(source)
+    sys.modules.pop(name, None)
+    assert run(f"{name}:app") == (0, shown, "")
+    code, _, error = run(f"{name}:app", "--strict")
+    assert (code, error.partition(":")[2].partition(":")[0]) == (1, " 1 route is unprotected")
+    sys.modules.pop(name, None)
+
+
+DECLARING = """
+from flask import Flask
+from oncekey import OnceKey, Policy, SINGLE_TENANT
+from oncekey.web.flask import protect
+
+once = OnceKey("memory://", scope=SINGLE_TENANT, routes={"POST /listed": Policy()})
+app = Flask(__name__)
+protect(app, once, only="declared")
+
+@app.post("/pay")
+@once.policy(effects="repeatable")
+def pay(): ...
+
+@app.post("/listed")
+def listed(): ...
+
+@once.policy()
+def elsewhere(): ...
+
+def contradicting():
+    app.post("/listed", endpoint="again")(once.policy()(lambda: None))
+    return app
+"""
+
+
+def test_declarations_at_handlers_in_json(run: Run) -> None:
+    Path("shop_to_audit.py").write_text(DECLARING)
+    code, out, _ = run("shop_to_audit:app", "--json", "--strict")
+    said = json.loads(out)
+    places = {route["path"]: (route["listed"], route["handler"]) for route in said["routes"]}
+    assert places == {"/pay": (None, "shop_to_audit:pay"), "/listed": ("POST /listed", None)}
+    assert (code, said["unused_handlers"]) == (0, ["shop_to_audit:elsewhere"])
+    assert "@once.policy, and no route of the app leads there: shop_to_audit:elsewhere\n" in run("shop_to_audit:app")[1]
+
+
+def test_contradicting_declarations_exit_with_1_and_both_places(run: Run) -> None:
+    Path("shop_to_audit.py").write_text(DECLARING)
+    code, out, error = run("shop_to_audit:contradicting", "--factory")
+    assert (code, out) == (1, "")
+    assert "POST /listed has two declarations: @once.policy at shop_to_audit:contradicting" in error
+    assert 'routes={"POST /listed": …}' in error

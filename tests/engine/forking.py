@@ -13,7 +13,7 @@ from oncekey.engine.operation import Operation
 warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks beside threads; servers do just that
 signal.alarm(25)
 once = OnceKey(sys.argv[1], scope=SINGLE_TENANT, migrate=True)
-engine, policy = once.engine, once.policy
+engine, policy = once.engine, once.default_policy
 
 def pay(key, owner):
     wanted = Reservation("t", key, "POST /", b"f" * 32, 1, Effects.EXTERNAL, owner, 60.0, 3600.0)

@@ -163,7 +163,7 @@ def ask(once: OnceKey, tenant: Any = "acme", policy: Policy | None = None, **cha
         "owner": "owner-1",
         "parts": ("POST", "/payments", b"a=1", "application/json", body, read),
     }
-    used = policy or once.policy
+    used = policy or once.default_policy
     values["lines"] = read(used.recipe.headers)
     return once.reservation(Route("POST /payments", used), **(values | changed))
 
@@ -309,7 +309,7 @@ def test_events_reach_the_hook() -> None:
     """``on_event`` is called with what happened."""
     heard: list[Any] = []
     with OnceKey("memory://", scope=SINGLE_TENANT, on_event=heard.append) as once:
-        once.engine.run_blocking(once.engine.begin(reservation(), once.policy), PATIENCE)
+        once.engine.run_blocking(once.engine.begin(reservation(), once.default_policy), PATIENCE)
     assert [type(event).__name__ for event in heard] == ["Reserved"]
 
 

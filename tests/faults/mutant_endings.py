@@ -95,7 +95,7 @@ ENDINGS: tuple[Mutant, ...] = (
     _(38, "I4", "what middleware refuses leaves the key unused", f"{NEVER}::test_refusal_of_middleware_leaves_the_key_unused",
       (JUDGMENT, "    if seen.refused or (status is not None and status != 408 and status < 500):\n", "    if seen.refused:\n")),
     _(38, "I4", "a validation handler that fails leaves the key unused", f"{NEVER}::test_validation_handler_that_fails_leaves_the_key_unused",
-      ("oncekey.web.starlette", "            operation.evidence.refused_by_validation()\n", "            pass\n")),
+      ("oncekey.web.starlette_errors", "            operation.evidence.refused_by_validation()\n", "            pass\n")),
     _(38, "I1", "validation refuses only before the endpoint is entered", "tests/core/test_evidence.py::test_validation_refuses_only_before_the_endpoint_is_entered",
       (EVIDENCE, "        if not self.calls:\n            self.refused", "        if True:\n            self.refused")),
     _(38, "I1", "a later attempt that is refused gives the key back as it was", f"{NEVER}::test_refusal_of_a_later_attempt_gives_the_key_back",

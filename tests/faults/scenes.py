@@ -68,6 +68,11 @@ class Wrapped:
     def knows_route(self, scope: Any) -> bool:
         return True
 
+    def handler(self, scope: Any) -> None:
+        return None
+
+    def check(self, *_: Any) -> None: ...
+
     async def answer_to_error(self, scope: Any, error: Exception) -> None:
         return None
 

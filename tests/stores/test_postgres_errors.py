@@ -84,5 +84,7 @@ def test_a_row_that_postgres_cannot_hold_does_not_close_the_door_for_others(read
         for number in range(6):
             bad = replace(reservation(f"bad-{number}"), operation="POST /payments\x00")
             with pytest.raises(StoreError):
-                engine.run_blocking(engine.begin(bad, once.policy), PATIENCE)
-        assert isinstance(engine.run_blocking(engine.begin(reservation("good"), once.policy), PATIENCE), Execute)
+                engine.run_blocking(engine.begin(bad, once.default_policy), PATIENCE)
+        assert isinstance(
+            engine.run_blocking(engine.begin(reservation("good"), once.default_policy), PATIENCE), Execute
+        )

@@ -72,7 +72,7 @@ async def test_the_webhook(place: Place) -> None:
     once = place.once()
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware, once=once)
-    once.routes = type(once.routes)(once.policy, {"POST /webhooks/provider": None})
+    once.routes = type(once.routes)(once.default_policy, {"POST /webhooks/provider": None})
     run(
         "reconciliation.md",
         "/webhooks/provider",

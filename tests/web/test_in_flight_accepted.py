@@ -115,7 +115,7 @@ def test_accepted_without_a_status_url_is_refused_at_start(where: Any) -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_openapi_document_has_the_202_of_such_a_route_only(profile: ProfileName) -> None:
     there: Any = {"openapi": "3.1.0", "paths": {path: {"post": {"responses": {}}} for path in ("/a", "/b")}}
-    made = declare(there, Routes(Policy(), {"POST /a": POLICY}), profile=profile)
+    made = declare(there, Routes(Policy(), {"POST /a": POLICY}).match, profile=profile)
     answer = made["paths"]["/a"]["post"]["responses"]["202"]
     assert set(answer["headers"]) == {"Retry-After", "Location"}
     assert answer["content"] == {

@@ -249,8 +249,8 @@ def test_the_prefix_of_a_mount_counts() -> None:
     """A document with paths of its own is matched where it is mounted."""
     routes = Routes(Policy(methods=frozenset({"PATCH"})), {"POST /sub/inner": Policy()})
     there: dict[str, Any] = {"paths": {"/inner": {"post": {"responses": {}}}}}
-    assert "x-idempotency" not in declare(there, routes)["paths"]["/inner"]["post"]
-    assert "x-idempotency" in declare(there, routes, prefix="/sub")["paths"]["/inner"]["post"]
+    assert "x-idempotency" not in declare(there, routes.match)["paths"]["/inner"]["post"]
+    assert "x-idempotency" in declare(there, routes.match, prefix="/sub")["paths"]["/inner"]["post"]
 
 
 def test_the_input_is_left_alone_and_names_in_use_too() -> None:
@@ -261,7 +261,7 @@ def test_the_input_is_left_alone_and_names_in_use_too() -> None:
         "paths": {"/p": {"post": {"responses": {"default": {"description": "x"}, "409": {"$ref": "#/elsewhere"}}}}},
     }
     before = copy.deepcopy(there)
-    made = declare(there, Routes(Policy()))
+    made = declare(there, Routes(Policy()).match)
     assert there == before
     assert made["components"]["schemas"]["IdempotencyProblem"] == mine
     assert made["components"]["schemas"]["IdempotencyProblem_"]["type"] == "object"

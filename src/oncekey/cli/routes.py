@@ -29,9 +29,11 @@ def routes(
 
     For Starlette, FastAPI, Litestar and Flask, with what is mounted and included in them.
     The app is imported, and not run.
-    A route is protected, or exempt because routes={"POST /login": None} says so, or unprotected.
+    A route is protected, or exempt because routes={"POST /login": None} or @once.exempt says so, or unprotected.
+    With only="declared", a route without a declaration is unprotected.
 
-    Exit codes: 0 listed; 1 the app cannot be read, or with --strict: a route is unprotected; 2 a wrong option.
+    Exit codes: 0 listed; 1 the app cannot be read, or its declarations contradict each other, or with --strict: a route
+    is unprotected; 2 a wrong option.
     """
     found = audit(_app(target, factory))
     if as_json:
@@ -42,8 +44,8 @@ def routes(
     if strict and (count := found.count(Coverage.UNPROTECTED)):
         routes = "1 route is" if count == 1 else f"{count} routes are"
         print(
-            f"oncekey: {routes} unprotected: put the middleware in front, list the route with a policy, "
-            'or exempt it: routes={"PUT /path": None}',
+            f"oncekey: {routes} unprotected: put the middleware in front, give the handler @once.policy(…) or list the "
+            'route with a policy, or exempt it: @once.exempt, or routes={"PUT /path": None}',
             file=sys.stderr,
         )
         raise typer.Exit(1)
@@ -66,6 +68,7 @@ def _lines(found: Audit) -> list[str]:
     counts = ", ".join(f"{found.count(coverage)} {coverage}" for coverage in Coverage)
     lines.append(f"{'' if not lines else chr(10)}{len(rows)} that change something: {counts}")
     lines += [f"listed, and no route of the app: {listed}" for listed in found.unused]
+    lines += [f"@once.policy, and no route of the app leads there: {place}" for place in found.unused_handlers]
     return lines
 
 
@@ -76,8 +79,17 @@ def _status(endpoint: Endpoint) -> str:
 
 def _detail(endpoint: Endpoint) -> str:
     if endpoint.policy is not None:
-        return _policy(endpoint.policy)
-    return endpoint.why or f'routes={{"{endpoint.listed}": None}}'
+        return f"{_policy(endpoint.policy)}; {_place(endpoint)}"
+    return endpoint.why or _place(endpoint)
+
+
+def _place(endpoint: Endpoint) -> str:
+    """Where the declaration stands that decided."""
+    if endpoint.handler is not None:
+        return f"@once.policy{'(None)' if endpoint.policy is None else ''} at {endpoint.handler}"
+    if endpoint.listed is None:
+        return "the app's policy"
+    return f'routes={{"{endpoint.listed}": {"None" if endpoint.policy is None else "…"}}}'
 
 
 def _policy(policy: Policy) -> str:
@@ -100,9 +112,11 @@ def _as_json(target: str, found: Audit) -> dict[str, Any]:
                 "coverage": str(endpoint.coverage),
                 "policy": None if endpoint.policy is None else extension(endpoint.policy),
                 "listed": endpoint.listed,
+                "handler": endpoint.handler,
                 "why": endpoint.why or None,
             }
             for endpoint in found.endpoints
         ],
         "unused": list(found.unused),
+        "unused_handlers": list(found.unused_handlers),
     }

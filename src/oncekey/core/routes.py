@@ -41,8 +41,12 @@ class Routes:
     is protected, also if the app's policy does not protect its method.
     """
 
-    def __init__(self, policy: Policy, routes: Mapping[str, Policy | None] | None = None) -> None:
+    def __init__(
+        self, policy: Policy, routes: Mapping[str, Policy | None] | None = None, *, only_listed: bool = False
+    ) -> None:
         self._policy = policy
+        self._only_listed = only_listed
+        self._alone: Routes | None = None
         self.listed: dict[str, Policy | None] = {}
         """The routes that differ from the app's policy, by operation."""
         self._exact: dict[tuple[str, str], _Listed] = {}
@@ -67,6 +71,12 @@ class Routes:
             else:
                 self._exact[method, path] = listed
 
+    def only_listed(self) -> Routes:
+        """The same, for an app where a route that is not listed is not protected."""
+        if self._alone is None:
+            self._alone = Routes(self._policy, self.listed, only_listed=True)
+        return self._alone
+
     def match(self, method: str, path: str) -> Route | None:
         """The route of a request, or None if oncekey does not touch it."""
         at = (method, path)
@@ -80,7 +90,7 @@ class Routes:
     def _match(self, method: str, path: str) -> Route | None:
         if (found := self._find(method, path)) is not None:
             return found[1]
-        if method in self._policy.methods:
+        if method in self._policy.methods and not self._only_listed:
             return Route(f"{method} {_named(path)}", self._policy)
         return None
 
@@ -136,6 +146,11 @@ def _named(path: str) -> str:
         return path
     digest = sha256(path.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{quote(path[:MAX_NAME_LENGTH], errors='surrogatepass')[:MAX_NAME_LENGTH]}~{digest}"
+
+
+def plain(path: str) -> str:
+    """A framework's pattern as the name of an operation has it: ``/payments/{id:int}`` is ``/payments/{id}``."""
+    return _PARAMETER.sub(r"{\1}", path)
 
 
 def compiled(path: str, *, exempt: bool = False) -> re.Pattern[str]:

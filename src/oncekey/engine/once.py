@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
+from oncekey.core.declarations import Declarations, chosen_policy
 from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
@@ -30,6 +31,7 @@ _log = logging.getLogger("oncekey")
 MAX_SCOPE_LENGTH = 255
 SINGLE_SCOPE = "single-tenant"
 _Resolver = TypeVar("_Resolver", bound=Resolver)
+_Handler = TypeVar("_Handler")
 ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
 
 
@@ -43,7 +45,7 @@ class OnceKey:
     ``authorize`` a function of the request and the operation's name (sync or async) that raises NotAuthorized (403). It
                  runs for every request with a key and on the status endpoint, before the key is looked up. Without it a
                  replay is authorized by ``scope`` alone: dependencies and decorators of the app do not run on a replay
-    ``policy``   for every route that ``routes`` does not name
+    ``policy``   for every route that neither ``routes`` nor its handler (:meth:`policy`) gives one
     ``routes``   ``{"POST /payments": Policy(...), "POST /login": None}``; None exempts
     ``profile``  the format of error responses: ``ietf``, ``stripe`` or ``governance``
     ``docs_url`` where your documentation explains the key; linked from every problem
@@ -89,12 +91,15 @@ class OnceKey:
         self.authorize = authorize
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
         """The scope of all requests with SINGLE_TENANT; otherwise None."""
-        self.policy = policy or Policy()
-        self.routes = Routes(self.policy, routes)
+        self.default_policy = policy or Policy()
+        """Of every route that has no policy of its own."""
+        self.routes = Routes(self.default_policy, routes)
+        self.declarations = Declarations()
+        """What handlers declare: see :meth:`policy`."""
         self.profile = profile
         self.docs_url = docs_url
         self.status_url = status_url
-        for each in (self.policy, *self.routes.listed.values()):
+        for each in (self.default_policy, *self.routes.listed.values()):
             self.check_policy(each)
         store = open_store(url) if isinstance(url, str) else url
         self.engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
@@ -148,6 +153,38 @@ class OnceKey:
             policy.quarantine_seconds,
             parts,
         )
+
+    # -- policies at the handler ---------------------------------------------------------------------------------
+
+    @overload
+    def policy(self, policy: Policy | None, /) -> Callable[[_Handler], _Handler]: ...
+    @overload
+    def policy(self, /, **options: Any) -> Callable[[_Handler], _Handler]: ...
+
+    def policy(self, /, *given: Policy | None, **options: Any) -> Callable[[_Handler], _Handler]:
+        """Declare the policy of a handler where it is written: equal to an entry of ``routes`` for its routes. ::
+
+            @app.post("/payments")
+            @once.policy(effects="transactional")
+            def pay(): ...
+
+        It takes the options of a :class:`Policy`, a Policy, or None, which exempts. As in ``routes``, options replace
+        the app's policy as a whole. ``@once.policy()`` declares that the app's policy is this handler's. Above or below
+        the framework's own decorator; the function stays the same function.
+        """
+        chosen = chosen_policy(given, options, self.default_policy)
+        self.check_policy(chosen)
+
+        def declare(handler: _Handler) -> _Handler:
+            self.declarations.declare(handler, chosen)
+            return handler
+
+        return declare
+
+    def exempt(self, handler: _Handler) -> _Handler:
+        """``@once.exempt``: the same as ``@once.policy(None)``."""
+        self.declarations.declare(handler, None)
+        return handler
 
     # -- unknown outcomes ----------------------------------------------------------------------------------------
 
@@ -212,12 +249,13 @@ class OnceKey:
         self, key: str | None, scope: str | None, operation: str | None, *others: str | None
     ) -> tuple[str, str] | Find:
         scope = scope or self.single_tenant
-        if scope is not None and operation is not None and self._policy_of(operation).key_per == "endpoint":
+        if scope is not None and operation is not None and self.policy_of(operation).key_per == "endpoint":
             scope = f"{scope}{ENDPOINT_MARK}{operation}"
         return settling.asked_for(key, scope, *others)
 
-    def _policy_of(self, operation: str) -> Policy:
-        return self.routes.listed.get(operation) or self.policy
+    def policy_of(self, operation: str) -> Policy:
+        """By the name of an operation, as it stands in records."""
+        return self.routes.listed.get(operation) or self.declarations.policies.get(operation) or self.default_policy
 
     def key_scope(self, tenant: str, operation: str | None = None) -> str:
         """The scope under which a tenant's keys are kept: of all its endpoints, or of one (``key_per="endpoint"``)."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import sys
 from collections.abc import Awaitable
-from typing import Any
 
 from oncekey.core.decision import Execute
+from oncekey.core.declarations import SAFE_METHODS
 from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
@@ -30,6 +29,8 @@ from oncekey.engine.request import Request, allowed
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError, SchemaError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
+from oncekey.web.declared import Only, check_declarations, checked_only
+from oncekey.web.endpoints import find_starlette
 from oncekey.web.event_loop import require_asyncio
 from oncekey.web.handling import App, Endpoints, Handling, deliver, messages
 from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, route_of
@@ -60,6 +61,8 @@ class IdempotencyMiddleware:
     It wraps the endpoints of a Starlette or FastAPI app, if that app is passed to it or it was added to that app. The
     endpoints of other apps are not wrapped: see the last rows of the table in ``core/judgment.py``.
 
+    ``only="declared"``: protect what ``routes`` or ``@once.policy`` declares; other routes pass untouched, and those
+    that change something are named in the log at start. Without it, all routes of the policy's methods are protected.
     ``tune``: while the server is up, set Python's garbage collector and switch interval (docs/servers.md).
     ``upkeep``: True, or an Upkeep of your own: sweeper, reaper and reconciler run in this process, from its start
     to its end. Needs a server that speaks the lifespan protocol, as uvicorn does.
@@ -72,6 +75,7 @@ class IdempotencyMiddleware:
         *,
         tune: bool = True,
         upkeep: bool | Upkeep = False,
+        only: Only | None = None,
         endpoints: Endpoints | None = None,
     ) -> None:
         self.app = app
@@ -79,18 +83,18 @@ class IdempotencyMiddleware:
         self._looked_for_endpoints = endpoints is not None
         self.once = checked(once)
         self.tune = tune
-        self._runs_on_asyncio = False
+        self.only = checked_only(only)
+        self.routes = once.routes if only is None else once.routes.only_listed()
+        self._prepared = False
         self.upkeep = Upkeep(once) if upkeep is True else upkeep or None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if not self._runs_on_asyncio:
+            if not self._prepared:
                 require_asyncio()  # again, since a server may not support the lifespan protocol
-                self._runs_on_asyncio = True
-            route = route_of(scope, self.once.routes)
-            if route is not None and SCOPE_KEY not in scope:  # else another of us stands further out
-                if not self._looked_for_endpoints:
-                    self._find_endpoints(scope)
+                self._prepare(scope)
+            route = None if SCOPE_KEY in scope else self._route(scope)  # in it: another of us stands further out
+            if route is not None:
                 await _Exchange(self.app, self.once, route, scope, receive, send, self.endpoints).run()
                 return
             if SCOPE_KEY not in scope:
@@ -101,29 +105,36 @@ class IdempotencyMiddleware:
             return
         await self.app(scope, receive, send)
 
-    def _find_endpoints(self, scope: Scope) -> None:
-        """Find the endpoints of the Starlette app that was passed to this middleware, or that contains it."""
-        self._looked_for_endpoints = True
-        applications = sys.modules.get("starlette.applications")
-        if applications is None:
-            return
-        app: Any = self.app
-        if not isinstance(app, applications.Starlette):
-            app = scope.get("app")
-            layer = getattr(app, "middleware_stack", None)
-            while layer is not None and layer is not self:
-                layer = getattr(layer, "app", None)
-            if layer is None or not isinstance(app, applications.Starlette):
-                return
-        from oncekey.web.starlette import Endpoints as StarletteEndpoints
+    def _prepare(self, scope: Scope) -> None:
+        """Before the first request: find the endpoints, and look through what their handlers declare."""
+        if not self._looked_for_endpoints:
+            self._looked_for_endpoints = True
+            if (app := find_starlette(self, scope)) is not None:
+                from oncekey.web.starlette import Endpoints as StarletteEndpoints
 
-        self.endpoints = StarletteEndpoints(app)
+                self.endpoints = StarletteEndpoints(app)
+        if self.endpoints is None:
+            check_declarations(self, self.once, self.only)
+        else:
+            self.endpoints.check(scope, self.once, self.only)
+        self._prepared = True
+
+    def _route(self, scope: Scope) -> Route | None:
+        """What protects this request: the declaration of its handler, or what ``routes`` says of its path."""
+        if self.once.declarations and self.endpoints is not None:
+            method: str = scope["method"].upper()
+            if method not in SAFE_METHODS and (handler := self.endpoints.handler(scope)) is not None:
+                declaration = self.once.declarations.of(handler.endpoint, method)
+                if declaration is not None:
+                    return declaration.route(method, handler.path)
+        return route_of(scope, self.routes)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse to start on a wrong schema. At shutdown handlers end first, then the app, then oncekey."""
         first = await receive()
         try:
             require_asyncio()
+            self._prepare(scope)
             await asyncio.to_thread(self.once.start)
         except (SchemaError, ConfigurationError) as error:
             _log.error("%s", error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +105,19 @@ class ForeignApp:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.app, name)
+
+
+def find_starlette(middleware: Any, scope: Scope) -> Any:
+    """The Starlette app that this middleware was given, or that it is a part of; None: there is none."""
+    applications = sys.modules.get("starlette.applications")
+    if applications is None:
+        return None
+    app = middleware.app
+    if not isinstance(app, applications.Starlette):
+        app = scope.get("app")
+        layer = getattr(app, "middleware_stack", None)
+        while layer is not None and layer is not middleware:
+            layer = getattr(layer, "app", None)
+        if layer is None or not isinstance(app, applications.Starlette):
+            return None
+    return app

@@ -33,6 +33,7 @@ from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import starlette
+from oncekey.web.declared import Match, Only, endpoints_of, matcher
 from oncekey.web.openapi import declare
 from oncekey.web.scopes import SCOPE_KEY
 
@@ -47,15 +48,17 @@ __all__ = [
 _MARK = "__oncekey__"
 
 
-def protect(app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True) -> None:
+def protect(
+    app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True, only: Only | None = None
+) -> None:
     """Make every state-changing route of ``app`` run once per key, as ``once`` says.
 
-    ``upkeep``, ``tune``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has them.
+    ``upkeep``, ``tune``, ``only``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has them.
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
     """
-    starlette.protect(app, once, upkeep=upkeep, tune=tune)
-    declare_openapi(app, once)
+    starlette.protect(app, once, upkeep=upkeep, tune=tune, only=only)
+    declare_openapi(app, once, only=only)
 
 
 async def _optional_operation(connection: HTTPConnection) -> Operation | None:
@@ -120,21 +123,24 @@ OptionalOperation = Annotated[Operation | None, Depends(_optional_operation)]
 # -- OpenAPI -----------------------------------------------------------------------------------------------------------
 
 
-def declare_openapi(app: FastAPI, once: OnceKey) -> None:
+def declare_openapi(app: FastAPI, once: OnceKey, *, only: Only | None = None) -> None:
     """Say in the app's OpenAPI document which operations take a key, and what they answer; in the documents of mounted
     apps too, from the first request on. Part of :func:`protect`."""
 
+    def match() -> Match:
+        return matcher(endpoints_of(app), once, only)
+
     def wrap_all() -> None:
-        _wrap_openapi(app, once, "")  # again: the app may have put a function of its own there since
+        _wrap_openapi(app, once, match, "")  # again: the app may have put a function of its own there since
         for prefix, mounted in _mounted(app):
             if isinstance(mounted, FastAPI):
-                _wrap_openapi(mounted, once, prefix)
+                _wrap_openapi(mounted, once, match, prefix)
 
-    _wrap_openapi(app, once, "")
+    _wrap_openapi(app, once, match, "")
     starlette.before_stack(app, wrap_all)
 
 
-def _wrap_openapi(app: FastAPI, once: OnceKey, prefix: str) -> None:
+def _wrap_openapi(app: FastAPI, once: OnceKey, match: Callable[[], Match], prefix: str) -> None:
     original = app.openapi
     if hasattr(original, _MARK):
         return
@@ -146,7 +152,7 @@ def _wrap_openapi(app: FastAPI, once: OnceKey, prefix: str) -> None:
         if last is None or last[0] is not document:
             declared = declare(
                 document,
-                once.routes,
+                match(),
                 profile=once.profile,
                 docs_url=once.docs_url,
                 authenticates=once.single_tenant is None,

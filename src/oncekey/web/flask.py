@@ -23,6 +23,9 @@ from oncekey.core.problems import Answer
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
 from oncekey.errors import ConfigurationError
+from oncekey.web.app_routes import FLASK_PARAMETER, Place, walk
+from oncekey.web.coverage import audit_spots
+from oncekey.web.declared import Handler, Only
 from oncekey.web.environs import Environ
 from oncekey.web.wsgi import Exchange, IdempotencyMiddleware, exchange_of
 
@@ -34,18 +37,39 @@ def current_operation() -> Operation:
     return current()
 
 
-def protect(app: Flask, once: OnceKey) -> Flask:
-    """Protect the app's state-changing routes, as ``once`` says."""
+def protect(app: Flask, once: OnceKey, *, only: Only | None = None) -> Flask:
+    """Protect the app's state-changing routes, as ``once`` says.
+
+    ``only="declared"``: protect what ``routes`` or ``@once.policy`` declares; other routes pass untouched, and those
+    that change something are named in the log before the first request.
+    """
     if isinstance(app.wsgi_app, IdempotencyMiddleware):
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
     _mark_mounted(app.wsgi_app)
-    middleware = IdempotencyMiddleware(app.wsgi_app, once, covered=True, dress=partial(_with_cors, app))
+    middleware = IdempotencyMiddleware(
+        app.wsgi_app, once, covered=True, dress=partial(_with_cors, app), only=only, handler=partial(_handler, app)
+    )
     app.wsgi_app = middleware  # type: ignore[method-assign]
+    if once.declarations:
+        audit_spots(list(walk(app, Place())))  # what is wrong with the routes that are there already is said now
     # Flask runs these last to first: the first one sees the response that all others agreed on.
     app.after_request_funcs.setdefault(None, []).insert(0, _remember)
     _wrap_dispatch(app)
     _wrap_errors(app)
     return app
+
+
+def _handler(app: Flask, environ: Environ) -> Handler | None:
+    """The view that Flask will call for this request: its own router is asked, so it is the one of all that fit."""
+    try:
+        adapter = app.create_url_adapter(app.request_class(environ, populate_request=False))
+        if adapter is None:
+            return None
+        rule, _ = adapter.match(return_rule=True)
+    except HTTPException:  # no such route, another method, a redirect: no view is called
+        return None
+    view = app.view_functions.get(rule.endpoint)
+    return None if view is None else Handler(view, FLASK_PARAMETER.sub(r"{\1}", rule.rule))
 
 
 def _wrap_dispatch(app: Flask) -> None:

@@ -21,6 +21,7 @@ from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.errors import OperatorError
+from oncekey.web.declared import Handler, Only
 from oncekey.web.endings import Move, answer_instead, answered, raised
 from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, is_event_stream
 from oncekey.web.wire import Headers, answer_headers, first_headers, refusal
@@ -46,6 +47,12 @@ class Endpoints(Protocol):
 
     def knows_route(self, scope: Scope) -> bool:
         """Whether the route that matched this request was wrapped."""
+
+    def handler(self, scope: Scope) -> Handler | None:
+        """The handler that the app's router will find for this request."""
+
+    def check(self, scope: Scope, once: OnceKey, only: Only | None) -> None:
+        """Look through what the handlers declare: ``check_declarations``."""
 
     async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, App] | None:
         """The response of the app's handler for every exception: its status, and an app that sends it. None: the app

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
@@ -37,9 +37,10 @@ from litestar.middleware import DefineMiddleware
 from litestar.middleware._internal.exceptions import ExceptionHandlerMiddleware  # in the public API until 2.9
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import OpenAPI
-from litestar.plugins import InitPluginProtocol
+from litestar.plugins import InitPluginProtocol, ReceiveRoutePlugin
 from litestar.response import Response
 from litestar.response.base import ASGIResponse
+from litestar.routes import BaseRoute
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.engine.once import OnceKey
@@ -47,6 +48,7 @@ from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
 from oncekey.web import tuning
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.declared import Handler, Match, Only, check_declarations, checked_only, matcher
 from oncekey.web.endpoints import MARK, wrapped
 from oncekey.web.event_loop import require_asyncio
 from oncekey.web.openapi import declare
@@ -56,15 +58,22 @@ from oncekey.web.wire import checked
 __all__ = ["CurrentOperation", "OnceKeyPlugin"]
 
 
-class OnceKeyPlugin(InitPluginProtocol):
+class OnceKeyPlugin(InitPluginProtocol, ReceiveRoutePlugin):
     """Protects every state-changing route of the app, as ``once`` says.
+
+    ``only="declared"``: protects what ``routes`` or ``@once.policy`` declares; other routes pass untouched, and those
+    that change something are named in the log at start.
 
     ``dependency`` is the name under which handlers get their Operation: ``operation: CurrentOperation``.
     ``tune``: while the app is up, set Python's garbage collector and switch interval (docs/servers.md).
     """
 
-    def __init__(self, once: OnceKey, *, dependency: str = "operation", tune: bool = True) -> None:
+    def __init__(
+        self, once: OnceKey, *, dependency: str = "operation", tune: bool = True, only: Only | None = None
+    ) -> None:
         self._once = checked(once)
+        self._only = checked_only(only)
+        self._handlers = _Handlers()
         self._tune = tune
         self._dependency = dependency
 
@@ -75,22 +84,33 @@ class OnceKeyPlugin(InitPluginProtocol):
                 "another name"
             )
         app_config.dependencies[self._dependency] = Provide(_operation, sync_to_thread=False)
-        app_config.middleware.append(DefineMiddleware(cast("Any", IdempotencyMiddleware), once=self._once))
+        ours = DefineMiddleware(
+            cast("Any", IdempotencyMiddleware), once=self._once, only=self._only, endpoints=self._handlers
+        )
+        app_config.middleware.append(ours)
         app_config.middleware.append(_Inside)
         app_config.after_exception.append(_after_exception)
         app_config.lifespan.append(self._lifespan)
         if app_config.openapi_config is not None:
-            app_config.openapi_config = _declaring(app_config.openapi_config, self._once)
+            app_config.openapi_config = _declaring(app_config.openapi_config, self._once, self._match)
         return app_config
 
+    def receive_route(self, route: BaseRoute) -> None:
+        """Litestar shows each route that is added to the app."""
+        self._handlers.routes.append(route)
+
+    def _match(self) -> Match:
+        return matcher(self._handlers.each(), self._once, self._only)
+
     @asynccontextmanager
-    async def _lifespan(self, _: Litestar) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Litestar) -> AsyncIterator[None]:
         """Refuse to start on a wrong schema; wait for handlers and let go of everything at the end.
 
         Middleware sees no lifespan here. Litestar ends lifespans in the reverse order: a plugin that closes what
         handlers use stands before this one in ``plugins``.
         """
         require_asyncio()
+        self._handlers.check_app(app, self._once, self._only)
         await asyncio.to_thread(self._once.start)
         if self._tune:
             tuning.settle()
@@ -100,6 +120,45 @@ class OnceKeyPlugin(InitPluginProtocol):
             if self._tune:
                 tuning.restore()
             await self._once.aclose()
+
+
+class _Handlers:
+    """The handlers of the app. Litestar's router has run before any middleware, and left the handler in the scope."""
+
+    def __init__(self) -> None:
+        self.routes: list[BaseRoute] = []
+        self._checked = False
+
+    def __deepcopy__(self, _: object) -> _Handlers:
+        return self  # Litestar copies the arguments of middleware
+
+    def cover(self) -> bool:
+        return False  # ``_Inside`` says for each request whether its handler is wrapped
+
+    def knows_route(self, _: Any) -> bool:
+        return True
+
+    async def answer_to_error(self, _: Any, __: Exception) -> None:
+        return None  # Litestar answers every exception itself, inside of us
+
+    def handler(self, scope: Any) -> Handler | None:
+        handler = scope.get("route_handler")
+        return Handler(handler.fn, scope["path_template"]) if isinstance(handler, HTTPRouteHandler) else None
+
+    def check(self, scope: Any, once: OnceKey, only: Only | None) -> None:
+        self.check_app(scope.get("litestar_app") or scope["app"], once, only)
+
+    def check_app(self, app: Litestar, once: OnceKey, only: Only | None) -> None:
+        """Once: Litestar makes one middleware for each handler."""
+        if not self._checked:
+            check_declarations(app, once, only)
+            self._checked = True
+
+    def each(self) -> Iterator[tuple[str, str, Any]]:
+        for route in self.routes:
+            for handler in getattr(route, "route_handlers", ()):
+                for method in getattr(handler, "http_methods", ()):
+                    yield str(method), route.path, handler.fn
 
 
 def _operation(scope: Scope) -> Operation:
@@ -181,7 +240,7 @@ class _Declared(OpenAPI):
         once: OnceKey = self.__dict__["_once"]
         return declare(
             super().to_schema(),
-            once.routes,
+            self.__dict__["_match"](),
             profile=once.profile,
             docs_url=once.docs_url,
             authenticates=once.single_tenant is None,
@@ -189,14 +248,14 @@ class _Declared(OpenAPI):
         )
 
 
-def _declaring(config: OpenAPIConfig, once: OnceKey) -> OpenAPIConfig:
+def _declaring(config: OpenAPIConfig, once: OnceKey, match: Callable[[], Match]) -> OpenAPIConfig:
     """A copy of the app's configuration (the default one is everybody's) whose documents declare."""
     changed = copy(config)
 
     def to_openapi_schema() -> OpenAPI:
         made = config.to_openapi_schema()
         declared = _Declared(**{field.name: getattr(made, field.name) for field in dataclasses.fields(made)})
-        declared.__dict__["_once"] = once
+        declared.__dict__.update(_once=once, _match=match)
         return declared
 
     changed.to_openapi_schema = to_openapi_schema  # type: ignore[method-assign]

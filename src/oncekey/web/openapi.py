@@ -11,13 +11,13 @@ header parameter that the app already has keeps its description.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker
-from oncekey.core.routes import Routes
+from oncekey.core.routes import Route
 from oncekey.telemetry.redaction import redact
 
 HEADER = "Idempotency-Key"
@@ -31,7 +31,7 @@ _METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 
 def declare(
     document: Mapping[str, Any],
-    routes: Routes,
+    match: Callable[[str, str], Route | None],
     *,
     profile: ProfileName = "ietf",
     docs_url: str | None = None,
@@ -39,8 +39,9 @@ def declare(
     authorizes: bool = False,
     prefix: str = "",
 ) -> Fragment:
-    """A copy of ``document`` in which every operation that ``routes`` protects is described so.
+    """A copy of ``document`` in which every protected operation is described so.
 
+    ``match``: the route of a method and a path, or None where it is not protected.
     ``authenticates``: the app's scope function may answer 401; ``authorizes``: its authorize function may
     answer 403. ``prefix``: where the document's paths are mounted.
     """
@@ -48,7 +49,7 @@ def declare(
     shared = _Shared(declared, profile, docs_url)
     for path, item in declared.get("paths", {}).items():
         for method in _METHODS:
-            if method in item and (route := routes.match(method.upper(), prefix + path)) is not None:
+            if method in item and (route := match(method.upper(), prefix + path)) is not None:
                 answers = situations(route.policy, authenticates=authenticates, authorizes=authorizes)
                 _declare_operation(item[method], route.policy, shared, answers)
     return declared

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -34,12 +33,15 @@ from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRo
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.engine.once import OnceKey
-from oncekey.engine.operation import Operation, _current
+from oncekey.engine.operation import _current
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.declared import Handler, Only, check_declarations, checked_only
 from oncekey.web.endpoints import MARK, ForeignApp, wrapped
 from oncekey.web.scopes import SCOPE_KEY
+from oncekey.web.starlette_errors import is_async, wrap_handlers
+from oncekey.web.starlette_router import RouterLookup, app_behind
 from oncekey.web.wire import checked
 
 __all__ = ["protect"]
@@ -48,10 +50,12 @@ _MOST_LAYERS = 100
 _METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
 
 
-def protect(app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True) -> None:
+def protect(
+    app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True, only: Only | None = None
+) -> None:
     """Make every state-changing route of ``app`` run once per key, as ``once`` says.
 
-    ``upkeep``, ``tune``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has them.
+    ``upkeep``, ``tune``, ``only``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has them.
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
     A ``CORSMiddleware`` runs outside of it wherever it was added, so that a browser can read our answers too.
@@ -60,7 +64,9 @@ def protect(app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False, tun
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
     checked(once)  # the middleware itself is made at the first request
     endpoints = Endpoints(app)
-    app.add_middleware(IdempotencyMiddleware, once=once, upkeep=upkeep, tune=tune, endpoints=endpoints)
+    app.add_middleware(
+        IdempotencyMiddleware, once=once, upkeep=upkeep, tune=tune, only=checked_only(only), endpoints=endpoints
+    )
 
     def prepare() -> None:
         _cors_outside(app)
@@ -94,6 +100,7 @@ class Endpoints:
 
     def __init__(self, app: Starlette | Router) -> None:
         self._app = app
+        self._router = RouterLookup()
         self._seen: list[tuple[list[BaseRoute], int, BaseRoute | None]] = []
         """Each list of routes, how many there were, and the last of them: by that a change is noticed."""
         self._known: dict[int, Any] = {}
@@ -108,8 +115,18 @@ class Endpoints:
             if self._seen:
                 return self._complete
         self._seen, self._known, self._complete = [], {}, True
+        self._router = RouterLookup()
         self._wrap_app(self._app)
         return self._complete
+
+    def check(self, _: Scope, once: OnceKey, only: Only | None) -> None:
+        """Look through what the handlers declare."""
+        check_declarations(self._app, once, only)
+
+    def handler(self, scope: Scope) -> Handler | None:
+        """The handler that the app's router will find for this request."""
+        self.cover()
+        return self._router.handler(self._app, scope)
 
     def knows_route(self, scope: Scope) -> bool:
         """Whether the route that took this request is one of those that were wrapped. If not, all are looked at again
@@ -129,7 +146,7 @@ class Endpoints:
         if handler is None:
             return None
         request = Request(scope)
-        if _is_async(handler):
+        if is_async(handler):
             response = await handler(request, error)
         else:
             response = await run_in_threadpool(handler, request, error)
@@ -137,12 +154,12 @@ class Endpoints:
 
     def _wrap_app(self, app: Starlette | Router) -> None:
         if isinstance(app, Starlette):
-            _wrap_handlers(app)
+            wrap_handlers(app)
         router = app.router if isinstance(app, Starlette) else app
         if getattr(router.default, "__func__", None) is not Router.not_found and not _is_foreign(router.default):
             router.default = ForeignApp(router.default)
         self._watch(router.routes)
-        for route in _each(router.routes):
+        for route in self._router.learn(router):
             self._known[id(route)] = route
             self._wrap_route(route)
 
@@ -159,7 +176,7 @@ class Endpoints:
             if getattr(route, "methods", None):
                 _wrap_fastapi(route, dependant)
         elif isinstance(route, Mount | Host):
-            inner = _behind_middleware(route.app, Starlette | Router)
+            inner = app_behind(route.app)
             if inner is not None:
                 self._wrap_app(inner)
             elif not _is_foreign(route.app):
@@ -171,26 +188,8 @@ class Endpoints:
             self._complete = False  # a kind of route that we do not know
 
 
-def _each(routes: list[BaseRoute]) -> Iterator[Any]:
-    """The routes; newer FastAPI keeps an included router as one route, and its routes as contexts of it."""
-    fastapi_routing = sys.modules.get("fastapi.routing")
-    contexts = getattr(fastapi_routing, "iter_route_contexts", None)
-    if contexts is None:
-        yield from routes
-        return
-    for context in contexts(routes):
-        yield getattr(context, "_effective_route", context)
-
-
 def _is_foreign(app: Any) -> bool:
     return isinstance(app, ForeignApp)
-
-
-def _behind_middleware(app: Any, kind: Any) -> Any:
-    """The first ``kind`` in a chain of middleware, which keep the next one as ``app``; None: there is none."""
-    while app is not None and not isinstance(app, kind):
-        app = getattr(app, "app", None)
-    return app
 
 
 def _status_of_response(response: Any, _: dict[str, Any]) -> int:
@@ -321,38 +320,3 @@ def _method_of_class(name: str, method: Callable[..., Any]) -> Callable[..., Any
     endpoint = functools.update_wrapper(kind, method, updated=())
     setattr(endpoint, MARK, True)
     return endpoint
-
-
-# -- the key of a request that was refused -----------------------------------------------------------------------------
-
-
-def _wrap_handlers(app: Starlette) -> None:
-    """The app's exception handlers report what validation refused. (Of an app whose stack is built they are copied
-    already: then a crash in one counts as a crash.)"""
-    for kind, handler in list(app.exception_handlers.items()):
-        if kind not in (500, Exception) and not hasattr(handler, MARK):
-            app.exception_handlers[kind] = _reporting(handler)
-
-
-def _is_async(handler: Any) -> bool:
-    function = handler.func if isinstance(handler, functools.partial) else handler
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
-    call = handler if _is_async(handler) else functools.partial(run_in_threadpool, handler)
-
-    async def reporting(connection: HTTPConnection, error: Exception) -> Any:
-        operation: Operation | None = connection.scope.get(SCOPE_KEY)
-        if operation is not None and _is_refusal(error):
-            operation.evidence.refused_by_validation()
-        return await call(connection, error)
-
-    setattr(reporting, MARK, True)
-    return reporting
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Not an HTTPException: a handler of 404 may forward the request elsewhere, and fail when that has happened."""
-    fastapi_errors = sys.modules.get("fastapi.exceptions")
-    return fastapi_errors is not None and isinstance(error, fastapi_errors.RequestValidationError)

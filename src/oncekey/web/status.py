@@ -133,7 +133,7 @@ class _Asked:
                 return refusal(self.once, Situation.STATUS_EXPIRED if finished else Situation.STATUS_NOT_FOUND)
             case Claim():
                 return refusal(self.once, Situation.STATUS_RETRYABLE)
-        policy = self.once.routes.listed.get(record.operation) or self.once.policy
+        policy = self.once.policy_of(record.operation)
         wait = busy_seconds(policy, self.once.engine.overdue_lease(record, policy))
         situation = Situation.DEFERRED if record.state is State.PENDING else Situation.ACCEPTED
         return refusal(self.once, situation, retry_after=wait, location=self.here)
@@ -220,7 +220,7 @@ class StatusApp:
         if (refused := asked.read_key(route_path(scope))) is not None:
             return refused
         try:
-            record = await once.engine.run(asked.look(tenant), once.policy.begin_seconds)
+            record = await once.engine.run(asked.look(tenant), once.default_policy.begin_seconds)
         except OperatorError:
             return refusal(once, Situation.STORE_UNAVAILABLE)
         if record is not None and record.operation != asked.authorized:
@@ -268,7 +268,7 @@ class StatusWsgi:
         if (refused := asked.read_key(path)) is not None:
             return refused
         try:
-            record = once.engine.run_blocking(asked.look(tenant), once.policy.begin_seconds)
+            record = once.engine.run_blocking(asked.look(tenant), once.default_policy.begin_seconds)
         except OperatorError:
             return refusal(once, Situation.STORE_UNAVAILABLE)
         if record is not None and record.operation != asked.authorized:

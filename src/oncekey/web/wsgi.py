@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 
 from oncekey.core.decision import Execute
+from oncekey.core.declarations import SAFE_METHODS
 from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
@@ -24,6 +25,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.web.declared import Handler, Only, check_declarations, checked_only
 from oncekey.web.endings import Move, answer_instead, answered, in_place_of, raised
 from oncekey.web.environs import Environ, all_headers, decoded, header_lines, method_of, path_of, status_line
 from oncekey.web.wire import (
@@ -67,15 +69,34 @@ class IdempotencyMiddleware:
 
     ``covered``: every endpoint of the app is wrapped; the framework's integration sets it.
     ``dress``: adds the headers that the framework adds to its responses to oncekey's own answers.
+    ``only="declared"``: protect what ``routes`` declares, and with ``protect()`` of a framework what ``@once.policy``
+    declares; requests to other routes pass unchanged.
+    ``handler``: finds the handler of a request; the framework's integration sets it.
     """
 
-    def __init__(self, app: App, once: OnceKey, *, covered: bool = False, dress: Dress | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        once: OnceKey,
+        *,
+        covered: bool = False,
+        dress: Dress | None = None,
+        only: Only | None = None,
+        handler: Callable[[Environ], Handler | None] | None = None,
+    ) -> None:
         self.app = app
+        self.only = checked_only(only)
+        self.handler = handler
+        self._checked = False
         self.covered = covered
         self.dress = dress
         self.once = checked(once)
+        self.routes = once.routes if only is None else once.routes.only_listed()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if not self._checked:
+            check_declarations(self, self.once, self.only)  # WSGI has no start, so before the first request
+            self._checked = True
         path = path_of(environ)
         # An environ with the mark has passed another IdempotencyMiddleware further out.
         route = None if ENVIRON_KEY in environ else self._route(environ, path)
@@ -89,7 +110,12 @@ class IdempotencyMiddleware:
         return AppBody(context.run(self.app, environ, start_response), context, [])
 
     def _route(self, environ: Environ, path: str) -> Route | None:
-        method, routes = method_of(environ), self.once.routes
+        method, routes = method_of(environ), self.routes
+        if self.once.declarations and self.handler is not None and method not in SAFE_METHODS:
+            handler = self.handler(environ)
+            declaration = None if handler is None else self.once.declarations.of(handler.endpoint, method)
+            if handler is not None and declaration is not None:
+                return declaration.route(method, handler.path)
         if environ.get("SCRIPT_NAME"):
             path = routes.of_mounted(method, path, decoded(environ.get("PATH_INFO", "")) or "/")
         return routes.match(method, path)

@@ -1,0 +1,97 @@
+"""At the start of an app: what its handlers declare is looked through, and what is not declared is said.
+
+Only where a handler has ``@once.policy``, or where ``only="declared"`` makes an undeclared route an unprotected one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from oncekey.core.declarations import SAFE_METHODS, Declaration, Declarations
+from oncekey.core.routes import Route, plain
+from oncekey.core.values import value
+from oncekey.engine.once import OnceKey
+from oncekey.errors import ConfigurationError
+
+Only = Literal["declared"]
+Match = Callable[[str, str], Route | None]
+
+_log = logging.getLogger("oncekey")
+
+
+@value
+class Handler:
+    """The handler that a framework's router finds for a request, and the pattern by which it is found."""
+
+    endpoint: Any
+    path: str
+
+
+def checked_only(only: Only | None) -> Only | None:
+    if only not in (None, "declared"):
+        raise ConfigurationError(f"only={only!r}: it takes 'declared', or None, which protects all routes")
+    return only
+
+
+def endpoints_of(app: Any) -> Iterator[tuple[str, str, Any]]:
+    """Method, path and handler of every route."""
+    from oncekey.web.app_routes import Place, walk
+
+    for spot in walk(app, Place()):
+        for method in spot.methods:
+            yield method, spot.full, spot.endpoint
+
+
+def matcher(endpoints: Iterable[tuple[str, str, Any]], once: OnceKey, only: Only | None) -> Match:
+    """From a method and the pattern of a path, as OpenAPI writes it, to the route; None: it is not protected."""
+    routes = once.routes if only is None else once.routes.only_listed()
+    if not once.declarations:
+        return routes.match
+    declared: dict[tuple[str, str], Declaration | None] = {}
+    for method, path, endpoint in endpoints:
+        if method not in SAFE_METHODS:  # the first route of a path has it
+            declared.setdefault((method, plain(path)), once.declarations.of(endpoint, method))
+
+    def match(method: str, path: str) -> Route | None:
+        declaration = declared.get((method, plain(path)))
+        return routes.match(method, path) if declaration is None else declaration.route(method, path)
+
+    return match
+
+
+def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
+    """ConfigurationError: a declaration that has no effect, or two for one route. WARNING: what may be meant so."""
+    if not Declarations.in_process and only is None:
+        return
+    from oncekey.web import coverage  # it knows the middlewares, which call this
+    from oncekey.web.app_routes import Place, walk
+
+    spots = list(walk(app, Place()))
+    cannot_see = bool(spots) and all(spot.opaque and not spot.place.prefix for spot in spots)
+    if only is not None and not once.routes.listed and cannot_see:
+        raise ConfigurationError(
+            "only='declared' protects nothing here: the routes of this app cannot be seen, so what is declared at "
+            "its handlers is not found, and OnceKey(routes=…) lists none. List the routes, or use your framework's "
+            "protect()"
+        )
+    found = coverage.audit_spots(spots)
+    if unused := [declaration.place for declaration in once.declarations.unused()]:
+        _log.warning(
+            "@once.policy has no effect on %s: no route of this app leads there. If a decorator stands between "
+            "@once.policy and the route, put @once.policy above it, next to the route's own decorator; if it is a "
+            "websocket or its router is not part of this app, nothing is wrong",
+            ", ".join(unused),
+        )
+    undeclared = [
+        f"{endpoint.method} {endpoint.host}{endpoint.path}"
+        for endpoint in found.endpoints
+        if endpoint.coverage is coverage.Coverage.UNPROTECTED and endpoint.method in once.default_policy.methods
+    ]
+    if only is not None and undeclared and not cannot_see:
+        _log.warning(
+            "only='declared': a retry of these routes runs again, since they have no declaration: %s. Give each "
+            "@once.policy(…) or an entry in routes=, or exempt it with None; `oncekey routes` lists them all",
+            ", ".join(undeclared),
+        )

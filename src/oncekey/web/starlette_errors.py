@@ -1,0 +1,49 @@
+"""The exception handlers of a Starlette app: they report what validation refused, so that its key stays unused."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+
+from oncekey.engine.operation import Operation
+from oncekey.web.endpoints import MARK
+from oncekey.web.scopes import SCOPE_KEY
+
+
+def wrap_handlers(app: Starlette) -> None:
+    """The app's exception handlers report what validation refused. (Of an app whose stack is built they are copied
+    already: then a crash in one counts as a crash.)"""
+    for kind, handler in list(app.exception_handlers.items()):
+        if kind not in (500, Exception) and not hasattr(handler, MARK):
+            app.exception_handlers[kind] = _reporting(handler)
+
+
+def is_async(handler: Any) -> bool:
+    function = handler.func if isinstance(handler, functools.partial) else handler
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
+    call = handler if is_async(handler) else functools.partial(run_in_threadpool, handler)
+
+    async def reporting(connection: HTTPConnection, error: Exception) -> Any:
+        operation: Operation | None = connection.scope.get(SCOPE_KEY)
+        if operation is not None and _is_refusal(error):
+            operation.evidence.refused_by_validation()
+        return await call(connection, error)
+
+    setattr(reporting, MARK, True)
+    return reporting
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Not an HTTPException: a handler of 404 may forward the request elsewhere, and fail when that has happened."""
+    fastapi_errors = sys.modules.get("fastapi.exceptions")
+    return fastapi_errors is not None and isinstance(error, fastapi_errors.RequestValidationError)
