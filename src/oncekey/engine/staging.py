@@ -109,5 +109,7 @@ def _seconds(run_at: RunAt) -> float | None:
     if isinstance(run_at, timedelta):
         return (datetime.now(UTC) + run_at).timestamp()
     if run_at.tzinfo is None:
-        raise ApplicationError("run_at is a datetime without a time zone, and means another moment on every machine")
+        raise ApplicationError(
+            "run_at is a datetime without a time zone, so its meaning depends on the machine: give it a time zone"
+        )
     return run_at.timestamp()

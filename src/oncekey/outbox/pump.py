@@ -281,7 +281,7 @@ class Pump:
         except StoreUnavailable:
             raise
         except StoreError as error:
-            attempt.told = f"the store refused what the task left: {describe(error)}"
+            attempt.told = f"the store refused the result of the task: {describe(error)}"
             attempt.conclusion = buried(attempt.job, attempt.owner, attempt.told)
         return self._store.conclude([attempt.conclusion])[0]
 

@@ -148,7 +148,9 @@ class Worker:
         if not self.tasks:
             raise ConfigurationError("this worker has no tasks: register functions with @worker.task()")
         if self._shift is not None:
-            raise ConfigurationError("this worker is running already: one run at a time, more with concurrency")
+            raise ConfigurationError(
+                "this worker is running already: for more jobs at once, give it a higher concurrency"
+            )
         with self._opened(store) as opened:
             self._shift = shift = Shift(self, opened, concurrency or self.concurrency, grace, until, self._emitter)
             try:

@@ -115,8 +115,8 @@ class SqlAlchemyLink(Link):
         bind = self._session.get_bind() if self._session is not None else None
         if isinstance(bind, Connection) and not target.in_transaction() and bind.in_transaction():
             raise EnlistError(
-                f"{self.what} joins a transaction of the connection that it is bound to, so its commit would not be "
-                "one: enlist that connection itself"
+                f"{self.what} joins a transaction of the connection that it is bound to, so its commit would commit "
+                "nothing: enlist that connection itself"
             )
 
     def _begin_sqlite(self, beneath: sqlite3.Connection, fresh: bool) -> None:
