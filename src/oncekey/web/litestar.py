@@ -37,7 +37,8 @@ from litestar.middleware import DefineMiddleware
 from litestar.middleware._internal.exceptions import ExceptionHandlerMiddleware  # in the public API until 2.9
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import OpenAPI
-from litestar.plugins import InitPluginProtocol, ReceiveRoutePlugin
+from litestar.plugins import InitPluginProtocol
+from litestar.plugins.base import ReceiveRoutePlugin  # 2.15 has it here only
 from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.routes import BaseRoute
