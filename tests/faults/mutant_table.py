@@ -7,6 +7,7 @@ from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
+from tests.faults.mutant_silence import SILENCE
 from tests.faults.mutant_upkeep import UPKEEP
 
 SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
@@ -193,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
       (f"{SQLITE}.connections", "        if _file_id(self.path) != handle.file_id:\n", "        if False:\n")),
     _(12, "I7", "an event loop opens no other file than its store", f"{IN_LOOP}::test_opens_no_other_file_than_the_stores",
       (f"{SQLITE}.in_loop", "store.check_schema, beside=store.connections)", "store.check_schema)"),
-      (f"{SQLITE}.in_loop", "self._prepare, beside=store.connections)", "self._prepare)")),
+      (f"{SQLITE}.in_loop", "self._prepare, beside=store.connections, lock", "self._prepare, lock")),
     _(12, "I4", "what was given up is not done later (SQLite)",
       f"{IN_LOOP}::test_a_disk_that_hangs_is_given_up_in_time_and_what_waited_is_not_done_later",
       (f"{SQLITE}.in_loop", "            if job.given_up():\n", "            if False:\n")),
@@ -263,7 +264,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.core.decision", "    if not same:\n", "    if not same and record.state is not State.IN_PROGRESS:\n")),
     # 23: SQLite's defaults
     _(23, "I1", "IMMEDIATE", "tests/stores/test_sqlite.py::test_a_batch_is_one_immediate_transaction",
-      (f"{SQLITE}.store", "connection.execute(\"BEGIN IMMEDIATE\")", "connection.execute(\"BEGIN\")")),
+      (f"{SQLITE}.store", "            connection.execute(\"BEGIN IMMEDIATE\")\n            try:", "            connection.execute(\"BEGIN\")\n            try:")),
     _(23, "I2", "FULL", "tests/stores/test_sqlite.py::test_the_settings_that_the_promises_hang_on_are_set",
       (f"{SQLITE}.connections", "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL")),
     _(23, "I2", "synchronous_commit is on", "tests/stores/test_postgres_settings.py::test_a_commit_is_never_left_unsynchronised",
@@ -301,5 +302,6 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.engine.once", "if tenant is not SINGLE_SCOPE or", "if tenant is not self.single_tenant or")),
     *ENDINGS,
     *ENLISTED,
+    *SILENCE,
     *UPKEEP,
 )  # fmt: skip

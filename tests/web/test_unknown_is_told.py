@@ -8,6 +8,7 @@ import logging
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 from flask import Flask
 
-from oncekey import SINGLE_TENANT, OnceKey, OutcomeUnknown, Policy, current
+from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Policy, current
 from oncekey.core.problems import PROFILES, ProfileName
 from oncekey.core.states import State
 from oncekey.telemetry.redaction import redact
@@ -153,8 +154,29 @@ async def test_warning_of_a_phased_route_names_the_effect_and_its_verdicts(
     assert line.exc_info is not None
 
 
+async def test_warning_names_the_effect_without_an_end_and_not_later_ones_that_have_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ride() -> None:
+        with suppress(RuntimeError):
+            await current().effect("charge", _hangs_up, repeatable=False)
+        await current().effect("book", _booked, repeatable=False)
+        with suppress(NotExecuted):
+            await current().effect("mail", _not_sent, repeatable=False)
+        raise ValueError("enough")
+
+    with _once(tmp_path, Policy(effects="phased")) as once:
+        await _posted(once, ride)
+    (line,) = _warned(caplog)
+    assert "effect 'charge', which may not be repeated" in line.getMessage()
+
+
 async def _booked() -> str:
     return "b-1"
+
+
+async def _not_sent() -> str:
+    raise NotExecuted("no such address")
 
 
 @pytest.mark.parametrize("effects", ["external", "transactional", "phased"])

@@ -1,0 +1,59 @@
+# ruff: noqa: E501 - a table: what stands in the product is quoted as it stands there
+"""The guards against silence: what the log says, and how long a client is told to wait. See ``mutant_table.py``."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Mutant
+from tests.faults.mutant import mutant as _
+
+TOLD = "tests/web/test_unknown_is_told.py"
+HELD = "tests/enlist/test_held_too_long.py"
+ACCEPTED = "tests/web/test_in_flight_accepted.py"
+OUTCOMES, LEASES, WIRE = "oncekey.web.unknown_outcomes", "oncekey.core.leases", "oncekey.web.wire"
+
+SILENCE: tuple[Mutant, ...] = (
+    # 47: what failed leaves no trace
+    _(47, "I4", "a task that raised leaves its traceback", "tests/outbox/test_worker_logs.py::test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_error",
+      ("oncekey.outbox.worker", "error = attempt.error = caught", "error = caught")),
+    _(47, "I4", "a retry of a job is to be seen", "tests/outbox/test_worker_logs.py::test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_error",
+      ("oncekey.telemetry.events", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = WARNING\n", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = INFO\n")),
+    _(47, "I4", "an unknown outcome leaves the traceback of what was raised", f"{TOLD}::test_warning_has_the_traceback_of_what_the_handler_raised_even_if_the_app_answered",
+      ("oncekey.core.evidence", "        self.cause = error\n", "")),
+    _(47, "I4", "the command names the tenant and the endpoint of the key", f"{TOLD}::test_command_of_the_warning_settles_this_key",
+      (OUTCOMES, "    if operation.scope != SINGLE_SCOPE:\n", "    if False:\n")),
+    _(47, "I4", "an effect that is done is not named", f"{TOLD}::test_warning_names_the_effect_without_an_end_and_not_later_ones_that_have_one",
+      ("oncekey.engine.steps", "            steps.open_effects.remove(name)\n        return", "            pass\n        return")),
+    _(47, "I4", "an effect that did not happen is not named", f"{TOLD}::test_warning_names_the_effect_without_an_end_and_not_later_ones_that_have_one",
+      ("oncekey.engine.steps", "            steps.open_effects.remove(name)\n        raise", "            pass\n        raise")),
+    _(47, "I6", "support finds an unknown key by its reference", f"{TOLD}::test_reference_of_an_unknown_outcome_is_the_masked_key_that_keys_show_takes",
+      (WIRE, "reference=redact(key))", "reference=None)")),
+    # 48: how long a client waits for a dead owner, and for a live one
+    _(48, "I4", "an overdue lease is told to the client", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_is_told_what_is_left_of_it",
+      ("oncekey.engine.engine", "decision = Busy(decision.record, self.overdue_lease(decision.record, policy))", "pass")),
+    _(48, "I4", "a live owner is not called overdue", "tests/engine/test_keeper.py::test_renewals_of_a_live_handler_are_never_overdue",
+      (LEASES, "OVERDUE_AT = 1 / 2\n", "OVERDUE_AT = 2 / 3\n")),
+    _(48, "I4", "a live owner of this process is not called overdue", "tests/engine/test_keeper.py::test_live_handler_of_this_process_is_not_overdue_whatever_its_row_says",
+      ("oncekey.engine.engine", "return None if self.keeper.keeps(record) else overdue_lease", "return overdue_lease")),
+    _(48, "I4", "an owner with a shorter lease is not called overdue", "tests/core/test_leases.py::test_first_lease_counts_by_its_own_length_after_a_deploy_raised_it",
+      (LEASES, "min(lease_seconds, record.lease_until - record.created_at)", "lease_seconds")),
+    # 49: one transaction blocks every writer of an SQLite file
+    _(49, "I4", "an overdue phase is 503", f"{HELD}::test_overdue_phase_is_503_and_its_log_line_names_it",
+      ("oncekey.engine.steps", "        if opened.held_too_long and isinstance(error, Exception):\n", "        if False:\n")),
+    _(49, "I4", "what an overdue transaction makes the handler raise is 503", f"{HELD}::test_overdue_enlisted_transaction_is_503_and_its_log_line_names_it",
+      ("oncekey.web.endings", "        if event is Event.RELEASE and _held_too_long(operation):\n", "        if False:\n")),
+    _(49, "I4", "a transaction has its whole time", f"{HELD}::test_transaction_opened_late_has_its_whole_time",
+      ("oncekey.engine.keeper", "        if now < enlisted.opened_at + limit:", "        if False:")),
+    _(49, "I4", "others write when an overdue transaction is ended", f"{HELD}::test_others_write_before_the_handler_of_an_overdue_transaction_has_ended",
+      ("oncekey.engine.enlisting", "        self.hold.release()  # its", "        # its")),
+    _(49, "I4", "a handler that does not commit is named", f"{HELD}::test_external_handler_that_does_not_commit_is_named_in_the_log",
+      ("oncekey.stores.sqlite.store", "            return is_busy(error)\n", "            return False\n")),
+    _(49, "I4", "no handler is blamed for a store that is down", f"{HELD}::test_store_that_is_down_is_not_blamed_on_the_handler",
+      ("oncekey.stores.sqlite.store", "            return is_busy(error)\n", "            return True\n")),
+    # 50: a 202 that is taken for a result
+    _(50, "I2", "202 only for a row in progress", f"{ACCEPTED}::test_202_only_where_a_row_says_that_a_request_runs",
+      (WIRE, "running = record is not None and record.state is State.IN_PROGRESS and not record.lease_over", "running = True")),
+    _(50, "I2", "no 202 without an address to ask", f"{ACCEPTED}::test_accepted_without_a_status_url_is_refused_at_start",
+      ("oncekey.engine.once", "policy.in_flight == \"accepted\" and self.status_url is None:", "policy.in_flight == \"\":")),
+    _(50, "I2", "the body says that the request still runs", f"{ACCEPTED}::test_duplicate_of_a_running_request_is_202_and_then_a_replay",
+      ("oncekey.core.problems", "Situation.ACCEPTED: \"in_progress\"", "Situation.ACCEPTED: \"pending\"")),
+)  # fmt: skip
