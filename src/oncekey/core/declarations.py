@@ -1,8 +1,8 @@
-"""A policy that stands at the handler: ``@once.policy(effects="transactional")``, above or below ``@app.post``.
+"""A policy at the handler: ``@once.policy(effects="transactional")``, above or below ``@app.post``.
 
-A declaration is one attribute of the function itself, so the decorator returns the function that it was given, and it
-does not matter in which order frameworks and decorators take it. Which requests reach the function, its framework
-knows: the web modules ask its router, and then ``Declarations.of``. Pure.
+A declaration is an attribute of the function itself. So the decorator returns the same function, and the order of
+decorators does not matter. The framework knows which requests reach the function: the web modules ask its router, and
+then ``Declarations.of``. Pure.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from oncekey.core.routes import Route
 from oncekey.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""RFC 9110: they change nothing. A declaration is about the other methods of its handler."""
+"""RFC 9110: they change nothing. A declaration applies to the other methods of its handler."""
 
 _ATTRIBUTE = "__oncekey_declared__"
 _MOST_LAYERS = 100
 
 
 class Declaration:
-    """What ``@once.policy(…)`` said of one handler. ``policy`` None: it is exempt."""
+    """What ``@once.policy(…)`` declares for one handler. ``policy`` None: the handler is exempt."""
 
     def __init__(self, of: Declarations, policy: Policy | None, target: Any) -> None:
         self.of = of
         self.policy = policy
         self.target = weakref.ref(target)
-        """The function or class. Weak: an app made by a function, as in tests, goes when it is let go of."""
+        """The function or class. A weak reference, so that an app that a test makes can be collected."""
         self.place = place_of(target)
         self.used = False
-        """A route of a protected app leads to it."""
+        """A route of a protected app uses it."""
 
     def route(self, method: str, path: str) -> Route | None:
         """The route of a request that reaches the handler by ``path``, a pattern with its parameters in braces."""
@@ -50,18 +50,18 @@ class Declarations:
     """The declarations of one OnceKey."""
 
     in_process = False
-    """A handler was declared, for whichever OnceKey."""
+    """A handler was declared, for any OnceKey."""
 
     def __init__(self) -> None:
         self._all: list[Declaration] = []
         self.policies: dict[str, Policy] = {}
-        """By operation, of the routes that lead to a declared handler, as far as apps have been looked through."""
+        """By operation: the policies of declared handlers, for all routes that were found so far."""
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
     def declare(self, target: Any, policy: Policy | None) -> None:
-        """Remember ``policy`` for a function, a method, a class of methods, or a framework's handler around one."""
+        """Store ``policy`` at a function, a method, a class of methods, or a framework's handler around one."""
         function = _declarable(target)
         if self._own(function) is not None:
             raise ConfigurationError(
@@ -73,14 +73,14 @@ class Declarations:
         Declarations.in_process = True
 
     def of(self, endpoint: Any, method: str) -> Declaration | None:
-        """What was declared of the handler of ``method``; the word of a method counts before that of its class."""
+        """The declaration of the handler of ``method``. The declaration of a method overrides that of its class."""
         for candidate in _candidates(endpoint, method):
             if (declaration := self._own(candidate)) is not None:
                 return declaration
         return None
 
     def of_others(self, endpoint: Any, method: str) -> Declaration | None:
-        """What was declared of it for another OnceKey."""
+        """The declaration of the handler for another OnceKey."""
         for candidate in _candidates(endpoint, method):
             for declaration in _said(candidate):
                 if declaration.of is not self:
@@ -88,14 +88,14 @@ class Declarations:
         return None
 
     def hidden_in(self, endpoint: Any, method: str) -> Declaration | None:
-        """A declared function that no route leads to, and that ``endpoint`` keeps in its closure: it was wrapped
-        by a decorator that did not carry the declaration over."""
+        """A declared function without a route that ``endpoint`` keeps in its closure: a decorator wrapped it, and did
+        not copy the declaration."""
         if not self.unused():
             return None
         waiting, seen = [getattr(each, "__func__", each) for each in _candidates(endpoint, method)], set[int]()
         while waiting and len(seen) < _MOST_LAYERS:
             layer = waiting.pop()
-            if type(layer) is not FunctionType or id(layer) in seen:  # what else a closure keeps is not asked anything
+            if type(layer) is not FunctionType or id(layer) in seen:  # do not touch other objects of a closure
                 continue
             seen.add(id(layer))
             own = self._own(layer)
@@ -109,7 +109,7 @@ class Declarations:
         return None
 
     def unused(self) -> list[Declaration]:
-        """Those that no route leads to, of functions that still exist."""
+        """Declarations that no route uses, of functions that still exist."""
         return [each for each in self._all if not each.used and each.target() is not None]
 
     def _own(self, function: Any) -> Declaration | None:
@@ -117,7 +117,7 @@ class Declarations:
 
 
 def chosen_policy(given: tuple[Any, ...], options: dict[str, Any], default: Policy) -> Policy | None:
-    """What ``@once.policy(…)`` was given: options, a Policy, None, or nothing, which is the app's policy."""
+    """The policy that the arguments of ``@once.policy(…)`` give: options, a Policy, None, or nothing (the app's)."""
     if len(given) > 1 or (given and (options or not isinstance(given[0], Policy | None))):
         raise ConfigurationError(
             "@once.policy(…): it takes the options of a Policy, or one Policy, or None, which exempts; with none of "
@@ -139,10 +139,10 @@ def place_of(target: Any) -> str:
 
 
 def _declarable(target: Any) -> Any:
-    """The function or class that keeps the declaration; a method's, where it is bound, and a handler object's."""
+    """The function or class that keeps the declaration; for a bound method or a handler object, its function."""
     if isinstance(target, staticmethod | classmethod) or inspect.ismethod(target):
         return target.__func__
-    handler = getattr(target, "fn", None)  # of Litestar: @post(…) makes a handler of the function
+    handler = getattr(target, "fn", None)  # Litestar's @post(…) makes a handler object of the function
     function = target if not callable(handler) or inspect.isfunction(target) else handler
     if isinstance(function, property | str) or not callable(function):
         raise ConfigurationError(
@@ -153,7 +153,7 @@ def _declarable(target: Any) -> Any:
 
 
 def _candidates(endpoint: Any, method: str) -> Iterator[Any]:
-    """What may carry the declaration: of a class-based endpoint its method, and then the class."""
+    """The objects that may have the declaration: for a class-based endpoint its method, and then the class."""
     kind = endpoint if isinstance(endpoint, type) else getattr(endpoint, "view_class", None)  # the latter is Flask's
     if kind is not None:
         yield getattr(kind, method.lower(), None)
@@ -163,9 +163,9 @@ def _candidates(endpoint: Any, method: str) -> Iterator[Any]:
 
 
 def _said(candidate: Any) -> tuple[Declaration, ...]:
-    """The declarations that a candidate carries; behind the layers that stand for the same function too."""
+    """The declarations of a candidate, also through wrappers of the same function."""
     for _ in range(_MOST_LAYERS):
-        # Of a class only its own: a subclass may do something else.
+        # Not the declarations of a base class: a subclass may do something else.
         said: tuple[Declaration, ...] = getattr(candidate, "__dict__", {}).get(_ATTRIBUTE, ())
         if said or isinstance(candidate, type):
             return said

@@ -1,10 +1,9 @@
-"""Every endpoint of a Starlette, FastAPI, Litestar or Flask app: where it stands, and behind which of our middlewares.
+"""Every endpoint of a Starlette, FastAPI, Litestar or Flask app: its path, and the oncekey middleware in front of it.
 
-Nothing is asked of the app and nothing of it is run: its routes and its middleware are looked at where they are kept,
-through mounted apps, included routers, hosts, blueprints and other people's middleware. ``coverage.py`` says what
-protects an endpoint.
+This module does not run the app. It reads the app's routes and middleware, through mounted apps, included routers,
+hosts, blueprints and other middleware. ``coverage.py`` says what protects an endpoint.
 
-No framework is imported here: what an app is made of has been imported by it.
+It imports no framework: the app has imported the frameworks that it uses.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ from oncekey.web import asgi, wsgi
 from oncekey.web.status import StatusApp, StatusWsgi
 
 _ANY = ("POST", "PUT", "PATCH", "DELETE")
-"""What stands for all methods, where an endpoint takes any."""
+"""The methods of an endpoint that takes any method."""
 
 _INNER = ("app", "application", "wsgi_app", "asgi_app", "_app", "_application")
-"""Where middleware keeps the app that it stands in front of."""
+"""The attributes in which middleware keeps the next app."""
 
 _MAX_DEPTH = 100
 FLASK_PARAMETER = re.compile(r"<(?:\w+(?:\([^)]*\))?:)?(\w+)>")
 
 
-# -- where an endpoint stands ------------------------------------------------------------------------------------------
+# -- the place of an endpoint ------------------------------------------------------------------------------------------
 
 
 @value
 class Layer:
-    """One of our middlewares, and where it stands.
+    """One oncekey middleware, and its place.
 
-    ``only_declared``: a route without a declaration passes. ``handlers``: of which framework it asks the router for the
-    handler of a request; "": of none, so what handlers declare does not reach it.
+    ``only_declared``: a route without a declaration is not protected. ``handlers``: the framework whose router the
+    middleware asks for the handler; "": none, so it does not see what handlers declare.
     """
 
     once: OnceKey
     only_declared: bool
     handlers: str
     base: str = ""
-    """How much of the path has been taken off where it stands (ASGI)."""
+    """The prefix of the path that is removed before the middleware (ASGI)."""
     mount: str = ""
-    """How much of the path it can tell from the rest (WSGI)."""
+    """The prefix of the path that the middleware sees separately (WSGI)."""
 
     @property
     def routes(self) -> Routes:
@@ -61,7 +60,7 @@ class Layer:
         return self.once.routes.of_mounted(method, whole, whole.removeprefix(self.mount) or "/")
 
     def operation_path(self, path: str) -> str:
-        """The pattern of a route as its own app has it, by which a declared handler's operation is named."""
+        """The pattern of a route in its own app: it names the operation of a declared handler."""
         return plain(path.removeprefix(self.base).removeprefix(self.mount) or "/")
 
     def declared(self, method: str, endpoint: Any) -> Declaration | None:
@@ -70,7 +69,7 @@ class Layer:
 
 @value
 class Place:
-    """A point in the app: how a request gets there, and past which of our middlewares, the outermost first."""
+    """A point in the app: its prefix and host, and the oncekey middleware in front of it, the outermost first."""
 
     prefix: str = ""
     host: str = ""
@@ -85,21 +84,21 @@ class Place:
         return replace(self, layers=(*self.layers, *(replace(layer, base=base, mount=mount) for layer in layers)))
 
     def inside(self, framework: str) -> Place:
-        """In an app of this framework: routers of others know nothing of its handlers."""
+        """Inside of an app of this framework: middleware of other frameworks does not see its handlers."""
         seeing = (layer if layer.handlers == framework else replace(layer, handlers="") for layer in self.layers)
         return replace(self, layers=tuple(seeing))
 
 
 @value
 class Spot:
-    """A path with its methods. ``opaque``: an app that cannot be looked into, so any path below."""
+    """A path with its methods. ``opaque``: an app whose routes cannot be read, so any path below."""
 
     place: Place
     path: str
     methods: Collection[str]
     opaque: bool = False
     endpoint: Any = None
-    """The handler: a function, or a class with one method for each of HTTP's."""
+    """The handler: a function, or a class with one method for each HTTP method."""
 
     @property
     def full(self) -> str:
@@ -110,9 +109,9 @@ class Spot:
 
 
 def walk(app: Any, place: Place) -> Iterator[Spot]:
-    """Everything that answers requests in ``app``."""
+    """All endpoints of ``app``."""
     owner = app.__self__ if inspect.ismethod(app) else None
-    if place.depth > _MAX_DEPTH:  # something that is inside of itself
+    if place.depth > _MAX_DEPTH:  # an app that contains itself
         yield Spot(place, "/{path:path}", _ANY, opaque=True)
         return
     place = replace(place, depth=place.depth + 1)
@@ -141,14 +140,14 @@ def walk(app: Any, place: Place) -> Iterator[Spot]:
             yield from walk(mounted, place.inside("").under(prefix))
         yield from walk(app.app, place)
     elif (inner := _inner(app)) is not None:
-        # Middleware of ours that asks Starlette's router looks behind ``app`` alone.
+        # oncekey's middleware for Starlette follows only the attribute ``app``.
         yield from walk(inner, place if inner is getattr(app, "app", None) else place.inside("flask"))
     else:
         yield Spot(place, "/{path:path}", _ANY, opaque=True)
 
 
 def _starlette(router: Any, place: Place) -> Iterator[Spot]:
-    """The routes of a router, those of FastAPI's included routers among them."""
+    """The routes of a router, including those of FastAPI's included routers."""
     contexts = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", iter)
     for route in contexts(router.routes):
         kind = getattr(route, "original_route", route)
@@ -163,7 +162,7 @@ def _starlette(router: Any, place: Place) -> Iterator[Spot]:
             methods = route.methods or _of_class(route.endpoint)
             around = place.behind(_layers_before(getattr(kind, "app", None)))
             yield Spot(around, path, methods, endpoint=route.endpoint)
-        else:  # somebody's own kind of route
+        else:  # a kind of route that the app defines
             yield Spot(place, path or "/{path:path}", getattr(route, "methods", None) or _ANY)
     if router.default != router.not_found:
         yield from walk(router.default, place)
@@ -179,7 +178,7 @@ def _litestar(app: Any, place: Place) -> Iterator[Spot]:
         if _is(route, "litestar.routes", "ASGIRoute"):
             handler = route.route_handler
             layers = _layers(reversed(handler.resolve_middleware()), "litestar")
-            if handler.is_mount:  # litestar takes its path off before any middleware runs
+            if handler.is_mount:  # Litestar removes the prefix before any middleware runs
                 inside = place.under(route.path)
                 yield from walk(handler.fn, inside.behind(layers))
             else:
@@ -201,13 +200,13 @@ def _flask(app: Any, place: Place) -> Iterator[Spot]:
 
 
 def _is(found: object, module: str, name: str) -> bool:
-    """Whether it is an instance of this class; if nobody has imported that, it is not."""
+    """Whether it is an instance of this class. If the module is not imported, it is not."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(found, kind)
 
 
 def _inner(app: Any) -> Any:
-    """What stands behind somebody's middleware."""
+    """The app behind a middleware that is not oncekey's."""
     for name in _INNER:
         inner = getattr(app, name, None)
         if inner is not None and callable(inner):
@@ -216,14 +215,14 @@ def _inner(app: Any) -> Any:
 
 
 def _layers(middleware: Iterable[Any], framework: str) -> list[Layer]:
-    """Of a framework's list of middleware that it will make: which of them will be ours, and how they are set."""
+    """The oncekey middleware in a framework's list of middleware, with its options."""
     found = []
     for item in middleware:
         kind = getattr(item, "cls", None) or getattr(item, "middleware", None)  # Starlette's name, and Litestar's
         if isinstance(kind, type) and issubclass(kind, asgi.IdempotencyMiddleware):
             options = getattr(item, "kwargs", {})
             given = [*getattr(item, "args", ()), *options.values()]
-            # In Starlette the middleware finds its app by itself; in Litestar the plugin gives it the routes.
+            # In Starlette the middleware finds its app itself; in Litestar the plugin passes the routes to it.
             handlers = framework if framework == "starlette" or options.get("endpoints") is not None else ""
             found += [
                 Layer(once, options.get("only") is not None, handlers) for once in given if isinstance(once, OnceKey)

@@ -1,8 +1,7 @@
 """Which routes of an app run once: every endpoint of a Starlette, FastAPI, Litestar or Flask app, and what protects it.
 
-``app_routes.py`` finds the endpoints; nothing of the app is run. What protects an endpoint is decided by the very code
-that decides at run time: ``once.declarations.of`` the handler, and then ``once.routes.match`` of the path as each
-middleware would see it.
+``app_routes.py`` finds the endpoints without running the app. The code that decides at run time decides here too:
+``once.declarations.of`` the handler, and then ``once.routes.match`` of the path that each middleware sees.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SPANNING = re.compile(r"\{(\w+):path\}")
 
 
 class Coverage(StrEnum):
-    """What a retry of this endpoint meets."""
+    """Whether a retry of this endpoint runs again."""
 
     PROTECTED = "protected"
     EXEMPT = "exempt"
@@ -35,23 +34,23 @@ class Endpoint:
 
     method: str
     path: str
-    """As the app writes it, with the path of what it is mounted in; parameters in braces."""
+    """As the app writes it, with the prefix of its mounts; parameters in braces."""
     host: str
-    """Where it answers for one host only."""
+    """The host, if the endpoint answers for one host only."""
     coverage: Coverage
     policy: Policy | None
-    """Where it is protected: how."""
+    """The policy, if it is protected."""
     listed: str | None
     """The entry of ``OnceKey(routes=…)`` that decided, if one did."""
     handler: str | None
     """The handler whose ``@once.policy`` decided, if one did: ``module:function``."""
     why: str
-    """Where it is unprotected: how that comes, and what to do."""
+    """The reason, if it is unprotected."""
 
 
 @value
 class Audit:
-    """All state-changing endpoints of an app, and what was declared and is used by none of them."""
+    """All state-changing endpoints of an app, and declarations that none of them uses."""
 
     endpoints: tuple[Endpoint, ...]
     unused: tuple[str, ...]
@@ -64,8 +63,8 @@ class Audit:
 
 
 def audit(app: object) -> Audit:
-    """Look through an app. ConfigurationError: it has no list of routes, being a plain ASGI or WSGI callable; or what
-    its handlers declare cannot be meant so."""
+    """Audit an app. ConfigurationError: the app is a plain ASGI or WSGI callable without a list of routes, or a
+    declaration of a handler has no effect."""
     found = list(walk(app, Place()))
     if all(spot.opaque and not spot.place.prefix and not spot.place.host for spot in found) and found:
         raise ConfigurationError(
@@ -77,7 +76,7 @@ def audit(app: object) -> Audit:
 
 
 def audit_spots(found: list[Spot]) -> Audit:
-    """As :func:`audit`, of endpoints that were found already."""
+    """:func:`audit` for endpoints that were already found."""
     each = [(method, spot) for spot in found for method in sorted(spot.methods) if method not in SAFE_METHODS]
     onces = dict.fromkeys(layer.once for spot in found for layer in spot.place.layers)
     for method, spot in each:
@@ -95,7 +94,7 @@ def audit_spots(found: list[Spot]) -> Audit:
 
 
 def _use_declaration(method: str, spot: Spot) -> None:
-    """The declaration of an endpoint counts for its route, which is not listed as well."""
+    """Use the declaration of an endpoint for its route. ConfigurationError if the route is also listed."""
     for layer in spot.place.layers:
         declaration = layer.declared(method, spot.endpoint)
         if declaration is None:
@@ -115,10 +114,10 @@ def _listed(method: str, spot: Spot, layer: Layer) -> str | None:
 
 
 def _refuse_lost_declaration(method: str, spot: Spot) -> None:
-    """A declaration that was made for this endpoint, and does not reach it."""
+    """Refuse a declaration that was made for this endpoint and has no effect on it."""
     for layer in spot.place.layers:
         if layer.declared(method, spot.endpoint) is not None or _listed(method, spot, layer) is not None:
-            return  # the outermost that has a word about it
+            return  # the outermost middleware with a declaration decides
         declarations = layer.once.declarations
         takes_it = any(layer.routes.match(method, layer.sees(method, path)) for path in _examples(spot.full))
         inner = any(other.declared(method, spot.endpoint) for other in spot.place.layers)
@@ -156,7 +155,7 @@ _Verdict = tuple[Coverage, Policy | None, str | None, str | None, str]
 
 
 def _assess(method: str, spot: Spot) -> Endpoint:
-    """The worst of what the requests to an endpoint meet."""
+    """The worst coverage of all paths that the endpoint's pattern matches."""
     verdicts = [_verdict(method, path, spot) for path in _examples(spot.full)]
     order = (Coverage.UNPROTECTED, Coverage.EXEMPT, Coverage.PROTECTED)
     worst = min(verdicts, key=lambda verdict: order.index(verdict[0]))
@@ -164,7 +163,7 @@ def _assess(method: str, spot: Spot) -> Endpoint:
 
 
 def _examples(path: str) -> set[str]:
-    """Paths that the pattern stands for: a parameter is a segment, one that spans slashes is one and two segments."""
+    """Examples of paths that match a pattern: a parameter is one segment, a ``:path`` parameter is one or two."""
     deeper = _SPANNING.sub(r"{\1}/{\1}", path)
     return {plain(path), plain(deeper)}
 
@@ -172,7 +171,7 @@ def _examples(path: str) -> set[str]:
 def _verdict(method: str, path: str, spot: Spot) -> _Verdict:
     exempted: tuple[str | None, str | None] | None = None
     layers = spot.place.layers
-    for layer in layers:  # the outermost that wants it has it
+    for layer in layers:  # the outermost middleware that protects it decides
         declaration: Declaration | None = layer.declared(method, spot.endpoint)
         if declaration is not None:
             if declaration.policy is not None:
@@ -199,7 +198,7 @@ def _why(method: str, layers: tuple[Layer, ...]) -> str:
 
 
 def _unused(spots: list[Spot]) -> Iterator[str]:
-    """Listed routes that no endpoint has: a typing error in a path protects nothing, or exempts nothing."""
+    """Listed routes that match no endpoint: with a wrong path an entry protects nothing and exempts nothing."""
     at = [(spot, layer) for spot in spots for layer in spot.place.layers]
     for once in dict.fromkeys(layer.once for _, layer in at):
         for listed in once.routes.listed:
@@ -208,7 +207,7 @@ def _unused(spots: list[Spot]) -> Iterator[str]:
 
 
 def _falls_under(spot: Spot, layer: Layer, listed: str) -> bool:
-    """Whether requests to ``spot`` may fall under ``listed``: the one pattern fits the other, either way."""
+    """Whether requests to ``spot`` may match ``listed``: one of the two patterns matches the other."""
     method, _, path = listed.partition(" ")
     if method not in spot.methods:
         return False
@@ -218,4 +217,4 @@ def _falls_under(spot: Spot, layer: Layer, listed: str) -> bool:
     try:
         return Routes(layer.once.default_policy, {f"{method} {template}": None}).listed_as(method, path) is not None
     except ConfigurationError:
-        return False  # a template of a kind that we cannot read
+        return False  # a pattern that oncekey cannot read

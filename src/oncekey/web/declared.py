@@ -1,6 +1,6 @@
-"""At the start of an app: what its handlers declare is looked through, and what is not declared is said.
+"""Checks at the start of an app what its handlers declare, and logs routes without a declaration.
 
-Only where a handler has ``@once.policy``, or where ``only="declared"`` makes an undeclared route an unprotected one.
+It runs only if a handler has ``@once.policy``, or with ``only="declared"``, where an undeclared route is unprotected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("oncekey")
 
 @value
 class Handler:
-    """The handler that a framework's router finds for a request, and the pattern by which it is found."""
+    """The handler that a framework's router finds for a request, and the pattern of its route."""
 
     endpoint: Any
     path: str
@@ -45,13 +45,13 @@ def endpoints_of(app: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def matcher(endpoints: Iterable[tuple[str, str, Any]], once: OnceKey, only: Only | None) -> Match:
-    """From a method and the pattern of a path, as OpenAPI writes it, to the route; None: it is not protected."""
+    """A function that takes a method and the pattern of a path, and returns the route; None: it is not protected."""
     routes = once.routes if only is None else once.routes.only_listed()
     if not once.declarations:
         return routes.match
     declared: dict[tuple[str, str], Declaration | None] = {}
     for method, path, endpoint in endpoints:
-        if method not in SAFE_METHODS:  # the first route of a path has it
+        if method not in SAFE_METHODS:  # the first route of a path gets its requests
             declared.setdefault((method, plain(path)), once.declarations.of(endpoint, method))
 
     def match(method: str, path: str) -> Route | None:
@@ -62,7 +62,7 @@ def matcher(endpoints: Iterable[tuple[str, str, Any]], once: OnceKey, only: Only
 
 
 def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
-    """ConfigurationError: a declaration that has no effect, or two for one route. WARNING: what may be meant so."""
+    """ConfigurationError if a declaration has no effect, or a route has two. Logs a WARNING if it may be intended."""
     if not Declarations.in_process and only is None:
         return
     from oncekey.web import coverage  # it knows the middlewares, which call this

@@ -9,8 +9,8 @@
     async def pay(payment: Payment, op: CurrentOperation) -> Receipt: ...
 
 Endpoints are found and wrapped as Starlette's are (``web/starlette.py``), so a request that FastAPI refuses before its
-endpoint (validation, security, an unknown path) does not use up its key. Dependencies run before the endpoint: what one
-does outside of the database is not protected, unless it uses a verb of the operation; from then on the operation has
+endpoint (validation, security, an unknown path) does not use up its key. Dependencies run before the endpoint. What a
+dependency does outside of the database is not protected, unless it uses a verb of the operation: then the operation has
 begun.
 """
 
@@ -90,13 +90,13 @@ def enlisted_session(make: Callable[[], Any], *, commit: Commit = "engine") -> C
         @app.post("/payments", status_code=201)
         def pay(payment: Payment, session: PaySession) -> Receipt: ...
 
-    Needs FastAPI 0.118 or newer: before, dependencies ended before the response, and took the transaction with them.
+    Needs FastAPI 0.118 or newer: an older FastAPI ends dependencies, and so the transaction, before the response.
     """
     if _version() < (0, 118):
         raise ConfigurationError(f"enlisted_session needs fastapi>=0.118, and this is {fastapi_version}: upgrade it")
 
     async def dependency(operation: CurrentOperation) -> AsyncIterator[Any]:
-        # Not by operation.enlist: it runs before the body is validated, and a refused body must not use up the key.
+        # Not operation.enlist: this runs before the body is validated, and a refused body must not use up the key.
         session = make()
         if hasattr(session, "sync_session"):
             async with session:
@@ -117,21 +117,21 @@ def _version() -> tuple[int, ...]:
 
 
 OptionalOperation = Annotated[Operation | None, Depends(_optional_operation)]
-"""As CurrentOperation, and None where the route is not protected or its optional key was not sent."""
+"""CurrentOperation, or None if the route is not protected or the client sent no optional key."""
 
 
 # -- OpenAPI -----------------------------------------------------------------------------------------------------------
 
 
 def declare_openapi(app: FastAPI, once: OnceKey, *, only: Only | None = None) -> None:
-    """Say in the app's OpenAPI document which operations take a key, and what they answer; in the documents of mounted
-    apps too, from the first request on. Part of :func:`protect`."""
+    """Describe in the app's OpenAPI document which operations take a key, and what they answer; from the first request
+    on also in the documents of mounted apps. :func:`protect` calls it."""
 
     def match() -> Match:
         return matcher(endpoints_of(app), once, only)
 
     def wrap_all() -> None:
-        _wrap_openapi(app, once, match, "")  # again: the app may have put a function of its own there since
+        _wrap_openapi(app, once, match, "")  # again: the app may have replaced the function since then
         for prefix, mounted in _mounted(app):
             if isinstance(mounted, FastAPI):
                 _wrap_openapi(mounted, once, match, prefix)
@@ -148,7 +148,7 @@ def _wrap_openapi(app: FastAPI, once: OnceKey, match: Callable[[], Match], prefi
 
     def openapi() -> dict[str, Any]:
         nonlocal last
-        document = original()  # FastAPI makes a new one when routes were added, and the same one otherwise
+        document = original()  # FastAPI makes a new document after routes were added, otherwise it returns the same
         if last is None or last[0] is not document:
             declared = declare(
                 document,
@@ -170,7 +170,7 @@ def _wrap_openapi(app: FastAPI, once: OnceKey, match: Callable[[], Match], prefi
 
 
 def _mounted(app: Starlette | Router, prefix: str = "") -> Iterator[tuple[str, Starlette]]:
-    """The apps mounted in ``app`` and in those, each with its path; included routers and middleware are looked into."""
+    """All apps that are mounted in ``app``, at any depth, each with its path; also behind routers and middleware."""
     contexts = getattr(routing, "iter_route_contexts", iter)  # newer FastAPI keeps an included router as one route
     for route in contexts(app.routes):
         inner = getattr(route, "app", None)

@@ -1,13 +1,13 @@
-"""Flask: finish inside the framework, where its teardown has not run yet.
+"""Flask: stores the response inside of the framework, before Flask's teardown.
 
 ``protect(app, once)`` puts the WSGI middleware around the app and hooks into it:
 
-* the response is stored when Flask starts to send it: after every ``after_request`` function, the session and the
-  listeners have made their changes, with the headers as they are sent, and before ``teardown``, which closes sessions;
-* every view is wrapped at the one place where Flask calls it, ``dispatch_request``: entered, returned, raised are
-  reported (``core/evidence.py``), also of views that are registered later;
-* a request that Flask turns away before any view ran (no such route, wrong method) does not use up its key;
-* Flask-CORS adds its headers to our own answers too: a browser could not read them otherwise.
+* the response is stored when Flask starts to send it. Then all ``after_request`` functions, the session and the
+  listeners have made their changes, and ``teardown``, which closes sessions, has not run;
+* every view is wrapped at ``dispatch_request``, the one place where Flask calls it: it reports that it was entered,
+  returned or raised (``core/evidence.py``), also if it is registered later;
+* a request that Flask refuses before any view (no such route, wrong method) does not use up its key;
+* Flask-CORS adds its headers to oncekey's own answers too, so that a browser can read them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def protect(app: Flask, once: OnceKey, *, only: Only | None = None) -> Flask:
     )
     app.wsgi_app = middleware  # type: ignore[method-assign]
     if once.declarations:
-        audit_spots(list(walk(app, Place())))  # what is wrong with the routes that are there already is said now
-    # Flask runs these last to first: the first one sees the response that all others agreed on.
+        audit_spots(list(walk(app, Place())))  # raise now for wrong declarations of the present routes
+    # Flask runs these from last to first: the first one sees the response after all others have changed it.
     app.after_request_funcs.setdefault(None, []).insert(0, _remember)
     _wrap_dispatch(app)
     _wrap_errors(app)
@@ -60,7 +60,7 @@ def protect(app: Flask, once: OnceKey, *, only: Only | None = None) -> Flask:
 
 
 def _handler(app: Flask, environ: Environ) -> Handler | None:
-    """The view that Flask will call for this request: its own router is asked, so it is the one of all that fit."""
+    """The view that Flask will call for this request, found by Flask's own router."""
     try:
         adapter = app.create_url_adapter(app.request_class(environ, populate_request=False))
         if adapter is None:
@@ -78,7 +78,7 @@ def _wrap_dispatch(app: Flask) -> None:
 
     def dispatch_request() -> Any:
         exchange = _exchange()
-        if exchange is None or request.routing_exception is not None:  # the latter is raised, and enters no view
+        if exchange is None or request.routing_exception is not None:  # Flask raises that one without a view
             return dispatch()
         evidence = exchange.operation.evidence
         evidence.entered()
@@ -91,7 +91,7 @@ def _wrap_dispatch(app: Flask) -> None:
         try:
             response = app.make_response(result)
             status = response.status_code
-        finally:  # what Flask cannot make a response of was returned all the same
+        finally:  # the view has returned, also if Flask cannot make a response of its value
             evidence.returned_with(status)
         return response
 
@@ -99,14 +99,14 @@ def _wrap_dispatch(app: Flask) -> None:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Of ``abort(402)``, and of ``abort(redirect(…))``, which carries its whole response."""
+    """The status of ``abort(402)``, and of ``abort(redirect(…))``, which has a whole response."""
     if not isinstance(error, HTTPException):
         return None
     return error.code if error.response is None else getattr(error.response, "status_code", None)
 
 
 def _wrap_errors(app: Flask) -> None:
-    """An exception of ours may be raised around the view too, and in tests Flask lets exceptions pass."""
+    """oncekey's exceptions may also be raised around the view, and in tests Flask does not catch exceptions."""
     by_handlers, by_nobody = app.handle_user_exception, app.handle_exception
 
     def handle_user_exception(error: Exception) -> Any:
@@ -132,7 +132,7 @@ def _wrap_errors(app: Flask) -> None:
 
 
 def _mark_mounted(app: Any) -> None:
-    """Apps that a dispatcher mounts beside this one have endpoints of their own, which are not wrapped."""
+    """Mark apps that a dispatcher mounts beside this one: their endpoints are not wrapped."""
     if isinstance(app, DispatcherMiddleware):
         app.mounts = {path: _foreign(mounted) for path, mounted in app.mounts.items()}
 
@@ -148,9 +148,9 @@ def _foreign(app: Any) -> Any:
 
 
 def _with_cors(app: Flask, environ: Environ, answer: Answer) -> Answer:
-    """Flask-CORS adds its headers in ``after_request`` functions, which do not run for an answer of ours.
+    """Flask-CORS adds its headers in ``after_request`` functions, which do not run for oncekey's own answers.
 
-    Only its own: an ``after_request`` function of the app may rely on what the view or a ``before_request`` left.
+    Run only those of Flask-CORS: other ``after_request`` functions may need what the view or a ``before_request`` set.
     """
     functions = [
         function
@@ -173,17 +173,17 @@ def _exchange() -> Exchange | None:
 
 
 def _remember(response: Response) -> Response:
-    """The last ``after_request``: let the middleware have the body when Flask starts to send this response."""
+    """The last ``after_request`` function: gives the middleware the body when Flask starts to send this response."""
     exchange = _exchange()
-    # An error page, and what ``abort(response)`` carries, counts as streamed in Werkzeug, and is short. What else is
-    # streamed, the middleware passes through.
+    # Werkzeug marks an error page and the response of ``abort(response)`` as streamed, but they are short. The
+    # middleware passes every other streamed response through.
     if exchange is not None and (
         response.status_code >= 400 or exchange.operation.evidence.raised or not response.is_streamed
     ):
         response.make_sequence()
 
         def whole_body(status: str) -> bytes | None:
-            # Another status: a session or a listener failed after this, and Flask sends its error page instead.
+            # With another status, a session or a listener failed after this, and Flask sends its error page instead.
             return response.get_data() if status == response.status else None
 
         exchange.whole_body = whole_body

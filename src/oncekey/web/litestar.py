@@ -1,4 +1,4 @@
-"""Litestar: ``Litestar([...], plugins=[OnceKeyPlugin(once)])`` adds the middleware, the operation and the declaration.
+"""Litestar: ``Litestar([...], plugins=[OnceKeyPlugin(once)])`` adds middleware, operation and OpenAPI declarations.
 
 ::
 
@@ -7,15 +7,15 @@
 
 Owns what is particular to Litestar:
 
-* The router runs before any middleware, so the handler of a request is known when we are called: it is wrapped then
-  (``web/endpoints.py``). Unknown paths and methods never get here.
-* Litestar turns every exception into a response before any middleware sees it. ``after_exception`` reports the ones
-  that speak to oncekey (``Refused``, ``NotExecuted``, ``OutcomeUnknown``), and those of its own validation.
-* Middleware may raise too, and would be answered outside of ours, where an exception is all that is left to see: so
-  there is one more of litestar's own exception handlers right inside.
+* The router runs before any middleware, so the middleware knows the handler of a request, and wraps it then
+  (``web/endpoints.py``). Requests with an unknown path or method do not reach the middleware.
+* Litestar turns every exception into a response before any middleware sees it. ``after_exception`` reports exceptions
+  for oncekey (``Refused``, ``NotExecuted``, ``OutcomeUnknown``), and those of Litestar's own validation.
+* Inner middleware may raise too. Litestar would answer that outside of oncekey's middleware, which would see only the
+  exception. So one more of Litestar's exception handlers runs directly inside of it.
 
-Our middleware is the innermost of the app's own: authentication has run, and the scope function may look at it in
-``request.raw["user"]``. Middleware of routers, controllers and handlers runs inside.
+oncekey's middleware is the innermost of the app's own. So authentication has run, and the scope function may read its
+result in ``request.raw["user"]``. Middleware of routers, controllers and handlers runs inside.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class OnceKeyPlugin(InitPluginProtocol, ReceiveRoutePlugin):
 
     @asynccontextmanager
     async def _lifespan(self, app: Litestar) -> AsyncIterator[None]:
-        """Refuse to start on a wrong schema; wait for handlers and let go of everything at the end.
+        """Refuse to start on a wrong schema; at the end wait for handlers and close everything.
 
-        Middleware sees no lifespan here. Litestar ends lifespans in the reverse order: a plugin that closes what
-        handlers use stands before this one in ``plugins``.
+        Litestar's middleware does not see the lifespan. Litestar ends lifespans in the reverse order: put a plugin that
+        closes what handlers use before this one in ``plugins``.
         """
         require_asyncio()
         self._handlers.check_app(app, self._once, self._only)
@@ -124,7 +124,7 @@ class OnceKeyPlugin(InitPluginProtocol, ReceiveRoutePlugin):
 
 
 class _Handlers:
-    """The handlers of the app. Litestar's router has run before any middleware, and left the handler in the scope."""
+    """The handlers of the app. Litestar's router runs before any middleware, and puts the handler into the scope."""
 
     def __init__(self) -> None:
         self.routes: list[BaseRoute] = []
@@ -134,13 +134,13 @@ class _Handlers:
         return self  # Litestar copies the arguments of middleware
 
     def cover(self) -> bool:
-        return False  # ``_Inside`` says for each request whether its handler is wrapped
+        return False  # ``_Inside`` sets ``covered`` for each request
 
     def knows_route(self, _: Any) -> bool:
         return True
 
     async def answer_to_error(self, _: Any, __: Exception) -> None:
-        return None  # Litestar answers every exception itself, inside of us
+        return None  # Litestar answers every exception itself, inside of the middleware
 
     def handler(self, scope: Any) -> Handler | None:
         handler = scope.get("route_handler")
@@ -150,7 +150,7 @@ class _Handlers:
         self.check_app(scope.get("litestar_app") or scope["app"], once, only)
 
     def check_app(self, app: Litestar, once: OnceKey, only: Only | None) -> None:
-        """Once: Litestar makes one middleware for each handler."""
+        """Check once only: Litestar makes one middleware for each handler."""
         if not self._checked:
             check_declarations(app, once, only)
             self._checked = True
@@ -173,7 +173,7 @@ def _operation(scope: Scope) -> Operation:
 
 
 def _marker() -> Any:
-    """What tells litestar that a parameter is a dependency: NamedDependency since 2.23, which deprecates the other."""
+    """Marks a parameter as a dependency for Litestar: NamedDependency since 2.23, before that ``params.Dependency``."""
     named = getattr(di, "NamedDependency", None)
     return params.Dependency() if named is None else get_args(named[Operation])[1]
 
@@ -198,7 +198,7 @@ async def _after_exception(error: Exception, scope: Scope) -> None:
 
 
 class _Inside:
-    """Right inside our middleware: here the request's handler is known, and reports from now on."""
+    """Directly inside of oncekey's middleware: it wraps the request's handler, which reports from then on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = ExceptionHandlerMiddleware(app, debug=None)
@@ -221,7 +221,7 @@ def _wrap(handler: Any) -> bool:
 
 
 def _status_of(handler: HTTPRouteHandler, result: Any, _: dict[str, Any]) -> int:
-    """Of a Response, or of the handler's own declaration."""
+    """The status of a Response, or the status that the handler declares."""
     status: int | None = getattr(result, "status_code", None) if isinstance(result, Response | ASGIResponse) else None
     return status or handler.status_code
 
@@ -235,7 +235,7 @@ def _status_of_error(error: BaseException) -> int | None:
 
 @dataclasses.dataclass
 class _Declared(OpenAPI):
-    """The document, with our declaration added when it is written out."""
+    """The document, with oncekey's declarations added when it is written."""
 
     def to_schema(self) -> dict[str, Any]:
         once: OnceKey = self.__dict__["_once"]
@@ -250,7 +250,7 @@ class _Declared(OpenAPI):
 
 
 def _declaring(config: OpenAPIConfig, once: OnceKey, match: Callable[[], Match]) -> OpenAPIConfig:
-    """A copy of the app's configuration (the default one is everybody's) whose documents declare."""
+    """A copy of the app's configuration whose documents have the declarations. (All apps share the default one.)"""
     changed = copy(config)
 
     def to_openapi_schema() -> OpenAPI:

@@ -5,14 +5,14 @@
     once = OnceKey("sqlite:///app.db", scope=tenant_of)
     protect(app, once)
 
-Owns how endpoints are found in Starlette's routers, and in FastAPI's, which are built on them:
+Owns how endpoints are found in the routers of Starlette and FastAPI:
 
 * ``Route`` with a function, ``HTTPEndpoint`` classes, and FastAPI's ``dependant.call`` are wrapped
   (``web/endpoints.py``), in mounted apps and included routers too, also when they are added after the first request.
-* What cannot be wrapped, a mounted app of another framework or a raw ASGI endpoint, is marked as foreign: a request
-  that reaches it counts as entered, by an endpoint that gives no word.
-* The handler of validation errors reports that the request was refused before its endpoint, so that one that fails
-  itself (on ``NaN``, for one) does not use up the key.
+* A mounted app of another framework or a raw ASGI endpoint cannot be wrapped. It is marked as foreign: a request
+  that reaches it may have entered an endpoint that does not report.
+* The handler of validation errors reports that validation refused the request before its endpoint. So the key stays
+  unused, also if that handler fails itself (on ``NaN``, for example).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def protect(
     ``upkeep``, ``tune``, ``only``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has them.
 
     Middleware that is added after this runs outside of it: add authentication that the scope function relies on later.
-    A ``CORSMiddleware`` runs outside of it wherever it was added, so that a browser can read our answers too.
+    A ``CORSMiddleware`` always runs outside of it, so that a browser can read oncekey's answers too.
     """
     if any(getattr(item, "cls", None) is IdempotencyMiddleware for item in app.user_middleware):
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
@@ -76,7 +76,7 @@ def protect(
 
 
 def before_stack(app: Starlette, action: Callable[[], None]) -> None:
-    """Run ``action`` when the app builds its stack, before its first request: all it consists of is known by then."""
+    """Run ``action`` when the app builds its stack, before its first request: then all its parts are known."""
     original = app.build_middleware_stack
 
     def build_middleware_stack() -> ASGIApp:
@@ -87,7 +87,7 @@ def before_stack(app: Starlette, action: Callable[[], None]) -> None:
 
 
 def _cors_outside(app: Starlette) -> None:
-    """A browser reads no answer without CORS headers, and replays and refusals are answers of ours."""
+    """Move ``CORSMiddleware`` outside: without its headers a browser cannot read oncekey's replays and refusals."""
     stack: list[Any] = app.user_middleware
     ours = next(i for i, item in enumerate(stack) if item.cls is IdempotencyMiddleware)
     inside = [item for item in stack[ours:] if isinstance(item.cls, type) and issubclass(item.cls, CORSMiddleware)]
@@ -96,18 +96,18 @@ def _cors_outside(app: Starlette) -> None:
 
 
 class Endpoints:
-    """The endpoints of an app: found, wrapped, and found again when routes were added."""
+    """Finds and wraps the endpoints of an app, again after routes were added."""
 
     def __init__(self, app: Starlette | Router) -> None:
         self._app = app
         self._router = RouterLookup()
         self._seen: list[tuple[list[BaseRoute], int, BaseRoute | None]] = []
-        """Each list of routes, how many there were, and the last of them: by that a change is noticed."""
+        """Each list of routes, its length and its last route: they show whether the list has changed."""
         self._known: dict[int, Any] = {}
         self._complete = True
 
     def cover(self) -> bool:
-        """Wrap what is new. True: a request that enters none of them has entered nothing."""
+        """Wrap new endpoints. True: all endpoints are wrapped, so a request without a report entered none."""
         for routes, count, last in self._seen:
             if len(routes) != count or (count and routes[-1] is not last):
                 break
@@ -120,7 +120,7 @@ class Endpoints:
         return self._complete
 
     def check(self, _: Scope, once: OnceKey, only: Only | None) -> None:
-        """Look through what the handlers declare."""
+        """Check what the handlers declare."""
         check_declarations(self._app, once, only)
 
     def handler(self, scope: Scope) -> Handler | None:
@@ -129,8 +129,8 @@ class Endpoints:
         return self._router.handler(self._app, scope)
 
     def knows_route(self, scope: Scope) -> bool:
-        """Whether the route that took this request is one of those that were wrapped. If not, all are looked at again
-        before the next request."""
+        """Whether the route that matched this request was wrapped. If not, all routes are read again before the next
+        request."""
         route = scope.get("route")
         if route is None or id(route) in self._known:
             return True
@@ -138,9 +138,9 @@ class Endpoints:
         return False
 
     async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, ASGIApp] | None:
-        """Starlette calls the handler of ``Exception``, or of 500, in its outermost middleware, outside of ours."""
+        """Starlette calls the handler of ``Exception`` or of 500 in its outermost middleware, outside of oncekey's."""
         app = self._app
-        if not isinstance(app, Starlette) or app.debug:  # debug: a page with the traceback comes instead
+        if not isinstance(app, Starlette) or app.debug:  # with debug, Starlette sends a page with the traceback
             return None
         handler: Any = app.exception_handlers.get(500) or app.exception_handlers.get(Exception)
         if handler is None:
@@ -168,7 +168,7 @@ class Endpoints:
         for route in routes:
             self._known[id(route)] = route
             included = getattr(route, "original_router", None)
-            if included is not None:  # newer FastAPI: a router that was included, and may still grow
+            if included is not None:  # newer FastAPI: an included router, to which routes may still be added
                 self._watch(included.routes)
 
     def _wrap_route(self, route: Any) -> None:
@@ -185,7 +185,7 @@ class Endpoints:
             if not (_wrap_function(route) or _wrap_class(route) or _is_foreign(route.app)):
                 route.app = ForeignApp(route.app)
         elif not isinstance(route, WebSocketRoute):
-            self._complete = False  # a kind of route that we do not know
+            self._complete = False  # an unknown kind of route
 
 
 def _is_foreign(app: Any) -> bool:
@@ -202,8 +202,8 @@ def _status_of_error(error: BaseException) -> int | None:
 
 
 def _wrap_fastapi(route: Any, dependant: Any) -> None:
-    """FastAPI reads ``dependant.call`` at each request. A value that is no Response gets the route's status, or the one
-    that the endpoint set on the Response that it asked for."""
+    """FastAPI reads ``dependant.call`` at each request. A return value that is not a Response gets the route's status,
+    or the status that the endpoint set on its Response parameter."""
     default: int = getattr(route, "status_code", None) or 200
     parameter: str | None = dependant.response_param_name
 
@@ -219,7 +219,7 @@ def _wrap_fastapi(route: Any, dependant: Any) -> None:
 
 
 def _app_in_context(app: ASGIApp) -> ASGIApp:
-    """As ``_in_context``, for a whole route."""
+    """``_in_context`` for a whole route."""
 
     def in_context(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if _current.get() is None and SCOPE_KEY in scope:
@@ -231,8 +231,8 @@ def _app_in_context(app: ASGIApp) -> ASGIApp:
 
 
 def _wrap_function(route: Route) -> bool:
-    """Starlette keeps the function in a closure, behind the route's middleware. It is replaced in there: middleware may
-    keep that closure under other names than the one by which it was found."""
+    """Starlette keeps the function in a closure, behind the route's middleware. The function is replaced inside of that
+    closure, because middleware may hold other references to the closure."""
     endpoint = route.endpoint
     if not _is_function(endpoint):
         return False
@@ -251,7 +251,7 @@ def _wrap_function(route: Route) -> bool:
 
 
 def _in_context(call: Callable[..., Any], endpoint: Any) -> Callable[..., Any]:
-    """``call`` with the operation in the context: middleware may have called it in a fresh one."""
+    """``call`` with the operation in the context: middleware may call it in a new context."""
 
     def in_context(request: HTTPConnection) -> Awaitable[Any]:
         if _current.get() is None and SCOPE_KEY in request.scope:
@@ -265,7 +265,7 @@ def _in_context(call: Callable[..., Any], endpoint: Any) -> Callable[..., Any]:
 
 
 def _cells(app: Any) -> Iterator[Any]:
-    """What the functions in a chain of middleware keep in their closures. Classes keep the next one as ``app``."""
+    """The closure cells of the functions in a chain of middleware. A class keeps the next layer as ``app``."""
     waiting: list[Any] = [app]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_LAYERS:
@@ -290,12 +290,12 @@ def _is_function(endpoint: Any) -> bool:
 
 
 def _wrap_class(route: Route) -> bool:
-    """An HTTPEndpoint is made for each request: its methods are wrapped in the class itself, wherever it is kept."""
+    """Starlette creates an HTTPEndpoint for each request, so its methods are wrapped in the class itself."""
     kind: Any = route.app
     while kind is not None and not isinstance(kind, type):
         kind = getattr(kind, "app", None)
     if kind is None or not issubclass(kind, HTTPEndpoint) or kind.dispatch is not HTTPEndpoint.dispatch:
-        return False  # with a dispatch of its own it need not call its methods
+        return False  # with its own ``dispatch`` the class may not call its methods
     for name in _METHODS:
         method = getattr(kind, name, None)
         if method is not None and not hasattr(method, MARK):
@@ -304,7 +304,7 @@ def _wrap_class(route: Route) -> bool:
 
 
 def _method_of_class(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method``, wrapped where it is what the class answers with; called by a subclass through super(), as it was."""
+    """``method`` with reports if it is the endpoint of its class. A call from a subclass by super() does not report."""
     reports = wrapped(method, _status_of_response, _status_of_error)
 
     def chosen(self: HTTPEndpoint) -> Callable[..., Any]:

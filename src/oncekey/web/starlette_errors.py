@@ -1,4 +1,5 @@
-"""The exception handlers of a Starlette app: they report what validation refused, so that its key stays unused."""
+"""Wraps the exception handlers of a Starlette app: they report that validation refused a request, so that its key stays
+unused."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from oncekey.web.scopes import SCOPE_KEY
 
 
 def wrap_handlers(app: Starlette) -> None:
-    """The app's exception handlers report what validation refused. (Of an app whose stack is built they are copied
-    already: then a crash in one counts as a crash.)"""
+    """Let the app's exception handlers report a refused validation. (If the app has already built its stack, Starlette
+    has copied them: then a crash in a handler counts as a crash.)"""
     for kind, handler in list(app.exception_handlers.items()):
         if kind not in (500, Exception) and not hasattr(handler, MARK):
             app.exception_handlers[kind] = _reporting(handler)
@@ -44,6 +45,6 @@ def _reporting(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Not an HTTPException: a handler of 404 may forward the request elsewhere, and fail when that has happened."""
+    """Only FastAPI's validation error. A handler of HTTPException 404 may forward the request, and then fail."""
     fastapi_errors = sys.modules.get("fastapi.exceptions")
     return fastapi_errors is not None and isinstance(error, fastapi_errors.RequestValidationError)

@@ -1,7 +1,7 @@
-"""Which handler a Starlette app, and so a FastAPI app, will call for a request: its own router is asked.
+"""Finds the handler that a Starlette or FastAPI app will call for a request, by the app's own router.
 
-Each route is asked whether it matches, in the order of the router, as the router itself will do it: a declaration at a
-handler follows the handler, whatever other routes fit the same path.
+It asks each route whether it matches, in the order of the router, as the router itself does. So a declaration at a
+handler applies to that handler, also if other routes match the same path.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from oncekey.core.routes import plain
 from oncekey.web.declared import Handler
 
 _REMEMBERED = 1_000
-"""Paths whose handler is looked up once only. They come from clients, so there is an end to it."""
+"""How many paths the cache holds. Clients choose paths, so the cache needs a limit."""
 _PATH_ONLY = (Route.matches, Mount.matches, WebSocketRoute.matches)
 
 
 class RouterLookup:
-    """The routers of an app as they are now. Made anew when routes were added."""
+    """The routers of an app. A new one is made after routes were added."""
 
     def __init__(self) -> None:
         self._routes: dict[int, list[Any]] = {}
@@ -30,7 +30,7 @@ class RouterLookup:
         self._by_path_only = True
 
     def learn(self, router: Router) -> list[Any]:
-        """The routes of a router; newer FastAPI keeps an included router as one route, and its routes as contexts."""
+        """The routes of a router. Newer FastAPI keeps an included router as one route, and its routes as contexts."""
         contexts = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", None)
         found = router.routes if contexts is None else contexts(router.routes)
         routes = [getattr(route, "_effective_route", route) for route in found]
@@ -65,14 +65,14 @@ class RouterLookup:
 
 
 def _goes_by_path(route: Any) -> bool:
-    """Not by a host or another header, as a route of the app's own kind may."""
+    """Whether the route matches by method and path only, not by a host or another header."""
     kind = getattr(route, "original_route", route)  # of FastAPI's contexts
     matches = type(kind).matches
     return matches in _PATH_ONLY or (matches.__module__ == "fastapi.routing" and not isinstance(kind, Host))
 
 
 def app_behind(app: Any) -> Any:
-    """The app or router in a chain of middleware, which keep the next one as ``app``; None: there is none."""
+    """The app or router behind a chain of middleware, which keeps the next layer as ``app``; None: there is none."""
     while app is not None and not isinstance(app, Starlette | Router):
         app = getattr(app, "app", None)
     return app
