@@ -1,6 +1,6 @@
 """How an attempt ends: from what the app answered, or raised, to the owner's move and the answer that the client gets.
 
-What becomes of the key is judged in ``core/judgment.py``; the words are ``core/problems.py``'s. ASGI and WSGI carry out
+``core/judgment.py`` judges what becomes of the key; ``core/problems.py`` has the texts. The ASGI and WSGI middleware do
 what these functions return.
 """
 
@@ -56,9 +56,9 @@ class Move:
 def answered(
     operation: Operation, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, once: OnceKey
 ) -> tuple[Move, Answer | None]:
-    """The move for a complete response, and our answer where the client must not get that response.
+    """The move for a complete response, and oncekey's answer if the client must not get that response.
 
-    ``body`` None: it was streamed past us, and leaves a tombstone.
+    ``body`` None: it was streamed to the client, and the key becomes a tombstone.
     """
     error = operation.evidence.error
     replaces = error is not None and status == 500  # the framework's page for an exception of ours, unknown to it
@@ -66,7 +66,7 @@ def answered(
         return _refused_late(operation, error, once)
     judgment = _judged(operation, status)
     event = judgment.event
-    # An exception that became a 4xx commits nothing: its handler may have left a verb on purpose, and the 4xx stands.
+    # An exception that became a 4xx commits nothing, so a verb that was not awaited does not matter.
     if operation.unawaited and judgment.commits and (verbs := _not_awaited(operation)):
         event = _judged(operation, None).event  # as a response that broke off
         return Move(event, None, f"op.{verbs[0]} was not awaited"), in_place_of(event, operation, once)
@@ -83,13 +83,13 @@ def answered(
         if event is Event.COMPLETE:
             event = Event.DEFER
         else:
-            operation.commits = False  # an error is no promise to settle it later: what it wrote is rolled back
+            operation.commits = False  # an error response does not defer the request, so its writes are rolled back
     return Move(event, response, reason), None
 
 
 def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[Move, Answer | None]:
-    """The move for an app that raised, or that returned without a whole response; and our answer, where the framework
-    further out has none for it."""
+    """The move for an app that raised, or that returned without a whole response; and oncekey's answer, if the
+    exception is one of oncekey's."""
     operation.evidence.heard(error)
     operation.evidence.broke_off = True
     if isinstance(error, Refused) and operation.begun:
@@ -100,7 +100,7 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
 
 
 def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:
-    """What a request gets that ran, and whose response was not stored."""
+    """The answer to a request whose handler ran and whose response was not stored."""
     if finished.undone:
         return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
     decision = decide(finished.record, wanted)
@@ -143,7 +143,7 @@ def _not_awaited(operation: Operation) -> list[str]:
 
 
 def _reason(operation: Operation, status: int) -> str:
-    """What the record says of an attempt that stored no response."""
+    """The ``last_error`` of an attempt that stored no response."""
     evidence = operation.evidence
     if evidence.raised:
         return f"the handler raised {evidence.raised_name}, answered with {status}"
@@ -153,14 +153,14 @@ def _reason(operation: Operation, status: int) -> str:
 
 
 def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[Move, Answer]:
-    """The operation has begun, so this is its answer, as any other 4xx."""
+    """The operation has begun, so this refusal is its answer, like any other 4xx."""
     answer = refusal(once, Situation.REFUSED_LATE, detail=error.detail, status=error.status)
     move, _ = answered(operation, answer.status, answer_headers(answer, None, None), answer.body, once)
     return move, unknown(once, operation.key) if move.event is Event.DOUBT else answer
 
 
 def in_place_of(event: Event, operation: Operation, once: OnceKey) -> Answer:
-    """In place of a success that is not stored."""
+    """The answer in place of a success that is not stored."""
     return unknown(once, operation.key) if event is Event.DOUBT else refusal(once, Situation.FAILED)
 
 
@@ -170,7 +170,7 @@ def _held_too_long(operation: Operation) -> str:
 
 
 def _told(operation: Operation, error: BaseException | None, event: Event, once: OnceKey) -> Answer | None:
-    """What a client is told of an error of ours, and no more than is so: it will act on it."""
+    """oncekey's answer to one of its own exceptions; None: the framework answers. It claims only what is certain."""
     if not isinstance(error, Refused | NotExecuted | OutcomeUnknown | StoreError):
         if event is Event.RELEASE and _held_too_long(operation):
             return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
