@@ -84,7 +84,7 @@ def _detail(endpoint: Endpoint) -> str:
 
 
 def _place(endpoint: Endpoint) -> str:
-    """Where the declaration stands that decided."""
+    """The place of the declaration that decided."""
     if endpoint.handler is not None:
         return f"@once.policy{'(None)' if endpoint.policy is None else ''} at {endpoint.handler}"
     if endpoint.listed is None:

@@ -43,7 +43,7 @@ class Busy:
 
     record: Record | None
     lease_left: float | None = None
-    """The seconds that are left of the lease, where a renewal is overdue: its owner is probably dead."""
+    """The seconds that are left of the lease, if a renewal is overdue: the owner is probably dead."""
 
 
 @value

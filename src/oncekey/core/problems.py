@@ -42,7 +42,7 @@ class Situation(StrEnum):
     KEY_MALFORMED = "key-malformed"
     MISMATCH = "mismatch"
     IN_FLIGHT = "in-flight"
-    ACCEPTED = "accepted"  # in flight, for routes that answer 202 to that
+    ACCEPTED = "accepted"  # in flight, for routes with in_flight="accepted"
     UNKNOWN = "outcome-unknown"
     DEFERRED = "deferred"
     LIMITED = "limited"
@@ -254,8 +254,8 @@ and 5xx, no 429, and take a 202 for the result. UNKNOWN is not among these: the 
 minutes later."""
 
 _STATES = {Situation.ACCEPTED: "in_progress", Situation.DEFERRED: "pending"}
-"""Answers with 202, and the state of the key in their body. By it a client tells the two apart, and both from a 202 of
-the app."""
+"""The answers with 202, and the state of the key in their body. By that state a client distinguishes the two, and both
+from a 202 of the app."""
 
 _LINKED = frozenset({Situation.KEY_MISSING, Situation.MISMATCH, Situation.IN_FLIGHT})
 """The draft, section 2.7: these need a link to documentation, in the body or as a Link header."""

@@ -72,7 +72,7 @@ class Routes:
                 self._exact[method, path] = listed
 
     def only_listed(self) -> Routes:
-        """The same, for an app where a route that is not listed is not protected."""
+        """The same routes, for an app that protects only listed routes."""
         if self._alone is None:
             self._alone = Routes(self._policy, self.listed, only_listed=True)
         return self._alone
@@ -149,7 +149,8 @@ def _named(path: str) -> str:
 
 
 def plain(path: str) -> str:
-    """A framework's pattern as the name of an operation has it: ``/payments/{id:int}`` is ``/payments/{id}``."""
+    """A framework's pattern without converters, for the name of an operation: ``/payments/{id:int}`` gives
+    ``/payments/{id}``."""
     return _PARAMETER.sub(r"{\1}", path)
 
 

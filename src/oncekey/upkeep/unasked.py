@@ -1,6 +1,6 @@
-"""Says which unknown keys have no resolver: without one they end as dead letters, and their clients get 409 until then.
+"""Logs which unknown keys have no resolver. Such keys end as dead letters, and their clients get 409.
 
-The log says it once for each operation, again when there are many more of its keys, and once an hour.
+It logs each operation once, then once an hour, and again if its keys have become many more.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _log = logging.getLogger("oncekey")
 
 AGAIN_SECONDS = 3_600.0
 GROWN = 5
-"""How many times as many keys there must be before the log says it again within the hour."""
+"""Within the hour, an operation is logged again if it has this many times as many keys."""
 LATE_SECONDS = 60.0
-"""For how long a key may be due before an upkeep without the app says that no other one asks."""
+"""How long a key may be due before an upkeep without the app logs that no other upkeep asks about it."""
 
 
 def no_resolver(operation: str, number: int) -> str:
@@ -54,7 +54,7 @@ class ResolverWatch:
         self._told: dict[str, tuple[int, float]] = {}
 
     def look(self, unknowns: Sequence[UnknownsOf], resolvers: Resolvers | None) -> int:
-        """How many keys have no resolver. ``resolvers``: the app's; None: go by what its own upkeep has written."""
+        """How many keys have no resolver. ``resolvers``: the app's; None: use what the app's own upkeep wrote."""
         found: dict[str, int] = {}
         for each in unknowns:
             number = each.unasked if resolvers is None else 0 if resolvers.of(each.operation) else each.keys
@@ -78,7 +78,7 @@ class ResolverWatch:
 
 @value
 class Reported:
-    """What an upkeep without the app found, of the unknown keys that a health check counts."""
+    """What an upkeep without the app found among the unknown keys that a health check counts."""
 
     unknown: int = 0
     without_resolver: int = 0
@@ -88,9 +88,9 @@ class Reported:
 
 
 class Reporter:
-    """The reconciler's place in an upkeep that was given a store and no app.
+    """Takes the place of the reconciler in an upkeep that has a store and no app.
 
-    It asks nobody, and counts no try: it does not know which resolvers the app has, and a key whose resolver runs in
+    It asks no resolver and counts no try. It does not know the app's resolvers, and a key whose resolver runs in
     another process must not become a dead letter here.
     """
 

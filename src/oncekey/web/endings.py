@@ -165,7 +165,7 @@ def in_place_of(event: Event, operation: Operation, once: OnceKey) -> Answer:
 
 
 def _held_too_long(operation: Operation) -> str:
-    """Why oncekey ended the enlisted transaction, if it did. What the handler raised after that follows from it."""
+    """Why oncekey ended the enlisted transaction, if it did. That also caused what the handler raised afterwards."""
     return operation.enlisted.held_too_long if operation.enlisted is not None else ""
 
 

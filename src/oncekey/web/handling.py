@@ -52,7 +52,7 @@ class Endpoints(Protocol):
         """The handler that the app's router will find for this request."""
 
     def check(self, scope: Scope, once: OnceKey, only: Only | None) -> None:
-        """Look through what the handlers declare: ``check_declarations``."""
+        """Check what the handlers declare (``check_declarations``)."""
 
     async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, App] | None:
         """The response of the app's handler for every exception: its status, and an app that sends it. None: the app

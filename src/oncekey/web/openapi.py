@@ -41,7 +41,7 @@ def declare(
 ) -> Fragment:
     """A copy of ``document`` in which every protected operation is described so.
 
-    ``match``: the route of a method and a path, or None where it is not protected.
+    ``match``: takes a method and a path, and returns the route; None: it is not protected.
     ``authenticates``: the app's scope function may answer 401; ``authorizes``: its authorize function may
     answer 403. ``prefix``: where the document's paths are mounted.
     """

@@ -144,7 +144,7 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
 
 
 def _busy(record: Record | None, wait: float, policy: Policy, once: Voice) -> Answer:
-    """202 only for a row that says so: what the store could not tell is a conflict, and the client tries again."""
+    """202 only if the row shows an attempt in progress. If the store could not tell: 409, and the client retries."""
     running = record is not None and record.state is State.IN_PROGRESS and not record.lease_over
     if policy.in_flight != "accepted" or record is None or not running or once.status_url is None:
         return refusal(once, Situation.IN_FLIGHT, retry_after=wait)
@@ -154,13 +154,13 @@ def _busy(record: Record | None, wait: float, policy: Policy, once: Voice) -> An
 
 
 def status_location(prefix: str, key: str, operation: str | None) -> str:
-    """Where the status resource that is mounted at ``prefix`` answers for this key."""
+    """The path of this key's status, under a status app that is mounted at ``prefix``."""
     path = f"{prefix.rstrip('/')}/{quote(key, safe='')}"
     return path if operation is None else f"{path}?operation={quote(operation, safe='')}"
 
 
 def busy_seconds(policy: Policy, lease_left: float | None) -> float:
-    """When a duplicate may find more: soon, or when the lease of an owner that is probably dead is over."""
+    """Seconds after which a duplicate may get a result: soon, or at the end of the lease of a probably dead owner."""
     return max(policy.retry_after.total_seconds(), lease_left or 0.0)
 
 

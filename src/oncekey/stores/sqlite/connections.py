@@ -254,7 +254,7 @@ class Connections:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection holds the lock that was asked for."""
+    """Whether the error says that another connection holds the lock."""
     return _code(error) in _BUSY
 
 

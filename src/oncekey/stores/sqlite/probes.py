@@ -50,7 +50,7 @@ def _diagnoses(connection: sqlite3.Connection, now: float) -> Iterator[Diagnosis
 
 def _indexes_used(connection: sqlite3.Connection, name: str, now: float) -> set[str]:
     asked = sqlfiles.statement(schema.PACKAGE, name)
-    parameters = (now,) * len(set(_PLACES.findall(asked)))  # any will do: it is not run
+    parameters = (now,) * len(set(_PLACES.findall(asked)))  # any values: EXPLAIN does not run the statement
     plan = connection.execute(f"EXPLAIN QUERY PLAN {asked}", parameters).fetchall()
     return {index for *_, line in plan for index in _USED.findall(line)}
 

@@ -109,7 +109,7 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
             raise SchemaError(sentence)
 
     def locked_elsewhere(self) -> bool:
-        """Whether a connection that did not come through the gate has the write lock now. Does not wait."""
+        """Whether a connection outside of the gate has the write lock now. Does not wait."""
         if self.gate.held_by_user:
             return False
         name = f"{self.path.as_uri()}?mode=rw"  # never creates the file
