@@ -77,6 +77,25 @@ class Desk(Box):
         record = self.put(key, State.UNKNOWN, **of)
         return self.move(record, Event.POSTPONE, Actor.RECONCILER, last_error="the provider does not know it")
 
+    def half_done(self, key: str, **of: Any) -> Record:
+        """Retryable, with a step behind it."""
+        record = self.reserve(key, effects=Effects.PHASED, **of)
+        step = Step("charge", StepKind.EFFECT, StepState.DONE, True, b'{"id":"ch_1"}')
+        record = self.move(record, Event.ADVANCE, recovery_point="charge", step=step)
+        return self.move(record, Event.RELEASE, last_error="the provider was away")
+
+    def dead_half_done(self, key: str, **of: Any) -> Record:
+        """A half-done request after the resumer's second try, which was the last."""
+        record = self.half_done(key, **of)
+        for number in (1, 2):
+            wanted = Reservation(
+                *(record.scope, record.key, record.operation, record.fingerprint, record.fingerprint_version),
+                *(record.effects, f"upkeep-{number}", 60.0, record.retention_seconds),
+            )
+            record = self.move(record, Event.RETRY, Actor.RESUMER, reservation=wanted)
+            record = self.move(record, Event.RELEASE, Actor.OWNER, last_error="the resume function raised ValueError")
+        return self.move(record, Event.POSTPONE, Actor.RESUMER, last_error=record.last_error)
+
     def dead_job(self, task: str = "send_receipt", *, of: Record | None = None, age: float = 0.0) -> str:
         job_id = self.add(task, {"to": "ada@example.com"}, of=of)
         (job,) = self.store.claim("a-worker", [task], 1, 30.0)

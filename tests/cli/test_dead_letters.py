@@ -157,6 +157,36 @@ def test_a_key_is_asked_about_again(desk: Desk, operate: Run) -> None:
     assert len(desk.audit(KEY)) == 1
 
 
+def test_half_done_dead_letter_is_listed_and_goes_on_again(desk: Desk, operate: Run) -> None:
+    """Upkeep tried it for the last time; an operator puts it back on its list, with its tries before it."""
+    desk.half_done("order-2-of-today")
+    dead = desk.dead_half_done(KEY)
+    code, out, _ = operate("dead-letters", "list", "--json")
+    (listed,) = json.loads(out)["keys"]
+    assert (code, listed["state"], listed["key"]) == (0, "failed_retryable", redact(KEY))
+    assert "half done, resumed 2 times, and no more: a dead letter" in operate("dead-letters", "list")[1]
+    assert desk.store.counts().dead == 1
+    asked = ("dead-letters", "retry", KEY, "--scope", "acme")
+    code, out, _ = operate(*asked, *SURE)
+    assert (code, "dead letter -> on the resumer's list" in out) == (0, True)
+    record = desk.there(KEY)
+    assert record is not None
+    assert (record.state, record.owner, record.reconcile_tries) == (State.FAILED_RETRYABLE, dead.owner, 0)
+    assert record.reconcile_at is not None
+    assert record.last_error == dead.last_error
+    assert desk.audit(KEY) == [("ann", Event.POSTPONE, "failed_retryable", "failed_retryable", WHY)]
+    code, _, error = operate(*asked)
+    assert (code, "is no dead letter: the next retry runs it" in error) == (1, True)
+    assert "no dead letters" in operate("dead-letters", "list")[1]
+    assert "half done; upkeep may go on with it now" in operate("keys", "show", KEY, "--scope", "acme")[1]
+
+
+def test_key_without_steps_is_no_dead_letter(desk: Desk, operate: Run) -> None:
+    desk.put(KEY, State.FAILED_RETRYABLE)
+    code, _, error = operate("dead-letters", "retry", KEY, "--scope", "acme", *SURE)
+    assert (code, "is failed_retryable" in error) == (1, True)
+
+
 def test_a_key_is_not_put_away(desk: Desk, operate: Run) -> None:
     """What may have happened does not go away; and what is not unknown has nothing to be asked about."""
     desk.dead_key(KEY)
@@ -166,4 +196,4 @@ def test_a_key_is_not_put_away(desk: Desk, operate: Run) -> None:
     assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
     desk.put("order-2-of-today", State.COMPLETED)
     code, _, error = operate("dead-letters", "retry", "order-2-of-today", "--scope", "acme", *SURE)
-    assert (code, "only an unknown outcome can be asked about again" in error) == (1, True)
+    assert (code, "only an unknown outcome or a half-done request can be a dead letter" in error) == (1, True)

@@ -53,11 +53,11 @@ LEVELS = {
     logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed JobStarted JobDone "
     "DutyDone",
     logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
-    "ReconcileUnasked JobReleased",
+    "ReconcileUnasked JobReleased Resumed",
     logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
     "JobRetried "
-    "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable RanTooLong",
-    logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull JobDead ReconcileGaveUp DutyFailed",
+    "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable RanTooLong ResumeFailed",
+    logging.ERROR: "StoreFailed BreakerOpened BreakerClosed QueueFull JobDead ReconcileGaveUp DutyFailed ResumeGaveUp",
 }
 
 BASES = (Event, KeyEvent, JobEvent, StoreEvent)

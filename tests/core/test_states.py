@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from oncekey.core.record import Audit, Record, Reservation, Swap, swap
+from oncekey.core.record import RESUME_SECONDS, Audit, Record, Reservation, Swap, resume_in, swap, undo
 from oncekey.core.states import FINAL, MAY_RERUN, STARTS, TABLE, Actor, Effects, Event, State, find
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import IllegalTransition
@@ -60,12 +61,16 @@ failed_retryable  doubt      reaper      unknown           / past expiry; has st
 # Not on the page, but in the table: the late owner of an unknown key may also bring an error that is final.
 # And a dead letter that an operator sends back to the worker takes its key along.
 # And a request whose route is declared otherwise now makes unknown what it can neither resume nor repeat.
+# And upkeep goes on with a half-done request itself, tries again later, and leaves it to an operator in the end.
 # And a deferred request whose job was tried before it expired may have happened: no 408 for good.
 BEYOND_DESIGN = """
 unknown           reopen     operator    pending           / its dead letter is tried again
 unknown           fail       owner       failed
 failed_retryable  doubt      request     unknown           / has steps or repeatable effects
 pending           time_out   reaper      unknown           / past expiry; job not leased; job was tried
+failed_retryable  retry      resumer     in_progress       / has steps
+failed_retryable  postpone   resumer     failed_retryable  / has steps
+failed_retryable  postpone   operator    failed_retryable  / has steps
 """
 
 Triple = tuple[str, str, str]
@@ -322,6 +327,46 @@ def test_a_postponed_outcome_counts_its_tries_until_it_is_a_dead_letter() -> Non
     moved = dead.moved(record, 1001.0)
     assert (moved.reconcile_at, moved.reconcile_tries) == (None, 3)
     assert build(record, Event.CONFIRM, Actor.RECONCILER).moved(record, 1001.0).reconcile_tries == 2
+
+
+def test_half_done_request_is_always_on_the_resumers_list() -> None:
+    """After a verdict at once; after an attempt that ended, the client has the first try."""
+    into = [move for move in TABLE if move.target is State.FAILED_RETRYABLE and move.event is not Event.POSTPONE]
+    for move in into:
+        record = make_record(state=move.source, recovery_point="charged", effects=Effects.PHASED)
+        more = {"quarantine_seconds": 300.0} if "lease over + quarantine" in move.when else {}
+        made = build(record, move.event, min(move.by), **more)
+        assert made.reconcile_in == (0.0 if move.source is State.UNKNOWN else RESUME_SECONDS)
+        without = make_record(state=move.source, effects=Effects.PHASED)
+        assert build(without, move.event, min(move.by), **more).reconcile_in is None
+
+
+def test_pause_before_a_half_done_request_is_resumed_grows_with_each_try() -> None:
+    assert [resume_in(tries) for tries in (0, 1, 2, 3)] == [30.0, 60.0, 120.0, 240.0]
+    assert resume_in(2_000) == 3600.0
+
+
+def test_resumer_counts_its_tries_and_a_client_starts_them_over() -> None:
+    """Counted when it begins: a try that kills the process counts as well."""
+    half_done = make_record(state=State.FAILED_RETRYABLE, recovery_point="charged", reconcile_tries=2)
+    assert build(half_done, Event.RETRY, Actor.RESUMER).reconcile_tries == 3
+    assert build(half_done, Event.RETRY, Actor.REQUEST).reconcile_tries == 0
+    assert build(replace(half_done, state=State.IN_PROGRESS), Event.DOUBT, Actor.OWNER).reconcile_tries == 0
+    later = build(half_done, Event.POSTPONE, Actor.RESUMER, reconcile_in=60.0)
+    assert (later.reconcile_in, later.reconcile_tries) == (60.0, None)
+    dead = build(half_done, Event.POSTPONE, Actor.RESUMER).moved(half_done, 1001.0)
+    assert (dead.dead, dead.reconcile_tries) == (True, 2)
+    assert not replace(dead, reconcile_tries=0).dead, "an older version released it: nobody has tried yet"
+
+
+def test_caller_that_gave_up_leaves_a_half_done_request_on_the_list() -> None:
+    half_done = make_record(state=State.FAILED_RETRYABLE, recovery_point="charged")
+    back = undo(build(half_done, Event.RETRY, Actor.REQUEST))
+    assert back is not None
+    assert back.reconcile_in == RESUME_SECONDS
+    fresh = undo(build(make_record(state=State.FAILED_RETRYABLE), Event.RETRY, Actor.REQUEST))
+    assert fresh is not None
+    assert fresh.reconcile_in is None
 
 
 def test_a_step_is_not_written_where_the_steps_of_the_key_are_forgotten() -> None:

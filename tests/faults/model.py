@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.faults.campaign import Fault, Run
-from tests.faults.model_flows import CHANGED, KINDS
+from tests.faults.model_flows import CHANGED, KINDS, RESUMED
 from tests.faults.model_machine import Broken, Machine, World
 
 
@@ -105,6 +105,7 @@ def run(run: Run) -> None:
     try:
         changed = CHANGED if run.count > FEW else run.random.sample(CHANGED, 1)
         left = [(kind, size) for size in SIZES for kind in KINDS] + [(kind, SIZES[0]) for kind in changed]
+        left += [(kind, (3, 0)) for kind in RESUMED]
         searches = len(left)
         while left:
             kind, (same, other) = left.pop(0)

@@ -87,6 +87,8 @@ class Kind:
     """Whether a call outside is made under a key that the other side honours."""
     soft: bool = False
     """Expired keys are kept as tombstones."""
+    resumed: bool = False
+    """The last of those with the same body is no client but upkeep, which goes on with what is half done."""
     deployed: Kind | None = None
     """How every request but the first finds the route declared."""
 
@@ -164,6 +166,8 @@ CHANGED = tuple(
     if now.effects is not before.effects
 )
 """A deploy between two attempts, for each pair of declarations."""
+RESUMED = tuple(replace(kind, name=f"{kind.name}, resumed", resumed=True) for kind in (_PHASED_AGAIN, _PHASED))
+"""Upkeep goes on with a half-done request."""
 
 
 # -- where somebody stands ---------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from oncekey.core.steps import Step, StepsOf, StepState
 from oncekey.core.verdicts import Confirmed, Refuted, Verdict
 from oncekey.engine import settling
 from oncekey.engine.operation import Operation
+from oncekey.engine.resumption import Resumption
 from oncekey.stores.base import Duty
 from oncekey.stores.memory import MemoryStore
-from oncekey.upkeep import reconciler, sweeper
+from oncekey.upkeep import reconciler, resumer, sweeper
 from oncekey.web.endings import Move, answer_instead
 from oncekey.web.wire import answer_to
 from tests.faults.model_flows import Ask, Began, Choose, Commit, Due, Enlist, Flow, Kind, Node, Outside, RollBack, Told
@@ -82,6 +83,8 @@ class Machine:
         self.roots = [
             Node(self._request(*who, later if number else kind), ()) for number, who in enumerate(self.senders)
         ]
+        if kind.resumed:
+            self.roots[same - 1] = Node(self._resumption(SAME[same - 1][0], kind), ())
         self.idle = Node(self._reconcile, ())
         self._healed: set[tuple[Record, tuple[Step, ...]]] = set()
         self._made: dict[Any, tuple[Any, Record | None, tuple[Step, ...]]] = {}
@@ -105,16 +108,38 @@ class Machine:
                 answer = answer_to(decision, policy, self.once)
                 return Told(answer.status, answer.body, decision)
             operation = Operation(decision.record, policy, AT[0], self.engine)
-            yield Began(decision.record)
-            move = yield from kind.handler(self, kind, operation)
-            if not isinstance(move, Move):
-                return move
-            finished = yield from self.engine.finish(operation, move.event, move.response, move.reason)
-            if finished.stored:
-                kept = move.response
-                return Told(kept.status, kept.body or b"", None) if kept else Told(500, b"", None)
-            answer = answer_instead(finished, operation, wanted, self.once)
-            return Told(answer.status, answer.body, None if finished.undone else decide(finished.record, wanted))
+            return (yield from self._attempt(kind, operation, wanted))
+
+        return flow
+
+    def _attempt(self, kind: Kind, operation: Operation, wanted: Reservation) -> Flow:
+        yield Began(operation.record)
+        move = yield from kind.handler(self, kind, operation)
+        if not isinstance(move, Move):
+            return move
+        finished = yield from self.engine.finish(operation, move.event, move.response, move.reason)
+        if finished.stored:
+            kept = move.response
+            return Told(kept.status, kept.body or b"", None) if kept else Told(500, b"", None)
+        answer = answer_instead(finished, operation, wanted, self.once)
+        return Told(answer.status, answer.body, None if finished.undone else decide(finished.record, wanted))
+
+    def _resumption(self, owner: str, kind: Kind) -> Callable[[], Flow]:
+        """Upkeep's attempt, in place of a client's."""
+        policy = Policy(effects=kind.effects.value, lease=timedelta(seconds=LEASE))
+
+        def flow() -> Flow:
+            seen: Record | None = yield Due(Duty.RESUMABLE)
+            record: Record | None = (yield AT) if seen else None
+            if record is None or not resumer._is_due(record):
+                return Told(0, b"", None)
+            found: tuple[Step, ...] = yield StepsOf(*AT)
+            claimed: Record | None = yield resumer.claim(record, policy, owner)
+            if claimed is None:
+                return Told(0, b"", None)
+            wanted = Reservation(*AT, "POST /payments", BODY, 1, kind.effects, owner, LEASE, RETENTION)
+            operation = Resumption(claimed, policy, AT[0], self.engine, None, found)
+            return (yield from self._attempt(kind, operation, wanted))
 
         return flow
 

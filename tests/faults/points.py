@@ -20,6 +20,7 @@ from tests.faults.campaign import Fault, Run
 from tests.faults.checker import check, check_doubt
 from tests.faults.clients import Ask, Client, History, pay_all
 from tests.faults.shop import Shop
+from tests.upkeep.rides import KILLED_AT
 
 LEASE = 1.5
 """Renewed after a third of it, which should not be the swap that a case counts."""
@@ -103,7 +104,7 @@ def every_case() -> tuple[Case, ...]:
         for point, when in product(WORKER, WHEN)
     ]
     tried = {case.point.partition(":")[0] for case in cases}
-    assert tried | set(UPKEEP) == set(faults.POINTS), "a point is not tried"
+    assert tried | set(UPKEEP) | set(KILLED_AT) == set(faults.POINTS), "a point is not tried"
     return tuple(cases)
 
 

@@ -17,12 +17,13 @@ from oncekey.core.record import Record, Reservation, Swap
 from oncekey.core.states import FINAL, Effects, Event, State
 from oncekey.engine import settling
 from oncekey.engine.flows import Flow
+from oncekey.engine.steps import Steps
 from oncekey.stores.memory import MemoryStore
 from tests.faults import model, model_flows
 from tests.faults.campaign import Run
 from tests.faults.model_machine import Machine
 
-KINDS = {kind.name: kind for kind in (*model_flows.KINDS, *model_flows.CHANGED)}
+KINDS = {kind.name: kind for kind in (*model_flows.KINDS, *model_flows.CHANGED, *model_flows.RESUMED)}
 SEARCHED = 60_000
 
 
@@ -181,6 +182,24 @@ def test_deploys_between_two_requests_break_nothing(kind: model_flows.Kind) -> N
     """Each pair of declarations, as deep as the ways that were found there: a first step that comes late."""
     found = model.search(Machine(kind, same=2, other=0), states=4_500)
     assert found.broken is None, found.broken
+
+
+@pytest.mark.parametrize("kind", model_flows.RESUMED, ids=lambda kind: kind.name)
+def test_upkeep_that_goes_on_beside_a_client_breaks_nothing(kind: model_flows.Kind) -> None:
+    found = model.search(Machine(kind, same=2, other=0), states=8_000)
+    assert found.broken is None, found.broken
+
+
+def test_upkeep_that_forgets_the_steps_is_seen() -> None:
+    def forgetful(found: Any) -> Steps:
+        steps = Steps()
+        steps.loaded = True
+        return steps
+
+    with patch.object(Steps, "remembering", forgetful):
+        found = model.search(Machine(KINDS["phased, unrepeatable, resumed"], same=2, other=0), states=SEARCHED)
+    assert found.broken is not None
+    assert found.broken[0] == "I1"
 
 
 def test_a_small_world_to_its_end() -> None:

@@ -120,7 +120,7 @@ def _plans(store: PostgresStore) -> dict[str, tuple[str, Mapping[str, Any], set[
             {"steps_downstream", "steps_provider", "outbox_downstream", "outbox_provider"},
         ),
         "counts": (postgres_lookups._COUNTS, limit, {*_OWN.values(), "keys_lapsed", "keys_expired"}),
-        "waiting": (postgres_lookups._WAITING, limit, {"keys_leases", "keys_unknowns"}),
+        "waiting": (postgres_lookups._WAITING, limit, {"keys_leases", "keys_unknowns", "keys_lapsed"}),
         "listing": (postgres_lookups.listing_statement(None, None), asked, {"keys_pkey"}),
         "listing of a scope": (postgres_lookups.listing_statement(None, "ten"), asked, {"keys_pkey"}),
     }

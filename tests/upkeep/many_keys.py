@@ -8,10 +8,11 @@ from typing import Any
 
 import psycopg
 
-from oncekey import SINGLE_TENANT, Confirmed, OnceKey, Refuted, StillUnknown
+from oncekey import SINGLE_TENANT, Confirmed, OnceKey, Policy, Refuted, StillUnknown
 from oncekey.core.verdicts import Verdict
+from oncekey.engine.resumption import Answer, Resumption
 from oncekey.stores.postgres.store import PostgresStore
-from oncekey.upkeep import Inquiry, Reaper, Reconciler, Sweeper, Upkeep
+from oncekey.upkeep import Inquiry, Reaper, Reconciler, Resumer, Sweeper, Upkeep
 from oncekey.upkeep.health import look
 
 FILL = """
@@ -59,6 +60,8 @@ def fill(url: str, keys: int) -> None:
         own.execute(rows(DUE, "'unknown'", "86400", reconcile_at="now() - interval '1 minute'"))
         own.execute(rows(DUE, "'pending'", "-60"))
         own.execute(rows(DUE, "'failed_retryable'", "-60", recovery_point="'ride'"))
+        due = {"recovery_point": "'ride'", "reconcile_at": "now() - interval '1 minute'"}
+        own.execute(rows(DUE, "'failed_retryable'", "86400", **due))
         own.execute(JOBS)
         own.execute("ANALYZE")
 
@@ -107,12 +110,16 @@ def _nodes(plan: Any) -> list[dict[str, Any]]:
 def keep_up(url: str, *, reaped: int) -> list[Looked]:
     """Let every duty go through all that is due, and a health check; at most about ``reaped`` keys are deleted."""
     store = Explaining(url)
-    once = OnceKey(store, scope=SINGLE_TENANT)
+    once = OnceKey(store, scope=SINGLE_TENANT, policy=Policy(effects="phased"))
     verdicts: list[Verdict] = [Confirmed(201), Refuted("not there"), StillUnknown()]
 
     @once.resolver("POST /payments")
     async def ask(inquiry: Inquiry) -> Verdict:
         return verdicts[int(inquiry.key[:8], 16) % 3]
+
+    @once.resume("POST /payments")
+    async def go_on(op: Resumption) -> Answer:
+        return 201, {"ride": op.result("ride")}
 
     class Enough(Reaper):
         deleted = 0
@@ -126,6 +133,7 @@ def keep_up(url: str, *, reaped: int) -> list[Looked]:
         sweeper=Sweeper(store, batch=200),
         reaper=Enough(store, batch=200, share=1.0),
         reconciler=Reconciler(once, batch=200),
+        resumer=Resumer(once, batch=200),
     )
     turns: dict[str, Any] = {
         turn.duty: turn.result.as_json() if turn.result else turn.error for turn in upkeep.run_once()
@@ -138,4 +146,5 @@ def keep_up(url: str, *, reaped: int) -> list[Looked]:
     assert turns["sweep"] == {"released": DUE // 2, "doubted": DUE // 2}, turns
     assert turns["reap"]["timed_out"] == turns["reap"]["doubted"] == DUE, turns
     assert turns["reconcile"]["due"] >= DUE, turns
+    assert turns["resume"]["completed"] >= DUE, turns
     return store.looked

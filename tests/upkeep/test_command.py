@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from oncekey.core.states import Effects, State
+from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.stores.sqlite import SqliteStore
 from tests.cli.desk import runner
 from tests.upkeep.places import Place
@@ -95,6 +95,32 @@ def test_with_the_app_resolvers_are_asked(shop: Place, tmp_path: Path) -> None:
     found = place.get(record)
     assert found.response is not None
     assert (found.state, found.response.status) == (State.COMPLETED, 201)
+
+
+RESUMING = """
+from oncekey import SINGLE_TENANT, OnceKey, Policy
+
+once = OnceKey({url!r}, scope=SINGLE_TENANT, routes={{"POST /payments": Policy(effects="phased")}})
+
+
+@once.resume("POST /payments")
+async def go_on(op):
+    return 201, {{"ride": op.result("ride")}}
+"""
+
+
+def test_with_the_app_half_done_requests_go_on(shop: Place, tmp_path: Path) -> None:
+    """The route's policy comes from the app, and what was done is printed."""
+    place = _real(shop)
+    (record,) = place.half_done()
+    place.moved([record], Event.POSTPONE, Actor.OPERATOR, reconcile_in=0.0)
+    (tmp_path / "ridesapp.py").write_text(RESUMING.format(url=place.url))
+    code, out, error = _run("ridesapp:once", "--once", cwd=tmp_path)
+    assert (code, error) == (0, "")
+    assert "resume: were 1 due, 1 completed, 0 failed, 0 deferred, 0 retryable, 0 unknown, 0 dead, 0 left" in out
+    found = place.get(record)
+    assert found.response is not None
+    assert (found.state, found.response.body) == (State.COMPLETED, b'{"ride":{"id":7}}')
 
 
 def test_until_it_is_told_to_stop(shop: Place) -> None:

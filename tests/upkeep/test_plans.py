@@ -11,6 +11,7 @@ from tests.upkeep.many_keys import fill, keep_up
 
 WANTED = {
     *("keys_leases", "keys_expired", "keys_abandoned", "keys_unknowns", "keys_lapsed", "keys_tombstones", "keys_pkey"),
+    *("keys_resumable", "keys_turns"),
     *("outbox_over", "outbox_ready", "outbox_dead", "outbox_key", "steps_pkey"),
 }
 

@@ -25,7 +25,7 @@ from oncekey.upkeep.unasked import Reporter
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.upkeep.places import LEASE, OPERATION, RETENTION, Place
 
-ALL = ("sweep", "reap", "reconcile")
+ALL = ("sweep", "reap", "reconcile", "resume")
 
 
 class Watch:
@@ -72,7 +72,7 @@ def test_all_duties_together(place: Place, once: OnceKey, watch: Watch) -> None:
     (harmless,) = place.reserved(effects=Effects.REPEATABLE, retention=10 * RETENTION)
     place.age(RETENTION + 1)
     once.resolve_with(OPERATION, lambda inquiry: Confirmed(201))
-    with Upkeep(once, sweep_every=0.05, reap_every=0.05, reconcile_every=0.05) as upkeep:
+    with Upkeep(once, sweep_every=0.05, reap_every=0.05, reconcile_every=0.05, resume_every=0.05) as upkeep:
         for duty in ALL:
             watch.wait_for(DutyDone, duty, 2)
         watch.wait_for(DutyDone, "reconcile", watch.count(DutyDone, "reconcile") + 2)

@@ -24,7 +24,7 @@ from oncekey.cli.describing import (
 )
 from oncekey.cli.showing import key_shown, table
 from oncekey.core.record import AuditLine, Record
-from oncekey.core.states import Event
+from oncekey.core.states import Event, State
 from oncekey.errors import KeyNotFound, MoveRefused
 from oncekey.operators import changes
 from oncekey.operators.dead_letters import dead_letters
@@ -48,7 +48,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_letters(store: StoreUrl = "", limit: Limit = 100, reveal: Reveal = False, as_json: AsJson = False) -> None:
-    """List dead letters: jobs after their last attempt, and unknown outcomes that are asked about no more.
+    """List dead letters: jobs after their last attempt, and keys that upkeep leaves alone after its last try.
+
+    Such a key is unknown, and asked about no more; or half done, and no longer resumed.
 
     Keys are masked: a few letters and a hash that tells them apart. --reveal shows them.
     """
@@ -117,17 +119,17 @@ def retry(
     A job is run by the next free worker, under the same downstream key: what an earlier try
     did outside is done again, unless the other side honours that key.
     A key that only this job made unknown is pending again.
-    A key (--scope) is back on the reconciler's list.
+    A key (--scope) is back on the reconciler's list; a half-done one is on the resumer's.
     """
     with in_use(store) as source:
         if scope is not None:
             where = full_scope(scope, endpoint)
             record = look_at(source, where, whole_key(source, where, letter))
             _can_be_asked_about(record)
-            what = f"key {key_shown(record.key, False)}, {record.operation}: the reconciler asks about it again"
+            what = f"key {key_shown(record.key, False)}, {record.operation}: {_again(record)}"
             audit = sure([what], yes=yes, who=who, why=why)
             changes.ask_again(source, record, audit)
-            _done(f"key {key_shown(record.key, False)}", "on the reconciler's list", audit.who, audit.why, as_json)
+            _done(f"key {key_shown(record.key, False)}", _list_of(record), audit.who, audit.why, as_json)
             return
         job = changes.dead_job(source, letter)
         what = (
@@ -155,7 +157,8 @@ def discard(
     """
     if scope is not None:
         raise MoveRefused(
-            "an unknown outcome cannot be discarded, since it may have happened: settle it with `oncekey keys resolve`"
+            "a key cannot be discarded: what it has done, or may have done, stands. Settle an unknown one with "
+            "`oncekey keys resolve`; a half-done one goes on with `oncekey dead-letters retry`"
         )
     with in_use(store) as source:
         job = changes.dead_job(source, letter)
@@ -169,6 +172,15 @@ def _can_be_asked_about(record: Record) -> None:
     """Refuse a wrong key before the operator is asked."""
     if (refusal := changes.refused(record, Event.POSTPONE) or changes.still_asked(record)) is not None:
         raise refusal
+
+
+def _again(record: Record) -> str:
+    half_done = record.state is State.FAILED_RETRYABLE
+    return "upkeep goes on with it again, from its last step" if half_done else "the reconciler asks about it again"
+
+
+def _list_of(record: Record) -> str:
+    return "on the resumer's list" if record.state is State.FAILED_RETRYABLE else "on the reconciler's list"
 
 
 def _history(store: Store, scope: str, key: str, job_id: str) -> list[AuditLine]:

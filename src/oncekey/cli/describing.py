@@ -44,6 +44,8 @@ def note(record: Record) -> str:
             return f"leased for another {span(record.lease_until - record.now)}"
         case State.UNKNOWN:
             return "; ".join(filter(None, [_reconciling(record), record.last_error]))
+        case State.FAILED_RETRYABLE if record.has_steps:
+            return "; ".join(filter(None, [_resuming(record), record.last_error]))
     expiry = "past its expiry" if record.past_expiry else f"expires in {span(record.expires_at - record.now)}"
     return f"{expiry}; {record.last_error}" if record.last_error else expiry
 
@@ -54,6 +56,16 @@ def _reconciling(record: Record) -> str:
         return f"{tries}asked no more: a dead letter"
     wait = record.reconcile_at - record.now
     return f"{tries}to be asked {'now' if wait <= 0 else f'in {span(wait)}'}"
+
+
+def _resuming(record: Record) -> str:
+    tries = f", resumed {_times(record.reconcile_tries)}" if record.reconcile_tries else ""
+    if record.dead:
+        return f"half done{tries}, and no more: a dead letter"
+    if record.reconcile_at is None:
+        return f"half done{tries}"
+    wait = record.reconcile_at - record.now
+    return f"half done{tries}; upkeep may go on with it {'now' if wait <= 0 else f'in {span(wait)}'}"
 
 
 # -- one key -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``oncekey upkeep``: sweeper, reaper and reconciler, for as long as the process lives or once.
+"""``oncekey upkeep``: sweeper, reaper, reconciler and resumer, for as long as the process lives or once.
 
 Exit codes: 0 for a clean end, 1 where with ``--once`` a duty failed.
 """
@@ -24,7 +24,14 @@ from oncekey.errors import ConfigurationError, OperatorError
 from oncekey.stores.base import Store
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.reaper import AUDIT_RETENTION
-from oncekey.upkeep.service import REAP_SECONDS, RECONCILE_SECONDS, SWEEP_SECONDS, Turn, Upkeep
+from oncekey.upkeep.service import (
+    REAP_SECONDS,
+    RECONCILE_SECONDS,
+    RESUME_SECONDS,
+    SWEEP_SECONDS,
+    Turn,
+    Upkeep,
+)
 
 SHOW_SECONDS = 60.0
 """Between two lines about how it goes."""
@@ -43,7 +50,7 @@ def upkeep(
     context: typer.Context,
     path: Annotated[
         str | None,
-        typer.Argument(metavar="[MODULE:ONCE]", help="Where your OnceKey is, for its store and its resolvers."),
+        typer.Argument(metavar="[MODULE:ONCE]", help="Where your OnceKey is, for its store and functions."),
     ] = None,
     store: StoreUrl = "",
     once: Annotated[bool, typer.Option("--once", help="One turn of each duty, and end: for cron.")] = False,
@@ -57,14 +64,16 @@ def upkeep(
     sweep_every: Annotated[float, _every("sweeper (expired leases)")] = SWEEP_SECONDS,
     reap_every: Annotated[float, _every("reaper (expired keys)")] = REAP_SECONDS,
     reconcile_every: Annotated[float, _every("reconciler (unknown outcomes)")] = RECONCILE_SECONDS,
+    resume_every: Annotated[float, _every("resumer (half-done requests)")] = RESUME_SECONDS,
     log_level: LogLevel = Level.WARNING,
     log_format: LogFormat = Format.TEXT,
     as_json: AsJson = False,
 ) -> None:
-    """Keep keys from getting stuck: sweeper, reaper and reconciler, until SIGTERM or SIGINT.
+    """Keep keys from getting stuck: sweeper, reaper, reconciler and resumer, until SIGTERM or SIGINT.
 
     Any number may run at once. Without MODULE:ONCE it runs on --store: it says which
-    outcomes are unknown, but asks nobody about them, and counts no tries.
+    outcomes are unknown, but asks nobody about them, and counts no tries. Half-done
+    requests then wait for their clients.
     --json prints what was done and the health at the end, as one document.
 
     Exit codes: 0 a clean end, 1 an error; with --once also where a duty failed.
@@ -78,6 +87,7 @@ def upkeep(
             sweep_every=sweep_every,
             reap_every=reap_every,
             reconcile_every=reconcile_every,
+            resume_every=resume_every,
             soft=soft,
             audit_retention=_retention(audit_retention),
         )

@@ -130,6 +130,14 @@ class Record:
     def has_steps(self) -> bool:
         return self.recovery_point is not None
 
+    @property
+    def dead(self) -> bool:
+        """A dead letter: nobody asks about it, or goes on with it, any more."""
+        if self.reconcile_at is not None:
+            return False
+        half_done = self.state is State.FAILED_RETRYABLE and self.has_steps
+        return self.state is State.UNKNOWN or (half_done and self.reconcile_tries > 0)
+
 
 @value
 class Found:
@@ -189,7 +197,8 @@ class StoreHealth:
     counts: Mapping[State, int]
     """Rows in each state. States that share an index are counted together, up to ``COUNTED``."""
     dead: int
-    """Unknown outcomes that the reconciler asks about no more: an operator must look. Counted up to ``COUNTED``."""
+    """Keys that upkeep leaves alone after its last try: a human must look (:attr:`Record.dead`). Each kind is counted
+    up to ``COUNTED``."""
     oldest_unknown_seconds: float
     """The age of the oldest key, of those counted, whose outcome is unknown; 0 where there is none."""
     lease_over_seconds: float
@@ -197,6 +206,10 @@ class StoreHealth:
     unknowns: tuple[UnknownsOf, ...] = ()
     """By operation, the most keys first; at most ``OPERATIONS``."""
 
+
+RESUME_SECONDS = 30.0
+"""How long upkeep leaves a half-done request to its client, who mostly comes back; doubled for each try of upkeep's."""
+LONGEST_RESUME_SECONDS = 3600.0
 
 COUNTED = 10_000
 """How far a store counts for a health check: enough to say "too many", without reading all keys."""
@@ -355,14 +368,22 @@ def swap(
         raise IllegalTransition(f"'{event}' takes no step: it begins an attempt, or forgets the steps of the key")
     if starts:
         attempt, restart = (1, reservation) if event is Event.RESERVE else (record.attempt + 1, None)
+        tries = record.reconcile_tries + 1 if by is Actor.RESUMER else _from_the_start(record)
     elif move.target is State.UNKNOWN:
         if event is Event.POSTPONE:
             tries = record.reconcile_tries + 1  # without ``reconcile_in`` the key becomes a dead letter
         else:
             if reconcile_in is None:
                 reconcile_in = 0.0  # an unknown outcome is always on the reconciler's list (I4)
+                tries = _from_the_start(record)
             if lease_seconds is None and record.state is not State.UNKNOWN:
                 lease_seconds = 0.0
+    elif move.target is State.FAILED_RETRYABLE and event is not Event.POSTPONE and record.has_steps:
+        # Half done: on the resumer's list. After a verdict at once, otherwise the client has the first try.
+        if record.state is State.UNKNOWN:
+            reconcile_in, tries = 0.0, _from_the_start(record)
+        else:
+            reconcile_in = resume_in(record.reconcile_tries)
     return Swap(
         record.scope,
         record.key,
@@ -390,6 +411,16 @@ def swap(
     )
 
 
+def resume_in(tries: int) -> float:
+    """Seconds until upkeep may go on with a request that an attempt left half done, after so many tries of its own."""
+    return min(RESUME_SECONDS * 2.0 ** min(tries, 16), LONGEST_RESUME_SECONDS)
+
+
+def _from_the_start(record: Record) -> int | None:
+    """The count of tries that a new attempt, or a new question, begins with; None: it is 0 already."""
+    return 0 if record.reconcile_tries else None
+
+
 def _check(move: Transition, record: Record, by: Actor) -> None:
     for condition, holds in (
         (Condition.FIRST_ATTEMPT, record.attempt == 1),
@@ -407,10 +438,12 @@ def undo(work: Reservation | Swap) -> Swap | None:
 
     No handler ran under that owner token. So a first attempt is deleted, and a later one becomes retryable again.
     """
+    half_done = False
     if isinstance(work, Reservation):
         first, owner, attempt = True, work.owner, 1
     elif work.new_owner is not None and work.attempt is not None:
         first, owner, attempt = work.attempt == 1, work.new_owner, work.attempt
+        half_done = work.restart is None and work.seen is not None and work.seen.has_steps
     else:
         return None
     move = find(State.IN_PROGRESS, Event.DISCARD if first else Event.RELEASE, Actor.OWNER)
@@ -424,5 +457,6 @@ def undo(work: Reservation | Swap) -> Swap | None:
         past_expiry=False,
         to_state=move.target,
         attempt=None if first else attempt,
+        reconcile_in=RESUME_SECONDS if half_done else None,
         last_error=None if first else "the caller gave up before the handler began",
     )

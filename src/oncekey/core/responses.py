@@ -23,6 +23,26 @@ NOTHING: Final = object()
 _BREAKS = ("\r", "\n", "\0")
 
 
+class Response:
+    """The final response of a request, which every later retry of it gets: returned by a task that settles its key, and
+    by a resume function.
+
+    A status under 400 completes the key, any other fails it for good.
+    """
+
+    __slots__ = ("stored",)
+
+    def __init__(
+        self,
+        status: int,
+        json: Any = NOTHING,
+        *,
+        body: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.stored = written("Response", status, json, body, headers)
+
+
 def written(
     what: str, status: int, json: Any, body: bytes | str | None, headers: Mapping[str, str] | None
 ) -> StoredResponse:
@@ -45,6 +65,13 @@ def written(
         data = orjson.dumps(json)
         kept.setdefault("content-type", "application/json")
     return StoredResponse(status, tuple(kept.items()), data if len(data) <= MAX_RESPONSE_BYTES else None)
+
+
+def as_response(result: object) -> StoredResponse | None:
+    """What a function of the app returned as the final response; None: it is none."""
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], int):
+        result = Response(*result)
+    return result.stored if isinstance(result, Response) else None
 
 
 def _unsendable(part: str) -> bool:

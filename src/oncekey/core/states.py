@@ -19,7 +19,7 @@ in_progress        somebody holds the lease and works                         40
 pending            the request is done, its job in the outbox will settle it  202
 completed          final; the response is stored                              the stored response
 failed             final; the error is stored                                 the stored error
-failed_retryable   proven not executed, or resumable                          runs again, attempt + 1
+failed_retryable   proven not executed, or half done and resumable            runs again, attempt + 1
 unknown            it may have happened                                       409, until somebody settles it
 expired            over, kept for the audit only                              runs as new
 =================  =========================================================  ===========================
@@ -97,6 +97,7 @@ class Actor(Word):
     REAPER = "reaper"
     RECONCILER = "reconciler"
     OPERATOR = "operator"
+    RESUMER = "resumer"
 
 
 class Condition(Word):
@@ -156,6 +157,9 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.IN_PROGRESS,      _E.DOUBT,     _S.UNKNOWN,          _NOT_OWNER, _C.LEASE_OVER),
     # A deploy has changed the route's effects: what the last attempt did is neither remembered nor repeatable any more.
     _move(_S.FAILED_RETRYABLE, _E.DOUBT,     _S.UNKNOWN,          {_A.REQUEST}, _C.MAY_HAVE_BEGUN),
+    # Upkeep goes on with a half-done request itself; where it cannot, it does so later, or leaves it to an operator.
+    _move(_S.FAILED_RETRYABLE, _E.RETRY,     _S.IN_PROGRESS,      {_A.RESUMER}, _C.HAS_STEPS),
+    _move(_S.FAILED_RETRYABLE, _E.POSTPONE,  _S.FAILED_RETRYABLE, {_A.RESUMER, _A.OPERATOR}, _C.HAS_STEPS),
     # A deferred request is settled by its job, never by a request.
     _move(_S.PENDING,          _E.SETTLE,    _S.COMPLETED,        {_A.WORKER}),
     _move(_S.PENDING,          _E.SETTLE,    _S.FAILED,           {_A.WORKER}),

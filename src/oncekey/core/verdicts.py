@@ -6,21 +6,19 @@ asked and when is ``upkeep/reconciler.py``.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
 import orjson
 
+from oncekey.core.by_operation import ByOperation
 from oncekey.core.downstream import downstream_key
 from oncekey.core.kept_request import request_in
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
-from oncekey.core.routes import METHOD_AND_PATH, compiled
 from oncekey.core.steps import Step
 from oncekey.core.values import value
-from oncekey.errors import ConfigurationError
 
 
 class Confirmed:
@@ -162,36 +160,4 @@ class Inquiry:
 
 Resolver = Callable[[Inquiry], Verdict | Awaitable[Verdict]]
 """Asks somebody who knows. Sync or async; what it raises counts as still unknown."""
-
-
-class Resolvers:
-    """The resolver of each operation: ``POST /payments``, or with a pattern as routes have, ``POST /payments/{id}``."""
-
-    def __init__(self) -> None:
-        self._exact: dict[str, Resolver] = {}
-        self._patterns: list[tuple[str, re.Pattern[str], Resolver]] = []
-
-    def add(self, operation: str, resolver: Resolver) -> None:
-        split = METHOD_AND_PATH.fullmatch(operation)
-        if split is None:
-            raise ConfigurationError(f"resolver: {operation!r} is not of the form 'POST /path'")
-        method, path = split[1].upper(), split[2]
-        name = f"{method} {path}"
-        if name in self._exact:
-            raise ConfigurationError(f"{name} has a resolver already: one operation, one resolver")
-        self._exact[name] = resolver
-        if "{" in path:
-            self._patterns.append((method, compiled(path), resolver))
-
-    def of(self, operation: str) -> Resolver | None:
-        """A key's operation is the listed route that it fell under, or else the path itself."""
-        if (found := self._exact.get(operation)) is not None:
-            return found
-        method, _, path = operation.partition(" ")
-        return next((each for of, pattern, each in self._patterns if of == method and pattern.fullmatch(path)), None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._exact)
-
-    def __bool__(self) -> bool:
-        return bool(self._exact)
+Resolvers = ByOperation[Resolver]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from oncekey.core.by_operation import ByOperation
 from oncekey.core.declarations import Declarations, chosen_policy
 from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
 from oncekey.core.policy import Policy
@@ -15,12 +17,14 @@ from oncekey.core.problems import ProfileName
 from oncekey.core.recipe import Parts
 from oncekey.core.record import Reservation
 from oncekey.core.routes import Route, Routes
+from oncekey.core.states import Effects
 from oncekey.core.steps import Find
 from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
 from oncekey.engine import settling
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
+from oncekey.engine.resumption import ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
@@ -32,6 +36,7 @@ MAX_SCOPE_LENGTH = 255
 SINGLE_SCOPE = "single-tenant"
 _Resolver = TypeVar("_Resolver", bound=Resolver)
 _Handler = TypeVar("_Handler")
+_Resume = TypeVar("_Resume", bound=ResumeFunction)
 ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
 
 
@@ -104,7 +109,8 @@ class OnceKey:
         store = open_store(url) if isinstance(url, str) else url
         self.engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         self._migrate = migrate
-        self.resolvers = Resolvers()
+        self.resolvers: Resolvers = ByOperation("resolver")
+        self.resumes: ByOperation[ResumeFunction] = ByOperation("resume function")
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise ConfigurationError for a policy that needs a setting which this OnceKey does not have.
@@ -257,6 +263,33 @@ class OnceKey:
         """By the name of an operation, as it stands in records."""
         return self.routes.listed.get(operation) or self.declarations.policies.get(operation) or self.default_policy
 
+    # -- half-done requests --------------------------------------------------------------------------------------
+
+    @overload
+    def resume(self, operation: str) -> Callable[[_Resume], _Resume]: ...
+    @overload
+    def resume(self, operation: str, function: _Resume) -> _Resume: ...
+    def resume(self, operation: str, function: ResumeFunction | None = None) -> Any:
+        """Register a function, sync or async, with which upkeep goes on with half-done requests of a phased route.
+
+        ``once.resume("POST /rides", go_on)``, or ``@once.resume("POST /rides")``. It gets the operation, takes the
+        handler's steps by their names and in their order, and returns the final response: ``Response(status, json)`` or
+        ``(status, json)``. It is called where the client has not come back for a while, and right after a verdict that
+        settles the effect in doubt (:class:`oncekey.upkeep.Upkeep`).
+        """
+        if function is None:
+            return partial(self.resume, operation)
+        if not callable(function):
+            raise ConfigurationError(f"once.resume({operation!r}, …): it takes a function of the operation")
+        self.resumes.add(operation, function)
+        return function
+
+    def resumes_under(self, operation: str) -> Policy | None:
+        """The policy under which upkeep goes on with a key of this operation; None: the route is not phased here."""
+        exempt = operation in self.routes.listed and self.routes.listed[operation] is None
+        policy = self.policy_of(operation)
+        return policy if policy.effects_kind is Effects.PHASED and not exempt else None
+
     def key_scope(self, tenant: str, operation: str | None = None) -> str:
         """The scope under which a tenant's keys are kept: of all its endpoints, or of one (``key_per="endpoint"``)."""
         if not _names_a_tenant(tenant):
@@ -322,6 +355,11 @@ class OnceKey:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def tenant_of(scope: str) -> str:
+    """Whose a key is that is kept under this scope."""
+    return scope.partition(ENDPOINT_MARK)[0]
 
 
 def _names_a_tenant(tenant: object) -> bool:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
@@ -70,6 +70,18 @@ class Steps:
         """The call of an effect was cancelled: the thread in which it runs cannot be, and may still send."""
         self.not_executed: list[NotExecuted] = []
         """What steps have raised to say that they did not happen: each speaks of itself, and of nothing else."""
+
+    def remember(self, found: Sequence[Step]) -> None:
+        """Take what earlier attempts left."""
+        self.known = {step.name: step for step in found if not step.is_request}
+        self.waiting = {name for name, step in self.known.items() if step.state is StepState.DONE}
+
+    @classmethod
+    def remembering(cls, found: Sequence[Step]) -> Self:
+        steps = cls()
+        steps.remember(found)
+        steps.loaded = True
+        return steps
 
 
 # -- phase -------------------------------------------------------------------------------------------------------------
@@ -316,8 +328,7 @@ def _load(operation: Operation, steps: Steps) -> Flow[None]:
     found: list[Step] = []
     if operation.attempt > 1:
         found = yield StepsOf(operation.record.scope, operation.record.key)
-    steps.known = {step.name: step for step in found if not step.is_request}
-    steps.waiting = {name for name, step in steps.known.items() if step.state is StepState.DONE}
+    steps.remember(found)
     if operation.request is not None and len(found) == len(steps.known):
         # Without a recovery point: a key that has kept its request and taken no step has done nothing.
         yield from _advance(operation, as_step(operation.request), None, None)

@@ -23,7 +23,7 @@ _ASKED = {
     Event.CONFIRM: "only an unknown outcome can be confirmed",
     Event.GIVE_UP: "only an unknown outcome can be failed",
     Event.REFUTE: "only an unknown outcome can be refuted",
-    Event.POSTPONE: "only an unknown outcome can be asked about again",
+    Event.POSTPONE: "only an unknown outcome or a half-done request can be a dead letter",
     Event.FORGET: "only a final key can be forgotten, anything else may be in the middle of its work",
 }
 _NEXT = {
@@ -67,16 +67,21 @@ def forget(store: Store, seen: Record, audit: Audit) -> Record:
 
 
 def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
-    """Put a dead letter (an unknown outcome) back on the reconciler's list; its tries start over."""
+    """Put a dead letter back on the list of the reconciler or, half done, of the resumer; its tries start over."""
     if (refusal := still_asked(seen)) is not None:
         raise refusal
     return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
 
 
 def still_asked(record: Record) -> MoveRefused | None:
-    """Why an unknown outcome is not a dead letter; None: it is one, or it is not unknown."""
-    if record.state is not State.UNKNOWN or record.reconcile_at is None:
+    """Why a key is no dead letter, although it might be one; None: it is one, or cannot be."""
+    if record.dead or record.state not in (State.UNKNOWN, State.FAILED_RETRYABLE):
         return None
+    if record.state is State.FAILED_RETRYABLE:
+        return MoveRefused(
+            f"key {redact(record.key)} is no dead letter: the next retry runs it, and upkeep goes on with it where a "
+            "function is registered (once.resume)"
+        )
     return MoveRefused(
         f"key {redact(record.key)} is no dead letter: the reconciler has it on its list and asks about it; "
         "to settle it now, use `oncekey keys resolve`"

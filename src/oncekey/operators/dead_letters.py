@@ -1,4 +1,4 @@
-"""Dead letters: jobs after their last attempt, and unknown outcomes that the reconciler asks about no more."""
+"""Dead letters: jobs after their last attempt, and keys that upkeep leaves alone after its last try."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ def dead_letters(store: Store, limit: int) -> DeadLetters:
 
 
 def _dead_keys(store: Store, limit: int) -> list[Record]:
+    """Unknown outcomes that are asked about no more, and half-done requests that are tried no more."""
+    found = [*_dead_in(store, State.UNKNOWN, limit), *_dead_in(store, State.FAILED_RETRYABLE, limit)]
+    return sorted(found, key=lambda record: (record.scope, record.key))[:limit]
+
+
+def _dead_in(store: Store, state: State, limit: int) -> list[Record]:
     found: list[Record] = []
     after = None
     while len(found) < limit:
-        page = store.listing(State.UNKNOWN, limit=_PAGE, after=after)
-        found += [record for record in page if record.reconcile_at is None]
+        page = store.listing(state, limit=_PAGE, after=after)
+        found += [record for record in page if record.dead]
         if len(page) < _PAGE:
             break
         after = (page[-1].scope, page[-1].key)

@@ -106,7 +106,7 @@ def _dead_keys(seen: Health) -> Diagnosis:
     return Diagnosis(
         "dead keys",
         Level.WARN,
-        f"{counted(seen.keys.dead, 'unknown outcome')} that nobody asks about any more",
+        f"{counted(seen.keys.dead, 'key')} that upkeep leaves alone after the last try: unknown or half done",
         "see `oncekey dead-letters list`, then `oncekey keys resolve` or `oncekey dead-letters retry`",
     )
 

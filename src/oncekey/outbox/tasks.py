@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from typing import Any
 
 from oncekey.core.jobs import Conclusion, Job, JobEnd
-from oncekey.core.responses import NOTHING, written
+from oncekey.core.responses import Response, as_response
 from oncekey.core.states import State
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError, Dead, JobLost, OutcomeUnknown
+
+__all__ = ["Context", "Response", "Task", "buried", "make_task", "raised", "returned"]
 
 STORE_WAIT_SECONDS = 30.0
 """How long ``record`` waits in a thread. The store's own limit is shorter; this one is for a worker that has ended."""
@@ -59,37 +61,16 @@ def make_task(
     return Task(name, function, is_async, max_attempts, timeout, backoff, max_backoff)
 
 
-class Response:
-    """What a task that settles its key returns: the final response, which every later retry of the request gets.
-
-    A status under 400 completes the key, any other fails it for good.
-    """
-
-    __slots__ = ("stored",)
-
-    def __init__(
-        self,
-        status: int,
-        json: Any = NOTHING,
-        *,
-        body: bytes | str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.stored = written("Response", status, json, body, headers)
-
-
 def returned(job: Job, owner: str, result: object) -> Conclusion:
     """The end of a task that returned."""
     if not job.settles:
         return Conclusion(job.id, owner, JobEnd.DONE)
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], int):
-        result = Response(*result)
-    if not isinstance(result, Response):
+    response = as_response(result)
+    if response is None:
         raise ConfigurationError(
             f"a job of this task settles its key, so the task must return Response(status, json) or (status, json), "
             f"not {type(result).__name__}: correct the task and take the dead letter up again"
         )
-    response = result.stored
     state = State.COMPLETED if response.status < 400 else State.FAILED
     return Conclusion(job.id, owner, JobEnd.DONE, settle=state, response=response)
 

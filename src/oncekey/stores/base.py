@@ -37,6 +37,7 @@ class Duty(StrEnum):
     ABANDONED = "abandoned"  # pending, past expiry
     UNKNOWNS = "unknowns"  # unknown, its time to reconcile has come
     LAPSED = "lapsed"  # retryable with steps, past expiry: half done, and the client did not retry
+    RESUMABLE = "resumable"  # retryable with steps, and its time has come for upkeep to go on with it
 
 
 @dataclass(frozen=True, slots=True)

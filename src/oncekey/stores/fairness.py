@@ -22,7 +22,7 @@ VISITED = 200
 """Scopes that one call looks at: those whose keys are all to be asked about later count too."""
 
 
-FAIR: Mapping[Duty, State] = {Duty.UNKNOWNS: State.UNKNOWN}
+FAIR: Mapping[Duty, State] = {Duty.UNKNOWNS: State.UNKNOWN, Duty.RESUMABLE: State.FAILED_RETRYABLE}
 """The duties that are handed out by scope, and the state of their keys: those of it that have a ``reconcile_at``."""
 
 Visit = Callable[[str, int], Sequence[tuple[str, bool]]]

@@ -29,6 +29,7 @@ USES: Mapping[str, frozenset[str]] = {
         "due_abandoned": ["keys_abandoned"],
         "due_unknowns": ["keys_unknowns"],
         "due_lapsed": ["keys_lapsed"],
+        "due_resumable": ["keys_resumable"],
         "fair_scopes": ["keys_turns"],
     }.items()
 }

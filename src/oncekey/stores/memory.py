@@ -200,7 +200,7 @@ class MemoryStore(NoOutbox):
             leases = [row.lease_until for row in rows if row.state is State.IN_PROGRESS]
             return StoreHealth(
                 counts={state: min(counted[state], COUNTED) for state in State},
-                dead=min(sum(row.reconcile_at is None for row in unknown), COUNTED),
+                dead=min(sum(row.dead for row in rows), COUNTED),
                 oldest_unknown_seconds=max((now - row.created_at for row in unknown), default=0.0),
                 lease_over_seconds=max(0.0, now - min(leases, default=now)),
                 unknowns=_by_operation(unknown),
@@ -244,6 +244,8 @@ def _due_at(row: Record, duty: Duty) -> float | None:
             return row.expires_at
         case Duty.LAPSED if row.state is State.FAILED_RETRYABLE and row.has_steps:
             return row.expires_at
+        case Duty.RESUMABLE if row.state is State.FAILED_RETRYABLE:
+            return row.reconcile_at
         case Duty.ABANDONED if row.state is State.PENDING:
             return row.expires_at
         case Duty.UNKNOWNS if row.state is State.UNKNOWN:

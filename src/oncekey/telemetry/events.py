@@ -417,6 +417,35 @@ class ReconcileGaveUp(KeyEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed(KeyEvent):
+    """Upkeep goes on with a half-done request, in an attempt of its own. ``tries``: how often, this one included."""
+
+    metric = "api.idempotency.resume.started.count"
+    level = INFO
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFailed(KeyEvent):
+    """Upkeep could not end a half-done request this time."""
+
+    metric = "api.idempotency.resume.failed.count"
+    level = WARNING
+    tries: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeGaveUp(KeyEvent):
+    """A half-done request is a dead letter: upkeep tries no more, and a human must look. A retry still runs."""
+
+    metric = "api.idempotency.resume.dead.count"
+    level = ERROR
+    tries: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimedOut(Event):
     """The reaper ended deferred requests that were not settled before they expired. If the job had run, the key became
     unknown; otherwise it failed."""

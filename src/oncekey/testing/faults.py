@@ -88,6 +88,7 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "upkeep.reap": ("upkeep.reaper:Reaper.run",),
     "upkeep.ask": ("upkeep.reconciler:Reconciler._ask",),
     "upkeep.settle": ("engine.settling:settle",),
+    "upkeep.resume": ("upkeep.resumer:Resumer._resume",),
 }
 """Name -> the functions of this point, one for each store or driver. ``enlist.lock`` is every statement of oncekey on
 the app's connection; the first one locks the key's row. ``outbox.settle`` writes how a job ended, and settles its

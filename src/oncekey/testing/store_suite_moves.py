@@ -50,7 +50,7 @@ class MoveSuite(SuiteBase):
         before = self._before(store, move)
         self.ripen(store, before, move)
         before = one(store.read([(before.scope, before.key)])[0])
-        row, _ = move
+        row, actor = move
         change = self.change(before, move)
 
         moved = one(store.swap([change])[0])
@@ -67,7 +67,9 @@ class MoveSuite(SuiteBase):
         assert (moved.finished_at is not None) == (row.target in FINAL)
         # A row that is postponed without a time is not asked about again. A row that becomes ``unknown`` always is.
         assert (moved.reconcile_at is not None) == (row.target is State.UNKNOWN and row.event is not Event.POSTPONE)
-        tries = 0 if row.event is Event.RESERVE else before.reconcile_tries + (row.event is Event.POSTPONE)
+        asked = row.event is Event.POSTPONE and row.source is State.UNKNOWN
+        resumed = row.event is Event.RETRY and actor is Actor.RESUMER
+        tries = 0 if row.event is Event.RESERVE else before.reconcile_tries + (asked or resumed)
         assert moved.reconcile_tries == tries
         starts_over = row.event is Event.RESERVE
         assert (moved.fingerprint == before.fingerprint) != starts_over

@@ -47,6 +47,7 @@ _DUE_STATES = {
     Duty.ABANDONED: {State.PENDING},
     Duty.UNKNOWNS: {State.UNKNOWN},
     Duty.LAPSED: {State.FAILED_RETRYABLE},
+    Duty.RESUMABLE: {State.FAILED_RETRYABLE},
 }
 
 
@@ -231,7 +232,7 @@ class RowSuite(SuiteBase):
         """There is one old row in each state. A duty lists only the rows of its own states."""
         self._one_of_each(store)
         assert {row.state for row in store.due(duty, 100)} == _DUE_STATES[duty]
-        assert ("stepped" in {row.key for row in store.due(duty, 100)}) == (duty is Duty.LAPSED)
+        assert ("stepped" in {row.key for row in store.due(duty, 100)}) == (duty in (Duty.LAPSED, Duty.RESUMABLE))
 
     @pytest.mark.parametrize("duty", list(Duty))
     def test_a_duty_lists_the_oldest_first_up_to_its_limit(self, store: Store, duty: Duty) -> None:
@@ -260,6 +261,10 @@ class RowSuite(SuiteBase):
             case Duty.LAPSED:
                 advance = swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="charge_created")
                 change = swap(one(store.swap([advance])[0]), Event.RELEASE, Actor.OWNER)
+            case Duty.RESUMABLE:
+                advance = swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="charge_created")
+                released = swap(one(store.swap([advance])[0]), Event.RELEASE, Actor.OWNER)
+                change = swap(one(store.swap([released])[0]), Event.POSTPONE, Actor.RESUMER, reconcile_in=seconds)
             case _:
                 return record
         return one(store.swap([change])[0])

@@ -20,8 +20,23 @@ class TurnSuite(SuiteBase):
         assert None not in store.swap(doubts)
         return [(row.scope, row.key) for row in reversed(found)]
 
-    def _handed_out(self, store: Store, limit: int) -> list[tuple[str, str]]:
-        return [(row.scope, row.key) for row in store.due(Duty.UNKNOWNS, limit)]
+    def _handed_out(self, store: Store, limit: int, duty: Duty = Duty.UNKNOWNS) -> list[tuple[str, str]]:
+        return [(row.scope, row.key) for row in store.due(duty, limit)]
+
+    def test_half_done_keys_are_handed_out_in_turns_too(self, store: Store) -> None:
+        """And the two duties do not see each other's keys."""
+        self._unknown(store, "tenant-2", 1)
+        rows = [
+            self.drive(store, State.FAILED_RETRYABLE, f"key-{at:04}", scope=scope, steps=True)
+            for scope, number in (("tenant-1", 30), ("tenant-3", 1))
+            for at in range(number)
+        ]
+        assert self._handed_out(store, 100, Duty.RESUMABLE) == [], "the client has the first try"
+        late = [swap(row, Event.POSTPONE, Actor.RESUMER, reconcile_in=at - 100.0) for at, row in enumerate(rows)]
+        assert None not in store.swap(late)
+        *flood, single = [(row.scope, row.key) for row in rows]
+        assert self._handed_out(store, 10, Duty.RESUMABLE) == [flood[0], single, *flood[1:9]]
+        assert self._handed_out(store, 10) == [("tenant-2", "key-0000")]
 
     def test_unknown_keys_of_one_scope_do_not_keep_anothers_waiting(self, store: Store) -> None:
         """The oldest key is returned first. The only key of another scope, the newest of all, is returned second."""

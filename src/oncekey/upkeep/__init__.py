@@ -4,6 +4,7 @@ from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Settleme
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.reaper import Reaper
 from oncekey.upkeep.reconciler import Reconciler
+from oncekey.upkeep.resumer import Resumer
 from oncekey.upkeep.service import Upkeep
 from oncekey.upkeep.sweeper import Sweeper
 
@@ -15,6 +16,7 @@ __all__ = [
     "Reaper",
     "Reconciler",
     "Refuted",
+    "Resumer",
     "Settlement",
     "StillUnknown",
     "Sweeper",

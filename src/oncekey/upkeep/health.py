@@ -139,7 +139,7 @@ def _of_the_store(health: Health) -> list[str]:
         if each.unasked
     ]
     if keys.dead:
-        said.append(f"{keys.dead} unknown outcomes are asked about no more: settle them by hand")
+        said.append(f"{keys.dead} keys are dead letters, which upkeep leaves alone: see `oncekey dead-letters list`")
     if outbox.lag_seconds > LAG_SECONDS:
         said.append(f"a job has been ready for {outbox.lag_seconds:.0f} s: run `oncekey worker`, or more of them")
     if outbox.dead:

@@ -12,30 +12,27 @@ verdict counts and the second finds nothing to move (``engine/settling.py``).
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import inspect
 import random
 import threading
 from collections import Counter
-from collections.abc import Coroutine
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from oncekey.core.record import NO_RESOLVER, Audit, Record, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import StepsOf
 from oncekey.core.values import value
-from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Resolver, Settlement, StillUnknown, Verdict
+from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Settlement, StillUnknown, Verdict
 from oncekey.engine import settling
 from oncekey.engine.flows import Flow
 from oncekey.engine.once import OnceKey
 from oncekey.engine.tickets import Work
 from oncekey.errors import ConfigurationError
-from oncekey.outbox.threads import Threads
 from oncekey.stores.base import Duty
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
+from oncekey.upkeep.callers import Callers, is_async
 from oncekey.upkeep.unasked import ResolverWatch
 
 BATCH = 100
@@ -90,16 +87,13 @@ class Reconciler:
                 raise ConfigurationError(f"Reconciler({name}={number}): it must be more than 0")
         self._once = once
         self._engine = once.engine
-        self._concurrency = concurrency
         self._timeout = timeout
         self._max_tries = max_tries
         self._backoff = backoff
         self._max_backoff = max_backoff
         self._batch = batch
         self._watch = ResolverWatch()
-        self._threads = Threads()
-        self._runner: asyncio.Runner | None = None
-        self._task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._callers = Callers(concurrency)
 
     def run(
         self,
@@ -121,7 +115,7 @@ class Reconciler:
             due = store.due(Duty.UNKNOWNS, self._batch)
             if due:
                 before = counts["moved"]
-                self._drive(self._ask_all(due, counts), loop)
+                self._callers.run(due, partial(self._one, counts), loop)
                 counts["due"] += len(due)
                 if counts["moved"] == before:
                     break
@@ -133,54 +127,24 @@ class Reconciler:
 
     def interrupt(self) -> None:
         """Wait for no resolver any longer. From any thread; what was not settled is asked about again."""
-        if (running := self._task) is not None:
-            with suppress(RuntimeError):  # its loop is closed
-                running[0].call_soon_threadsafe(running[1].cancel)
+        self._callers.interrupt()
 
     def close(self) -> None:
         """Let go of loop and threads: in the thread that called :meth:`run`."""
-        self._threads.close()
-        self._threads = Threads()
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
-
-    def _drive(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None) -> None:
-        with suppress(asyncio.CancelledError, concurrent.futures.CancelledError):
-            if loop is None:
-                # One loop for all runs: the clients of resolvers belong to a loop, and outlive a run.
-                self._runner = self._runner or asyncio.Runner()
-                self._runner.run(work)
-            else:
-                asyncio.run_coroutine_threadsafe(work, loop).result()
+        self._callers.close()
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
-    async def _ask_all(self, due: list[Record], counts: Counter[str]) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - we are a coroutine
-        self._task = (asyncio.get_running_loop(), task)
-        slots = asyncio.Semaphore(self._concurrency)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for record in due:
-                    group.create_task(self._one(record, slots, counts))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # one is enough to tell: they are all about the store
-        finally:
-            self._task = None
-
-    async def _one(self, seen: Record, slots: asyncio.Semaphore, counts: Counter[str]) -> None:
-        async with slots:
-            record: Record | None = await self._run(_ask_store((seen.scope, seen.key)))
-            if record is None or not _is_due(record):
-                counts["moved"] += 1  # by somebody else, meanwhile
-                return
-            verdict = await self._ask(record)
-            counts["unasked"] += verdict.reason == NO_RESOLVER
-            ended = await self._apply(record, verdict)
-            counts[ended] += 1
-            counts["moved"] += ended != "overtaken"
+    async def _one(self, counts: Counter[str], seen: Record) -> None:
+        record: Record | None = await self._run(_ask_store((seen.scope, seen.key)))
+        if record is None or not _is_due(record):
+            counts["moved"] += 1  # by somebody else, meanwhile
+            return
+        verdict = await self._ask(record)
+        counts["unasked"] += verdict.reason == NO_RESOLVER
+        ended = await self._apply(record, verdict)
+        counts[ended] += 1
+        counts["moved"] += ended != "overtaken"
 
     async def _run(self, flow: Flow[Any]) -> Any:
         return await self._engine.run(flow, settling.SETTLE_SECONDS)
@@ -190,10 +154,10 @@ class Reconciler:
         if resolver is None:
             return StillUnknown(NO_RESOLVER)
         inquiry = Inquiry(record, tuple(await self._run(_ask_store(StepsOf(record.scope, record.key)))))
-        limit = asyncio.timeout(self._timeout if _is_async(resolver) else None)
+        limit = asyncio.timeout(self._timeout if is_async(resolver) else None)
         try:
             async with limit:
-                verdict = await self._call(resolver, inquiry)
+                verdict = await self._callers.call(resolver, inquiry)
         except Exception as error:
             if limit.expired() and isinstance(error, TimeoutError):
                 return _Failed(f"the resolver took longer than {self._timeout:g} s", error)
@@ -203,13 +167,6 @@ class Reconciler:
                 f"the resolver returned {type(verdict).__name__}, not Confirmed, Refuted or StillUnknown"
             )
         return verdict
-
-    async def _call(self, resolver: Resolver, inquiry: Inquiry) -> object:
-        if _is_async(resolver):
-            answer: object = resolver(inquiry)
-        else:
-            answer = await asyncio.wrap_future(self._threads.submit(resolver, inquiry))
-        return await answer if inspect.isawaitable(answer) else answer
 
     # -- what follows from an answer ---------------------------------------------------------------------------------
 
@@ -260,10 +217,6 @@ class Reconciler:
 
 def _ask_store(work: Work) -> Flow[Any]:
     return (yield work)
-
-
-def _is_async(resolver: Resolver) -> bool:
-    return inspect.iscoroutinefunction(resolver) or inspect.iscoroutinefunction(getattr(resolver, "__call__", None))  # noqa: B004
 
 
 def _is_due(record: Record) -> bool:

@@ -27,6 +27,7 @@ from oncekey.telemetry.redaction import describe
 from oncekey.upkeep.health import DutyHealth, Health, look
 from oncekey.upkeep.reaper import AUDIT_RETENTION, Reaper
 from oncekey.upkeep.reconciler import Reconciler
+from oncekey.upkeep.resumer import Resumer
 from oncekey.upkeep.sweeper import Sweeper
 from oncekey.upkeep.unasked import Reporter
 
@@ -37,6 +38,9 @@ REAP_SECONDS = 60.0
 RECONCILE_SECONDS = 5.0
 REPORT_SECONDS = 60.0
 """Between two looks at unknown keys, of an upkeep without the app."""
+RESUME_SECONDS = 5.0
+CUT_OFF_SECONDS = 1.0
+"""How long a resume function that was cut off may take to end."""
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 
@@ -55,18 +59,19 @@ class Turn:
 
 
 class Upkeep:
-    """Sweeper, reaper and reconciler over one store.
+    """Sweeper, reaper, reconciler and resumer over one store.
 
-    ``once``            the app's OnceKey, with its resolvers; or only a Store: then unknown outcomes are reported in
-                        the log, nobody is asked about them, and no try is counted
-    ``sweep_every``     seconds between two turns, likewise ``reap_every`` and ``reconcile_every``. A key is stuck for
-                        at most its lease and ``sweep_every``
+    ``once``            the app's OnceKey, with its resolvers and resume functions; or only a Store: then unknown
+                        outcomes are reported in the log, nobody is asked about them, no try is counted, and half-done
+                        requests wait for their clients
+    ``sweep_every``     seconds between two turns, likewise ``reap_every``, ``reconcile_every`` and ``resume_every``. A
+                        key is stuck for at most its lease and ``sweep_every``
     ``soft``            keep expired keys as tombstones for as long again, instead of deleting them
     ``audit_retention`` how long a line of the audit is kept after its key is over; None: for ever
-    ``sweeper``, ``reaper``, ``reconciler``  your own, where a default does not fit
+    ``sweeper``, ``reaper``, ``reconciler``, ``resumer``  your own, where a default does not fit
 
-    ``with Upkeep(once):``, or in an event loop ``async with Upkeep(once):``; async resolvers then run in that loop. In
-    an ASGI app: ``IdempotencyMiddleware(app, once=once, upkeep=True)``.
+    ``with Upkeep(once):``, or in an event loop ``async with Upkeep(once):``; async resolvers and
+    resume functions then run in that loop. In an ASGI app: ``IdempotencyMiddleware(app, once=once, upkeep=True)``.
     """
 
     def __init__(
@@ -76,13 +81,20 @@ class Upkeep:
         sweep_every: float = SWEEP_SECONDS,
         reap_every: float = REAP_SECONDS,
         reconcile_every: float = RECONCILE_SECONDS,
+        resume_every: float = RESUME_SECONDS,
         soft: bool = False,
         audit_retention: timedelta | None = AUDIT_RETENTION,
         sweeper: Sweeper | None = None,
         reaper: Reaper | None = None,
         reconciler: Reconciler | None = None,
+        resumer: Resumer | None = None,
     ) -> None:
-        for name, seconds in (("sweep", sweep_every), ("reap", reap_every), ("reconcile", reconcile_every)):
+        for name, seconds in (
+            ("sweep", sweep_every),
+            ("reap", reap_every),
+            ("reconcile", reconcile_every),
+            ("resume", resume_every),
+        ):
             if seconds <= 0:
                 raise ConfigurationError(f"Upkeep({name}_every={seconds}): it must be more than 0 seconds")
         if soft and reaper is not None:
@@ -103,6 +115,7 @@ class Upkeep:
             emitter=self._emitter,
         )
         self._reconciler = reconciler or (Reconciler(app) if app else None)
+        self._resumer = resumer or (Resumer(app) if app else None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -111,13 +124,25 @@ class Upkeep:
             _Duty("reap", reap_every, self._reaper.run),
         ]
         if self._reconciler is not None:
-            self._duties.append(_Duty("reconcile", reconcile_every, self._reconcile))
+            self._duties.append(_Duty("reconcile", reconcile_every, self._in_loop(self._reconciler)))
         else:
             self._duties.append(_Duty("report", REPORT_SECONDS, Reporter(self.store).run))
+        if self._resumer is not None:  # after the reconciler: what it has settled can go on at once
+            self._duties.append(_Duty("resume", resume_every, self._in_loop(self._resumer)))
 
-    def _reconcile(self, stop: threading.Event, *, dry_run: bool) -> Result:
-        assert self._reconciler is not None  # noqa: S101 - else it is no duty
-        return self._reconciler.run(stop, dry_run=dry_run, loop=self._loop)
+    def _in_loop(self, caller: Reconciler | Resumer) -> Callable[..., Result]:
+        """The run of a duty that calls functions of the app, in the loop that there is by then."""
+
+        def run(stop: threading.Event, *, dry_run: bool) -> Result:
+            return caller.run(stop, dry_run=dry_run, loop=self._loop)
+
+        return run
+
+    def _close(self, name: str | None = None) -> None:
+        """Let go of what the functions of the app ran in: of one duty, or of all."""
+        for duty, caller in (("reconcile", self._reconciler), ("resume", self._resumer)):
+            if caller is not None and name in (None, duty):
+                caller.close()
 
     # -- for as long as the process lives --------------------------------------------------------------------------
 
@@ -138,7 +163,8 @@ class Upkeep:
             thread.start()
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """End after the batch that is under way; resolvers are waited for no longer. False: a thread was left behind.
+        """End after the batch that is under way; resolvers are waited for no longer, resume functions for as long as
+        there is time. False: a thread was left behind.
 
         Blocks. From an event loop: ``await upkeep.astop()``.
         """
@@ -148,6 +174,10 @@ class Upkeep:
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        if self._resumer is not None and any(thread.is_alive() for thread in self._threads):
+            self._resumer.interrupt()  # cut off only now: it is in the middle of a request
+            for thread in self._threads:
+                thread.join(CUT_OFF_SECONDS)
         left = any(thread.is_alive() for thread in self._threads)
         self._threads = []
         return not left
@@ -162,8 +192,7 @@ class Upkeep:
         while not stop.is_set():
             self._take_turn(duty, stop)
             stop.wait(duty.pause())
-        if duty.name == "reconcile" and self._reconciler is not None:
-            self._reconciler.close()
+        self._close(duty.name)
         self.store.disconnect()
 
     def _take_turn(self, duty: _Duty, stop: threading.Event, *, dry_run: bool = False) -> Turn:
@@ -207,8 +236,7 @@ class Upkeep:
         try:
             return [self._take_turn(duty, threading.Event(), dry_run=dry_run) for duty in self._duties]
         finally:
-            if self._reconciler is not None:
-                self._reconciler.close()
+            self._close()
             self.store.disconnect()
 
     def health(self) -> Health:

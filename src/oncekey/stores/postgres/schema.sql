@@ -120,3 +120,7 @@ WHERE state IN ('unknown', 'failed_retryable') AND reconcile_at IS NOT NULL;
 
 -- The audit has a retention of its own: the reaper finds its oldest lines.
 CREATE INDEX idempotency_audit_at ON idempotency_audit (at);
+
+-- Half-done requests that upkeep goes on with.
+CREATE INDEX idempotency_keys_resumable ON idempotency_keys (reconcile_at)
+WHERE state = 'failed_retryable' AND reconcile_at IS NOT NULL;

@@ -1,4 +1,5 @@
--- What has waited too long: the oldest lease, the oldest unknown outcome of those counted, and those asked no more.
+-- What has waited too long: the oldest lease, the oldest unknown outcome of those counted, and the dead letters: unknown
+-- outcomes that are asked about no more, and half-done requests that are tried no more.
 SELECT
     (
         SELECT date_part('epoch', now() - min(lease_until)) FROM idempotency_keys
@@ -13,4 +14,10 @@ SELECT
         SELECT count(*) FROM (
             SELECT 1 FROM idempotency_keys WHERE state = 'unknown' AND reconcile_at IS NULL LIMIT %(limit)s
         ) AS k
+    ) + (
+        SELECT count(*) FROM (
+            SELECT reconcile_at, reconcile_tries FROM idempotency_keys
+            WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL LIMIT %(limit)s
+        ) AS k
+        WHERE k.reconcile_at IS NULL AND k.reconcile_tries > 0
     )

@@ -132,3 +132,7 @@ CREATE INDEX idempotency_keys_turns ON idempotency_keys (state, scope, reconcile
 
 -- The audit has a retention of its own: the reaper finds its oldest lines.
 CREATE INDEX idempotency_audit_at ON idempotency_audit (at);
+
+-- Half-done requests that upkeep goes on with.
+CREATE INDEX idempotency_keys_resumable ON idempotency_keys (reconcile_at)
+    WHERE state = 'failed_retryable' AND reconcile_at IS NOT NULL;

@@ -1,4 +1,5 @@
--- What has waited too long: the oldest lease, the oldest unknown outcome of those counted, and those asked no more.
+-- What has waited too long: the oldest lease, the oldest unknown outcome of those counted, and the dead letters: unknown
+-- outcomes that are asked about no more, and half-done requests that are tried no more.
 SELECT
     (
         SELECT min(lease_until) FROM idempotency_keys INDEXED BY idempotency_keys_leases
@@ -15,4 +16,9 @@ SELECT
             SELECT 1 FROM idempotency_keys INDEXED BY idempotency_keys_unknowns
             WHERE state = 'unknown' AND reconcile_at IS NULL LIMIT ?1
         )
+    ) + (
+        SELECT count(*) FROM (
+            SELECT reconcile_at, reconcile_tries FROM idempotency_keys INDEXED BY idempotency_keys_lapsed
+            WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL LIMIT ?1
+        ) WHERE reconcile_at IS NULL AND reconcile_tries > 0
     )

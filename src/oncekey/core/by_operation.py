@@ -1,0 +1,47 @@
+"""Functions of the app by the operation that each is for: resolvers, and what goes on with a half-done request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from oncekey.core.routes import METHOD_AND_PATH, compiled
+from oncekey.errors import ConfigurationError
+
+_F = TypeVar("_F")
+
+
+class ByOperation(Generic[_F]):
+    """One function for each operation: ``POST /payments``, or a pattern as routes have, ``POST /payments/{id}``."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        """What such a function is called, in errors."""
+        self._exact: dict[str, _F] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], _F]] = []
+
+    def add(self, operation: str, function: _F) -> None:
+        split = METHOD_AND_PATH.fullmatch(operation)
+        if split is None:
+            raise ConfigurationError(f"{self._what}: {operation!r} is not of the form 'POST /path'")
+        method, path = split[1].upper(), split[2]
+        name = f"{method} {path}"
+        if name in self._exact:
+            raise ConfigurationError(f"{name} has a {self._what} already: one operation, one {self._what}")
+        self._exact[name] = function
+        if "{" in path:
+            self._patterns.append((method, compiled(path), function))
+
+    def of(self, operation: str) -> _F | None:
+        """A key's operation is the listed route that it fell under, or else the path itself."""
+        if (found := self._exact.get(operation)) is not None:
+            return found
+        method, _, path = operation.partition(" ")
+        return next((each for of, pattern, each in self._patterns if of == method and pattern.fullmatch(path)), None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._exact)
+
+    def __bool__(self) -> bool:
+        return bool(self._exact)

@@ -1,0 +1,61 @@
+"""What a resume function is given: the operation of a request whose client does not come back, to go on with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from oncekey.core.kept_request import request_in
+from oncekey.core.policy import Policy
+from oncekey.core.record import Record
+from oncekey.core.responses import Response
+from oncekey.core.steps import Step, StepState
+from oncekey.engine.operation import Operation
+from oncekey.engine.steps import Steps
+
+if TYPE_CHECKING:
+    from oncekey.engine.engine import Engine
+
+
+class Resumption(Operation):
+    """An Operation whose attempt upkeep has begun. ``phase`` and ``effect`` return what earlier attempts remembered.
+
+    ``request`` is the client's request, where the route has ``Policy(keep_request=True)``; otherwise None.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        record: Record,
+        policy: Policy,
+        scope: str,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop | None,
+        found: Sequence[Step],
+    ) -> None:
+        super().__init__(record, policy, scope, engine, loop, covered=True)
+        self.request = request_in(found)
+        self.steps = Steps.remembering(found)
+
+    def result(self, name: str) -> Any:
+        """What the step of this name returned in an earlier attempt; None: none has finished it.
+
+        A step whose result was read counts as taken: new steps may follow.
+        """
+        steps = self.steps
+        step = steps.known.get(name) if steps is not None else None
+        if steps is None or step is None or step.state is not StepState.DONE:
+            return None
+        steps.waiting.discard(name)
+        return orjson.loads(step.result or b"null")
+
+
+Answer = Response | tuple[int, Any]
+"""The final response: ``Response(status, json)``, or ``(status, json)``."""
+ResumeFunction = Callable[[Resumption], Answer | Awaitable[Answer]]
+"""Goes on with a half-done request, sync or async. It takes the steps of the handler, by the same names and in the same
+order, and returns the response that the client's retry gets."""

@@ -1,0 +1,90 @@
+"""How a duty calls functions of the app, sync or async, a few at a time: for the reconciler and the resumer.
+
+Async functions run in the event loop that the duty is given (that of the app), or in one of its own; others in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import inspect
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from oncekey.outbox.threads import Threads
+
+_Item = TypeVar("_Item")
+
+
+class Callers:
+    """Its methods are called from one thread, the duty's, unless they say otherwise."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._threads = Threads()
+        self._runner: asyncio.Runner | None = None
+        self._task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def run(
+        self,
+        items: Iterable[_Item],
+        one: Callable[[_Item], Coroutine[Any, Any, None]],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        """Await ``one`` for each item, as many at once as there are slots, in ``loop`` or in a loop of our own."""
+        work = self._all(items, one)
+        with suppress(asyncio.CancelledError, concurrent.futures.CancelledError):
+            if loop is None:
+                # One loop for all runs: the clients of the app's functions belong to a loop, and outlive a run.
+                self._runner = self._runner or asyncio.Runner()
+                self._runner.run(work)
+            else:
+                asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    async def _all(self, items: Iterable[_Item], one: Callable[[_Item], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we are a coroutine
+        self._task = (asyncio.get_running_loop(), task)
+        slots = asyncio.Semaphore(self._concurrency)
+
+        async def in_a_slot(item: _Item) -> None:
+            async with slots:
+                await one(item)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for item in items:
+                    group.create_task(in_a_slot(item))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # one is enough to tell: they are all about the store
+        finally:
+            self._task = None
+
+    async def call(self, function: Callable[[Any], object], argument: object) -> object:
+        """What the function returns. A sync one runs in a thread, in a copy of this context."""
+        if is_async(function):
+            answer = function(argument)
+        else:
+            context = contextvars.copy_context()
+            answer = await asyncio.wrap_future(self._threads.submit(context.run, function, argument))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def interrupt(self) -> None:
+        """Wait for no function any longer. From any thread."""
+        if (running := self._task) is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                running[0].call_soon_threadsafe(running[1].cancel)
+
+    def close(self) -> None:
+        """Let go of loop and threads. The next run has others."""
+        self._threads.close()
+        self._threads = Threads()
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,0 +1,298 @@
+"""The resumer: goes on with half-done requests whose client has not come back, where the app says how.
+
+A phased key that is ``failed_retryable`` with steps behind it is **half done**: a ride is booked and not yet paid. Its
+client mostly comes back. Where it does not, or where a verdict has just settled the effect in doubt, the resumer begins
+the next attempt by itself and calls the function of ``once.resume``. From then on it is an attempt as any other: under
+an owner token of its own, with a lease that the keeper renews, fenced, and ended by the judgment that ends a handler's.
+A retry that comes meanwhile gets 409; where the retry is first, the resumer finds the key moved and leaves it alone.
+
+A try is counted when it begins, so that one which kills the process counts as well. Between tries the pause grows
+(``core/record.resume_in``); after ``max_tries`` the key is a dead letter, for an operator. A key whose operation has no
+function, or is not declared phased any more, is looked at again in an hour: a deploy may bring one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from oncekey.core.policy import Policy
+from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap, swap
+from oncekey.core.responses import as_response
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.steps import Step, StepsOf
+from oncekey.core.values import value
+from oncekey.engine import enlisted
+from oncekey.engine.flows import Finished, Flow
+from oncekey.engine.keeper import Unfinished
+from oncekey.engine.once import OnceKey, tenant_of
+from oncekey.engine.operation import _current
+from oncekey.engine.resumption import ResumeFunction, Resumption
+from oncekey.engine.settling import SETTLE_SECONDS, kept_words
+from oncekey.engine.tickets import Work
+from oncekey.errors import ConfigurationError, OperatorError
+from oncekey.stores.base import Duty
+from oncekey.telemetry import events
+from oncekey.telemetry.events import about
+from oncekey.telemetry.redaction import describe
+from oncekey.upkeep.callers import Callers, is_async
+from oncekey.web.endings import Move, answered, raised
+
+_log = logging.getLogger("oncekey")
+
+BATCH = 100
+COUNTED = 10_000
+"""How far a dry run counts."""
+NO_FUNCTION_SECONDS = 3600.0
+"""Until a key that no function is registered for is looked at again."""
+RESUMER = "resumer"
+"""Who gave a key up, in the audit."""
+
+_NOT_PHASED = (
+    "%s has half-done requests, and upkeep does not go on with them: they were taken while the route was declared "
+    "effects='phased', and it is not declared so here. Declare it 'phased' until they have ended, or settle them with "
+    "`oncekey keys list --state failed_retryable` and by hand. This is said once per route"
+)
+
+_ENDED = {
+    Event.COMPLETE: "completed",
+    Event.FAIL: "failed",
+    Event.DEFER: "deferred",
+    Event.RELEASE: "retryable",
+    Event.DOUBT: "unknown",
+}
+
+
+@value
+class Resumed:
+    """What one run did; with ``dry_run``, how many are due (counted up to 10,000) and nothing else."""
+
+    due: int = 0
+    completed: int = 0
+    failed: int = 0
+    """With a 4xx, which is final."""
+    deferred: int = 0
+    retryable: int = 0
+    """Tried, and to be tried again."""
+    unknown: int = 0
+    """Tried, and an effect was left in doubt: on the reconciler's list."""
+    dead: int = 0
+    """Tried for the last time: an operator must look."""
+    left: int = 0
+    """No function is registered, or the route is not phased any more."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Resumed.__slots__}  # type: ignore[attr-defined]
+
+
+class Resumer:
+    """Async functions run in the event loop that :meth:`run` is given, or in one of its own; others in threads.
+
+    ``concurrency`` how many requests it goes on with at once
+    ``timeout``     seconds that an async function may take. A thread cannot be stopped: give the clients that a sync
+                    one uses time-outs of their own
+    ``max_tries``   after so many the key is a dead letter. With the default that is after about half a day
+    """
+
+    def __init__(
+        self, once: OnceKey, *, concurrency: int = 8, timeout: float = 300.0, max_tries: int = 20, batch: int = BATCH
+    ) -> None:
+        for name, number in (("concurrency", concurrency), ("timeout", timeout), ("max_tries", max_tries)):
+            if number <= 0:
+                raise ConfigurationError(f"Resumer({name}={number}): it must be more than 0")
+        self._once = once
+        self._engine = once.engine
+        self._timeout = timeout
+        self._max_tries = max_tries
+        self._batch = batch
+        self._callers = Callers(concurrency)
+
+    def run(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        dry_run: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Resumed:
+        """Go on once with all that are due. Without resume functions it does nothing.
+
+        Blocks, so never call it from an event loop; and always from the same thread, where ``loop`` is not given.
+        """
+        store = self._once.store
+        if not self._once.resumes:
+            return Resumed()
+        if dry_run:
+            return Resumed(len(store.due(Duty.RESUMABLE, COUNTED)))
+        stop = stop or threading.Event()
+        counts: Counter[str] = Counter()
+        while not stop.is_set():
+            due = store.due(Duty.RESUMABLE, self._batch)
+            before = counts["moved"]
+            self._callers.run(due, partial(self._one, counts, stop), loop)
+            counts["due"] += len(due)
+            if len(due) < self._batch or counts["moved"] == before:
+                break
+        return Resumed(**{name: counts[name] for name in Resumed.__slots__})  # type: ignore[attr-defined]
+
+    def interrupt(self) -> None:
+        """Wait for no function any longer. From any thread. Keys under way are left to their leases, as by a crash."""
+        self._callers.interrupt()
+
+    def close(self) -> None:
+        """Let go of loop and threads: in the thread that called :meth:`run`."""
+        self._callers.close()
+
+    # -- in the loop -----------------------------------------------------------------------------------------------
+
+    async def _one(self, counts: Counter[str], stop: threading.Event, seen: Record) -> None:
+        if stop.is_set():
+            return
+        record: Record | None = await self._run(_ask_store((seen.scope, seen.key)))
+        ended = "overtaken" if record is None or not _is_due(record) else await self._resume(record)
+        counts[ended] += 1
+        counts["moved"] += 1
+
+    async def _run(self, flow: Flow[Any]) -> Any:
+        return await self._engine.run(flow, SETTLE_SECONDS)
+
+    async def _resume(self, record: Record) -> str:
+        """Begin the next attempt, or put it off; the name of what came of it."""
+        function = self._once.resumes.of(record.operation)
+        policy = self._once.resumes_under(record.operation)
+        if function is not None and policy is None:
+            self._engine.tell_once(record.operation, _NOT_PHASED)
+        if function is None or policy is None:
+            return await self._postpone(record, "left", NO_FUNCTION_SECONDS)
+        if record.reconcile_tries >= self._max_tries:  # its last try killed the process
+            return await self._give_up(record)
+        found: list[Step] = await self._run(_ask_store(StepsOf(record.scope, record.key)))
+        claimed: Record | None = await self._run(_ask_store(claim(record, policy, self._engine.owners.new())))
+        if claimed is None:
+            return "overtaken"
+        self._engine.emitter.emit(events.Resumed(*about(claimed), tries=claimed.reconcile_tries))
+        loop = asyncio.get_running_loop()
+        operation = Resumption(claimed, policy, tenant_of(claimed.scope), self._engine, loop, found)
+        move = await self._work(operation, function)
+        finished = await self._finish(operation, move)
+        if finished is None or not finished.stored or finished.record is None:
+            return "overtaken"
+        if move.event is Event.RELEASE and finished.record.reconcile_tries >= self._max_tries:
+            return await self._give_up(finished.record)
+        return _ENDED[move.event]
+
+    async def _work(self, operation: Resumption, function: ResumeFunction) -> Move:
+        """Call the function, and judge its end as a handler's."""
+        context = contextvars.copy_context()
+        context.run(_current.set, operation)
+        call = self._callers.call(function, operation)
+        task = asyncio.get_running_loop().create_task(call, context=context)
+        may_be_cancelled = is_async(function)
+        if may_be_cancelled:
+            operation.task = asyncio.current_task()  # not the call alone: what is over with it has an end for its key
+        evidence = operation.evidence
+        self._engine.keeper.watch(operation)
+        evidence.entered()
+        try:
+            await asyncio.wait([task], timeout=self._timeout if may_be_cancelled else None)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        except asyncio.CancelledError:
+            # Nobody waits for it any more. What it has begun may still run, so its key is left to its lease.
+            self._engine.keeper.unwatch(operation)
+            task.cancel()
+            raise
+        try:
+            response = as_response(task.result())
+            if response is None:
+                raise ConfigurationError(
+                    f"the resume function returned {type(task.result()).__name__}, not Response(status, json) or "
+                    "(status, json)"
+                )
+        except (Exception, asyncio.CancelledError) as error:
+            evidence.raised_with(error, None)
+            move, _ = raised(operation, error, self._once)
+            reason = f"the resume function raised {describe(error)}"
+            if isinstance(error, asyncio.CancelledError):
+                reason = f"the resume function was cancelled, or took longer than {self._timeout:g} s"
+            self._tell(operation, error, reason)
+            return Move(move.event, move.response, kept_words(reason))
+        evidence.returned_with(response.status)
+        return self._answered(operation, response)
+
+    def _answered(self, operation: Resumption, response: StoredResponse) -> Move:
+        headers = [(name.encode(), text.encode("latin-1")) for name, text in response.headers]
+        move, _ = answered(operation, response.status, headers, response.body, self._once)
+        if move.response is not None:
+            return Move(move.event, response, move.reason)  # whole: all of its headers were written on purpose
+        reason = f"the resume function returned {response.status}; {move.reason}"
+        self._tell(operation, None, reason)
+        return Move(move.event, None, reason)
+
+    def _tell(self, operation: Resumption, error: BaseException | None, reason: str) -> None:
+        tries = operation.record.reconcile_tries
+        event = events.ResumeFailed(*about(operation.record), tries=tries, error=reason)
+        self._engine.emitter.emit(event, error=error)
+
+    async def _finish(self, operation: Resumption, move: Move) -> Finished | None:
+        """Carry out the owner's move; None: the store cannot take it now, and the keeper goes on trying."""
+        engine, seconds = self._engine, operation.policy.begin_seconds
+        item = Unfinished(operation, move.event, move.response, move.reason)
+        try:
+            if operation.enlisted is None:
+                flow = engine.finish(operation, move.event, move.response, move.reason)
+                finished = await engine.run(flow, seconds)
+            else:
+                finished = await enlisted.run(engine, item, seconds)
+                if operation.enlisted is not None:  # the function was to commit it, and has returned
+                    finished = await enlisted.run(engine, item, seconds)
+        except OperatorError:
+            engine.keeper.adopt(item)
+            return None
+        except asyncio.CancelledError:  # interrupted: the keeper, if it lives, goes on
+            if operation.enlisted is None:
+                engine.keeper.adopt(item)
+            raise
+        finally:
+            if operation.enlisted is not None:
+                operation.enlisted.release()
+        engine.keeper.unwatch(operation)
+        return finished
+
+    # -- putting it off ----------------------------------------------------------------------------------------------
+
+    async def _give_up(self, record: Record) -> str:
+        tries, error = record.reconcile_tries, record.last_error or ""
+        ended = await self._postpone(record, "dead", None, Audit(RESUMER, f"tried {tries} times, and no more: {error}"))
+        if ended == "dead":
+            self._engine.emitter.emit(events.ResumeGaveUp(*about(record), tries=tries, error=error))
+        return ended
+
+    async def _postpone(self, record: Record, ended: str, seconds: float | None, audit: Audit | None = None) -> str:
+        move = swap(
+            *(record, Event.POSTPONE, Actor.RESUMER), last_error=record.last_error, reconcile_in=seconds, audit=audit
+        )
+        return "overtaken" if await self._run(_ask_store(move)) is None else ended
+
+
+def claim(record: Record, policy: Policy, owner: str) -> Swap:
+    """The move that makes this owner's attempt of it. What the request was stays as it is in the row."""
+    wanted = Reservation(
+        *(record.scope, record.key, record.operation, record.fingerprint, record.fingerprint_version),
+        *(policy.effects_kind, owner, policy.lease_seconds, record.retention_seconds),
+    )
+    return swap(record, Event.RETRY, Actor.RESUMER, reservation=wanted)
+
+
+def _ask_store(work: Work) -> Flow[Any]:
+    return (yield work)
+
+
+def _is_due(record: Record) -> bool:
+    waits = record.state is State.FAILED_RETRYABLE and record.has_steps
+    return waits and record.reconcile_at is not None and record.reconcile_at <= record.now

@@ -1,0 +1,106 @@
+"""Upkeep is killed with kill -9 at each step of a request that it goes on with: one charge, and the key completes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oncekey.core.states import State
+from tests.faults.warm import Warm
+from tests.upkeep.rides import KILLED_AT, TABLES, Rides, tidy
+
+CASES = [f"{point}:{when}:kill" for point in KILLED_AT for when in ("before", "after")]
+CHARGED_AND_NOT_KNOWN = ("effect.call:after:kill", "effect.result:before:kill")
+ROUNDS = 4
+"""After a kill: a round of the sweeper, one of the reconciler where the charge is in doubt, and one that ends it."""
+
+
+class House:
+    """The database, the provider's ledger, and processes of upkeep."""
+
+    def __init__(self, url: str, folder: Path, warm: Warm, honours: bool) -> None:
+        self.folder = folder
+        self.warm = warm
+        self.told: dict[str, Any] = {"url": url, "ledger": str(folder / "ledger"), "honours": honours}
+        self.rides = Rides(stumbles=True, **self.told)
+        self.rides.once.store.migrate()
+        for table in TABLES:
+            self.ask(table)
+
+    def ask(self, sql: str) -> list[Any]:
+        with closing(self.rides.connect()) as db:
+            cursor = db.execute(sql)
+            rows = cursor.fetchall() if cursor.description else []
+            db.commit()
+            return list(rows)
+
+    def past(self, column: str, key: str) -> None:
+        """As if the time were over for this key, and for no other."""
+        past = "0" if self.told["url"].startswith("sqlite:") else "now() - interval '1 hour'"
+        self.ask(f"UPDATE idempotency_keys SET {column} = {past} WHERE key = '{key}' AND {column} IS NOT NULL")
+
+    def upkeep(self, fault: str = "") -> bool:
+        """Run one process of upkeep to its end; whether it survived."""
+        survived = self.folder / "survived"
+        survived.unlink(missing_ok=True)
+        self.warm.spawn("upkeep", survived=str(survived), fault=fault, **self.told).wait()
+        return survived.exists()
+
+    def state(self, key: str) -> tuple[State, int]:
+        (record,) = self.rides.once.store.read([("single-tenant", key)])
+        assert record is not None
+        return record.state, record.attempt
+
+    async def send(self, cases: int) -> list[httpx.Response]:
+        transport = httpx.ASGITransport(self.rides.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://rides") as http:
+            return [
+                await http.post(
+                    "/rides", headers={"Idempotency-Key": f"k-{each}"}, json={"ride": each, "cents": 100 + each}
+                )
+                for each in range(cases)
+            ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "honours"),
+    [
+        ("sqlite", True),
+        ("sqlite", False),
+        ("postgres", True),
+        pytest.param("postgres", False, marks=pytest.mark.faults),
+    ],
+)
+def test_upkeep_killed_at_each_step_charges_once(
+    kind: str, honours: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path / 'rides.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    with Warm(roles={"upkeep": tidy}, log=tmp_path / "log") as warm:
+        house = House(url, tmp_path, warm, honours)
+        cases = [case for case in CASES if honours or case not in CHARGED_AND_NOT_KNOWN]
+        assert {answer.status_code for answer in asyncio.run(house.send(len(cases)))} == {500}
+        for number, fault in enumerate(cases):
+            key = f"k-{number}"
+            assert house.state(key) == (State.FAILED_RETRYABLE, 1)
+            house.past("reconcile_at", key)
+            assert not house.upkeep(fault), f"{fault} was never passed"
+            for _ in range(ROUNDS):
+                if house.state(key)[0] is State.COMPLETED:
+                    break
+                house.past("lease_until", key)
+                house.past("reconcile_at", key)
+                assert house.upkeep(), (tmp_path / "log").read_text()
+            assert house.state(key)[0] is State.COMPLETED, fault
+        charged = house.rides.charges()
+        assert len(charged) == len(set(charged)) == len(cases)
+        assert house.ask("SELECT count(*), count(charge) FROM rides") == [(len(cases), len(cases))]
+        assert sorted(ride for (ride,) in house.ask("SELECT ride FROM receipts")) == list(range(len(cases)))
+        for number, answer in enumerate(asyncio.run(house.send(len(cases)))):
+            assert (answer.status_code, answer.headers["idempotency-replayed"]) == (201, "true")
+            assert answer.json()["ride"] == number
+        house.rides.once.close()

@@ -1,0 +1,533 @@
+"""The resumer: upkeep goes on with half-done requests, as the owner of an attempt of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from oncekey import NotExecuted, OnceKey, OutcomeUnknown, Policy, current
+from oncekey.core.record import LONGEST_RESUME_SECONDS, RESUME_SECONDS, Record, StoredResponse, swap
+from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.engine.resumption import Answer, Resumption
+from oncekey.errors import ConfigurationError
+from oncekey.outbox import Response
+from oncekey.stores.base import Duty
+from oncekey.upkeep import Resumer, Sweeper, Upkeep
+from oncekey.upkeep.resumer import NO_FUNCTION_SECONDS
+from tests.upkeep.places import OPERATION, RETENTION, Place
+
+Function = Callable[[Resumption], Any]
+CHARGED = Step("charge", StepKind.EFFECT, StepState.DONE, False, b'{"id":"ch_1"}', "down-1", "ch_1")
+
+
+def half_done(place: Place, *, released: bool = True, **how: Any) -> Record:
+    """A key whose first attempt charged, and then fell."""
+    (record,) = place.reserved(effects=Effects.PHASED, **how)
+    (record,) = place.moved([record], Event.ADVANCE, Actor.OWNER, recovery_point="charge", step=CHARGED)
+    return place.moved([record], Event.RELEASE, Actor.OWNER, last_error="it fell")[0] if released else record
+
+
+def resume(once: OnceKey, function: Function | None = None, **how: Any) -> dict[str, int]:
+    """One run with this function: what it did."""
+    if function is not None:
+        once.resume(OPERATION, function)
+    resumer = Resumer(once, **how)
+    try:
+        return {name: number for name, number in resumer.run().as_json().items() if number}
+    finally:
+        resumer.close()
+        once.store.disconnect()  # of this thread
+
+
+def counts(calls: list[Any]) -> Function:
+    """Must not be called, or notes whose it is."""
+
+    def go_on(op: Resumption) -> Answer:
+        calls.append(op.scope)
+        return 201, None
+
+    return go_on
+
+
+def phased(place: Place, **policy: Any) -> OnceKey:
+    return place.once(effects="phased", **policy)
+
+
+def finishes(op: Resumption) -> Answer:
+    return 201, {"charge": op.result("charge")["id"], "attempt": op.attempt}
+
+
+# -- when it is a key's turn -------------------------------------------------------------------------------------------
+
+
+def test_half_done_request_is_ended_by_upkeep(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = phased(place)
+    assert resume(once, finishes) == {"due": 1, "completed": 1}
+    found = place.get(record)
+    assert (found.state, found.attempt, found.owner != record.owner) == (State.COMPLETED, 2, True)
+    assert found.response is not None
+    assert (found.response.status, found.response.body) == (201, b'{"charge":"ch_1","attempt":2}')
+    assert place.names() == ["Resumed", "Completed"]
+    assert resume(once) == {}
+
+
+def test_client_has_the_first_try_after_a_release(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS - 5)
+    assert resume(phased(place), finishes) == {}
+    assert place.get(record).state is State.FAILED_RETRYABLE
+
+
+def test_request_whose_process_died_is_resumed_after_the_sweeper(place: Place) -> None:
+    record = half_done(place, released=False)
+    once = phased(place)
+    place.age(61)
+    assert Sweeper(place.store).run().released == 1
+    assert resume(once, finishes) == {}
+    place.age(RESUME_SECONDS + 1)
+    assert resume(once) == {"due": 1, "completed": 1}
+    assert place.get(record).state is State.COMPLETED
+
+
+def test_key_that_was_refuted_is_resumed_at_once(place: Place) -> None:
+    """A verdict needs no pause: the client was told to ask later, and may never."""
+    record = half_done(place, released=False)
+    (record,) = place.moved([record], Event.DOUBT, Actor.OWNER)
+    place.age(400)
+    place.moved([record], Event.REFUTE, Actor.RECONCILER, quarantine_seconds=300.0)
+    assert resume(phased(place), finishes) == {"due": 1, "completed": 1}
+
+
+def test_key_without_steps_is_left_to_its_client(place: Place) -> None:
+    (record,) = place.reserved(effects=Effects.PHASED)
+    place.moved([record], Event.RELEASE, Actor.OWNER)
+    place.age(RETENTION / 2)
+    assert resume(phased(place), finishes) == {}
+    assert place.store.due(Duty.RESUMABLE, 10) == []
+
+
+def test_client_that_was_faster_keeps_the_key(place: Place) -> None:
+    """It came back between the look and the claim."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = phased(place)
+    calls: list[str] = []
+    once.resume(OPERATION, counts(calls))
+    resumer = Resumer(once)
+    due = place.store.due
+
+    def look(duty: Duty, limit: int) -> list[Record]:
+        seen = due(duty, limit)
+        (wanted,) = place.reservations(1)
+        place.moved([record], Event.RETRY, Actor.REQUEST, reservation=wanted)
+        return seen
+
+    once.store.due = look  # type: ignore[method-assign]
+    try:
+        assert resumer.run().as_json()["completed"] == 0
+    finally:
+        once.store.due = due  # type: ignore[method-assign]
+        resumer.close()
+    assert (calls, place.get(record).state) == ([], State.IN_PROGRESS)
+
+
+def test_two_at_once_resume_a_key_once(place: Place) -> None:
+    records = [half_done(place) for _ in range(20)]
+    place.age(RESUME_SECONDS + 1)
+    calls: list[str] = []
+    onces = [phased(place, store=place.another()) if place.kind != "memory" else phased(place) for _ in range(2)]
+
+    async def go_on(op: Resumption) -> Answer:
+        calls.append(op.key)
+        await asyncio.sleep(0)
+        return 201, None
+
+    threads = [threading.Thread(target=resume, args=(once, go_on)) for once in onces]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(calls) == sorted(record.key for record in records)
+    assert place.states(records) == [State.COMPLETED] * 20
+
+
+def test_key_in_hand_is_in_progress_for_everybody_else(place: Place) -> None:
+    """Its lease is the route's, and (state, owner) fences off whoever had it before."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    seen: list[Record] = []
+    late: list[Record | None] = []
+
+    def go_on(op: Resumption) -> Answer:
+        seen.append(place.get(record))
+        late.extend(place.store.swap([swap(record, Event.POSTPONE, Actor.OPERATOR, reconcile_in=0.0)]))
+        place.store.disconnect()
+        return 201, None
+
+    assert resume(phased(place, lease=timedelta(seconds=90)), go_on) == {"due": 1, "completed": 1}
+    assert (seen[0].state, seen[0].attempt, late) == (State.IN_PROGRESS, 2, [None])
+    assert 60 < seen[0].lease_until - seen[0].now <= 90
+
+
+# -- what the function is given, and what it returns -------------------------------------------------------------------
+
+
+def test_function_is_given_the_operation(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    seen: list[Any] = []
+
+    async def go_on(op: Resumption) -> Answer:
+        remembered = await op.effect("charge", lambda: {"id": "a second charge"}, repeatable=False)
+        new = await op.effect("mail", lambda: {"sent": True}, repeatable=True)
+        seen.extend([current() is op, op.scope, op.key, op.name, op.request, op.result("charge"), op.result("nothing")])
+        seen.append(op.downstream_key("charge"))
+        return 201, [remembered, new]
+
+    assert resume(phased(place), go_on) == {"due": 1, "completed": 1}
+    assert seen[:-1] == [True, "single-tenant", record.key, OPERATION, None, {"id": "ch_1"}, None]
+    response = place.get(record).response
+    assert response is not None
+    assert response.body == b'[{"id":"ch_1"},{"sent":true}]'
+
+
+def test_plain_function_has_the_blocking_verbs(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+
+    def go_on(op: Resumption) -> Answer:
+        assert current() is op
+        return Response(201, op.blocking.effect("charge", lambda: "a second charge", repeatable=False))
+
+    assert resume(phased(place), go_on) == {"due": 1, "completed": 1}
+    response = place.get(record).response
+    assert response is not None
+    assert response.body == b'{"id":"ch_1"}'
+
+
+def test_step_that_was_neither_taken_nor_read_comes_first(place: Place) -> None:
+    """As in a handler: a new step in front of one that is done means that the order has changed. Reading counts."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+
+    def go_on(op: Resumption) -> Answer:
+        if op.attempt == 3:
+            op.result("charge")
+        return 201, op.blocking.effect("mail", lambda: "sent", repeatable=True)
+
+    once = phased(place)
+    assert resume(once, go_on) == {"due": 1, "retryable": 1}
+    assert "comes before" in (place.get(record).last_error or "")
+    place.age(LONGEST_RESUME_SECONDS)
+    assert resume(once) == {"due": 1, "completed": 1}
+
+
+def test_scope_is_the_tenant_where_keys_are_per_endpoint(place: Place) -> None:
+    half_done(place, scope=f"acme\x1f{OPERATION}")
+    place.age(RESUME_SECONDS + 1)
+    seen: list[str] = []
+    resume(phased(place, key_per="endpoint"), counts(seen))
+    assert seen == ["acme"]
+
+
+def test_response_is_kept_whole(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    resume(phased(place), lambda op: Response(201, {"id": 1}, headers={"X-Ride": "7"}))
+    response = place.get(record).response
+    assert response == StoredResponse(201, (("x-ride", "7"), ("content-type", "application/json")), b'{"id":1}')
+
+
+def raises(error: BaseException) -> Function:
+    def go_on(op: Resumption) -> Answer:
+        raise error
+
+    return go_on
+
+
+def raises_in_effect(repeatable: bool) -> Function:
+    def go_on(op: Resumption) -> Answer:
+        assert op.result("charge") == {"id": "ch_1"}
+        op.blocking.effect("mail", raises(ConnectionError("cut")), op, repeatable=repeatable)
+        return 201, None
+
+    return go_on
+
+
+async def forgets_to_await(op: Resumption) -> Answer:
+    op.effect("mail", lambda: None, repeatable=True)  # type: ignore[unused-coroutine]
+    return 201, None
+
+
+@pytest.mark.parametrize(
+    ("function", "state", "ended"),
+    [
+        (lambda op: (402, {"error": "declined"}), State.FAILED, "failed"),
+        (lambda op: (503, None), State.FAILED_RETRYABLE, "retryable"),
+        (lambda op: (429, None), State.FAILED_RETRYABLE, "retryable"),
+        (raises(ValueError("no")), State.FAILED_RETRYABLE, "retryable"),
+        (raises(NotExecuted("closed")), State.FAILED_RETRYABLE, "retryable"),
+        (raises(OutcomeUnknown("cut")), State.UNKNOWN, "unknown"),
+        (raises_in_effect(True), State.FAILED_RETRYABLE, "retryable"),
+        (raises_in_effect(False), State.UNKNOWN, "unknown"),
+        (lambda op: {"id": 1}, State.FAILED_RETRYABLE, "retryable"),
+        (forgets_to_await, State.FAILED_RETRYABLE, "retryable"),
+    ],
+)
+def test_end_is_judged_as_a_handlers(place: Place, function: Function, state: State, ended: str) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    assert resume(phased(place), function) == {"due": 1, ended: 1}
+    found = place.get(record)
+    assert (found.state, found.attempt, found.has_steps) == (state, 2, True)
+    if state is not State.FAILED:
+        assert "ResumeFailed" in place.names()
+
+
+def test_raise_is_logged_with_its_traceback(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    resume(phased(place), raises(ValueError("the bug")))
+    (line,) = [line for line in caplog.records if "ResumeFailed" in line.message]
+    assert line.levelno == logging.WARNING
+    assert line.exc_info is not None
+    assert isinstance(line.exc_info[1], ValueError)
+
+
+def test_async_function_that_takes_too_long_is_cancelled(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+
+    async def hangs(op: Resumption) -> Answer:
+        await asyncio.Event().wait()
+        return 201, None
+
+    assert resume(phased(place), hangs, timeout=0.05) == {"due": 1, "retryable": 1}
+    assert "took longer than 0.05 s" in (place.get(record).last_error or "")
+
+
+# -- tries -------------------------------------------------------------------------------------------------------------
+
+
+def test_function_that_always_raises_ends_in_the_dead_letters(place: Place) -> None:
+    record = half_done(place)
+    once = phased(place)
+    once.resume(OPERATION, raises(ValueError("no")))
+    pauses = []
+    for tries in (1, 2):
+        place.age(LONGEST_RESUME_SECONDS)
+        assert resume(once, max_tries=3) == {"due": 1, "retryable": 1}
+        found = place.get(record)
+        assert found.reconcile_at is not None
+        assert (found.reconcile_tries, found.attempt, found.dead) == (tries, tries + 1, False)
+        pauses.append(round(found.reconcile_at - found.now))
+    assert pauses == [60, 120]
+    place.age(121)
+    assert resume(once, max_tries=3) == {"due": 1, "dead": 1}
+    found = place.get(record)
+    assert (found.state, found.reconcile_at, found.reconcile_tries) == (State.FAILED_RETRYABLE, None, 3)
+    assert found.dead
+    assert "ValueError" in (found.last_error or "")
+    assert place.names()[-1] == "ResumeGaveUp"
+    (line,) = place.store.audit(record.scope, record.key, 10)
+    assert (line.who, line.event) == ("resumer", "postpone")
+    assert "tried 3 times, and no more" in line.why
+    place.age(LONGEST_RESUME_SECONDS)
+    assert resume(once, max_tries=3) == {}
+
+
+def test_try_that_kills_the_process_counts(place: Place) -> None:
+    """Its lease runs out, and the sweeper releases it: after the last such try it is not called again."""
+    record = half_done(place)
+    once = phased(place)
+    for _ in range(2):
+        place.age(LONGEST_RESUME_SECONDS)
+        (wanted,) = place.reservations(1, effects=Effects.PHASED)
+        place.moved([place.get(record)], Event.RETRY, Actor.RESUMER, reservation=wanted)
+        place.age(61)
+        Sweeper(place.store).run()
+    place.age(LONGEST_RESUME_SECONDS)
+    calls: list[str] = []
+    assert resume(once, counts(calls), max_tries=2) == {"due": 1, "dead": 1}
+    assert (calls, place.get(record).dead) == ([], True)
+
+
+def test_clients_retry_starts_the_tries_over(place: Place) -> None:
+    """A dead letter is retried by its client as ever, and is on the list again if that fails."""
+    record = half_done(place)
+    once = phased(place)
+    place.age(RESUME_SECONDS + 1)
+    assert resume(once, raises(ValueError("no")), max_tries=1) == {"due": 1, "dead": 1}
+    (wanted,) = place.reservations(1, effects=Effects.PHASED)
+    (claimed,) = place.moved([place.get(record)], Event.RETRY, Actor.REQUEST, reservation=wanted)
+    place.moved([claimed], Event.RELEASE, Actor.OWNER)
+    found = place.get(record)
+    assert (found.reconcile_tries, found.reconcile_at is not None) == (0, True)
+
+
+# -- no function, no phases --------------------------------------------------------------------------------------------
+
+
+def test_operation_without_a_function_waits_an_hour(place: Place) -> None:
+    """Its keys must not stand in front of the others, and a deploy may bring a function."""
+    record = half_done(place, operation="POST /other")
+    place.age(RESUME_SECONDS + 1)
+    once = phased(place)
+    assert resume(once, finishes) == {"due": 1, "left": 1}
+    found = place.get(record)
+    assert (found.state, found.attempt, found.reconcile_tries) == (State.FAILED_RETRYABLE, 1, 0)
+    assert (found.owner, found.last_error) == (record.owner, "it fell")
+    place.age(NO_FUNCTION_SECONDS)
+    once.resume("POST /{name}", finishes)
+    assert resume(once) == {"due": 1, "completed": 1}
+
+
+def test_without_any_function_nothing_is_looked_for(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    assert resume(phased(place)) == {}
+    assert place.get(record).reconcile_at == record.reconcile_at or place.kind == "postgresql"
+
+
+@pytest.mark.parametrize("effects", ["external", "transactional", "repeatable"])
+def test_route_that_is_not_phased_any_more_is_not_resumed(
+    place: Place, effects: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [half_done(place) for _ in range(2)]
+    place.age(RESUME_SECONDS + 1)
+    calls: list[str] = []
+    assert resume(place.once(effects=effects), counts(calls)) == {"due": 2, "left": 2}
+    assert (calls, place.states(records)) == ([], [State.FAILED_RETRYABLE] * 2)
+    (line,) = [line for line in caplog.records if "not declared so here" in line.message]
+    assert line.levelno == logging.WARNING
+    assert OPERATION in line.message
+
+
+def test_exempt_route_is_not_resumed(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = OnceKey(place.store, scope=lambda _: "", policy=Policy(effects="phased"), routes={OPERATION: None})
+    try:
+        assert resume(once, finishes) == {"due": 1, "left": 1}
+    finally:
+        once.engine.keeper.close(1.0)
+        once.engine.lanes.close(1.0)
+    assert "not declared so here" in caplog.text
+
+
+# -- beside others -----------------------------------------------------------------------------------------------------
+
+
+def test_tenant_with_many_keys_does_not_keep_another_waiting(place: Place) -> None:
+    for _ in range(30):
+        half_done(place, scope="crowd")
+    place.age(5)
+    single = half_done(place, scope="single")
+    place.age(RESUME_SECONDS + 1)
+    order: list[str] = []
+    resume(phased(place), counts(order), concurrency=1, batch=10)
+    assert len(order) == 31
+    assert order.index("single") < 10
+    assert place.get(single).state is State.COMPLETED
+
+
+def test_stop_lets_the_function_end_and_takes_no_other(place: Place) -> None:
+    records = [half_done(place) for _ in range(2)]
+    place.age(RESUME_SECONDS + 1)
+    once = phased(place)
+    running, stopping = threading.Event(), threading.Event()
+
+    def go_on(op: Resumption) -> Answer:
+        running.set()
+        stopping.wait(10)
+        return 201, None
+
+    once.resume(OPERATION, go_on)
+    upkeep = Upkeep(once, resume_every=0.1, resumer=Resumer(once, concurrency=1))
+    upkeep.start()
+    assert running.wait(10)
+    upkeep._stop.set()
+    stopping.set()
+    assert upkeep.stop(10)
+    assert sorted(str(state) for state in place.states(records)) == ["completed", "failed_retryable"]
+
+
+async def test_stop_cuts_a_function_off_that_does_not_end(place: Place) -> None:
+    """Its key is left to its lease, as a crash leaves it."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = phased(place)
+    running = asyncio.Event()
+
+    async def hangs(op: Resumption) -> Answer:
+        running.set()
+        await asyncio.Event().wait()
+        return 201, None
+
+    once.resume(OPERATION, hangs)
+    upkeep = Upkeep(once, resume_every=0.1)
+    upkeep.start()
+    await asyncio.wait_for(running.wait(), 10)
+    assert await upkeep.astop(0.2)
+    found = place.get(record)
+    assert (found.state, found.attempt) == (State.IN_PROGRESS, 2)
+    assert once.engine.keeper._live == {}
+
+
+def test_verdict_and_resumption_in_one_round(place: Place) -> None:
+    """`oncekey upkeep --once`: what the reconciler settles, the resumer ends in the same run."""
+    from oncekey import Refuted
+
+    record = half_done(place, released=False)
+    place.moved([record], Event.DOUBT, Actor.OWNER)
+    place.age(400)
+    once = phased(place)
+    once.resolve_with(OPERATION, lambda inquiry: Refuted("no such charge"))
+    once.resume(OPERATION, finishes)
+    turns = {turn.duty: turn.result.as_json() for turn in Upkeep(once).run_once() if turn.result}
+    assert (turns["reconcile"]["refuted"], turns["resume"]["completed"]) == (1, 1)
+    assert place.get(record).state is State.COMPLETED
+
+
+def test_dry_run_counts_and_changes_nothing(place: Place) -> None:
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = phased(place)
+    once.resume(OPERATION, finishes)
+    assert Resumer(once).run(dry_run=True).as_json()["due"] == 1
+    assert place.get(record).state is State.FAILED_RETRYABLE
+
+
+# -- registering -------------------------------------------------------------------------------------------------------
+
+
+def test_registering() -> None:
+    once = OnceKey("memory://", scope=lambda _: "t")
+
+    @once.resume("POST /rides")
+    async def go_on(op: Resumption) -> Answer:
+        return 201, None
+
+    registered: Callable[[Resumption], Awaitable[Answer]] = once.resume("post /rides/{id}", go_on)
+    assert registered is go_on
+    assert list(once.resumes) == ["POST /rides", "POST /rides/{id}"]
+    with pytest.raises(ConfigurationError, match="has a resume function already"):
+        once.resume("POST /rides", go_on)
+    with pytest.raises(ConfigurationError, match="not of the form 'POST /path'"):
+        once.resume("rides", go_on)
+    with pytest.raises(ConfigurationError, match="takes a function"):
+        once.resume("POST /x", 7)  # type: ignore[call-overload]
+    for wrong in ({"concurrency": 0}, {"timeout": 0}, {"max_tries": 0}):
+        with pytest.raises(ConfigurationError, match="more than 0"):
+            Resumer(once, **wrong)
+    with pytest.raises(ConfigurationError, match="resume_every"):
+        Upkeep(once, resume_every=0)
