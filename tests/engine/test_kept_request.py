@@ -62,8 +62,10 @@ async def test_kept_request_is_no_step(desk: Desk) -> None:
     api = desk.api(stumble, KEEPS)
     assert (await api.post("k-1", 5)).status_code == 500
     assert (desk.state, desk.record.recovery_point) == (State.FAILED_RETRYABLE, "row")
+    desk.shop.ask(f"UPDATE idempotency_steps SET result = 'null' WHERE name = '{REQUEST}'")
     answer = await api.post("k-1", 5)
     assert (answer.status_code, answer.json()) == (201, [{"paid": 1}, {"paid": 1}])
+    assert desk.steps()[REQUEST].result == b"null", "not written again"
     assert list(desk.steps()) == [REQUEST, "row", "last"]
 
 
