@@ -64,7 +64,7 @@ UPKEEP: tuple[Mutant, ...] = (
     _(45, "I6", "half-done requests are handed out by scope", f"{SQLITE_SUITE}::test_half_done_keys_are_handed_out_in_turns_too",
       (FAIRNESS, ", Duty.RESUMABLE: State.FAILED_RETRYABLE}", "}")),
     _(37, "I1", "a route that is not phased any more is not resumed", "tests/upkeep/test_resumer.py::test_route_that_is_not_phased_any_more_is_not_resumed",
-      ("oncekey.engine.once", "return policy if policy.effects_kind is Effects.PHASED and not exempt else None", "return None if exempt else policy")),
+      ("oncekey.engine.once", "return policy if policy is not None and policy.effects_kind is Effects.PHASED else None", "return policy")),
     _(37, "I4", "a kept request is not written again, nor taken for a step", "tests/engine/test_kept_request.py::test_kept_request_is_no_step",
       ("oncekey.engine.steps", "if not step.is_request}", "}")),
 )  # fmt: skip

@@ -424,6 +424,34 @@ def test_exempt_route_is_not_resumed(place: Place, caplog: pytest.LogCaptureFixt
     assert "not declared so here" in caplog.text
 
 
+def test_policy_that_only_the_app_knows_is_given_with_the_function(place: Place) -> None:
+    """@once.policy declares it at the handler, and this process does not start the app."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = place.once()  # external
+    seen: list[float] = []
+
+    @once.resume(OPERATION, policy=Policy(effects="phased", lease=timedelta(seconds=45)))
+    def go_on(op: Resumption) -> Answer:
+        seen.append(op.policy.lease_seconds)
+        return 201, None
+
+    assert resume(once) == {"due": 1, "completed": 1}
+    assert (seen, place.get(record).state) == ([45.0], State.COMPLETED)
+    with pytest.raises(ConfigurationError, match="only a phased route can be resumed"):
+        once.resume("POST /other", go_on, policy=Policy())
+
+
+def test_policy_of_the_app_counts_before_the_one_given_with_the_function(place: Place) -> None:
+    """A deploy declares the route otherwise: what was given for another process is not more than that."""
+    half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = place.once()
+    once.declarations.policies[OPERATION] = Policy(effects="repeatable")
+    once.resume(OPERATION, finishes, policy=Policy(effects="phased"))
+    assert resume(once) == {"due": 1, "left": 1}
+
+
 # -- beside others -----------------------------------------------------------------------------------------------------
 
 

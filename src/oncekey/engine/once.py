@@ -24,7 +24,7 @@ from oncekey.engine import settling
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
-from oncekey.engine.resumption import ResumeFunction
+from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.stores.base import Store
 from oncekey.stores.urls import open_store
@@ -110,7 +110,7 @@ class OnceKey:
         self.engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         self._migrate = migrate
         self.resolvers: Resolvers = ByOperation("resolver")
-        self.resumes: ByOperation[ResumeFunction] = ByOperation("resume function")
+        self.resumes: ByOperation[Registered] = ByOperation("resume function")
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise ConfigurationError for a policy that needs a setting which this OnceKey does not have.
@@ -266,29 +266,41 @@ class OnceKey:
     # -- half-done requests --------------------------------------------------------------------------------------
 
     @overload
-    def resume(self, operation: str) -> Callable[[_Resume], _Resume]: ...
+    def resume(self, operation: str, *, policy: Policy | None = None) -> Callable[[_Resume], _Resume]: ...
     @overload
-    def resume(self, operation: str, function: _Resume) -> _Resume: ...
-    def resume(self, operation: str, function: ResumeFunction | None = None) -> Any:
+    def resume(self, operation: str, function: _Resume, *, policy: Policy | None = None) -> _Resume: ...
+    def resume(self, operation: str, function: ResumeFunction | None = None, *, policy: Policy | None = None) -> Any:
         """Register a function, sync or async, with which upkeep goes on with half-done requests of a phased route.
 
         ``once.resume("POST /rides", go_on)``, or ``@once.resume("POST /rides")``. It gets the operation, takes the
         handler's steps by their names and in their order, and returns the final response: ``Response(status, json)`` or
         ``(status, json)``. It is called where the client has not come back for a while, and right after a verdict that
         settles the effect in doubt (:class:`oncekey.upkeep.Upkeep`).
+
+        ``policy``: the route's, where ``@once.policy`` declares it at the handler and upkeep is a process of its own,
+        which does not start the app. One that ``routes`` lists, or that the app has found, counts before it.
         """
         if function is None:
-            return partial(self.resume, operation)
+            return partial(self.resume, operation, policy=policy)
         if not callable(function):
             raise ConfigurationError(f"once.resume({operation!r}, …): it takes a function of the operation")
-        self.resumes.add(operation, function)
+        if policy is not None and policy.effects_kind is not Effects.PHASED:
+            raise ConfigurationError(f"once.resume({operation!r}, policy=…): only a phased route can be resumed")
+        self.resumes.add(operation, Registered(function, policy))
         return function
 
     def resumes_under(self, operation: str) -> Policy | None:
         """The policy under which upkeep goes on with a key of this operation; None: the route is not phased here."""
-        exempt = operation in self.routes.listed and self.routes.listed[operation] is None
-        policy = self.policy_of(operation)
-        return policy if policy.effects_kind is Effects.PHASED and not exempt else None
+        listed, declared = self.routes.listed, self.declarations.policies
+        registered = self.resumes.of(operation)
+        policy: Policy | None = self.default_policy
+        if operation in listed:
+            policy = listed[operation]
+        elif operation in declared:
+            policy = declared[operation]
+        elif registered is not None and registered.policy is not None:
+            policy = registered.policy
+        return policy if policy is not None and policy.effects_kind is Effects.PHASED else None
 
     def key_scope(self, tenant: str, operation: str | None = None) -> str:
         """The scope under which a tenant's keys are kept: of all its endpoints, or of one (``key_per="endpoint"``)."""

@@ -13,6 +13,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.responses import Response
 from oncekey.core.steps import Step, StepState
+from oncekey.core.values import value
 from oncekey.engine.operation import Operation
 from oncekey.engine.steps import Steps
 
@@ -59,3 +60,12 @@ Answer = Response | tuple[int, Any]
 ResumeFunction = Callable[[Resumption], Answer | Awaitable[Answer]]
 """Goes on with a half-done request, sync or async. It takes the steps of the handler, by the same names and in the same
 order, and returns the response that the client's retry gets."""
+
+
+@value
+class Registered:
+    """What ``once.resume`` was given for an operation."""
+
+    function: ResumeFunction
+    policy: Policy | None
+    """Of the route, where only the app that upkeep does not start knows it."""

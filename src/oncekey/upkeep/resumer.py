@@ -55,8 +55,9 @@ RESUMER = "resumer"
 
 _NOT_PHASED = (
     "%s has half-done requests, and upkeep does not go on with them: they were taken while the route was declared "
-    "effects='phased', and it is not declared so here. Declare it 'phased' until they have ended, or settle them with "
-    "`oncekey keys list --state failed_retryable` and by hand. This is said once per route"
+    "effects='phased', and it is not declared so here. Declare it 'phased' until they have ended, or look at them with "
+    "`oncekey keys list --state failed_retryable`. If @once.policy declares it at its handler, give this process the "
+    "policy as well: once.resume(…, policy=…). This is said once per route"
 )
 
 _ENDED = {
@@ -162,11 +163,11 @@ class Resumer:
 
     async def _resume(self, record: Record) -> str:
         """Begin the next attempt, or put it off; the name of what came of it."""
-        function = self._once.resumes.of(record.operation)
+        registered = self._once.resumes.of(record.operation)
         policy = self._once.resumes_under(record.operation)
-        if function is not None and policy is None:
+        if registered is not None and policy is None:
             self._engine.tell_once(record.operation, _NOT_PHASED)
-        if function is None or policy is None:
+        if registered is None or policy is None:
             return await self._postpone(record, "left", NO_FUNCTION_SECONDS)
         if record.reconcile_tries >= self._max_tries:  # its last try killed the process
             return await self._give_up(record)
@@ -177,7 +178,7 @@ class Resumer:
         self._engine.emitter.emit(events.Resumed(*about(claimed), tries=claimed.reconcile_tries))
         loop = asyncio.get_running_loop()
         operation = Resumption(claimed, policy, tenant_of(claimed.scope), self._engine, loop, found)
-        move = await self._work(operation, function)
+        move = await self._work(operation, registered.function)
         finished = await self._finish(operation, move)
         if finished is None or not finished.stored or finished.record is None:
             return "overtaken"
