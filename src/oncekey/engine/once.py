@@ -97,10 +97,10 @@ class OnceKey:
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
         """The scope of all requests with SINGLE_TENANT; otherwise None."""
         self.default_policy = policy or Policy()
-        """Of every route that has no policy of its own."""
+        """The policy of every route that has none of its own."""
         self.routes = Routes(self.default_policy, routes)
         self.declarations = Declarations()
-        """What handlers declare: see :meth:`policy`."""
+        """The policies that handlers declare with :meth:`policy`."""
         self.profile = profile
         self.docs_url = docs_url
         self.status_url = status_url
@@ -168,15 +168,15 @@ class OnceKey:
     def policy(self, /, **options: Any) -> Callable[[_Handler], _Handler]: ...
 
     def policy(self, /, *given: Policy | None, **options: Any) -> Callable[[_Handler], _Handler]:
-        """Declare the policy of a handler where it is written: equal to an entry of ``routes`` for its routes. ::
+        """Declare the policy at the handler. It acts as an entry of ``routes`` for each route of the handler. ::
 
             @app.post("/payments")
             @once.policy(effects="transactional")
             def pay(): ...
 
         It takes the options of a :class:`Policy`, a Policy, or None, which exempts. As in ``routes``, options replace
-        the app's policy as a whole. ``@once.policy()`` declares that the app's policy is this handler's. Above or below
-        the framework's own decorator; the function stays the same function.
+        the app's policy as a whole. ``@once.policy()`` declares the app's policy for this handler. It may stand above or
+        below the framework's own decorator, and returns the same function.
         """
         chosen = chosen_policy(given, options, self.default_policy)
         self.check_policy(chosen)
@@ -260,7 +260,7 @@ class OnceKey:
         return settling.asked_for(key, scope, *others)
 
     def policy_of(self, operation: str) -> Policy:
-        """By the name of an operation, as it stands in records."""
+        """The policy of an operation, by its name in the record."""
         return self.routes.listed.get(operation) or self.declarations.policies.get(operation) or self.default_policy
 
     # -- half-done requests --------------------------------------------------------------------------------------
@@ -270,15 +270,15 @@ class OnceKey:
     @overload
     def resume(self, operation: str, function: _Resume, *, policy: Policy | None = None) -> _Resume: ...
     def resume(self, operation: str, function: ResumeFunction | None = None, *, policy: Policy | None = None) -> Any:
-        """Register a function, sync or async, with which upkeep goes on with half-done requests of a phased route.
+        """Register a function, sync or async, by which upkeep continues half-done requests of a phased route.
 
-        ``once.resume("POST /rides", go_on)``, or ``@once.resume("POST /rides")``. It gets the operation, takes the
-        handler's steps by their names and in their order, and returns the final response: ``Response(status, json)`` or
-        ``(status, json)``. It is called where the client has not come back for a while, and right after a verdict that
-        settles the effect in doubt (:class:`oncekey.upkeep.Upkeep`).
+        ``once.resume("POST /rides", go_on)``, or ``@once.resume("POST /rides")``. It gets the operation, runs the
+        handler's steps with the same names and in the same order, and returns the final response:
+        ``Response(status, json)`` or ``(status, json)``. Upkeep calls it if the client has not come back for a while,
+        and right after a verdict that settles the effect in doubt (:class:`oncekey.upkeep.Upkeep`).
 
-        ``policy``: the route's, where ``@once.policy`` declares it at the handler and upkeep is a process of its own,
-        which does not start the app. One that ``routes`` lists, or that the app has found, counts before it.
+        ``policy`` is the route's policy. Give it if ``@once.policy`` declares it at the handler and upkeep is a process
+        of its own, which does not start the app. A policy in ``routes``, or one that the app has found, comes first.
         """
         if function is None:
             return partial(self.resume, operation, policy=policy)
@@ -290,7 +290,7 @@ class OnceKey:
         return function
 
     def resumes_under(self, operation: str) -> Policy | None:
-        """The policy under which upkeep goes on with a key of this operation; None: the route is not phased here."""
+        """The policy by which upkeep continues a key of this operation. None: the route is not phased here."""
         listed, declared = self.routes.listed, self.declarations.policies
         registered = self.resumes.of(operation)
         policy: Policy | None = self.default_policy
@@ -370,7 +370,7 @@ class OnceKey:
 
 
 def tenant_of(scope: str) -> str:
-    """Whose a key is that is kept under this scope."""
+    """The tenant of the keys in this scope."""
     return scope.partition(ENDPOINT_MARK)[0]
 
 

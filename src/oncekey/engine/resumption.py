@@ -1,4 +1,4 @@
-"""What a resume function is given: the operation of a request whose client does not come back, to go on with."""
+"""What a resume function gets: the operation of a half-done request whose client does not come back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class Resumption(Operation):
-    """An Operation whose attempt upkeep has begun. ``phase`` and ``effect`` return what earlier attempts remembered.
+    """An Operation whose attempt upkeep has begun. For steps that are done, ``phase`` and ``effect`` return the stored
+    result.
 
-    ``request`` is the client's request, where the route has ``Policy(keep_request=True)``; otherwise None.
+    ``request`` is the client's request, if the route has ``Policy(keep_request=True)``; otherwise None.
     """
 
     __slots__ = ()
@@ -43,9 +44,9 @@ class Resumption(Operation):
         self.steps = Steps.remembering(found)
 
     def result(self, name: str) -> Any:
-        """What the step of this name returned in an earlier attempt; None: none has finished it.
+        """The result of the step of this name, if an earlier attempt has done it; otherwise None.
 
-        A step whose result was read counts as taken: new steps may follow.
+        A step whose result was read counts as passed, so new steps may follow.
         """
         steps = self.steps
         step = steps.known.get(name) if steps is not None else None
@@ -58,7 +59,7 @@ class Resumption(Operation):
 Answer = Response | tuple[int, Any]
 """The final response: ``Response(status, json)``, or ``(status, json)``."""
 ResumeFunction = Callable[[Resumption], Answer | Awaitable[Answer]]
-"""Goes on with a half-done request, sync or async. It takes the steps of the handler, by the same names and in the same
+"""Continues a half-done request, sync or async. It runs the steps of the handler with the same names and in the same
 order, and returns the response that the client's retry gets."""
 
 
@@ -68,4 +69,4 @@ class Registered:
 
     function: ResumeFunction
     policy: Policy | None
-    """Of the route, where only the app that upkeep does not start knows it."""
+    """The policy of the route, if only the app declares it and upkeep does not start the app."""

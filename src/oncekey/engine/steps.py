@@ -1,17 +1,17 @@
 """Phases and effects: the steps of a request that must survive ``kill -9``.
 
-``op.phase`` runs local work and commits it together with its result and the recovery point: done, or never was.
+``op.phase`` runs local work and commits it together with its result and the recovery point: all of it, or nothing.
 ``op.effect`` makes one call outside of the database. It writes its intent, calls, and writes the result. On a later
 attempt a step that is done returns its remembered result and is not run again.
 
-What a crash between intent and result means is not a special case of its own. While an effect that may not be repeated
-is under way, the *record itself* says ``effects='external'``: whoever finds its lease over (a request, the sweeper)
-treats it as it treats every external key, and makes it ``unknown``. When the result is written, the record is
-``phased`` again. An effect that may be repeated never says so, and the next attempt calls it again under the same
-downstream key. So a step that is only intended may always be called again by whoever has come to own the key: the
-record was not in doubt, or somebody has proven that the call did not happen.
+A crash between intent and result is not a special case. While an effect that may not be repeated is under way, the
+*record itself* has ``effects='external'``. A request or the sweeper that finds its lease over treats it as every
+external key, and makes it ``unknown``. When the result is written, the record is ``phased`` again. An effect that may
+be repeated does not change the record, and the next attempt calls it again with the same downstream key. So the owner
+of a key may always call a step that is only intended: either the effect may be repeated, or a verdict has proven that
+the call did not happen.
 
-Steps are taken one after another: what is remembered is a place on a way, and two steps at once have no order.
+Steps run one after another, because the recovery point is a place in their order.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from oncekey.engine.operation import Operation
 
 MAX_RESULT_BYTES = 64 * 1024
-"""A remembered result is what later steps need (an id, an amount), not a document."""
+"""A result holds what later steps need (an id, an amount), not a document."""
 MAX_NAME_LENGTH = 100
 ADVANCE_TRIES = 5
 AGAIN_SECONDS = 0.25
-"""Between two tries to write the result of an effect that has happened, while the store is down."""
+"""The pause between two tries to write the result of an effect, while the store is down."""
 
 
 class Steps:
@@ -56,23 +56,23 @@ class Steps:
     def __init__(self) -> None:
         self.loaded = False
         self.under_way: str | None = None
-        """The step that has begun and is not over."""
+        """The step that is running."""
         self.open_effects: list[str] = []
-        """Effects of this attempt that may not be repeated, were called, and did not say how they ended."""
+        """Effects of this attempt that may not be repeated, were called, and whose result is not known."""
         self.phase: str | None = None
         """The phase whose transaction is open."""
         self.known: dict[str, Step] = {}
-        """Of earlier attempts, in their order."""
+        """The steps of earlier attempts, in their order."""
         self.waiting: set[str] = set()
-        """Done by earlier attempts, and not yet come by in this one."""
+        """Steps that earlier attempts have done, and that this attempt has not reached yet."""
         self.used: set[str] = set()
         self.cut_off = False
-        """The call of an effect was cancelled: the thread in which it runs cannot be, and may still send."""
+        """The call of an effect was cancelled. Its thread cannot be cancelled, and may still send the call."""
         self.not_executed: list[NotExecuted] = []
-        """What steps have raised to say that they did not happen: each speaks of itself, and of nothing else."""
+        """The NotExecuted errors that steps raised: each is about its own step only, not about the request."""
 
     def remember(self, found: Sequence[Step]) -> None:
-        """Take what earlier attempts left."""
+        """Load the steps of earlier attempts."""
         self.known = {step.name: step for step in found if not step.is_request}
         self.waiting = {name for name, step in self.known.items() if step.state is StepState.DONE}
 
@@ -88,7 +88,7 @@ class Steps:
 
 
 def phase(operation: Operation, name: str, work: Callable[[], Any], on: Any, *, blocking: bool) -> Flow[Any]:
-    """Run ``work`` in the transaction of ``on``, and commit it with its result; or return what is remembered."""
+    """Run ``work`` in the transaction of ``on``, and commit it with its result. Or return the remembered result."""
     engine, steps = _enter(operation, name)
     try:
         if (remembered := (yield from _remembered(operation, steps, name, StepKind.PHASE))) is not None:
@@ -108,7 +108,7 @@ def phase(operation: Operation, name: str, work: Callable[[], Any], on: Any, *, 
 
 
 def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, work: Callable[[], Any]) -> Flow[Step]:
-    """What the phase is for, and its place in the same transaction; all of it is undone where anything fails."""
+    """Run ``work`` and write its step in the same transaction. If anything fails, all of it is rolled back."""
     link = opened.link
     try:
         result = yield Call(work)
@@ -119,7 +119,7 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
     except (Exception, asyncio.CancelledError) as error:
         yield from enlisted.roll_back(opened)
         if (yield from enlisted.undone(engine, opened)):
-            operation.enlisted = None  # otherwise the end of the request finds out what became of it
+            operation.enlisted = None  # otherwise the end of the request finds out whether it was committed
         if opened.held_too_long and isinstance(error, Exception):
             raise StoreUnavailable(f"{opened.held_too_long}, so it was rolled back") from error
         raise
@@ -134,7 +134,7 @@ def _commit(operation: Operation, opened: Enlisted, name: str) -> Flow[None]:
         yield Call(opened.link.roll_back)
         opened.release()
         operation.enlisted = None
-        # Refused at the last moment, or its answer was lost: what is remembered tells.
+        # The commit was refused, or its answer was lost: the stored steps show which.
         if not (yield from _is_done(operation, name)):
             raise StoreUnavailable(f"phase '{name}' could not be committed") from error
     else:
@@ -143,7 +143,7 @@ def _commit(operation: Operation, opened: Enlisted, name: str) -> Flow[None]:
 
 
 def _is_done(operation: Operation, name: str) -> Flow[bool]:
-    """Whether a commit whose answer was lost has happened; it is decided once the key's row is free again."""
+    """Whether a commit whose answer was lost has happened. That is decided when the key's row is no longer locked."""
     record = operation.record
     for tries in range(ADVANCE_TRIES):
         renewed = yield swap(record, Event.RENEW, Actor.OWNER, lease_seconds=operation.policy.lease_seconds)
@@ -164,13 +164,13 @@ def effect(
     repeatable: bool,
     provider_id: Callable[[Any], str] | None,
 ) -> Flow[Any]:
-    """Call ``work`` once, with its intent on disk before and its result on disk after; or return what is remembered."""
+    """Call ``work`` once, with its intent on disk before and its result on disk after. Or return the stored result."""
     _, steps = _enter(operation, name)
     try:
         if (remembered := (yield from _remembered(operation, steps, name, StepKind.EFFECT))) is not None:
             return orjson.loads(remembered.result or b"null")
         step = Step(name, StepKind.EFFECT, StepState.INTENDED, repeatable, None, operation.downstream_key(name))
-        # An earlier effect of this request that left it in doubt keeps it so, whatever becomes of this one.
+        # If the result of an earlier effect is not known, this effect does not change that.
         without = Effects.EXTERNAL if operation.has_open_effect else Effects.PHASED
         yield from _intend(operation, step, without if repeatable else Effects.EXTERNAL)
         if not repeatable:
@@ -192,11 +192,11 @@ def effect(
 
 
 def _intend(operation: Operation, step: Step, effects: Effects) -> Flow[None]:
-    """Write what is about to be called, and be sure that the key is ours for the time of a call."""
+    """Write the intent of the effect, with a lease that is long enough for a call."""
     began = time.monotonic()
     yield from _advance(operation, step, _point(operation), effects)
     if time.monotonic() - began > operation.policy.lease_seconds / 2:
-        # It took so long (a pause, a slow store) that the lease may be over before the call returns: once more.
+        # The write took so long (a pause, a slow store) that the lease may be over before the call returns: renew it.
         yield from _advance(operation, step, _point(operation), effects)
     if operation.lost:
         raise LeaseLost(f"the key went to another attempt before effect '{step.name}' was called")
@@ -206,7 +206,7 @@ def _call(operation: Operation, step: Step, without: Effects, work: Callable[[],
     try:
         return (yield Call(work))
     except NotExecuted:
-        if not step.repeatable:  # proven: take the doubt back, so that the next attempt may call it
+        if not step.repeatable:  # proven: it did not happen, so the next attempt may call it
             yield from _advance(operation, step, _point(operation), without)
         raise
     except asyncio.CancelledError:
@@ -216,7 +216,7 @@ def _call(operation: Operation, step: Step, without: Effects, work: Callable[[],
 
 
 def _conclude(operation: Operation, step: Step, effects: Effects) -> Flow[None]:
-    """Write how it ended. Only we know, so we try for as long as the lease may be ours."""
+    """Write the result. Only this attempt knows it, so it tries for as long as it may have the lease."""
     until = time.monotonic() + operation.policy.lease_seconds
     while True:
         try:
@@ -232,7 +232,7 @@ def _point(operation: Operation) -> str:
 
 
 def _advance(operation: Operation, step: Step, recovery_point: str | None, effects: Effects | None) -> Flow[None]:
-    """Write a step and renew the lease, as the owner or not at all. Writing it twice is writing it once."""
+    """Write a step and renew the lease, if this attempt still owns the key. A second write has the same effect."""
     record = operation.record
     at = (record.scope, record.key)
     change: Swap = swap(
@@ -270,7 +270,7 @@ def _provider_id(name: str, take: Callable[[Any], str] | None, result: Any) -> s
 
 
 def _enter(operation: Operation, name: str) -> tuple[Engine, Steps]:
-    """Check that a step may begin here. It is under way from now on."""
+    """Check that a step may begin here, and mark it as under way."""
     engine = operation.engine
     if engine is None:
         raise StepError("this operation belongs to no request, so it has no steps")
@@ -301,7 +301,7 @@ def _enter(operation: Operation, name: str) -> tuple[Engine, Steps]:
 
 
 def _remembered(operation: Operation, steps: Steps, name: str, kind: StepKind) -> Flow[Step | None]:
-    """What an earlier attempt left of this step, if it was done; None: it is this attempt's turn."""
+    """The step of this name, if an earlier attempt has done it. None: this attempt must run it."""
     if not steps.loaded:
         yield from _load(operation, steps)
     steps.used.add(name)
@@ -324,13 +324,13 @@ def _remembered(operation: Operation, steps: Steps, name: str, kind: StepKind) -
 
 
 def _load(operation: Operation, steps: Steps) -> Flow[None]:
-    """Before the first step of an attempt: read what earlier ones did, and keep the request where that is wanted."""
+    """Before the first step of an attempt: read the steps of earlier attempts, and store the request if asked to."""
     found: list[Step] = []
     if operation.attempt > 1:
         found = yield StepsOf(operation.record.scope, operation.record.key)
     steps.remember(found)
     if operation.request is not None and len(found) == len(steps.known):
-        # Without a recovery point: a key that has kept its request and taken no step has done nothing.
+        # Without a recovery point: a key with a stored request and no step has done nothing.
         yield from _advance(operation, as_step(operation.request), None, None)
     steps.loaded = True
 
@@ -363,21 +363,21 @@ def _parameters(operation: Operation, step: Step) -> dict[str, Any]:
 
 
 def called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """The call of an effect's function from async code: a plain one may block, so it runs in a thread."""
+    """The call of an effect's function from async code. A plain function may block, so it runs in a thread."""
     work = partial(fn, *args, **kwargs)
     if _is_async(fn):
         return work
 
     async def in_thread() -> Any:
         result = await asyncio.to_thread(work)
-        return await result if inspect.isawaitable(result) else result  # lambda: client.post(…)
+        return await result if inspect.isawaitable(result) else result  # such as lambda: client.post(…)
 
     return in_thread
 
 
 def plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
     """The call of a step's function from sync code."""
-    if _is_async(fn):  # found out now: after its intent is written, the key would be in doubt for nothing
+    if _is_async(fn):  # checked before the intent is written: after it, the key would become unknown for nothing
         raise ApplicationError("op.blocking takes plain functions: this one is async. Await op.… in async code")
     return partial(fn, *args, **kwargs)
 

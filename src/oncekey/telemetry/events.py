@@ -418,7 +418,7 @@ class ReconcileGaveUp(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class Resumed(KeyEvent):
-    """Upkeep goes on with a half-done request, in an attempt of its own. ``tries``: how often, this one included."""
+    """Upkeep continues a half-done request, in an attempt of its own. ``tries`` counts them, with this one."""
 
     metric = "api.idempotency.resume.started.count"
     level = INFO
@@ -427,7 +427,7 @@ class Resumed(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class ResumeFailed(KeyEvent):
-    """Upkeep could not end a half-done request this time."""
+    """A try of upkeep to end a half-done request failed."""
 
     metric = "api.idempotency.resume.failed.count"
     level = WARNING

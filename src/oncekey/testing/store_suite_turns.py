@@ -24,7 +24,7 @@ class TurnSuite(SuiteBase):
         return [(row.scope, row.key) for row in store.due(duty, limit)]
 
     def test_half_done_keys_are_handed_out_in_turns_too(self, store: Store) -> None:
-        """And the two duties do not see each other's keys."""
+        """Neither of the two duties lists the keys of the other."""
         self._unknown(store, "tenant-2", 1)
         rows = [
             self.drive(store, State.FAILED_RETRYABLE, f"key-{at:04}", scope=scope, steps=True)
