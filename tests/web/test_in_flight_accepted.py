@@ -112,6 +112,12 @@ def test_accepted_without_a_status_url_is_refused_at_start(where: Any) -> None:
         OnceKey("memory://", scope=SINGLE_TENANT, **where)
 
 
+def test_accepted_at_a_handler_without_a_status_url_is_refused_at_start() -> None:
+    once = OnceKey("memory://", scope=SINGLE_TENANT)
+    with pytest.raises(ConfigurationError, match=r"OnceKey\(status_url='/idempotency'\)"):
+        once.policy(in_flight="accepted")
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_openapi_document_has_the_202_of_such_a_route_only(profile: ProfileName) -> None:
     there: Any = {"openapi": "3.1.0", "paths": {path: {"post": {"responses": {}}} for path in ("/a", "/b")}}

@@ -15,15 +15,15 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from flask import Flask
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Policy, current
 from oncekey.core.problems import PROFILES, ProfileName
 from oncekey.core.states import State
 from oncekey.telemetry.redaction import redact
-from oncekey.web import flask
 from oncekey.web.fastapi import protect
 from tests.cli.desk import runner
+from tests.web.frameworks import STACKS
+from tests.web.stacks import MakeStack
 
 KEY = "order-2026-11-17"
 SETTLES = re.compile(r"`(oncekey keys resolve .*?)`")
@@ -89,19 +89,14 @@ async def test_warning_has_the_traceback_of_what_the_handler_raised_even_if_the_
     assert 'raise RuntimeError("the provider hung up")' in logging.Formatter().formatException(line.exc_info)
 
 
-def test_warning_of_a_flask_view_has_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with _once(tmp_path, Policy()) as once:
-        app = Flask("shop")
-
-        @app.post("/payments")
-        def pay() -> str:
-            raise RuntimeError("the provider hung up")
-
-        flask.protect(app, once)
-        assert app.test_client().post("/payments", headers={"Idempotency-Key": KEY}).status_code == 500
+@pytest.mark.parametrize("name", STACKS)
+def test_warning_of_every_framework_has_the_traceback(
+    name: str, make_stack: MakeStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_stack(name).post(m="raise")
     (line,) = _warned(caplog)
     assert line.exc_info is not None
-    assert 'raise RuntimeError("the provider hung up")' in logging.Formatter().formatException(line.exc_info)
+    assert 'raise RuntimeError("the handler broke")' in logging.Formatter().formatException(line.exc_info)
 
 
 @pytest.mark.parametrize(
