@@ -175,8 +175,8 @@ class OnceKey:
             def pay(): ...
 
         It takes the options of a :class:`Policy`, a Policy, or None, which exempts. As in ``routes``, options replace
-        the app's policy as a whole. ``@once.policy()`` declares the app's policy for this handler. It may stand above or
-        below the framework's own decorator, and returns the same function.
+        the app's policy as a whole. ``@once.policy()`` declares the app's policy for this handler. It may stand above
+        or below the framework's own decorator, and returns the same function.
         """
         chosen = chosen_policy(given, options, self.default_policy)
         self.check_policy(chosen)
