@@ -317,9 +317,7 @@ def _remembered(operation: Operation, steps: Steps, name: str, kind: StepKind) -
             )
         return None
     if step.kind is not kind:
-        raise StepError(
-            f"step '{name}' was a {step.kind} when an earlier attempt came by, and is a {kind} now: rename it"
-        )
+        raise StepError(f"step '{name}' was a {step.kind} in an earlier attempt, and is a {kind} now: rename it")
     return step if step.state is StepState.DONE else None
 
 
