@@ -30,7 +30,7 @@ from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, 
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
 from oncekey.web.declared import Only, check_declarations, checked_only
-from oncekey.web.endpoints import find_starlette
+from oncekey.web.endpoints import starlette_endpoints
 from oncekey.web.event_loop import require_asyncio
 from oncekey.web.handling import App, Endpoints, Handling, deliver, messages
 from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, route_of
@@ -109,10 +109,7 @@ class IdempotencyMiddleware:
         """Before the first request: find the endpoints, and look through what their handlers declare."""
         if not self._looked_for_endpoints:
             self._looked_for_endpoints = True
-            if (app := find_starlette(self, scope)) is not None:
-                from oncekey.web.starlette import Endpoints as StarletteEndpoints
-
-                self.endpoints = StarletteEndpoints(app)
+            self.endpoints = starlette_endpoints(self, scope)
         if self.endpoints is None:
             check_declarations(self, self.once, self.only)
         else:

@@ -107,8 +107,8 @@ class ForeignApp:
         return getattr(self.app, name)
 
 
-def find_starlette(middleware: Any, scope: Scope) -> Any:
-    """The Starlette app that this middleware was given, or that it is a part of; None: there is none."""
+def starlette_endpoints(middleware: Any, scope: Scope) -> Any:
+    """Of the Starlette app that was passed to this middleware, or that contains it; None: there is none."""
     applications = sys.modules.get("starlette.applications")
     if applications is None:
         return None
@@ -120,4 +120,6 @@ def find_starlette(middleware: Any, scope: Scope) -> Any:
             layer = getattr(layer, "app", None)
         if layer is None or not isinstance(app, applications.Starlette):
             return None
-    return app
+    from oncekey.web.starlette import Endpoints  # only where Starlette is installed
+
+    return Endpoints(app)
