@@ -139,4 +139,18 @@ ENDINGS: tuple[Mutant, ...] = (
     # 37: a deploy between two attempts
     _(37, "I1", "what an earlier declaration did is not done again", "tests/faults/test_redeployed.py::test_second_charge_after_a_deploy_is_noticed",
       (DECISION, "            if (reason := _not_again(record, wanted.effects)) is not None:\n", "            if (reason := None) is not None:\n")),
+    # 33 and 34: what first users' apps did
+    _(34, "I1", "the app's answer to every exception is judged", "tests/web/test_every_exception.py::test_answer_to_every_exception_is_judged_as_any_other",
+      (HANDLING, "                await self._answer_by_app(error)\n", "                pass\n")),
+    _(34, "I1", "a success made of a dependency's exception is no success", "tests/web/test_every_exception.py::test_success_made_of_a_dependencys_exception_is_not_stored",
+      (HANDLING, "            if not evidence.calls and status < 400:", "            if False:")),
+    _(33, "I1", "no success for a verb that was not awaited", "tests/engine/test_unawaited_verbs.py::test_verb_without_await_is_logged_and_its_success_is_neither_stored_nor_sent",
+      (ENDINGS_MODULE, "(verbs := _not_awaited(operation)):", "(verbs := _not_awaited(operation)) and False:")),
+    _(33, "I1", "a verb that was not awaited cannot start later", "tests/engine/test_unawaited_verbs.py::test_task_that_did_not_start_before_the_response_cannot_start_after_it",
+      ("oncekey.engine.operation", "                coroutine.close()\n", "                pass\n")),
+    _(33, "I1", "a verb that has started counts as awaited", "tests/engine/test_unawaited_verbs.py::test_verb_that_started_and_still_runs_when_the_handler_returns_does_not_count",
+      ("oncekey.engine.operation", "            self.unawaited.pop(flow, None)\n", "            pass\n"),
+      ("oncekey.engine.operation", "            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:\n", "            if True:\n")),
+    _(33, "I2", "a 4xx of an exception stands beside a verb that was left", "tests/engine/test_unawaited_verbs.py::test_exception_that_becomes_a_4xx_before_the_await_is_stored",
+      (ENDINGS_MODULE, "    if operation.unawaited and judgment.commits and", "    if operation.unawaited and")),
 )  # fmt: skip

@@ -54,4 +54,15 @@ ENLISTED: tuple[Mutant, ...] = (
       (f"{ENLIST}.sqlalchemy", "            if guard is None or not self._still():\n", "            if guard is None:\n")),
     _(23, "I2", "an enlisted commit waits for the disk", "tests/enlist/test_durability.py::test_synchronous_commit_off_is_on_in_the_enlisted_transaction",
       ("oncekey.stores.postgres/enlisted/enlist", "WHEN 'off' THEN 'on'", "WHEN 'off' THEN 'off'")),
+    # 31 to 33: what first users' apps did
+    _(31, "I1", "a removed scoped session is noticed", "tests/enlist/test_ordinary_flask.py::test_session_removed_and_used_again_makes_the_key_unknown",
+      (f"{ENLIST}.sqlalchemy", "        if self.ended and self._was_removed():\n", "        if False:\n")),
+    _(31, "I1", "a removed scoped session is noticed in another thread", "tests/enlist/test_scoped_sessions.py::test_removed_session_that_is_used_again_makes_the_key_unknown",
+      (f"{ENLIST}.sqlalchemy", "        return thread != threading.get_ident() or not registry.has() or", "        return thread == threading.get_ident() and")),
+    _(31, "I1", "an enlist that was not awaited is noticed behind an error", "tests/enlist/test_misuse.py::test_enlist_that_was_not_awaited_is_noticed_behind_an_error_too",
+      ("oncekey.engine.enlisted", "    if enlisted.stage is Stage.NEW and event is not Event.DISCARD:\n", "    if enlisted.stage is Stage.NEW and event in COMMITTING:\n")),
+    _(33, "I4", "a 4xx after a failed statement is stored", "tests/enlist/test_ordinary_flask.py::test_integrity_error_answered_with_409_is_stored_and_replayed",
+      ("oncekey.engine.enlisted", " and (event is not Event.FAIL or enlisted.held_too_long):\n", ":\n")),
+    _(31, "I1", "a SQLAlchemy that cannot tell autocommit is refused", "tests/enlist/test_misused_transactions.py::test_sqlalchemy_that_cannot_tell_autocommit_is_refused",
+      (f"{ENLIST}.sqlalchemy", "        if _numbers(sqlalchemy.__version__) < (2, 0, 43):\n", "        if False:\n")),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
+from tests.faults.mutant_declared import DECLARED
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_silence import SILENCE
@@ -302,6 +303,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.engine.once", "if tenant is not SINGLE_SCOPE or", "if tenant is not self.single_tenant or")),
     *ENDINGS,
     *ENLISTED,
+    *DECLARED,
     *SILENCE,
     *UPKEEP,
 )  # fmt: skip

@@ -286,9 +286,9 @@ async def test_nested_routers_and_route_added_after_first_request() -> None:
     async def late() -> str:
         return "handled"
 
-    assert await met(app, once, ["POST /outer/inner/pay/3", "POST /late"]) == {
-        "POST /outer/inner/pay/3": ("POST /outer/inner/pay/{id}", "repeatable"),
+    assert await met(app, once, ["POST /late", "POST /outer/inner/pay/3"]) == {
         "POST /late": ("POST /late", "repeatable"),
+        "POST /outer/inner/pay/3": ("POST /outer/inner/pay/{id}", "repeatable"),
     }
 
 
