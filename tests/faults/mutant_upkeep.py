@@ -47,6 +47,10 @@ UPKEEP: tuple[Mutant, ...] = (
     _(11, "I4", "an audit without an end is kept", "tests/upkeep/test_reaper.py::test_audit_of_keys_that_are_over_ends_after_its_retention",
       ("oncekey.upkeep.reaper", "None if audit_retention is None else audit_retention.total_seconds()", "audit_retention.total_seconds() if audit_retention else 0.0")),
     # 45: nobody ends what is half done, or two do
+    _(45, "I4", "a key that a verdict has freed has its retention before it (SQLite)", "tests/upkeep/test_resumer.py::test_verdict_on_a_key_past_its_expiry_stands",
+      (f"{SQLITE}/swap", "?15 OR (?3 = 'unknown' AND ?8 = 'failed_retryable')", "?15")),
+    _(45, "I4", "a key that a verdict has freed has its retention before it (PostgreSQL)", "tests/upkeep/test_resumer.py::test_verdict_on_a_key_past_its_expiry_stands",
+      (f"{POSTGRES}/set", " OR (w.from_state = 'unknown' AND w.to_state = 'failed_retryable')", "")),
     _(45, "I4", "a half-done request is on the resumer's list", "tests/core/test_states.py::test_half_done_request_is_always_on_the_resumers_list",
       ("oncekey.core.record", "            reconcile_in = resume_in(record.reconcile_tries)\n", "            pass\n")),
     _(45, "I4", "a caller that gave up leaves it on the list", "tests/core/test_states.py::test_caller_that_gave_up_leaves_a_half_done_request_on_the_list",

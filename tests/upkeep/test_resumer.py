@@ -19,7 +19,7 @@ from oncekey.engine.resumption import Answer, Resumption
 from oncekey.errors import ConfigurationError
 from oncekey.outbox import Response
 from oncekey.stores.base import Duty
-from oncekey.upkeep import Resumer, Sweeper, Upkeep
+from oncekey.upkeep import Reaper, Resumer, Sweeper, Upkeep
 from oncekey.upkeep.resumer import NO_FUNCTION_SECONDS
 from tests.upkeep.places import OPERATION, RETENTION, Place
 
@@ -104,6 +104,18 @@ def test_key_that_was_refuted_is_resumed_at_once(place: Place) -> None:
     (record,) = place.moved([record], Event.DOUBT, Actor.OWNER)
     place.age(400)
     place.moved([record], Event.REFUTE, Actor.RECONCILER, quarantine_seconds=300.0)
+    assert resume(phased(place), finishes) == {"due": 1, "completed": 1}
+
+
+def test_verdict_on_a_key_past_its_expiry_stands(place: Place) -> None:
+    """Half-done keys past their expiry become unknown. One that a verdict has freed has its whole retention."""
+    record = half_done(place, released=False)
+    (record,) = place.moved([record], Event.DOUBT, Actor.OWNER)
+    place.age(RETENTION + 400)
+    place.moved([place.get(record)], Event.REFUTE, Actor.RECONCILER)
+    assert Reaper(place.store).run().doubted == 0
+    found = place.get(record)
+    assert (found.state, round(found.expires_at - found.now)) == (State.FAILED_RETRYABLE, RETENTION)
     assert resume(phased(place), finishes) == {"due": 1, "completed": 1}
 
 

@@ -258,6 +258,12 @@ class Swap:
         return self.to_state is None or self.to_state is State.EXPIRED or self.restart is not None
 
     @property
+    def settles(self) -> bool:
+        """Whether a verdict lets an unknown key be retried. It then has its whole retention before it: the client gets
+        as long as for a new request, and the reaper does not take the key back at once."""
+        return self.from_state is State.UNKNOWN and self.to_state is State.FAILED_RETRYABLE
+
+    @property
     def plain(self) -> bool:
         """Whether it moves one row, writes nothing else, and the new row follows from ``seen``.
 
@@ -316,7 +322,7 @@ class Swap:
             row.created_at,
             now if ends else None,
             row.retention_seconds,
-            max(row.expires_at, now + row.retention_seconds) if ends else row.expires_at,
+            max(row.expires_at, now + row.retention_seconds) if ends or self.settles else row.expires_at,
             now,
             row.fingerprint_recipe,
             row.quarantine_seconds,

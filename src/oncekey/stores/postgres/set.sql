@@ -13,7 +13,7 @@ last_error = w.last_error,
 reconcile_at = now() + w.reconcile_in * interval '1 second',
 finished_at = CASE WHEN w.to_state IN ('completed', 'failed') THEN now() END,
 expires_at = CASE
-    WHEN w.to_state IN ('completed', 'failed')
+    WHEN w.to_state IN ('completed', 'failed') OR (w.from_state = 'unknown' AND w.to_state = 'failed_retryable')
         THEN greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
     ELSE k.expires_at
 END

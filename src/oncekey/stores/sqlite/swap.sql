@@ -12,7 +12,10 @@ UPDATE idempotency_keys SET
     reconcile_at = ?7 + ?14,
     reconcile_tries = coalesce(?21, reconcile_tries),
     finished_at = CASE WHEN ?15 THEN ?7 END,
-    expires_at = CASE WHEN ?15 THEN max(expires_at, ?7 + retention_seconds) ELSE expires_at END,
+    expires_at = CASE
+        WHEN ?15 OR (?3 = 'unknown' AND ?8 = 'failed_retryable') THEN max(expires_at, ?7 + retention_seconds)
+        ELSE expires_at
+    END,
     response_status = ?16,
     response_headers = ?17,
     response_schema_version = ?18,
