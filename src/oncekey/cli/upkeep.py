@@ -1,4 +1,4 @@
-"""``oncekey upkeep``: sweeper, reaper, reconciler and resumer, for as long as the process lives or once.
+"""``oncekey upkeep``: sweeper, reaper, reconciler and resumer, until a signal or once.
 
 Exit codes: 0 for a clean end, 1 where with ``--once`` a duty failed.
 """
@@ -34,7 +34,7 @@ from oncekey.upkeep.service import (
 )
 
 SHOW_SECONDS = 60.0
-"""Between two lines about how it goes."""
+"""The pause between two progress lines."""
 
 
 def register(app: typer.Typer) -> None:
@@ -109,7 +109,7 @@ def _retention(text: str) -> timedelta | None:
 
 
 def _health(service: Upkeep) -> Health | str:
-    """How it goes, or why nobody can tell: that must not hide what was done."""
+    """The health, or why it cannot be read. Such an error must not hide what was done."""
     try:
         return service.health()
     except OperatorError as error:
@@ -118,7 +118,7 @@ def _health(service: Upkeep) -> Health | str:
 
 @contextmanager
 def _target(path: str | None, store: str) -> Iterator[OnceKey | Store]:
-    """The app's OnceKey, or a store; its tables are as this version wants them."""
+    """The app's OnceKey, or a store, after a check of its tables."""
     if path is not None:
         once = load(path, OnceKey, "the module and name of your OnceKey, such as app.main:once")
         once.start()

@@ -1,4 +1,4 @@
-"""Functions of the app by the operation that each is for: resolvers, and what goes on with a half-done request."""
+"""Functions of the app by operation: resolvers, and functions that resume a half-done request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ByOperation(Generic[_F]):
 
     def __init__(self, what: str) -> None:
         self._what = what
-        """What such a function is called, in errors."""
+        """The name of such a function in errors."""
         self._exact: dict[str, _F] = {}
         self._patterns: list[tuple[str, re.Pattern[str], _F]] = []
 
@@ -34,7 +34,7 @@ class ByOperation(Generic[_F]):
             self._patterns.append((method, compiled(path), function))
 
     def of(self, operation: str) -> _F | None:
-        """A key's operation is the listed route that it fell under, or else the path itself."""
+        """The function of a key's operation, which is its listed route, or otherwise the path itself."""
         if (found := self._exact.get(operation)) is not None:
             return found
         method, _, path = operation.partition(" ")

@@ -57,8 +57,8 @@ class Evidence:
 
     @property
     def ended(self) -> bool:
-        """The endpoint is known to call nobody any more: each call of it raised, or returned a response that was sent
-        whole. One that was cancelled may have left a thread behind, and a body that broke off the generator of it."""
+        """The endpoint certainly runs no more: its last call raised, or returned a response that was sent whole. After
+        a cancellation a thread may still run, and after a body that broke off a generator."""
         return not self.running and (self.raised or (self.returned is not None and not self.broke_off))
 
     def entered(self) -> None:

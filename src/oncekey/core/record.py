@@ -176,16 +176,16 @@ class AuditLine:
 
 @value
 class UnknownsOf:
-    """The unknown keys of one operation, of those that a health check counts."""
+    """The unknown keys of one operation, among those that a health check counts."""
 
     operation: str
     keys: int
     unasked: int
-    """Of these: what the last reconciler wrote is ``NO_RESOLVER``."""
+    """How many of them have ``NO_RESOLVER`` from the last reconciler."""
 
 
 NO_RESOLVER = "no resolver is registered for this operation"
-"""What the reconciler writes into the row of a key that it can ask nobody about."""
+"""The reconciler writes this into the row of a key whose operation has no resolver."""
 OPERATIONS = 20
 """How many operations a health check names: those with the most unknown keys."""
 

@@ -4,38 +4,38 @@ Theory of operation
 ===================
 
 A **record** is one row per (scope, key). A request first *reserves* it, before any work, and so becomes its
-**owner** for the time of a **lease**. While the handler lives, the lease is renewed; when it is done, the owner
-moves the record to where retries find it. Nothing else may happen: a move that is not in ``TABLE`` does not
-exist, and a store applies a move only if the row still is what the mover saw, compared by (state, owner) in the
-same statement. The owner token is new for every attempt, so it fences off whoever was paused and comes back late
-(promise I3), and it works like a version number for everyone else.
+**owner** for the time of a **lease**. The process renews the lease while the handler lives; when the handler is done,
+the owner moves the record to where retries find it. Nothing else may happen: a move that is not in ``TABLE`` does
+not exist, and a store applies a move only if the row still is what the caller saw, compared by (state, owner) in the
+same statement. The owner token is new for every attempt. So an owner that was paused and comes back late cannot
+write (promise I3), and for all other callers the token works like a version number.
 
 What each state means to the next client that sends the key:
 
 =================  =========================================================  ===========================
 state              meaning                                                    a retry gets
 =================  =========================================================  ===========================
-in_progress        somebody holds the lease and works                         409 (or waits)
+in_progress        an owner holds the lease and works                         409 (or waits)
 pending            the request is done, its job in the outbox will settle it  202
 completed          final; the response is stored                              the stored response
 failed             final; the error is stored                                 the stored error
 failed_retryable   proven not executed, or half done and resumable            runs again, attempt + 1
-unknown            it may have happened                                       409, until somebody settles it
+unknown            it may have happened                                       409, until it is settled
 expired            over, kept for the audit only                              runs as new
 =================  =========================================================  ===========================
 
 Two ideas carry the rest:
 
 1. *An expired lease proves nothing.* Its owner may be dead, paused, or cut off after it charged the card. What may
-   follow depends on where the effects live (``Effects``, declared per route, stored in the row): where a second run
-   is harmless, a request takes over; where it is not, the record becomes ``unknown`` and only the reconciler or an
-   operator, who can ask the outside world, moves it on. A client never can.
-2. *Final means final until expiry.* ``completed`` and ``failed`` are left by time (expire), by starting over after
-   expiry, or by an operator's ``forget``. ``in_progress`` and ``unknown`` never expire: deleting them would turn
-   "may have happened" into "never happened".
+   follow depends on where the effects live (``Effects``, declared per route, stored in the row). If a second run is
+   harmless, a request takes over. If it is not, the record becomes ``unknown``, and only the reconciler or an
+   operator moves it on, because they can ask the provider. A client never can.
+2. *Final means final until expiry.* A record leaves ``completed`` and ``failed`` only by time (expire), by starting
+   over after expiry, or by an operator's ``forget``. ``in_progress`` and ``unknown`` never expire: deleting them
+   would turn "may have happened" into "never happened".
 
-The fingerprint of the request survives every move except a reservation that starts over after expiry. Whatever
-upkeep needs to decide stands in the row, so that it runs without the app.
+The fingerprint of the request survives every move except a reservation that starts over after expiry. All that
+upkeep needs to decide is in the row, so that upkeep runs without the app.
 """
 
 from __future__ import annotations
@@ -149,24 +149,24 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.IN_PROGRESS,      _E.DOUBT,     _S.UNKNOWN,          {_A.OWNER}),
     _move(_S.IN_PROGRESS,      _E.DEFER,     _S.PENDING,          {_A.OWNER}),
     _move(_S.IN_PROGRESS,      _E.DISCARD,   None,                {_A.OWNER}, _C.FIRST_ATTEMPT, _C.NO_STEPS),
-    # The owner was only late: the record was given up for unknown, and the truth arrives after all.
+    # The owner was only late: it ends an attempt that was already moved to unknown.
     _move(_S.UNKNOWN,          _E.COMPLETE,  _S.COMPLETED,        {_A.OWNER}),
     _move(_S.UNKNOWN,          _E.FAIL,      _S.FAILED,           {_A.OWNER}),
     # The lease ran out.
     _move(_S.IN_PROGRESS,      _E.RELEASE,   _S.FAILED_RETRYABLE, _NOT_OWNER, _C.LEASE_OVER, _C.MAY_RERUN),
     _move(_S.IN_PROGRESS,      _E.DOUBT,     _S.UNKNOWN,          _NOT_OWNER, _C.LEASE_OVER),
-    # A deploy has changed the route's effects: what the last attempt did is neither remembered nor repeatable any more.
+    # A deploy has changed the route's effects: the last attempt's work is no longer remembered or repeatable.
     _move(_S.FAILED_RETRYABLE, _E.DOUBT,     _S.UNKNOWN,          {_A.REQUEST}, _C.MAY_HAVE_BEGUN),
-    # Upkeep goes on with a half-done request itself; where it cannot, it does so later, or leaves it to an operator.
+    # The resumer continues a half-done request. If it cannot, it tries later, or leaves the key to an operator.
     _move(_S.FAILED_RETRYABLE, _E.RETRY,     _S.IN_PROGRESS,      {_A.RESUMER}, _C.HAS_STEPS),
     _move(_S.FAILED_RETRYABLE, _E.POSTPONE,  _S.FAILED_RETRYABLE, {_A.RESUMER, _A.OPERATOR}, _C.HAS_STEPS),
-    # A deferred request is settled by its job, never by a request.
+    # A job settles a deferred request; a request never does.
     _move(_S.PENDING,          _E.SETTLE,    _S.COMPLETED,        {_A.WORKER}),
     _move(_S.PENDING,          _E.SETTLE,    _S.FAILED,           {_A.WORKER}),
     _move(_S.PENDING,          _E.SETTLE,    _S.UNKNOWN,          {_A.WORKER}),
     _move(_S.PENDING,          _E.TIME_OUT,  _S.FAILED,           {_A.REAPER}, _C.PAST_EXPIRY, _C.JOB_FREE, _C.UNTRIED),
     _move(_S.PENDING,          _E.TIME_OUT,  _S.UNKNOWN,          {_A.REAPER}, _C.PAST_EXPIRY, _C.JOB_FREE, _C.TRIED),
-    # Only who can ask the outside world moves an unknown outcome on.
+    # Only the reconciler and an operator can ask the provider, so only they move an unknown outcome on.
     _move(_S.UNKNOWN,          _E.CONFIRM,   _S.COMPLETED,        _SETTLERS),
     _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),
     _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER),
@@ -184,7 +184,7 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.FAILED,           _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY),
     _move(_S.FAILED_RETRYABLE, _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}, _C.PAST_EXPIRY, _C.NO_STEPS),
     _move(_S.EXPIRED,          _E.RESERVE,   _S.IN_PROGRESS,      {_A.REQUEST}),
-    # An operator makes room.
+    # An operator deletes a key, so that it can be used again.
     _move(_S.COMPLETED,        _E.FORGET,    None,                {_A.OPERATOR}),
     _move(_S.FAILED,           _E.FORGET,    None,                {_A.OPERATOR}),
 )
@@ -197,7 +197,7 @@ STARTS: frozenset[Event] = frozenset({Event.RESERVE, Event.RETRY, Event.TAKE_OVE
 """Events that make a request the new owner, with a new token and a new lease."""
 
 MAY_RERUN: frozenset[Effects] = frozenset({Effects.TRANSACTIONAL, Effects.PHASED, Effects.REPEATABLE})
-"""Where a second run is harmless, and so an expired lease may be taken over."""
+"""A second run is harmless with these effects, so a request may take over an expired lease."""
 
 _BY_MOVE: dict[tuple[State | None, Event, Actor], tuple[Transition, ...]] = {}
 for _row in TABLE:
@@ -209,7 +209,7 @@ for _row in TABLE:
 def find(
     source: State | None, event: Event, actor: Actor, target: State | Literal["the only one"] | None = "the only one"
 ) -> Transition:
-    """The one row for this move. ``target`` chooses where an event has several (settle, expire); None: no row."""
+    """The row of ``TABLE`` for this move. ``target`` chooses, if the event has several; None: the row is deleted."""
     rows = _BY_MOVE.get((source, event, actor), ())
     if target != "the only one":
         rows = tuple(row for row in rows if row.target == target)

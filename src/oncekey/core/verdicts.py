@@ -1,7 +1,7 @@
-"""What somebody who can ask the outside world says about an unknown outcome, and what was made of it.
+"""Verdicts about an unknown outcome, from a resolver, a webhook or an operator, and what became of them.
 
-Owns the values that resolvers and webhooks speak in. Pure: how a verdict is applied is ``engine/settling.py``, who is
-asked and when is ``upkeep/reconciler.py``.
+Owns the values that resolvers return and webhooks pass. Pure: ``engine/settling.py`` applies a verdict,
+``upkeep/reconciler.py`` asks the resolvers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oncekey.core.values import value
 class Confirmed:
     """It happened, and this is its response: the key is completed, and every retry gets it.
 
-    Also for what happened and failed: a payment that was made and then declined is ``Confirmed(402, {...})``.
+    Also for an operation that ended with an error: a declined payment is ``Confirmed(402, {...})``.
     """
 
     __slots__ = ("reason", "response")
@@ -55,7 +55,7 @@ class Refuted:
 
 @value
 class StillUnknown:
-    """Whoever was asked does not know yet: ask again later."""
+    """The provider does not know yet: the reconciler asks again later."""
 
     reason: str = "nobody knows yet"
 
@@ -66,27 +66,27 @@ Verdict = Confirmed | Refuted | StillUnknown
 class Outcome(StrEnum):
     """What became of a verdict."""
 
-    SETTLED = "settled"  # this very verdict moved the key
-    ALREADY = "already"  # the key is final: settled before, by whoever was first
-    OPEN = "open"  # the key is not unknown: its owner, its job or a retry is still to settle it
+    SETTLED = "settled"  # this verdict moved the key
+    ALREADY = "already"  # the key is final: an earlier verdict, or its owner, settled it
+    OPEN = "open"  # the key is not unknown: its owner, its job or a retry will settle it
     TOO_EARLY = "too_early"  # refuted before the quarantine was over: say it again after ``retry_in`` seconds
     UNDECIDED = "undecided"  # the verdict was StillUnknown
     NOT_FOUND = "not_found"  # no such key, or it has expired
-    AMBIGUOUS = "ambiguous"  # several keys carry this id: nothing was changed
+    AMBIGUOUS = "ambiguous"  # several keys have this id: nothing was changed
 
 
 @value
 class Settlement:
-    """The answer to whoever brought a verdict. Safe to bring again whatever it says."""
+    """The answer to a verdict. After every outcome it is safe to give the same verdict again."""
 
     outcome: Outcome
     record: Record | None = None
     retry_in: float | None = None
-    """Seconds after which bringing it again can do something; None: it cannot, or nobody knows when."""
+    """Seconds after which the same verdict can succeed; None: it cannot, or the time is not known."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do: a webhook may be acknowledged. Otherwise let it be delivered again."""
+        """Whether nothing is left to do: acknowledge the webhook. Otherwise let the provider deliver it again."""
         return self.outcome in (Outcome.SETTLED, Outcome.ALREADY)
 
 
@@ -98,9 +98,9 @@ class Inquiry:
     def __init__(self, record: Record, steps: tuple[Step, ...]) -> None:
         self._record = record
         self.steps = tuple(step for step in steps if not step.is_request)
-        """Of a phased request, in the order in which they were first written."""
+        """The steps of a phased request, in the order in which they were first written."""
         self.request = request_in(steps)
-        """The request, where its route has ``Policy(keep_request=True)``; otherwise None."""
+        """The request, if its route has ``Policy(keep_request=True)``; otherwise None."""
 
     @property
     def scope(self) -> str:
@@ -135,7 +135,7 @@ class Inquiry:
 
     @property
     def age(self) -> float:
-        """For how many seconds the key has been there, on the store's clock."""
+        """How many seconds ago the key was created, on the store's clock."""
         return max(0.0, self._record.now - self._record.created_at)
 
     @property
@@ -145,11 +145,11 @@ class Inquiry:
 
     @property
     def provider_id(self) -> str | None:
-        """What the provider called the last step that has such an id."""
+        """The provider's id of the last step that has one."""
         return next((step.provider_id for step in reversed(self.steps) if step.provider_id), None)
 
     def downstream_key(self, name: str) -> str:
-        """As ``Operation.downstream_key``: what the handler gave to the provider under this name."""
+        """The key that the handler gave to the provider under this name (``Operation.downstream_key``)."""
         return downstream_key(self._record, name)
 
     def result(self, name: str) -> Any:
@@ -159,5 +159,5 @@ class Inquiry:
 
 
 Resolver = Callable[[Inquiry], Verdict | Awaitable[Verdict]]
-"""Asks somebody who knows. Sync or async; what it raises counts as still unknown."""
+"""Asks a provider. It may be sync or async. An exception counts as still unknown."""
 Resolvers = ByOperation[Resolver]

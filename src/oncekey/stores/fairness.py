@@ -1,12 +1,12 @@
-"""How a duty that waits for the outside world hands out its keys: fairly by scope.
+"""Hands out the keys of a duty that waits for providers: fairly by scope.
 
-The reconciler asks somebody about each key, which may take seconds. Were keys handed out by age alone, two thousand of
-one tenant would stand before the one of another. So where more keys are due than were asked for, half of what
-``due`` gives is shared between scopes in turn, and the other half is the oldest ones, so that no key waits for ever.
+The reconciler asks a provider about each key, which may take seconds. By age alone, two thousand keys of one tenant
+would delay the one key of another. So if more keys are due than ``due`` may return, half of the result is shared
+between scopes in turn. The other half is the oldest keys, so that no key waits for ever.
 
-A scope costs one probe of an index, whatever it has; at most ``VISITED`` are looked at in one call, and the next call
-goes on where this one ended. The other duties wait for nothing but the store, which moves hundreds of keys in
-milliseconds: they take the oldest first.
+A scope costs one probe of an index, for any number of keys. One call looks at up to ``VISITED`` scopes, and the next
+call continues there. The other duties wait only for the store, which moves hundreds of keys in milliseconds: they take
+the oldest first.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from oncekey.core.states import State
 from oncekey.stores.base import Duty
 
 VISITED = 200
-"""Scopes that one call looks at: those whose keys are all to be asked about later count too."""
+"""How many scopes one call looks at, including scopes without a due key."""
 
 
 FAIR: Mapping[Duty, State] = {Duty.UNKNOWNS: State.UNKNOWN, Duty.RESUMABLE: State.FAILED_RETRYABLE}
-"""The duties that are handed out by scope, and the state of their keys: those of it that have a ``reconcile_at``."""
+"""The duties that are handed out by scope, and the state of their keys. Only keys with a ``reconcile_at`` count."""
 
 Visit = Callable[[str, int], Sequence[tuple[str, bool]]]
-"""The next scopes after one, at most so many, in their order; and whether something of each is due."""
+"""Takes a scope and a limit. Returns the next scopes in their order, and whether each has a due key."""
 Take = Callable[[Sequence[str], int], Sequence[Record]]
-"""The oldest keys of these scopes that are due, at most so many of each."""
+"""Takes scopes and a limit. Returns the oldest due keys of these scopes, up to the limit for each."""
 
 
 class Turns:
-    """Whose turn it is. A store has one for each duty, so each process goes round for itself."""
+    """Remembers, for each duty, the scope that had the last turn. Each store object has its own."""
 
     def __init__(self) -> None:
         self._after: dict[Duty, str] = {}
 
     def hand_out(self, duty: Duty, limit: int, oldest: list[Record], visit: Visit, take: Take) -> list[Record]:
-        """``oldest``: the oldest keys that are due, at most ``limit``. Which ones to hand out instead, in turns."""
+        """The keys to hand out, in turns. ``oldest``: the oldest due keys, at most ``limit``."""
         if duty not in FAIR:
             return oldest
         shared = limit // 2
-        if len(oldest) < limit or shared == 0:  # all that are due, or the one that has waited longest
+        if len(oldest) < limit or shared == 0:  # these are all due keys, or only one is asked for
             return in_turns(oldest)
         after = self._after.get(duty, "")
         visited = visit(after, VISITED)

@@ -1,6 +1,6 @@
-"""How a duty calls functions of the app, sync or async, a few at a time: for the reconciler and the resumer.
+"""Calls functions of the app, sync or async, a few at a time: for the reconciler and the resumer.
 
-Async functions run in the event loop that the duty is given (that of the app), or in one of its own; others in threads.
+Async functions run in the event loop that the duty passes (the app's), or in a new one; sync functions in threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Item = TypeVar("_Item")
 
 
 class Callers:
-    """Its methods are called from one thread, the duty's, unless they say otherwise."""
+    """Only the duty's own thread calls its methods, except where a method says otherwise."""
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
@@ -33,11 +33,11 @@ class Callers:
         one: Callable[[_Item], Coroutine[Any, Any, None]],
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        """Await ``one`` for each item, as many at once as there are slots, in ``loop`` or in a loop of our own."""
+        """Await ``one`` for each item, at most ``concurrency`` at once, in ``loop`` or in a loop of its own."""
         work = self._all(items, one)
         with suppress(asyncio.CancelledError, concurrent.futures.CancelledError):
             if loop is None:
-                # One loop for all runs: the clients of the app's functions belong to a loop, and outlive a run.
+                # One loop for all runs: the HTTP clients of the app's functions belong to a loop, and outlive a run.
                 self._runner = self._runner or asyncio.Runner()
                 self._runner.run(work)
             else:
@@ -58,12 +58,12 @@ class Callers:
                 for item in items:
                     group.create_task(in_a_slot(item))
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # one is enough to tell: they are all about the store
+            raise failed.exceptions[0] from None  # one is enough: all of them come from the store
         finally:
             self._task = None
 
     async def call(self, function: Callable[[Any], object], argument: object) -> object:
-        """What the function returns. A sync one runs in a thread, in a copy of this context."""
+        """Call the function, and return its result. A sync function runs in a thread, in a copy of this context."""
         if is_async(function):
             answer = function(argument)
         else:
@@ -72,13 +72,13 @@ class Callers:
         return await answer if inspect.isawaitable(answer) else answer
 
     def interrupt(self) -> None:
-        """Wait for no function any longer. From any thread."""
+        """Stop waiting for functions. Any thread may call this."""
         if (running := self._task) is not None:
             with suppress(RuntimeError):  # its loop is closed
                 running[0].call_soon_threadsafe(running[1].cancel)
 
     def close(self) -> None:
-        """Let go of loop and threads. The next run has others."""
+        """Close the event loop and the threads. The next run opens new ones."""
         self._threads.close()
         self._threads = Threads()
         if self._runner is not None:

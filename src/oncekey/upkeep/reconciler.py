@@ -1,12 +1,12 @@
-"""The reconciler: asks the app's resolvers about keys whose outcome is unknown, until somebody knows.
+"""The reconciler asks the app's resolvers about keys whose outcome is unknown, until a resolver knows.
 
-Each key is asked about when its ``reconcile_at`` has come; who does not know yet is asked again later, in growing
-steps with jitter, and after ``max_tries`` the key is a dead letter: it stays unknown, nobody is asked any more, and a
-human must look. A resolver that raises, takes too long, or returns something else counts as not knowing. So does a
-missing one: its keys must neither stand in front of the others for ever, nor be forgotten.
+It asks about a key when its ``reconcile_at`` has come. If the resolver does not know yet, the reconciler asks again
+later, after growing pauses with jitter. After ``max_tries`` the key is a dead letter: it stays unknown, the reconciler
+asks no more, and an operator must look. A resolver that raises, takes too long, or returns something else counts as not
+knowing. So does a missing resolver: its keys must neither block the others for ever, nor be forgotten.
 
-Any number may run at once. Each looks again right before it asks, so two rarely ask the same; if they do, the first
-verdict counts and the second finds nothing to move (``engine/settling.py``).
+Several reconcilers may run at once. Each reads the key again before it asks, so two rarely ask about the same key. If
+they do, the first verdict counts and the second finds nothing to move (``engine/settling.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Failed(StillUnknown):
 
 @value
 class Reconciled:
-    """What one run did; with ``dry_run``, how many are due (counted up to 10,000) and nothing else."""
+    """What one run did; with ``dry_run`` only how many keys are due (counted up to 10,000)."""
 
     due: int = 0
     confirmed: int = 0
@@ -62,13 +62,13 @@ class Reconciled:
 
 
 class Reconciler:
-    """Async resolvers run in the event loop that :meth:`run` is given, or in one of its own; others in threads.
+    """Async resolvers run in the event loop that is passed to :meth:`run`, or in a new one; sync resolvers in threads.
 
     ``concurrency`` how many resolvers are asked at once
-    ``timeout``     seconds that an async resolver may take. A thread cannot be stopped: give the client that a sync
-                    one uses a time-out of its own
-    ``max_tries``   after so many the key is a dead letter. With the defaults that is after about twelve hours
-    ``backoff``     seconds before the second try; doubled for each further one up to ``max_backoff``
+    ``timeout``     seconds that an async resolver may take. A thread cannot be stopped: in a sync resolver, set a
+                    time-out on its HTTP client
+    ``max_tries``   after so many tries the key is a dead letter. With the defaults that takes about twelve hours
+    ``backoff``     seconds before the second try; doubled for each further try up to ``max_backoff``
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Reconciler:
         dry_run: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Reconciled:
-        """Ask once about all that are due. One without a resolver counts as asked, and the log says so.
+        """Ask once about all keys that are due. A key without a resolver counts as asked, and the log says so.
 
-        Blocks, so never call it from an event loop; and always from the same thread, where ``loop`` is not given.
+        It blocks, so do not call it from an event loop. Without ``loop``, always call it from the same thread.
         """
         store = self._once.store
         if dry_run:
@@ -126,11 +126,11 @@ class Reconciler:
         return Reconciled(*(counts[name] for name in ("due", "confirmed", "refuted", "postponed", "dead")))
 
     def interrupt(self) -> None:
-        """Wait for no resolver any longer. From any thread; what was not settled is asked about again."""
+        """Stop waiting for resolvers. Any thread may call this; unsettled keys are asked about again later."""
         self._callers.interrupt()
 
     def close(self) -> None:
-        """Let go of loop and threads: in the thread that called :meth:`run`."""
+        """Close the event loop and the threads. Call it in the thread that called :meth:`run`."""
         self._callers.close()
 
     # -- in the loop -----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Reconciler:
     async def _one(self, counts: Counter[str], seen: Record) -> None:
         record: Record | None = await self._run(_ask_store((seen.scope, seen.key)))
         if record is None or not _is_due(record):
-            counts["moved"] += 1  # by somebody else, meanwhile
+            counts["moved"] += 1  # another process has moved it
             return
         verdict = await self._ask(record)
         counts["unasked"] += verdict.reason == NO_RESOLVER
@@ -171,7 +171,7 @@ class Reconciler:
     # -- what follows from an answer ---------------------------------------------------------------------------------
 
     async def _apply(self, record: Record, verdict: Verdict) -> str:
-        """Settle or postpone it; the name of what was done."""
+        """Settle or postpone the key; return the name of what was done."""
         if isinstance(verdict, StillUnknown):
             error = verdict.error if isinstance(verdict, _Failed) else None
             return await self._postpone(record, verdict.reason, self._retry_in(record), error)
@@ -184,7 +184,7 @@ class Reconciler:
         return "confirmed" if isinstance(verdict, Confirmed) else "refuted"
 
     def _retry_in(self, record: Record) -> float | None:
-        """Seconds until it is asked again; None: never. The exponent is bounded: 2.0**1100 is an error."""
+        """Seconds until the next try; None: no more tries. The exponent is bounded: 2.0**1100 is an error."""
         if record.reconcile_tries + 1 >= self._max_tries:
             return None
         pause = min(self._max_backoff, self._backoff * 2.0 ** min(record.reconcile_tries, 64))

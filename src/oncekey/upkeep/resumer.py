@@ -1,14 +1,14 @@
-"""The resumer: goes on with half-done requests whose client has not come back, where the app says how.
+"""The resumer continues half-done requests whose client did not retry, with functions of the app.
 
-A phased key that is ``failed_retryable`` with steps behind it is **half done**: a ride is booked and not yet paid. Its
-client mostly comes back. Where it does not, or where a verdict has just settled the effect in doubt, the resumer begins
-the next attempt by itself and calls the function of ``once.resume``. From then on it is an attempt as any other: under
-an owner token of its own, with a lease that the keeper renews, fenced, and ended by the judgment that ends a handler's.
-A retry that comes meanwhile gets 409; where the retry is first, the resumer finds the key moved and leaves it alone.
+A phased key that is ``failed_retryable`` with steps is **half done**: for example, a ride is booked and not yet paid.
+Usually its client retries. If it does not, or if a verdict has just settled the effect in doubt, the resumer begins the
+next attempt itself and calls the function of ``once.resume``. This is an attempt like any other: it has its own owner
+token and a lease that the keeper renews, and ``core/judgment.py`` judges its end. A retry of the client gets 409 while
+it runs. If the retry comes first, the resumer finds that the key has moved, and skips it.
 
-A try is counted when it begins, so that one which kills the process counts as well. Between tries the pause grows
-(``core/record.resume_in``); after ``max_tries`` the key is a dead letter, for an operator. A key whose operation has no
-function, or is not declared phased any more, is looked at again in an hour: a deploy may bring one.
+A try is counted when it begins, so that a try that kills the process counts too. The pause between tries grows
+(``core/record.resume_in``); after ``max_tries`` the key is a dead letter, for an operator. If the operation has no
+function, or is no longer declared phased, the resumer looks at the key again in an hour: a deploy may change that.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ BATCH = 100
 COUNTED = 10_000
 """How far a dry run counts."""
 NO_FUNCTION_SECONDS = 3600.0
-"""Until a key that no function is registered for is looked at again."""
+"""The pause before the resumer looks again at a key whose operation has no function."""
 RESUMER = "resumer"
-"""Who gave a key up, in the audit."""
+"""The resumer's name in the audit."""
 
 _NOT_PHASED = (
     "%s has half-done requests, and upkeep does not go on with them: they were taken while the route was declared "
@@ -71,33 +71,33 @@ _ENDED = {
 
 @value
 class Resumed:
-    """What one run did; with ``dry_run``, how many are due (counted up to 10,000) and nothing else."""
+    """What one run did; with ``dry_run`` only how many keys are due (counted up to 10,000)."""
 
     due: int = 0
     completed: int = 0
     failed: int = 0
-    """With a 4xx, which is final."""
+    """Ended with a 4xx, which is final."""
     deferred: int = 0
     retryable: int = 0
     """Tried, and to be tried again."""
     unknown: int = 0
-    """Tried, and an effect was left in doubt: on the reconciler's list."""
+    """Tried, and an effect is in doubt: on the reconciler's list."""
     dead: int = 0
     """Tried for the last time: an operator must look."""
     left: int = 0
-    """No function is registered, or the route is not phased any more."""
+    """No function is registered, or the route is no longer phased."""
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in Resumed.__slots__}  # type: ignore[attr-defined]
 
 
 class Resumer:
-    """Async functions run in the event loop that :meth:`run` is given, or in one of its own; others in threads.
+    """Async functions run in the event loop that is passed to :meth:`run`, or in a new one; sync functions in threads.
 
-    ``concurrency`` how many requests it goes on with at once
-    ``timeout``     seconds that an async function may take. A thread cannot be stopped: give the clients that a sync
-                    one uses time-outs of their own
-    ``max_tries``   after so many the key is a dead letter. With the default that is after about half a day
+    ``concurrency`` how many requests it resumes at once
+    ``timeout``     seconds that an async function may take. A thread cannot be stopped: in a sync function, set
+                    time-outs on its HTTP clients
+    ``max_tries``   after so many tries the key is a dead letter. With the default that takes about half a day
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class Resumer:
         dry_run: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Resumed:
-        """Go on once with all that are due. Without resume functions it does nothing.
+        """Resume all requests that are due, once. Without resume functions it does nothing.
 
-        Blocks, so never call it from an event loop; and always from the same thread, where ``loop`` is not given.
+        It blocks, so do not call it from an event loop. Without ``loop``, always call it from the same thread.
         """
         store = self._once.store
         if not self._once.resumes:
@@ -141,11 +141,11 @@ class Resumer:
         return Resumed(**{name: counts[name] for name in Resumed.__slots__})  # type: ignore[attr-defined]
 
     def interrupt(self) -> None:
-        """Wait for no function any longer. From any thread. Keys under way are left to their leases, as by a crash."""
+        """Stop waiting for functions. Any thread may call this. Running keys keep their leases, as after a crash."""
         self._callers.interrupt()
 
     def close(self) -> None:
-        """Let go of loop and threads: in the thread that called :meth:`run`."""
+        """Close the event loop and the threads. Call it in the thread that called :meth:`run`."""
         self._callers.close()
 
     # -- in the loop -----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Resumer:
         return await self._engine.run(flow, SETTLE_SECONDS)
 
     async def _resume(self, record: Record) -> str:
-        """Begin the next attempt, or put it off; the name of what came of it."""
+        """Begin the next attempt, or postpone it; return the name of the result."""
         registered = self._once.resumes.of(record.operation)
         policy = self._once.resumes_under(record.operation)
         if registered is not None and policy is None:
@@ -187,14 +187,14 @@ class Resumer:
         return _ENDED[move.event]
 
     async def _work(self, operation: Resumption, function: ResumeFunction) -> Move:
-        """Call the function, and judge its end as a handler's."""
+        """Call the function, and judge its end like a handler's."""
         context = contextvars.copy_context()
         context.run(_current.set, operation)
         call = self._callers.call(function, operation)
         task = asyncio.get_running_loop().create_task(call, context=context)
         may_be_cancelled = is_async(function)
         if may_be_cancelled:
-            operation.task = asyncio.current_task()  # not the call alone: what is over with it has an end for its key
+            operation.task = asyncio.current_task()  # not only the call: this task also stores the end of the key
         evidence = operation.evidence
         self._engine.keeper.watch(operation)
         evidence.entered()
@@ -204,7 +204,7 @@ class Resumer:
                 task.cancel()
                 await asyncio.wait([task])
         except asyncio.CancelledError:
-            # Nobody waits for it any more. What it has begun may still run, so its key is left to its lease.
+            # The caller no longer waits. What the function began may still run, so the key keeps its lease.
             self._engine.keeper.unwatch(operation)
             task.cancel()
             raise
@@ -230,7 +230,7 @@ class Resumer:
         headers = [(name.encode(), text.encode("latin-1")) for name, text in response.headers]
         move, _ = answered(operation, response.status, headers, response.body, self._once)
         if move.response is not None:
-            return Move(move.event, response, move.reason)  # whole: all of its headers were written on purpose
+            return Move(move.event, response, move.reason)  # with all headers: the app's code named them
         reason = f"the resume function returned {response.status}; {move.reason}"
         self._tell(operation, None, reason)
         return Move(move.event, None, reason)
@@ -241,7 +241,7 @@ class Resumer:
         self._engine.emitter.emit(event, error=error)
 
     async def _finish(self, operation: Resumption, move: Move) -> Finished | None:
-        """Carry out the owner's move; None: the store cannot take it now, and the keeper goes on trying."""
+        """Make the owner's move; None: the store did not take it, and the keeper retries."""
         engine, seconds = self._engine, operation.policy.begin_seconds
         item = Unfinished(operation, move.event, move.response, move.reason)
         try:
@@ -250,12 +250,12 @@ class Resumer:
                 finished = await engine.run(flow, seconds)
             else:
                 finished = await enlisted.run(engine, item, seconds)
-                if operation.enlisted is not None:  # the function was to commit it, and has returned
+                if operation.enlisted is not None:  # the function had to commit it, and has returned
                     finished = await enlisted.run(engine, item, seconds)
         except OperatorError:
             engine.keeper.adopt(item)
             return None
-        except asyncio.CancelledError:  # interrupted: the keeper, if it lives, goes on
+        except asyncio.CancelledError:  # interrupted: the keeper retries, if the process lives
             if operation.enlisted is None:
                 engine.keeper.adopt(item)
             raise
@@ -282,7 +282,7 @@ class Resumer:
 
 
 def claim(record: Record, policy: Policy, owner: str) -> Swap:
-    """The move that makes this owner's attempt of it. What the request was stays as it is in the row."""
+    """The move that begins an attempt of this owner. The row keeps its fingerprint and its recipe."""
     wanted = Reservation(
         *(record.scope, record.key, record.operation, record.fingerprint, record.fingerprint_version),
         *(policy.effects_kind, owner, policy.lease_seconds, record.retention_seconds),

@@ -1,6 +1,6 @@
--- What the numbered migrations add up to, to be read in one go. A test compares the two.
+-- The tables after all migrations, for readers. A test runs the migrations and compares.
 -- One row per (scope, key). The primary key starts with the scope, so that hash partitioning or a distributed SQL
--- engine shards by tenant, and every statement of ours touches one shard per row.
+-- engine shards by tenant, and every statement of a request touches one shard per row.
 CREATE TABLE idempotency_keys (
     scope text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -31,18 +31,18 @@ CREATE TABLE idempotency_keys (
     PRIMARY KEY (scope, key)
 );
 
--- One small index per duty of upkeep: each holds only the rows that the duty could be about.
+-- One small index per duty of upkeep: each holds only the rows that the duty may need.
 CREATE INDEX idempotency_keys_leases ON idempotency_keys (lease_until) WHERE state = 'in_progress';
 CREATE INDEX idempotency_keys_expired ON idempotency_keys (expires_at)
 WHERE state IN ('completed', 'failed') OR (state = 'failed_retryable' AND recovery_point IS NULL);
 CREATE INDEX idempotency_keys_abandoned ON idempotency_keys (expires_at) WHERE state = 'pending';
 CREATE INDEX idempotency_keys_unknowns ON idempotency_keys (reconcile_at) WHERE state = 'unknown';
 
--- What phased requests remember, the outbox, and who changed what by hand.
+-- The steps of phased requests, the outbox, and the audit.
 -- No foreign keys to idempotency_keys: every statement that removes or restarts a key removes its steps itself, and
 -- outbox rows and audit lines outlive their key on purpose.
 
--- The steps of one key. Webhooks look for a key by what was sent to the provider, or by what it called it.
+-- The steps of one key. Webhooks find a key by its downstream key, or by the provider's id.
 CREATE TABLE idempotency_steps (
     scope text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -60,11 +60,11 @@ CREATE TABLE idempotency_steps (
 CREATE INDEX idempotency_steps_downstream ON idempotency_steps (downstream_key) WHERE downstream_key IS NOT NULL;
 CREATE INDEX idempotency_steps_provider ON idempotency_steps (provider_id) WHERE provider_id IS NOT NULL;
 
--- Retryable with steps, past expiry: half done, and nobody came back.
+-- Retryable with steps, past expiry: half done, and the client did not retry.
 CREATE INDEX idempotency_keys_lapsed ON idempotency_keys (expires_at)
 WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL;
 
--- Expired, and kept for the audit for as long again as the key was. (UTC: only then is the sum the same for everybody.)
+-- Expired, and kept for a second retention, for the audit. (In UTC the sum does not depend on the session's time zone.)
 CREATE INDEX idempotency_keys_tombstones ON idempotency_keys (
     ((expires_at AT TIME ZONE 'UTC') + retention_seconds * interval '1 second')
 ) WHERE state = 'expired';
@@ -114,13 +114,13 @@ CREATE TABLE idempotency_audit (
 );
 CREATE INDEX idempotency_audit_key ON idempotency_audit (scope, key, id);
 
--- What upkeep asks the outside world about, by tenant: one tenant's thousands must not keep another's waiting.
+-- The keys that upkeep asks providers about, by tenant: thousands of one tenant must not delay the key of another.
 CREATE INDEX idempotency_keys_turns ON idempotency_keys (state, scope, reconcile_at)
 WHERE state IN ('unknown', 'failed_retryable') AND reconcile_at IS NOT NULL;
 
--- The audit has a retention of its own: the reaper finds its oldest lines.
+-- The audit has its own retention: the reaper finds the oldest lines by this index.
 CREATE INDEX idempotency_audit_at ON idempotency_audit (at);
 
--- Half-done requests that upkeep goes on with.
+-- Half-done requests that the resumer continues.
 CREATE INDEX idempotency_keys_resumable ON idempotency_keys (reconcile_at)
 WHERE state = 'failed_retryable' AND reconcile_at IS NOT NULL;

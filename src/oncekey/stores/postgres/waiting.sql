@@ -1,5 +1,5 @@
--- What has waited too long: the oldest lease, the oldest unknown outcome of those counted, and the dead letters: unknown
--- outcomes that are asked about no more, and half-done requests that are tried no more.
+-- What has waited too long: the oldest lease, the oldest of the counted unknown outcomes, and the dead letters: unknown
+-- outcomes and half-done requests after their last try.
 SELECT
     (
         SELECT date_part('epoch', now() - min(lease_until)) FROM idempotency_keys

@@ -1,4 +1,4 @@
--- The tables as the migrations leave them, to be read in one piece. A test replays the migrations and compares.
+-- The tables after all migrations, for readers. A test runs the migrations and compares.
 CREATE TABLE oncekey_schema (
     number     INTEGER NOT NULL PRIMARY KEY,
     name       TEXT    NOT NULL,
@@ -33,8 +33,8 @@ CREATE TABLE idempotency_keys (
     PRIMARY KEY (scope, key)
 );
 
--- One partial index per duty of upkeep. The due_*.sql and purge.sql repeat these conditions word for word: only then
--- does SQLite use them.
+-- One partial index per duty of upkeep. SQLite uses an index only if due_*.sql and purge.sql repeat its condition word
+-- for word.
 CREATE INDEX idempotency_keys_leases ON idempotency_keys (lease_until)
     WHERE state = 'in_progress';
 
@@ -47,7 +47,7 @@ CREATE INDEX idempotency_keys_abandoned ON idempotency_keys (expires_at)
 CREATE INDEX idempotency_keys_unknowns ON idempotency_keys (reconcile_at)
     WHERE state = 'unknown';
 
--- What phased requests remember, the outbox, and who changed what by hand. The same tables as PostgreSQL's.
+-- The steps of phased requests, the outbox, and the audit. The same tables as PostgreSQL's.
 -- No foreign keys to idempotency_keys: every statement that removes or restarts a key removes its steps itself, and
 -- outbox rows and audit lines outlive their key on purpose.
 CREATE TABLE idempotency_steps (
@@ -71,7 +71,7 @@ CREATE INDEX idempotency_steps_provider ON idempotency_steps (provider_id) WHERE
 CREATE INDEX idempotency_keys_lapsed ON idempotency_keys (expires_at)
     WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL;
 
--- Expired, and kept for the audit for as long again as the key was.
+-- Expired, and kept for a second retention, for the audit.
 CREATE INDEX idempotency_keys_tombstones ON idempotency_keys (expires_at + retention_seconds)
     WHERE state = 'expired';
 
@@ -126,13 +126,13 @@ CREATE TABLE idempotency_audit (
 
 CREATE INDEX idempotency_audit_key ON idempotency_audit (scope, key);
 
--- What upkeep asks the outside world about, by tenant: one tenant's thousands must not keep another's waiting.
+-- The keys that upkeep asks providers about, by tenant: thousands of one tenant must not delay the key of another.
 CREATE INDEX idempotency_keys_turns ON idempotency_keys (state, scope, reconcile_at)
     WHERE state IN ('unknown', 'failed_retryable') AND reconcile_at IS NOT NULL;
 
--- The audit has a retention of its own: the reaper finds its oldest lines.
+-- The audit has its own retention: the reaper finds the oldest lines by this index.
 CREATE INDEX idempotency_audit_at ON idempotency_audit (at);
 
--- Half-done requests that upkeep goes on with.
+-- Half-done requests that the resumer continues.
 CREATE INDEX idempotency_keys_resumable ON idempotency_keys (reconcile_at)
     WHERE state = 'failed_retryable' AND reconcile_at IS NOT NULL;
