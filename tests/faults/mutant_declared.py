@@ -15,9 +15,9 @@ EVERYWHERE = "test_declared_handler_runs_under_its_policy_and_others_under_the_a
 DECLARED: tuple[Mutant, ...] = (
     # 51: some routes of a flow are protected, others are not, or under the policy of another
     _(51, "I1", "a declaration is looked for at the handler (ASGI)", f"{REQUESTS}::{EVERYWHERE}[fastapi-below]",
-      (ASGI, "        if self.once.declarations and self.endpoints is not None:", "        if False:")),
+      (ASGI, "        if self.once.declarations.exist and self.endpoints is not None:", "        if False:")),
     _(51, "I1", "a declaration is looked for at the handler (WSGI)", f"{REQUESTS}::{EVERYWHERE}[flask-below]",
-      ("oncekey.web.wsgi", "        if self.once.declarations and self.handler is not None and", "        if False and")),
+      ("oncekey.web.wsgi", "        if self.once.declarations.exist and self.handler is not None and", "        if False and")),
     _(51, "I1", "the first route that takes the request has it", f"{REQUESTS}::{ALONE}[starlette]",
       (ROUTER, "        for route in self._routes.get(id(router), ()):\n", "        for route in reversed(self._routes.get(id(router), [])):\n")),
     _(51, "I1", "a route of another method is passed over", f"{REQUESTS}::{EVERYWHERE}[starlette-below]",
@@ -47,7 +47,7 @@ DECLARED: tuple[Mutant, ...] = (
     _(51, "I1", "and before the start of Litestar", f"{START}::test_route_declared_at_handler_and_in_routes_is_refused_with_both_places[litestar]",
       ("oncekey.web.litestar", "        self._handlers.check_app(app, self._once, self._only)\n", "")),
     _(51, "I1", "Flask's routes are looked through at protect", f"{START}::test_flask_refuses_at_protect_what_is_wrong_with_its_routes_by_then",
-      ("oncekey.web.flask", "    if once.declarations:\n", "    if False:\n")),
+      ("oncekey.web.flask", "    if once.declarations.exist:\n", "    if False:\n")),
     _(51, "I1", "a declaration for another OnceKey is refused", f"{START}::test_handler_declared_for_another_oncekey_is_refused[fastapi]",
       (COVERAGE, "            if (other := declarations.of_others(spot.endpoint, method)) is not None:\n", "            if (other := None) is not None:\n")),
     _(51, "I1", "also under an outer one that takes all requests", f"{START}::test_mounted_app_with_its_own_oncekey_under_one_that_takes_all_is_refused",

@@ -36,14 +36,17 @@ class Declaration:
         self.place = place_of(target)
         self.used = False
         """A route of a protected app uses it."""
+        self._routes: dict[tuple[str, str], Route] = {}
 
     def route(self, method: str, path: str) -> Route | None:
         """The route of a request that reaches the handler by ``path``, a pattern with its parameters in braces."""
         if self.policy is None:
             return None
-        operation = f"{method} {path}"
-        self.of.policies[operation] = self.policy
-        return Route(operation, self.policy)
+        route = self._routes.get((method, path))
+        if route is None:
+            route = self._routes[method, path] = Route(f"{method} {path}", self.policy)
+            self.of.policies[route.operation] = self.policy
+        return route
 
 
 class Declarations:
@@ -54,11 +57,10 @@ class Declarations:
 
     def __init__(self) -> None:
         self._all: list[Declaration] = []
+        self.exist = False
+        """Every request reads it."""
         self.policies: dict[str, Policy] = {}
         """By operation: the policies of declared handlers, for all routes that were found so far."""
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
 
     def declare(self, target: Any, policy: Policy | None) -> None:
         """Store ``policy`` at a function, a method, a class of methods, or a framework's handler around one."""
@@ -70,7 +72,7 @@ class Declarations:
         declaration = Declaration(self, policy, function)
         setattr(function, _ATTRIBUTE, (*_said(function), declaration))
         self._all.append(declaration)
-        Declarations.in_process = True
+        self.exist = Declarations.in_process = True
 
     def of(self, endpoint: Any, method: str) -> Declaration | None:
         """The declaration of the handler of ``method``. The declaration of a method overrides that of its class."""

@@ -118,7 +118,7 @@ class IdempotencyMiddleware:
 
     def _route(self, scope: Scope) -> Route | None:
         """What protects this request: the declaration of its handler, or what ``routes`` says of its path."""
-        if self.once.declarations and self.endpoints is not None:
+        if self.once.declarations.exist and self.endpoints is not None:
             method: str = scope["method"].upper()
             if method not in SAFE_METHODS and (handler := self.endpoints.handler(scope)) is not None:
                 declaration = self.once.declarations.of(handler.endpoint, method)

@@ -47,7 +47,7 @@ def endpoints_of(app: Any) -> Iterator[tuple[str, str, Any]]:
 def matcher(endpoints: Iterable[tuple[str, str, Any]], once: OnceKey, only: Only | None) -> Match:
     """A function that takes a method and the pattern of a path, and returns the route; None: it is not protected."""
     routes = once.routes if only is None else once.routes.only_listed()
-    if not once.declarations:
+    if not once.declarations.exist:
         return routes.match
     declared: dict[tuple[str, str], Declaration | None] = {}
     for method, path, endpoint in endpoints:

@@ -50,7 +50,7 @@ def protect(app: Flask, once: OnceKey, *, only: Only | None = None) -> Flask:
         app.wsgi_app, once, covered=True, dress=partial(_with_cors, app), only=only, handler=partial(_handler, app)
     )
     app.wsgi_app = middleware  # type: ignore[method-assign]
-    if once.declarations:
+    if once.declarations.exist:
         audit_spots(list(walk(app, Place())))  # raise now for wrong declarations of the present routes
     # Flask runs these from last to first: the first one sees the response after all others have changed it.
     app.after_request_funcs.setdefault(None, []).insert(0, _remember)

@@ -111,7 +111,7 @@ class IdempotencyMiddleware:
 
     def _route(self, environ: Environ, path: str) -> Route | None:
         method, routes = method_of(environ), self.routes
-        if self.once.declarations and self.handler is not None and method not in SAFE_METHODS:
+        if self.once.declarations.exist and self.handler is not None and method not in SAFE_METHODS:
             handler = self.handler(environ)
             declaration = None if handler is None else self.once.declarations.of(handler.endpoint, method)
             if handler is not None and declaration is not None:
