@@ -15,8 +15,9 @@ from oncekey import NotExecuted, OnceKey, OutcomeUnknown, Policy, current
 from oncekey.core.record import LONGEST_RESUME_SECONDS, RESUME_SECONDS, Record, StoredResponse, swap
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.resumption import Answer, Resumption
-from oncekey.errors import ConfigurationError
+from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.outbox import Response
 from oncekey.stores.base import Duty
 from oncekey.upkeep import Reaper, Resumer, Sweeper, Upkeep
@@ -325,6 +326,53 @@ def test_async_function_that_takes_too_long_is_cancelled(place: Place) -> None:
 
     assert resume(phased(place), hangs, timeout=0.05) == {"due": 1, "retryable": 1}
     assert "took longer than 0.05 s" in (place.get(record).last_error or "")
+
+
+def test_function_that_runs_past_max_run_is_left_to_its_lease(place: Place) -> None:
+    """As a handler: its lease is no longer renewed, and it is cancelled."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    cancelled: list[bool] = []
+
+    async def hangs(op: Resumption) -> Answer:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(True)
+        return 201, None
+
+    once = phased(place, max_run=timedelta(seconds=0.1))
+    assert resume(once, hangs) == {"due": 1}
+    assert (place.get(record).state, cancelled) == (State.IN_PROGRESS, [True])
+    assert "RanTooLong" in place.names()
+    assert once.engine.keeper._live == {}
+
+
+@pytest.mark.parametrize("status", [201, 503])
+def test_end_that_the_store_cannot_take_is_kept_by_the_keeper(
+    place: Place, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work is done, and the store is away for a moment: nothing is done again."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    once = phased(place)
+    move, away = once.engine.move, threading.Event()
+
+    def try_to_move(*how: Any) -> Flow[Finished]:
+        if away.is_set():
+            raise StoreUnavailable("the store is away")
+        return (yield from move(*how))
+
+    def go_on(op: Resumption) -> Answer:
+        away.set()
+        return status, None
+
+    monkeypatch.setattr(once.engine, "move", try_to_move)
+    assert resume(once, go_on) == {"due": 1}
+    assert place.get(record).state is State.IN_PROGRESS
+    away.clear()
+    once.engine.keeper.look()
+    assert place.get(record).state is (State.COMPLETED if status == 201 else State.FAILED_RETRYABLE)
 
 
 # -- tries -------------------------------------------------------------------------------------------------------------

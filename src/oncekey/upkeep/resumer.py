@@ -154,9 +154,12 @@ class Resumer:
         if stop.is_set():
             return
         record: Record | None = await self._run(_ask_store((seen.scope, seen.key)))
-        ended = "overtaken" if record is None or not _is_due(record) else await self._resume(record)
+        if record is None or not _is_due(record):
+            counts["moved"] += 1  # by its client, or by another upkeep
+            return
+        ended = await self._resume(record)
         counts[ended] += 1
-        counts["moved"] += 1
+        counts["moved"] += ended != "overtaken"
 
     async def _run(self, flow: Flow[Any]) -> Any:
         return await self._engine.run(flow, SETTLE_SECONDS)
