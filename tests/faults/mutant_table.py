@@ -95,7 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
       (f"{POSTGRES}/swap", "(w.from_effects IS NULL OR k.effects = w.from_effects)", "true")),
     _(2, "I1", "nothing is refuted before the quarantine is over", "tests/upkeep/test_ingest.py::test_refuted",
       ("oncekey.engine.settling", "if isinstance(verdict, Refuted) and early > 0:\n        # When the provider", "if False:\n        # When the provider"),
-      ("oncekey.core.record", "        lease_over_by = quarantine_seconds\n", "        lease_over_by = 0.0\n")),
+      ("oncekey.core.record", "lease_over_by = record.quarantine if quarantine_seconds is None else quarantine_seconds", "lease_over_by = 0.0")),
     _(2, "I1", "a verdict counts from when it was asked for",
       "tests/upkeep/test_reconciler.py::test_asked_before_the_quarantine_is_over_and_answered_after_it",
       ("oncekey.engine.settling", "if isinstance(verdict, Refuted) and early > 0:\n        # When the provider", "if False:\n        # When the provider")),
