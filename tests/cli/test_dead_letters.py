@@ -123,7 +123,11 @@ def test_a_job_is_put_away(desk: Desk, operate: Run) -> None:
     (record,) = desk.pending()
     job_id = desk.dead_job("pay", of=record)
     code, _, error = operate("dead-letters", "discard", job_id, "--why", WHY, said="\n")
-    assert (code, "its key, if that is unknown, stays so" in error, desk.get(job_id).state) == (1, True, JobState.DEAD)
+    assert (code, "if its key is unknown, settle it with keys resolve" in error, desk.get(job_id).state) == (
+        1,
+        True,
+        JobState.DEAD,
+    )
     code, out, _ = operate("dead-letters", "discard", job_id, "--json", *SURE)
     assert (code, json.loads(out)["after"]) == (0, "cancelled")
     assert desk.get(job_id).state is JobState.CANCELLED

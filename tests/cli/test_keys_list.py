@@ -111,7 +111,7 @@ def test_no_length_of_time(desk: Desk, operate: Run, text: str) -> None:
 def test_a_wrong_store_is_not_an_empty_one(operate: Run, tmp_path: Path) -> None:
     """A file that is not there is neither made nor believed; memory is the app's alone."""
     missing = tmp_path / "typo.db"
-    for url, words in ((f"sqlite:///{missing}", "there is no file"), ("memory://", "the app's own memory")):
+    for url, words in ((f"sqlite:///{missing}", "there is no file"), ("memory://", "inside of the app's process")):
         for command in (["keys", "list"], ["dead-letters", "list"]):  # the doctor says it as its first line
             code, out, error = operate(*command, "--store", url)
             assert (code, out, words in error) == (1, "", True)

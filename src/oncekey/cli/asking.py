@@ -22,16 +22,16 @@ from oncekey.errors import ConfigurationError, OperatorError
 from oncekey.stores.base import Store
 
 Scope = Annotated[
-    str, typer.Option("--scope", metavar="SCOPE", help="Whose key it is. Without it: that of SINGLE_TENANT apps.")
+    str, typer.Option("--scope", metavar="SCOPE", help="The tenant of the key; not needed for SINGLE_TENANT apps.")
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option(metavar="OPERATION", help="Of a key that is per endpoint: which, such as 'POST /payments'."),
+    typer.Option(metavar="OPERATION", help="With key_per='endpoint': the operation, such as 'POST /payments'."),
 ]
 Reveal = Annotated[bool, typer.Option("--reveal", help="Show keys and bodies, which are masked otherwise.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you mean it; --why is needed then.")]
-Who = Annotated[str | None, typer.Option(metavar="NAME", help="Who does it, for the audit; your login name otherwise.")]
-Why = Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for the audit; asked for otherwise.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; needs --why.")]
+Who = Annotated[str | None, typer.Option(metavar="NAME", help="Your name for the audit; default: your login name.")]
+Why = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason for the audit; asked for if not given.")]
 Limit = Annotated[int, typer.Option(min=1, max=100_000, help="How many to list.")]
 
 SINGLE = SINGLE_SCOPE
@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
 def in_use(url: str) -> Iterator[Store]:
     """A store that exists. A new, empty store would tell the operator that there are no keys."""
     if url.startswith("memory:"):
-        raise ConfigurationError("memory:// is the app's own memory, and cannot be looked into: there is nothing here")
+        raise ConfigurationError("memory:// is inside of the app's process, so this command cannot read it")
     with opened(url) as store:
         path = getattr(store, "path", None)
         if isinstance(path, Path) and not path.exists():
@@ -93,4 +93,4 @@ def _login() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
-        raise ConfigurationError("your login name cannot be found: say who you are with --who NAME") from None
+        raise ConfigurationError("your login name cannot be found: give your name with --who NAME") from None

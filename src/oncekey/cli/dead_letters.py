@@ -81,7 +81,7 @@ def show(
     reveal: Reveal = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job with all its attempts and who changed it by hand; with --scope, a key."""
+    """Show a job with all its attempts and its changes by operators; with --scope, a key."""
     with in_use(store) as source:
         if scope is not None:
             where = full_scope(scope, endpoint)
@@ -114,11 +114,11 @@ def retry(
     why: Why = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a dead letter up again: its tries start over.
+    """Retry a dead letter: its tries start over.
 
-    A job is run by the next free worker, under the same downstream key: what an earlier try
-    did outside is done again, unless the other side honours that key.
-    A key that only this job made unknown is pending again.
+    The next free worker runs a job, under the same downstream key: what an earlier try
+    did outside is done again, unless the provider honours that key.
+    If this job made its key unknown, the key is pending again.
     A key (--scope) is back on the reconciler's list; a half-done one is on the resumer's.
     """
     with in_use(store) as source:
@@ -134,7 +134,7 @@ def retry(
         job = changes.dead_job(source, letter)
         what = (
             f"job {job.id}, {job.task}: it is RUN again, as attempt 1. What an earlier try did outside is done again, "
-            "unless the other side honours its downstream key"
+            "unless the provider honours its downstream key"
         )
         audit = sure([what], yes=yes, who=who, why=why)
         moved = changes.retry_job(source, letter, audit)
@@ -150,10 +150,10 @@ def discard(
     why: Why = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a job away that nobody shall run any more.
+    """Discard a job: no worker runs it again.
 
-    The key of a job that was to settle it stays unknown: settle it with keys resolve.
-    A key cannot be discarded, since what may have happened does not go away.
+    If the job was to settle a key, the key stays unknown: settle it with keys resolve.
+    An unknown key cannot be discarded, since its operation may have happened.
     """
     if scope is not None:
         raise MoveRefused(
@@ -162,8 +162,8 @@ def discard(
         )
     with in_use(store) as source:
         job = changes.dead_job(source, letter)
-        stays = "; its key, if that is unknown, stays so, for keys resolve" if job.settles else ""
-        audit = sure([f"job {job.id}, {job.task}: nobody will run it{stays}"], yes=yes, who=who, why=why)
+        stays = "; if its key is unknown, settle it with keys resolve" if job.settles else ""
+        audit = sure([f"job {job.id}, {job.task}: no worker will run it{stays}"], yes=yes, who=who, why=why)
         moved = changes.discard_job(source, letter, audit)
     _done(f"job {moved.id}", moved.state, audit.who, audit.why, as_json)
 

@@ -28,9 +28,9 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there are warnings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a store and those who work on it: a line for each thing, and what to do about it.
+    """Check a store, and whether upkeep and workers do their work: one line per check, with advice.
 
-    It reads only, and few rows, however many there are.
+    It only reads, and it reads few rows.
 
     Exit codes: 0 nothing is broken; 1 with --strict: there are warnings; 2 something is broken.
     """

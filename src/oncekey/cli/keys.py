@@ -97,7 +97,7 @@ def show(
 ) -> None:
     """Show all that is known of a key, and what a client would get now.
 
-    Its record, steps, jobs, and who changed it by hand. Nothing is changed by looking.
+    Its record, steps, jobs, and its changes by operators and the reconciler. This command only reads.
     """
     with in_use(store) as source:
         where = full_scope(scope, endpoint)
@@ -136,7 +136,7 @@ def resolve(
     why: Why = None,
     as_json: AsJson = False,
 ) -> None:
-    """Settle a key whose outcome is unknown, after asking who knows.
+    """Settle a key whose outcome is unknown. Ask the provider first.
 
     With --confirm or --fail the key is final, and retries get the response that you give.
     With --refute the next retry runs the operation. It is refused until the quarantine of the route is over, which

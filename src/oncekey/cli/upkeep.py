@@ -72,7 +72,7 @@ def upkeep(
     """Keep keys from getting stuck: sweeper, reaper, reconciler and resumer, until SIGTERM or SIGINT.
 
     Any number may run at once. Without MODULE:ONCE it runs on --store: it says which
-    outcomes are unknown, but asks nobody about them, and counts no tries. Half-done
+    outcomes are unknown, but asks no resolver, and counts no tries. Half-done
     requests then wait for their clients.
     --json prints what was done and the health at the end, as one document.
 

@@ -20,8 +20,8 @@ _HEAD = """\
 <!-- Generated from src/oncekey/core/states.py by `python -m oncekey.core.diagram > docs/states.md`. -->
 
 Every key is one row, in one of these states, and moves only as drawn here: a move that is not on this page
-does not exist. Whoever moves a row compares its state and its owner in the same statement, so of two movers
-one finds that it is too late. `[*]` is no row: the key is unused, or is so again.
+does not exist. Every move compares the row's state and owner in the same statement, so of two moves at once
+only one succeeds. `[*]` is no row: the key is unused.
 """
 
 _MIDDLE = """\

@@ -57,7 +57,7 @@ class Refuted:
 class StillUnknown:
     """The provider does not know yet: the reconciler asks again later."""
 
-    reason: str = "nobody knows yet"
+    reason: str = "not known yet"
 
 
 Verdict = Confirmed | Refuted | StillUnknown

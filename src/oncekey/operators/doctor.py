@@ -46,7 +46,7 @@ def _upkeep(seen: Health) -> Diagnosis:
     leases, expired = seen.keys.lease_over_seconds, seen.expired_over_seconds
     advice = "run `oncekey upkeep` (or Upkeep inside the app), and look at its log"
     if leases > health.UNDONE_SECONDS:
-        found = f"a lease has been over for {span(leases)}, and nobody has swept it: upkeep does not run, or cannot"
+        found = f"a lease has been over for {span(leases)} and was not swept: upkeep does not run, or fails"
         return Diagnosis("upkeep", Level.WARN, found, advice)
     if expired > health.REAPED_SECONDS:
         found = f"a key expired {span(expired)} ago and is still there: upkeep does not run, or does not keep up"

@@ -119,12 +119,12 @@ def _of_the_store(health: Health) -> list[str]:
     said = []
     if keys.lease_over_seconds > UNDONE_SECONDS:
         said.append(
-            f"a lease has been over for {keys.lease_over_seconds:.0f} s and nobody swept it: run `oncekey upkeep`"
+            f"a lease has been over for {keys.lease_over_seconds:.0f} s and was not swept: run `oncekey upkeep`"
         )
     if health.reconcile_over_seconds > UNDONE_SECONDS:
         said.append(
-            f"an unknown outcome has been due for {health.reconcile_over_seconds:.0f} s and nobody was asked: register "
-            "a resolver and run `oncekey upkeep MODULE:ONCE`, or settle it by hand"
+            f"an unknown outcome has been due for {health.reconcile_over_seconds:.0f} s and no resolver was asked: "
+            "register a resolver and run `oncekey upkeep MODULE:ONCE`, or settle it by hand"
         )
     elif keys.oldest_unknown_seconds > UNKNOWN_SECONDS:
         said.append(f"an outcome has been unknown for {keys.oldest_unknown_seconds:.0f} s: ask the provider")
