@@ -357,6 +357,34 @@ class Anything:
         await self.app(scope, receive, send)
 
 
+async def test_object_that_is_called_has_the_declaration_of_its_method_or_its_class() -> None:
+    once = new_once()
+    app = FastAPI()
+
+    class Pay:
+        @once.policy(effects="repeatable")
+        def __call__(self) -> str:
+            return "handled"
+
+    @once.policy(effects="repeatable")
+    class Refund:
+        def __call__(self) -> str:
+            return "handled"
+
+        def method(self) -> str:
+            return "handled"
+
+    app.post("/pay")(Pay())
+    app.post("/refund")(Refund())
+    app.post("/method")(Refund().method)
+    protect_fastapi(app, once, only="declared")
+    assert await met(app, once, ["POST /pay", "POST /refund", "POST /method"]) == {
+        "POST /pay": ("POST /pay", "repeatable"),
+        "POST /refund": ("POST /refund", "repeatable"),
+        "POST /method": None,
+    }
+
+
 async def test_safe_methods_of_a_declared_handler_pass() -> None:
     once = new_once()
 

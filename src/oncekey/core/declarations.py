@@ -162,6 +162,9 @@ def _candidates(endpoint: Any, method: str) -> Iterator[Any]:
     yield endpoint
     if kind is not None:
         yield kind
+    elif type(endpoint) is not FunctionType:  # an object that can be called
+        yield type(endpoint).__call__
+        yield type(endpoint)
 
 
 def _said(candidate: Any) -> tuple[Declaration, ...]:
