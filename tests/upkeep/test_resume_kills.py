@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -103,4 +104,34 @@ def test_upkeep_killed_at_each_step_charges_once(
         for number, answer in enumerate(asyncio.run(house.send(len(cases)))):
             assert (answer.status_code, answer.headers["idempotency-replayed"]) == (201, "true")
             assert answer.json()["ride"] == number
+        house.rides.once.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("point", ["effect.intent:after:stop", "effect.call:after:stop"])
+def test_upkeep_paused_past_its_lease_cannot_write(
+    kind: str, point: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Another upkeep ends the ride meanwhile. The first wakes up, and what it writes is refused."""
+    url = f"sqlite:///{tmp_path / 'rides.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    with Warm(roles={"upkeep": tidy}, log=tmp_path / "log") as warm:
+        house = House(url, tmp_path, warm, honours=True)
+        assert [answer.status_code for answer in asyncio.run(house.send(1))] == [500]
+        house.past("reconcile_at", "k-0")
+        late = warm.spawn("upkeep", survived=str(tmp_path / "late"), fault=point, **house.told)
+        until = time.monotonic() + 20
+        while not late.paused:
+            assert time.monotonic() < until, f"{point} was never passed"
+            time.sleep(0.01)  # another process: nothing here can be waited at
+        for _ in range(2):  # the sweeper's pause for the client, and then it is due
+            house.past("lease_until", "k-0")
+            house.past("reconcile_at", "k-0")
+            assert house.upkeep(), (tmp_path / "log").read_text()
+        assert house.state("k-0") == (State.COMPLETED, 3), (tmp_path / "log").read_text()
+        late.resume()
+        late.wait()
+        assert (tmp_path / "late").exists(), (tmp_path / "log").read_text()
+        assert house.state("k-0") == (State.COMPLETED, 3)
+        assert len(house.rides.charges()) == 1
+        assert house.ask("SELECT ride FROM receipts") == [(0,)]
         house.rides.once.close()
