@@ -27,7 +27,8 @@ from oncekey.web.app_routes import FLASK_PARAMETER, Place, walk
 from oncekey.web.coverage import audit_spots
 from oncekey.web.declared import Handler, Only
 from oncekey.web.environs import Environ
-from oncekey.web.wsgi import Exchange, IdempotencyMiddleware, exchange_of
+from oncekey.web.wsgi import IdempotencyMiddleware
+from oncekey.web.wsgi_exchange import Exchange, exchange_of
 
 __all__ = ["current_operation", "protect"]
 

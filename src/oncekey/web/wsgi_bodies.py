@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oncekey.web.wsgi import Exchange
+    from oncekey.web.wsgi_exchange import Exchange
 
 
 class AppBody:
