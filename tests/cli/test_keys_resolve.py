@@ -211,12 +211,12 @@ def test_moved_on_meanwhile(desk: Desk) -> None:
     seen = desk.put(KEY, State.UNKNOWN, age=1000)
     audit = Audit("ann", "paid")
     changes.refute(desk.store, seen, audit)
-    with pytest.raises(MoveRefused, match=r"has moved on meanwhile, and is failed_retryable"):
+    with pytest.raises(MoveRefused, match=r"changed before this, and is now failed_retryable"):
         changes.confirm(desk.store, seen, RESPONSE, audit)
     assert len(desk.audit(KEY)) == 1
     final = desk.put("another-key-of-today", State.COMPLETED)
     changes.forget(desk.store, final, audit)
-    with pytest.raises(MoveRefused, match="has gone meanwhile"):
+    with pytest.raises(MoveRefused, match="was deleted before this change"):
         changes.forget(desk.store, final, audit)
     assert len(desk.audit("another-key-of-today")) == 1
 

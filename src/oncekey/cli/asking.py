@@ -67,7 +67,7 @@ def in_use(url: str) -> Iterator[Store]:
 def sure(what: list[str], *, yes: bool, who: str | None, why: str | None) -> Audit:
     """Show what will happen, and ask. Returns the line for the audit; OperatorError if the operator does not agree."""
     if yes and not (why or "").strip():
-        raise typer.BadParameter("with --yes nothing is asked: say why with --why TEXT")
+        raise typer.BadParameter("--yes asks nothing, so give the reason with --why TEXT")
     name = (who or _login()).strip()
     if not yes:
         for line in what:
@@ -85,7 +85,7 @@ def _answer(question: str) -> str:
     print(question, end=" ", file=sys.stderr, flush=True)
     if not (line := sys.stdin.readline()):
         print(file=sys.stderr)
-        raise OperatorError("nothing was changed: there was no answer; --yes and --why TEXT ask nothing")
+        raise OperatorError("nothing was changed: there was no answer; --yes with --why TEXT asks nothing")
     return line
 
 

@@ -143,7 +143,7 @@ def _not_again(record: Record, effects: Effects) -> str | None:
     if record.state is State.IN_PROGRESS and record.effects not in MAY_RERUN:
         return LEASE_RAN_OUT
     if record.has_steps:
-        declared, left = Effects.PHASED, "has steps behind it"
+        declared, left = Effects.PHASED, "has written steps"
     elif record.effects is Effects.REPEATABLE:
         declared, left = Effects.REPEATABLE, "may have been executed"
     else:

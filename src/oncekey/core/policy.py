@@ -262,9 +262,7 @@ class Policy:
             if isinstance(value, timedelta) and value <= timedelta(0):
                 raise ConfigurationError(f"Policy({item.name}={value!r}): it must be longer than zero")
             if isinstance(value, timedelta) and value > _LONGEST:
-                raise ConfigurationError(
-                    f"Policy({item.name}={value!r}): more than a hundred years is no date any more"
-                )
+                raise ConfigurationError(f"Policy({item.name}={value!r}): it must be at most a hundred years")
         for name in ("max_request_bytes", "max_response_bytes", "key_min_length"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"Policy({name}={getattr(self, name)!r}): it must be at least 1")

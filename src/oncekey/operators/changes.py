@@ -115,10 +115,10 @@ def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
     try:
         there = look_at(store, seen.scope, seen.key)
     except KeyNotFound:
-        return MoveRefused(f"nothing was changed: key {name} has gone meanwhile")
+        return MoveRefused(f"nothing was changed: key {name} was deleted before this change")
     if (there.state, there.owner) != (seen.state, seen.owner):
         return MoveRefused(
-            f"nothing was changed: key {name} has moved on meanwhile, and is {there.state} (attempt {there.attempt}); "
+            f"nothing was changed: key {name} changed before this, and is now {there.state} (attempt {there.attempt}); "
             "look at it again with `oncekey keys show`"
         )
     early = there.lease_until + (change.lease_over_by or 0.0) - there.now
@@ -142,8 +142,8 @@ def retry_job(store: Store, job_id: str, audit: Audit) -> Job:
         if record is None or record.state is not State.UNKNOWN or record.owner != job.key_owner:
             now = "gone" if record is None else f"{record.state} by now"
             raise MoveRefused(
-                f"job {job_id} was to settle key {redact(job.key)}, which is {now}: run again, it could do a "
-                "second time what is settled; put it away with `oncekey dead-letters discard`"
+                f"job {job_id} was to settle key {redact(job.key)}, which is {now}: a second run could repeat what is "
+                "settled; discard the job with `oncekey dead-letters discard`"
             )
     return _redirect(store, job_id, JobState.READY, audit)
 

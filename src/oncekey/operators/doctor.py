@@ -132,7 +132,7 @@ def _dead_jobs(seen: Health) -> Diagnosis:
         "dead jobs",
         Level.WARN,
         found,
-        "see `oncekey dead-letters list`, ask the other side what each has done, then retry or discard it",
+        "see `oncekey dead-letters list`, ask the provider what each has done, then retry or discard it",
     )
 
 

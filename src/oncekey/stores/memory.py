@@ -208,7 +208,7 @@ class MemoryStore(NoOutbox):
 
     def diagnose(self) -> list[Diagnosis]:
         found = "keys are in this process alone, and are lost with it"
-        return [Diagnosis("durability", Level.WARN, found, "use sqlite:/// or postgresql:// but for tests")]
+        return [Diagnosis("durability", Level.WARN, found, "use sqlite:/// or postgresql://, except in tests")]
 
     def in_loop(self) -> InLoop:
         raise NotImplementedError("capabilities.in_loop says that there is none")

@@ -68,9 +68,9 @@ def audit(app: object) -> Audit:
     found = list(walk(app, Place()))
     if all(spot.opaque and not spot.place.prefix and not spot.place.host for spot in found) and found:
         raise ConfigurationError(
-            f"this {type(app).__name__} has no list of routes: which paths a plain ASGI or WSGI callable answers, "
-            "only it knows. Name the Starlette, FastAPI, Litestar or Flask app inside of it; if it makes one, say "
-            "--factory"
+            f"this {type(app).__name__} has no list of routes: oncekey cannot see which paths a plain ASGI or WSGI "
+            "callable answers. Name the Starlette, FastAPI, Litestar or Flask app inside of it; if it is a function "
+            "that makes the app, give --factory"
         )
     return audit_spots(found)
 

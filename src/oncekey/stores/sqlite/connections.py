@@ -204,7 +204,7 @@ class Connections:
 
     def _gone(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self.path} was removed or replaced while in use: put it back, or restart to begin anew"
+            f"{self.path} was removed or replaced while in use: put it back, or restart the app to begin a new file"
         )
 
     def _in_words(self, error: sqlite3.Error) -> StoreUnavailable:
