@@ -30,7 +30,7 @@ DECLARED: tuple[Mutant, ...] = (
       (STARLETTE, "        self.cover()\n        return self._router", "        return self._router")),
     _(51, "I1", "a subclass inherits no declaration of its class", f"{REQUESTS}::test_handlers_of_mounted_apps_hosts_and_class_endpoints_are_found",
       (DECLARATIONS, "getattr(candidate, \"__dict__\", {}).get(_ATTRIBUTE, ())", "getattr(candidate, _ATTRIBUTE, ())")),
-    _(51, "I1", "safe methods of a declared handler pass", f"{REQUESTS}::test_safe_methods_of_a_declared_handler_pass",
+    _(51, "I1", "safe methods of a declared handler pass", f"{REQUESTS}::test_safe_methods_of_a_declared_handler_pass[starlette]",
       (ASGI, "if method not in SAFE_METHODS and (handler", "if (handler")),
     _(51, "I1", "only='declared' leaves others alone", f"{REQUESTS}::test_only_declared_protects_declared_handlers_alone[starlette-below]",
       ("oncekey.core.routes", "if method in self._policy.methods and not self._only_listed:", "if method in self._policy.methods:")),

@@ -10,12 +10,14 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from flask import Blueprint, Flask
 from flask.views import MethodView
-from litestar import Controller, Litestar, post
+from litestar import Controller, HttpMethod, Litestar, post
+from litestar.handlers import HTTPRouteHandler
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from oncekey import Policy
 from oncekey.errors import ConfigurationError
@@ -385,18 +387,50 @@ async def test_object_that_is_called_has_the_declaration_of_its_method_or_its_cl
     }
 
 
-async def test_safe_methods_of_a_declared_handler_pass() -> None:
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_safe_methods_of_a_declared_handler_pass(framework: str) -> None:
     once = new_once()
+    methods = ["GET", "HEAD", "OPTIONS", "POST"]
+    app: Any
+    if framework == "starlette":
+        app = Starlette(routes=[Route("/both", once.policy(effects="repeatable")(by_itself), methods=methods)])
+        protect(app, once)
+    elif framework == "fastapi":
+        app = FastAPI()
+        app.api_route("/both", methods=methods)(once.policy(effects="repeatable")(lambda: "handled"))
+        protect_fastapi(app, once)
+    elif framework == "litestar":
 
-    @once.policy(effects="repeatable")
-    async def both(request: Any) -> Response:
-        return await handle(request)
+        @HTTPRouteHandler("/both", http_method=[HttpMethod.GET, HttpMethod.HEAD, HttpMethod.POST], status_code=200)
+        @once.policy(effects="repeatable")
+        async def both() -> None: ...
 
-    app = Starlette(routes=[Route("/both", both, methods=["GET", "POST", "OPTIONS"])])
-    protect(app, once)
+        app = Litestar([both], plugins=[OnceKeyPlugin(once)])
+    else:
+        app = Flask(__name__)
+        app.route("/both", methods=methods)(once.policy(effects="repeatable")(lambda: "handled"))
+        on_flask.protect(app, once)
     for method in ("GET", "HEAD", "OPTIONS"):
-        assert (await ask(app, f"{method} /both")).status_code == 200
+        assert (await ask(app, f"{method} /both")).status_code < 300, method
     assert (await ask(app, "POST /both")).status_code == 400
+
+
+def by_itself(request: Any) -> Response:
+    return PlainTextResponse("handled")
+
+
+async def test_flask_app_under_a_prefix_goes_by_its_own_rules() -> None:
+    once = new_once()
+    app = Flask(__name__)
+    app.post("/pay")(once.policy(effects="repeatable")(lambda: "handled"))
+    app.post("/other", endpoint="other")(lambda: "handled")
+    on_flask.protect(app, once, only="declared")
+    outer = Flask("outer")
+    outer.wsgi_app = DispatcherMiddleware(outer.wsgi_app, {"/api": app})  # type: ignore[method-assign]
+    assert await met(outer, once, ["POST /api/pay", "POST /api/other"]) == {
+        "POST /api/pay": ("POST /pay", "repeatable"),
+        "POST /api/other": None,
+    }
 
 
 async def test_app_mounted_in_an_unprotected_one_goes_by_its_own_paths() -> None:

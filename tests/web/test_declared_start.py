@@ -11,7 +11,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from flask import Flask
 from flask import request as flask_request
-from litestar import Litestar, post
+from litestar import Litestar, asgi, post
 from litestar.testing import AsyncTestClient
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
@@ -388,3 +388,20 @@ async def test_handlers_behind_middleware_that_cannot_see_them_are_named(said: l
     await start(app)
     (warning,) = said
     assert "@once.policy has no effect on tests.web.test_declared_start:new_handler" in warning
+
+
+async def test_declared_handler_of_a_mounted_app_of_another_framework_is_named(said: list[str]) -> None:
+    """Litestar's router does not know the handlers of an app that is mounted in it."""
+    once = new_once()
+
+    # Litestar hands the rest of the path on with a slash at its end.
+    inner = Starlette(
+        routes=[Route("/pay/", new_handler(once.policy(effects="repeatable")), methods=["POST"])],
+    )
+    mounted = asgi("/sub", is_mount=True, copy_scope=True)(inner)
+    app = Litestar([mounted], plugins=[OnceKeyPlugin(once, only="declared")])
+    await start(app)
+    assert (await ask(app, "POST /sub/pay", "k")).status_code == 200
+    assert once.store.read([("single-tenant", "k")]) == [None]
+    assert ".pay: no route of this app leads there" in said[0]
+    assert "no declaration: POST /sub/pay/. Give" in said[1]
