@@ -7,8 +7,8 @@ Owns the syntax of the key. Two spellings of one key are accepted, and `"K"` and
   that does not know them. Every quoted value gives what `http-sfv` gives; the key's limits come after.
 * bare: the opaque token that Stripe made common: one or more visible ASCII characters except `"` `,` `;` and
   backslash. So UUIDs, base64 with `+ / =`, colons, dots, tildes and slashes pass. The four that do not are
-  the delimiters of structured fields: a bare value that has one is a list of two keys, a key with parameters,
-  or a quoted key that lost a quote, and guessing which would give one request two names.
+  the delimiters of structured fields. A bare value that has one may be a list of two keys, a key with parameters,
+  or a quoted key that lost a quote. A guess could give one request two keys, so it is refused.
 
 Stores compare keys as bytes, so this module does not fold case, trim inside quotes or normalise. It removes only the
 optional white space (space, tab) around the whole field value, because HTTP says it is not part of it.

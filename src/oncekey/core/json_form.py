@@ -2,9 +2,9 @@
 
 Owns which texts have a form. A text must be I-JSON (RFC 7493), read strictly: no duplicate names, no lone surrogates,
 valid UTF-8 without BOM, at most MAX_DEPTH levels, no number past 2^53 - 1 in any spelling, and no number that a
-double would round: 0.1 and 0.10 are one value, but 4503599627370497.25 is not 4503599627370497, although a parser may
-read both as one double. The caller limits the number of fractions: each costs a Python step, and one MiB of them took
-half a second.
+double would round. So 0.1 and 0.10 are one value, but 4503599627370497.25 has no form: a parser may read it as
+4503599627370497. The caller limits the number of fractions: each costs a Python step, and one MiB of them took half a
+second.
 
 Must not: depend on the state of the process (limits on stack or digits, decimal context), or raise because of
 anything that is in the text.

@@ -31,8 +31,8 @@ ReadLines = Callable[[frozenset[bytes]], Sequence[tuple[bytes, bytes]]]
 """Returns the lines of the headers with these names (in lower case), in the order in which they came."""
 
 Parts = tuple[str, str, bytes, str | None, bytes, ReadLines]
-"""Of a request: method, path, query, content type, body, and a function that reads its headers. A tuple is cheap, and
-every request makes one."""
+"""The parts of a request: method, path, query, content type, body, and a function that reads its headers. A tuple is
+cheap, and every request makes one."""
 
 
 @value

@@ -6,7 +6,7 @@ Theory of operation
 A **record** is one row per (scope, key). A request first *reserves* it, before any work, and so becomes its
 **owner** for the time of a **lease**. The process renews the lease while the handler lives; when the handler is done,
 the owner moves the record to where retries find it. Nothing else may happen: a move that is not in ``TABLE`` does
-not exist, and a store applies a move only if the row still is what the caller saw, compared by (state, owner) in the
+not exist. A store applies a move only if the row still is what the caller saw: it compares (state, owner) in the
 same statement. The owner token is new for every attempt. So an owner that was paused and comes back late cannot
 write (promise I3), and for all other callers the token works like a version number.
 

@@ -1,9 +1,9 @@
 """The sweeper moves keys whose lease is over, so that a retry or the reconciler finds them.
 
 The row alone decides: if a second run is harmless, the key becomes retryable, otherwise unknown. The sweeper never
-takes a key from a live owner, also if several sweepers run or the clock of their host is wrong: the store compares the
-lease with its own clock, first when it lists the keys, and again in the statement that moves each. An owner that holds
-its row in an open transaction is alive, so the sweeper skips it.
+takes a key from a live owner, also if several sweepers run or the clock of their host is wrong. The store compares the
+lease with its own clock, first when it lists the keys, and again in the statement that moves each key. An owner that
+holds its row in an open transaction is alive, so the sweeper skips it.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def _layers(middleware: Iterable[Any], framework: str) -> list[Layer]:
 
 
 def _layers_before(app: Any) -> list[Layer]:
-    """Of middleware around one endpoint."""
+    """The oncekey middleware around one endpoint."""
     found = []
     for _ in range(_MAX_DEPTH):
         if isinstance(app, asgi.IdempotencyMiddleware):

@@ -108,7 +108,7 @@ class ForeignApp:
 
 
 def starlette_endpoints(middleware: Any, scope: Scope) -> Any:
-    """Of the Starlette app that was passed to this middleware, or that contains it; None: there is none."""
+    """The endpoints of the Starlette app that was passed to this middleware, or that contains it; None: no such app."""
     applications = sys.modules.get("starlette.applications")
     if applications is None:
         return None

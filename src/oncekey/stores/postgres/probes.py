@@ -88,7 +88,7 @@ def host_clock() -> float:
 
 
 def durability(settings: dict[str, str]) -> Iterator[Diagnosis]:
-    """From the server's settings, as ``probe_settings.sql`` names them."""
+    """Judges the server's settings, which ``probe_settings.sql`` reads."""
     if settings["standby"] == "true":
         yield Diagnosis(
             "primary", Level.FAIL, "this server is a standby and takes no writes", "point --store at the primary"
