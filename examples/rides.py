@@ -3,12 +3,13 @@
     python -m oncekey.demo.provider 127.0.0.1:9100 charges.jsonl      # a payment provider to try it with
     uvicorn examples.rides:app
     oncekey worker examples.rides_worker:worker                       # sends the receipts
+    oncekey upkeep examples.rides:once                                # ends rides whose client does not come back
 
     curl -i localhost:8000/rides -H 'X-User: ada' -H 'Idempotency-Key: ride-1' \\
          --json '{"from": "Cape Canaveral", "to": "the Moon", "cents": 2000}'
 
-Kill the server wherever you like and send the request again: it goes on after the last step that is done. There is one
-ride, one charge and one receipt for each key.
+Kill the server wherever you like and send the request again: it goes on after the last step that is done. Or do not
+send it again: upkeep goes on with it. There is one ride, one charge and one receipt for each key.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from pydantic import BaseModel, Field
 from sqlalchemy import ForeignKey, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from oncekey import NotAuthenticated, OnceKey, Policy, Request
+from oncekey import NotAuthenticated, OnceKey, Operation, Policy, Request
+from oncekey.outbox import Response as FinalResponse
+from oncekey.upkeep import Resumption
 from oncekey.web.fastapi import CurrentOperation, protect
 
 STORE = os.environ.get("ONCEKEY_STORE", "sqlite:///rides.db")
@@ -76,14 +79,11 @@ class Booking(BaseModel):
 
 
 app = FastAPI(title="Rides")
-once = OnceKey(STORE, scope=user_of, policy=Policy(effects="phased"), migrate=True)
+once = OnceKey(STORE, scope=user_of, policy=Policy(effects="phased", keep_request=True), migrate=True)
 protect(app, once)
 
 
-@app.post("/rides", status_code=201)
-def book(
-    booking: Booking, op: CurrentOperation, session: Annotated[Session, Depends(session)], response: Response
-) -> dict[str, Any]:
+def take_ride(op: Operation, booking: Booking, session: Session) -> dict[str, Any]:
     """Three steps. What is done is remembered with its result, and is not done again by a later attempt."""
     steps = op.blocking  # the verbs for plain functions; in an async handler it is ``await op.phase(…)``
 
@@ -110,14 +110,31 @@ def book(
         # In the transaction of this step: the receipt is sent if, and only if, the ride is charged.
         steps.enqueue("send_receipt", {"to": op.scope, "ride": ride_id, "cents": booking.cents})
 
+    ride_id = steps.phase("ride_created", create_ride, on=session)
+    charge_id = steps.effect("charge_created", charge, repeatable=True, provider_id=str)
+    steps.phase("receipt_staged", stage_receipt, ride_id, charge_id, on=session)
+    return {"id": ride_id, "charge": charge_id}
+
+
+@app.post("/rides", status_code=201)
+def book(
+    booking: Booking, op: CurrentOperation, session: Annotated[Session, Depends(session)], response: Response
+) -> dict[str, Any]:
     try:
-        ride_id = steps.phase("ride_created", create_ride, on=session)
-        charge_id = steps.effect("charge_created", charge, repeatable=True, provider_id=str)
-        steps.phase("receipt_staged", stage_receipt, ride_id, charge_id, on=session)
+        ride = take_ride(op, booking, session)
     except httpx.HTTPError as error:
         raise HTTPException(502, "The payment provider does not answer: send it again, with the same key.") from error
-    response.headers["Location"] = f"/rides/{ride_id}"
-    return {"id": ride_id, "charge": charge_id}
+    response.headers["Location"] = f"/rides/{ride['id']}"
+    return ride
+
+
+@once.resume("POST /rides")
+def go_on(op: Resumption) -> FinalResponse:
+    """Upkeep takes the same steps with the request that was kept, and the client's retry gets this response."""
+    assert op.request is not None
+    with Session(engine) as opened:
+        ride = take_ride(op, Booking.model_validate(op.request.json()), opened)
+    return FinalResponse(201, ride, headers={"Location": f"/rides/{ride['id']}"})
 
 
 @app.get("/rides/{ride_id}")

@@ -88,13 +88,16 @@ def test_fastapi_payments(store: str, listener: socket.socket) -> None:
 
 @pytest.mark.timeout(150)
 def test_rides(store: str, listener: socket.socket, tmp_path: Path) -> None:
-    """The server is killed after the first charge: one ride, one charge, one receipt, and the same answer for ever."""
+    """The server is killed after the first charge: one ride, one charge, one receipt, and the same answer for ever.
+
+    It is killed after the third charge as well, and that client does not come back: upkeep ends its ride.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def kill(charge: Charge) -> None:
-        if charge["amountCents"] == 2000 and len(running) == 1:
-            running[0].send_signal(signal.SIGKILL)
-            running[0].wait()
+        if (charge["amountCents"], len(running)) in ((2000, 1), (3000, 2)):
+            running[-1].send_signal(signal.SIGKILL)
+            running[-1].wait()
 
     mailbox = tmp_path / "receipts.jsonl"
     ride = {"from": "Cape Canaveral", "to": "the Moon", "cents": 2000}
@@ -116,22 +119,39 @@ def test_rides(store: str, listener: socket.socket, tmp_path: Path) -> None:
             assert booked == {**ride, "id": first.json()["id"], "charge": charge["id"]}
             other = http.post("/rides", headers=key | {"Idempotency-Key": "ride-2"}, json=ride | {"cents": 100})
             assert other.json()["id"] == booked["id"] + 1, "the first request has left another row"
+            with pytest.raises(httpx.TransportError):
+                http.post("/rides", headers=key | {"Idempotency-Key": "ride-3"}, json=ride | {"cents": 3000})
+        upkeep = [sys.executable, "-m", "oncekey", "upkeep", "examples.rides:once", "--once", "--json"]
+        for completed in (0, 1):  # the sweeper frees the key; when its client had its time, it is resumed
+            _lease_is_over(store)
+            ended = subprocess.run(upkeep, cwd=ROOT, env=os.environ | environ, capture_output=True, check=True)
+            assert json.loads(ended.stdout)["done"]["resume"]["completed"] == completed
+        with served("examples.rides:app", environ, listener), client_to(listener) as http:
+            third = http.post("/rides", headers=key | {"Idempotency-Key": "ride-3"}, json=ride | {"cents": 3000})
+            assert (third.status_code, third.headers["idempotency-replayed"]) == (201, "true")
+            assert http.get(third.headers["location"]).json()["charge"] == third.json()["charge"]
+        assert [charge["amountCents"] for charge in ledger.charges()] == [2000, 100, 3000]
         command = [sys.executable, "-m", "oncekey", "worker", "examples.rides_worker:worker", "--drain", "--json"]
-        for done in (2, 0):
+        for done in (3, 0):
             ended = subprocess.run(command, cwd=ROOT, env=os.environ | environ, capture_output=True, check=True)
             assert json.loads(ended.stdout)["done"] == done
     mails = [json.loads(line) for line in mailbox.read_text().splitlines()]
-    assert sorted(mail["text"] for mail in mails) == ["Ride 1: 2000 cents.", "Ride 2: 100 cents."]
+    assert sorted(mail["text"] for mail in mails) == [
+        "Ride 1: 2000 cents.",
+        "Ride 2: 100 cents.",
+        "Ride 3: 3000 cents.",
+    ]
 
 
 def _lease_is_over(store: str) -> None:
-    """Let a minute pass for all keys: the killed server's lease runs out, and a retry takes over."""
+    """Let a minute pass for all keys: the lease of the killed server runs out."""
     if store.startswith("sqlite"):
         with closing(sqlite3.connect(store.removeprefix("sqlite:///"), timeout=10)) as file, file:
-            file.execute("UPDATE idempotency_keys SET lease_until = lease_until - 61")
+            file.execute("UPDATE idempotency_keys SET lease_until = lease_until - 61, reconcile_at = reconcile_at - 61")
     else:
         with psycopg.connect(store) as database:
-            database.execute("UPDATE idempotency_keys SET lease_until = lease_until - interval '61 seconds'")
+            earlier = ", ".join(f"{name} = {name} - interval '61 seconds'" for name in ("lease_until", "reconcile_at"))
+            database.execute(f"UPDATE idempotency_keys SET {earlier}".encode())
 
 
 def test_the_provider_of_the_demo_runs_alone(tmp_path: Path, listener: socket.socket) -> None:

@@ -1,6 +1,7 @@
 """Upkeep runs beside the app: no key stays stuck, and the app's and the provider's ledgers can be compared."""
 
 from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Settlement, StillUnknown
+from oncekey.engine.resumption import Resumption
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.reaper import Reaper
 from oncekey.upkeep.reconciler import Reconciler
@@ -17,6 +18,7 @@ __all__ = [
     "Reconciler",
     "Refuted",
     "Resumer",
+    "Resumption",
     "Settlement",
     "StillUnknown",
     "Sweeper",
