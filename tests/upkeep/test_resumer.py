@@ -174,7 +174,7 @@ def test_two_at_once_resume_a_key_once(place: Place) -> None:
 
 
 def test_key_in_hand_is_in_progress_for_everybody_else(place: Place) -> None:
-    """Its lease is the route's, and (state, owner) fences off whoever had it before."""
+    """Its lease is the route's, and (state, owner) fences the owner that had it before."""
     record = half_done(place)
     place.age(RESUME_SECONDS + 1)
     seen: list[Record] = []

@@ -132,7 +132,7 @@ class Record:
 
     @property
     def dead(self) -> bool:
-        """A dead letter: nobody asks about it, or goes on with it, any more."""
+        """A dead letter: upkeep has made its last try, and leaves the key to an operator."""
         if self.reconcile_at is not None:
             return False
         half_done = self.state is State.FAILED_RETRYABLE and self.has_steps

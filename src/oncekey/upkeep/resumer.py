@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 from collections import Counter
 from functools import partial
@@ -42,8 +41,6 @@ from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
 from oncekey.upkeep.callers import Callers, is_async
 from oncekey.web.endings import Move, answered, raised
-
-_log = logging.getLogger("oncekey")
 
 BATCH = 100
 COUNTED = 10_000
