@@ -1,8 +1,8 @@
-"""How the duties run: each in a thread of its own, on its own schedule, for as long as the process lives.
+"""Runs the duties: each in a thread of its own, on its own schedule, for as long as the process lives.
 
-One duty that fails, hangs or has a backlog holds up none of the others. Schedules have jitter, so that instances
-which were started together do not stay together. Any number of instances may run: none is the leader, and there is no
-lock to lose, because every move compares what it changes.
+A duty that fails, hangs or has a backlog does not delay the others. Schedules have jitter, so that instances that were
+started together do not run at the same moments. Several instances may run: there is no leader and no lock, because
+every move compares the row that it changes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ SWEEP_SECONDS = 10.0
 REAP_SECONDS = 60.0
 RECONCILE_SECONDS = 5.0
 REPORT_SECONDS = 60.0
-"""Between two looks at unknown keys, of an upkeep without the app."""
+"""The pause between two looks at unknown keys, in an upkeep without the app."""
 RESUME_SECONDS = 5.0
 CUT_OFF_SECONDS = 1.0
-"""How long a resume function that was cut off may take to end."""
+"""How long a cancelled resume function may take to end."""
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 
@@ -51,7 +51,7 @@ class Result(Protocol):
 
 @value
 class Turn:
-    """What one turn of a duty came to: its result, or the error that ended it."""
+    """The result of one turn of a duty, or the error that ended it."""
 
     duty: str
     result: Result | None
@@ -61,12 +61,12 @@ class Turn:
 class Upkeep:
     """Sweeper, reaper, reconciler and resumer over one store.
 
-    ``once``            the app's OnceKey, with its resolvers and resume functions; or only a Store: then unknown
-                        outcomes are reported in the log, nobody is asked about them, no try is counted, and half-done
-                        requests wait for their clients
+    ``once``            the app's OnceKey, with its resolvers and resume functions; or only a Store: then the log
+                        reports unknown outcomes, no resolver is asked, no try is counted, and half-done requests wait
+                        for their clients
     ``sweep_every``     seconds between two turns, likewise ``reap_every``, ``reconcile_every`` and ``resume_every``. A
                         key is stuck for at most its lease and ``sweep_every``
-    ``soft``            keep expired keys as tombstones for as long again, instead of deleting them
+    ``soft``            keep expired keys as tombstones for a second retention, instead of deleting them
     ``audit_retention`` how long a line of the audit is kept after its key is over; None: for ever
     ``sweeper``, ``reaper``, ``reconciler``, ``resumer``  your own, where a default does not fit
 
@@ -127,11 +127,11 @@ class Upkeep:
             self._duties.append(_Duty("reconcile", reconcile_every, self._in_loop(self._reconciler)))
         else:
             self._duties.append(_Duty("report", REPORT_SECONDS, Reporter(self.store).run))
-        if self._resumer is not None:  # after the reconciler: what it has settled can go on at once
+        if self._resumer is not None:  # after the reconciler: the resumer can continue keys that it has just settled
             self._duties.append(_Duty("resume", resume_every, self._in_loop(self._resumer)))
 
     def _in_loop(self, caller: Reconciler | Resumer) -> Callable[..., Result]:
-        """The run of a duty that calls functions of the app, in the loop that there is by then."""
+        """Wraps the run of a duty that calls functions of the app: it passes the loop that :meth:`start` found."""
 
         def run(stop: threading.Event, *, dry_run: bool) -> Result:
             return caller.run(stop, dry_run=dry_run, loop=self._loop)
@@ -139,7 +139,7 @@ class Upkeep:
         return run
 
     def _close(self, name: str | None = None) -> None:
-        """Let go of what the functions of the app ran in: of one duty, or of all."""
+        """Close the loops and threads in which functions of the app ran: of one duty, or of all."""
         for duty, caller in (("reconcile", self._reconciler), ("resume", self._resumer)):
             if caller is not None and name in (None, duty):
                 caller.close()
@@ -175,7 +175,7 @@ class Upkeep:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if self._resumer is not None and any(thread.is_alive() for thread in self._threads):
-            self._resumer.interrupt()  # cut off only now: it is in the middle of a request
+            self._resumer.interrupt()  # last, because it interrupts running requests
             for thread in self._threads:
                 thread.join(CUT_OFF_SECONDS)
         left = any(thread.is_alive() for thread in self._threads)
@@ -183,11 +183,11 @@ class Upkeep:
         return not left
 
     async def astop(self, timeout: float = 10.0) -> bool:
-        """As :meth:`stop`, while the loop goes on: an async resolver may be running in it."""
+        """:meth:`stop` without blocking the loop: an async resolver may be running in it."""
         return await asyncio.to_thread(self.stop, timeout)
 
     def _serve(self, duty: _Duty, stop: threading.Event) -> None:
-        # Not all at once, and not all instances at once; but soon: a deploy must not put off what is due.
+        # A short random pause, so that duties and instances do not start at once. A deploy must not delay due work.
         stop.wait(random.uniform(0.0, min(1.0, duty.every / 10)))
         while not stop.is_set():
             self._take_turn(duty, stop)
@@ -232,7 +232,7 @@ class Upkeep:
     # -- once, and how it goes -------------------------------------------------------------------------------------
 
     def run_once(self, *, dry_run: bool = False) -> list[Turn]:
-        """One turn of each duty, here and now: for cron and tests. A duty that fails does not keep the others."""
+        """One turn of each duty, in this thread: for cron and tests. A duty that fails does not stop the others."""
         try:
             return [self._take_turn(duty, threading.Event(), dry_run=dry_run) for duty in self._duties]
         finally:
@@ -240,12 +240,12 @@ class Upkeep:
             self.store.disconnect()
 
     def health(self) -> Health:
-        """When each duty last succeeded here, and what has waited too long. Blocks: it asks the store."""
+        """When each duty last succeeded in this process, and what has waited too long. Blocks: it asks the store."""
         return look(self.store, [duty.health() for duty in self._duties])
 
 
 class _Duty:
-    """One duty's schedule, and how it went. Written by its own thread alone."""
+    """The schedule and the last results of one duty. Only the duty's own thread writes it."""
 
     def __init__(self, name: str, every: float, run: Callable[..., Result]) -> None:
         self.name = name
