@@ -1,7 +1,7 @@
 """oncekey: a retried request runs once. The public names, and nothing else."""
 
 from oncekey.core.policy import Policy
-from oncekey.core.verdicts import Confirmed, Refuted, StillUnknown
+from oncekey.core.verdicts import Confirmed, Happened, NotHappened, Refuted, StillUnknown
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
 from oncekey.engine.request import SINGLE_TENANT, Request
@@ -12,9 +12,11 @@ __version__ = "0.1.0"
 __all__ = [
     "SINGLE_TENANT",
     "Confirmed",
+    "Happened",
     "NotAuthenticated",
     "NotAuthorized",
     "NotExecuted",
+    "NotHappened",
     "OnceKey",
     "OnceKeyError",
     "Operation",

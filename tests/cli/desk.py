@@ -110,6 +110,16 @@ class Desk(Box):
         step = Step(name, StepKind.EFFECT, StepState.DONE, True, result, f"down-{name}", f"ch_{name}")
         return self.move(record, Event.ADVANCE, recovery_point=name, step=step)
 
+    def in_doubt(self, key: str, *effects: str, age: float = 0.0) -> Record:
+        """A phased request that is unknown, with these effects called and not over."""
+        record = self.step(self.reserve(key, effects=Effects.PHASED), "ride")
+        for name in effects:
+            step = Step(name, StepKind.EFFECT, StepState.INTENDED, False, None, f"down-{name}")
+            record = self.move(record, Event.ADVANCE, effects=Effects.EXTERNAL, step=step)
+        self.move(record, Event.DOUBT, last_error="TimeoutError")
+        self.age(record, age)
+        return self.key(record)
+
     def age(self, record: Record, seconds: float) -> None:
         if seconds:
             self._back("idempotency_keys", f"scope = '{record.scope}' AND key = '{record.key}'", _TIMES, seconds)

@@ -12,6 +12,7 @@ import pytest
 from oncekey.core.record import Audit, StoredResponse
 from oncekey.core.responses import MAX_RESPONSE_BYTES
 from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.steps import StepsOf, StepState
 from oncekey.errors import MoveRefused
 from oncekey.operators import changes
 from oncekey.telemetry.redaction import redact
@@ -150,6 +151,14 @@ def test_no_answer_is_no(desk: Desk, operate: Run, command: tuple[str, ...]) -> 
         (["--confirm", "--status", "99"], 1, "200 to 599"),
         (["--refute", "--status", "201"], 2, "takes no response"),
         (["--confirm", "--status", "201", "--quarantine", "0s"], 2, "goes with --refute"),
+        (["--happened", "charge"], 2, "needs --result JSON"),
+        (["--happened", "charge", "--result", "{"], 2, "is not JSON"),
+        (["--happened", "charge", "--result", "@no-such-file"], 1, "cannot be read"),
+        (["--happened", "charge", "--result", "1", "--status", "201"], 2, "takes no response"),
+        (["--not-happened", "charge", "--result", "1"], 2, "go with --happened"),
+        (["--refute", "--provider-id", "ch_7"], 2, "go with --happened"),
+        (["--refute", "--final"], 2, "goes with --confirm"),
+        (["--happened", "charge", "--not-happened", "charge", "--result", "1"], 2, "one of --confirm"),
         (["--confirm", "--status", "201", "--body", "paid"], 2, "is not JSON"),
         (["--confirm", "--status", "201", "--body", "@no-such-file"], 1, "cannot be read"),
         (["--confirm", "--status", "201", "--header", "Location"], 2, "NAME:VALUE"),
@@ -230,6 +239,101 @@ def test_held_by_a_transaction(postgres_url: str) -> None:
         with pytest.raises(MoveRefused, match="held by a transaction right now"):
             changes.refute(desk.store, seen, Audit("ann", "paid"))
     desk.close()
+
+
+# -- one effect ----------------------------------------------------------------------------------------------------
+
+
+def test_effect_that_happened_gets_its_result(desk: Desk, operate: Run) -> None:
+    """The key is retryable under a new owner, the step is done, and the audit says which effect it was."""
+    seen = desk.in_doubt(KEY, "charge")
+    happened = ("--happened", "charge", "--result", '{"id": "ch_7"}', "--provider-id", "ch_7")
+    code, out, error = operate(*RESOLVE, *happened, said="it is in their ledger\nn\n")
+    assert (code, out) == (1, "")
+    assert "failed_retryable: effect 'charge' is done, and the next retry goes on after it" in error
+    code, out, error = operate(*RESOLVE, *happened, *SURE)
+    assert (code, error) == (0, "")
+    assert out == f"key {redact(KEY)}: unknown -> failed_retryable; in the audit as ann: the provider says so\n"
+    record = desk.there(KEY)
+    assert record is not None
+    assert (record.state, record.effects, record.recovery_point) == (State.FAILED_RETRYABLE, Effects.PHASED, "charge")
+    assert record.owner != seen.owner
+    ((_, charge),) = desk.store.steps([StepsOf("acme", KEY)])
+    assert (charge.state, charge.result, charge.provider_id) == (StepState.DONE, b'{"id":"ch_7"}', "ch_7")
+    why = "effect 'charge' happened: the provider says so"
+    assert desk.audit(KEY) == [("ann", "happened", "unknown", "failed_retryable", why)]
+
+
+def test_effect_that_did_not_happen_waits_for_the_quarantine(desk: Desk, operate: Run) -> None:
+    desk.in_doubt(KEY, "charge", age=100)
+    before = desk.there(KEY)
+    code, out, error = operate(*RESOLVE, "--not-happened", "charge", *SURE)
+    assert (code, out, desk.there(KEY), desk.audit(KEY)) == (1, "", before, [])
+    assert "cannot be said not to have happened for another" in error
+    assert operate(*RESOLVE, "--not-happened", "charge", "--quarantine", "0s", *SURE)[0] == 0
+    why = "effect 'charge' did not happen: quarantine cut short from 300 s to 0 s: the provider says so"
+    assert desk.audit(KEY) == [("ann", "not_happened", "unknown", "failed_retryable", why)]
+    ((_, charge),) = desk.store.steps([StepsOf("acme", KEY)])
+    assert (charge.state, charge.repeatable) == (StepState.INTENDED, True)
+
+
+def test_key_stays_unknown_while_another_effect_is_in_doubt(desk: Desk, operate: Run) -> None:
+    desk.in_doubt(KEY, "charge", "mail", age=1000)
+    code, out, _ = operate(*RESOLVE, "--happened", "mail", "--result", "null", *SURE)
+    assert (code, out.splitlines()[1]) == (0, "it stays unknown: effect 'charge' is in doubt")
+    assert operate(*RESOLVE, "--not-happened", "charge", *SURE)[0] == 0
+    record = desk.there(KEY)
+    assert record is not None
+    assert record.state is State.FAILED_RETRYABLE
+
+
+def test_refuting_clears_every_effect_in_doubt(desk: Desk, operate: Run) -> None:
+    desk.in_doubt(KEY, "charge", "mail", age=1000)
+    assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
+    ((_, *steps),) = desk.store.steps([StepsOf("acme", KEY)])
+    assert [(step.state, step.repeatable) for step in steps] == [(StepState.INTENDED, True)] * 2
+    assert [event for _, event, *_ in desk.audit(KEY)] == ["not_happened", "not_happened"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--happened", "mail", "--result", "1"], "this key has no effect 'mail'; effect 'charge' is in doubt"),
+        (["--happened", "ride", "--result", "1"], "effect 'ride' is done"),
+        (["--not-happened", "ride"], "effect 'ride' is done"),
+        (["--confirm", "--status", "201"], "--confirm skips every phase after it. Use `--happened charge"),
+    ],
+)
+def test_what_does_not_fit_the_doubt_is_refused_before_anything_is_asked(
+    desk: Desk, operate: Run, options: list[str], says: str
+) -> None:
+    desk.in_doubt(KEY, "charge", age=1000)
+    before = desk.there(KEY)
+    code, out, error = operate(*RESOLVE, *options)
+    assert (code, out, says in error) == (1, "", True)
+    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+
+
+def test_key_without_steps_has_no_effect_to_settle(desk: Desk, operate: Run) -> None:
+    desk.put(KEY, State.UNKNOWN, age=1000)
+    code, _, error = operate(*RESOLVE, "--happened", "charge", "--result", "1", *SURE)
+    assert (code, "no effect of this key is in doubt" in error) == (1, True)
+
+
+def test_confirmed_as_final_although_an_effect_is_in_doubt(desk: Desk, operate: Run) -> None:
+    desk.in_doubt(KEY, "charge")
+    assert operate(*RESOLVE, "--confirm", "--status", "402", "--final", *SURE)[0] == 0
+    record = desk.there(KEY)
+    assert record is not None
+    assert record.state is State.COMPLETED
+
+
+def test_show_names_the_effect_in_doubt_and_what_settles_it(desk: Desk, operate: Run) -> None:
+    desk.in_doubt(KEY, "charge")
+    code, out, _ = operate("keys", "show", KEY, "--scope", "acme")
+    assert code == 0
+    assert "charge: `oncekey keys resolve` with --happened charge or --not-happened charge" in out
+    assert json.loads(operate("keys", "show", KEY, "--scope", "acme", "--json")[1])["in_doubt"] == ["charge"]
 
 
 # -- forget --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.record import RESUME_SECONDS, Audit, Record, Reservation, Swap, resume_in, swap, undo
-from oncekey.core.states import FINAL, MAY_RERUN, STARTS, TABLE, Actor, Effects, Event, State, find
+from oncekey.core.states import FENCES, FINAL, MAY_RERUN, STARTS, TABLE, Actor, Effects, Event, State, Transition, find
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import IllegalTransition
 
@@ -62,6 +62,7 @@ failed_retryable  doubt      reaper      unknown           / past expiry; has st
 # And a dead letter that an operator sends back to the worker takes its key along.
 # And a request whose route is declared otherwise now makes unknown what it can neither resume nor repeat.
 # And upkeep goes on with a half-done request itself, tries again later, and leaves it to an operator in the end.
+# And an effect in doubt is settled by itself: the key is retryable, or stays unknown while others are in doubt.
 # And a deferred request whose job was tried before it expired may have happened: no 408 for good.
 BEYOND_DESIGN = """
 unknown           reopen     operator    pending           / its dead letter is tried again
@@ -71,6 +72,14 @@ pending           time_out   reaper      unknown           / past expiry; job no
 failed_retryable  retry      resumer     in_progress       / has steps
 failed_retryable  postpone   resumer     failed_retryable  / has steps
 failed_retryable  postpone   operator    failed_retryable  / has steps
+unknown           happened   reconciler  failed_retryable  / one effect in doubt
+unknown           happened   operator    failed_retryable  / one effect in doubt
+unknown           happened   reconciler  unknown           / several effects in doubt
+unknown           happened   operator    unknown           / several effects in doubt
+unknown           not_happened reconciler  failed_retryable  / lease over + quarantine; one effect in doubt
+unknown           not_happened operator    failed_retryable  / lease over + quarantine; one effect in doubt
+unknown           not_happened reconciler  unknown           / lease over + quarantine; several effects in doubt
+unknown           not_happened operator    unknown           / lease over + quarantine; several effects in doubt
 """
 
 Triple = tuple[str, str, str]
@@ -124,8 +133,21 @@ def make_reservation() -> Reservation:
     return Reservation("acme", "key-1", "POST /payments", b"f" * 32, 1, Effects.EXTERNAL, "owner-2", 60.0, 86400.0)
 
 
+CHARGE = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=False)
+NEEDS_STEPS = {"has steps", "has steps or repeatable effects", "one effect in doubt", "several effects in doubt"}
+
+
+def fitting(move: Transition, effects: Effects = Effects.REPEATABLE) -> Record:
+    """A row from which the move can be made, as far as (state, owner) decides it."""
+    steps = "half_done" if move.when & NEEDS_STEPS else None
+    effects = Effects.EXTERNAL if move.event in FENCES else effects
+    return make_record(state=move.source, effects=effects, recovery_point=steps)
+
+
 def build(record: Record, event: Event, by: Actor, **more: Any) -> Swap:
-    """``swap`` with a reservation exactly where the event wants one."""
+    """``swap`` with a reservation exactly where the event wants one, and an effect and a new owner where it does."""
+    if event in FENCES:
+        more = {"step": CHARGE, "new_owner": "owner-2"} | more
     return swap(record, event, by, reservation=make_reservation() if event in STARTS else None, **more)
 
 
@@ -290,14 +312,13 @@ def test_every_swap_compares_the_state_and_the_owner() -> None:
     for move in TABLE:
         if move.source is None:
             continue
-        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
-        record = make_record(state=move.source, effects=Effects.REPEATABLE, recovery_point=steps)
+        record = fitting(move)
         for actor in move.by:
             made = build(record, move.event, actor, to_state=move.target, quarantine_seconds=300.0)
             assert (made.scope, made.key) == ("acme", "key-1")
             assert (made.from_state, made.owner) == (move.source, "owner-1")
             assert made.to_state is move.target
-            assert (made.new_owner is None) == (move.event not in STARTS)
+            assert (made.new_owner is None) == (move.event not in STARTS | FENCES)
             assert made.past_expiry == ("past expiry" in move.when)
             leases = {"lease over": 0.0, "lease over + quarantine": 300.0}
             assert made.lease_over_by == next((leases[when] for when in move.when if when in leases), None)
@@ -308,8 +329,7 @@ def test_an_unknown_outcome_is_always_on_the_reconcilers_list() -> None:
     into = [move for move in TABLE if move.target is State.UNKNOWN and move.source not in (None, State.UNKNOWN)]
     assert len(into) == 6
     for move in into:
-        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
-        record = make_record(state=move.source, recovery_point=steps)
+        record = fitting(move, Effects.EXTERNAL)
         actor = min(move.by)
         assert build(record, move.event, actor, to_state=State.UNKNOWN).reconcile_in == 0.0
         later = build(record, move.event, actor, to_state=State.UNKNOWN, reconcile_in=30.0)
@@ -336,12 +356,13 @@ def test_half_done_request_is_always_on_the_resumers_list() -> None:
     ]
     assert len(into) == 3
     for move in into:
-        record = make_record(state=move.source, recovery_point="charged", effects=Effects.PHASED)
-        more = {"quarantine_seconds": 300.0} if "lease over + quarantine" in move.when else {}
-        made = build(record, move.event, min(move.by), **more)
+        effects = Effects.EXTERNAL if move.event in FENCES else Effects.PHASED
+        record = make_record(state=move.source, recovery_point="charged", effects=effects)
+        made = build(record, move.event, min(move.by), to_state=move.target)
         assert made.reconcile_in == (0.0 if move.source is State.UNKNOWN else RESUME_SECONDS)
-        without = make_record(state=move.source, effects=Effects.PHASED)
-        assert build(without, move.event, min(move.by), **more).reconcile_in is None
+        if move.event not in FENCES:
+            without = make_record(state=move.source, effects=Effects.PHASED)
+            assert build(without, move.event, min(move.by)).reconcile_in is None
 
 
 def test_pause_before_a_half_done_request_is_resumed_grows_with_each_try() -> None:
@@ -378,8 +399,7 @@ def test_a_step_is_not_written_where_the_steps_of_the_key_are_forgotten() -> Non
     for move in TABLE:
         if move.source is None:
             continue
-        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
-        record = make_record(state=move.source, effects=Effects.REPEATABLE, recovery_point=steps)
+        record = fitting(move)
         more: dict[str, Any] = {"to_state": move.target, "quarantine_seconds": 0.0}
         for actor in move.by:
             made = build(record, move.event, actor, **more)
@@ -409,6 +429,21 @@ def test_a_plain_swap_changes_one_row_and_nothing_that_its_mover_has_not_seen() 
         assert not beside.plain
 
 
+@pytest.mark.parametrize("event", sorted(FENCES))
+def test_settling_an_effect_needs_the_effect_a_new_owner_and_a_doubt(event: Event) -> None:
+    record = make_record(state=State.UNKNOWN, recovery_point="started")
+    target = State.FAILED_RETRYABLE
+    assert build(record, event, Actor.OPERATOR, to_state=target).new_owner == "owner-2"
+    for missing in ({"step": None}, {"new_owner": None}):
+        with pytest.raises(IllegalTransition, match="needs an effect and new owner token"):
+            build(record, event, Actor.OPERATOR, to_state=target, **missing)
+    for other in (replace(record, recovery_point=None), replace(record, effects=Effects.PHASED)):
+        with pytest.raises(IllegalTransition, match="one effect in doubt"):
+            build(other, event, Actor.OPERATOR, to_state=target)
+    with pytest.raises(IllegalTransition, match="takes no new owner token"):
+        build(record, Event.CONFIRM, Actor.OPERATOR, new_owner="owner-2")
+
+
 def test_a_move_with_several_targets_names_one() -> None:
     """``find`` never guesses: settle and expire say where to, and a target that no row has is refused."""
     with pytest.raises(IllegalTransition, match="several targets"):
@@ -430,8 +465,7 @@ def test_doubt_ends_the_lease_unless_its_owner_names_one() -> None:
     for move in TABLE:
         if move.target is not State.UNKNOWN or move.source is None:
             continue
-        steps = "half_done" if move.when & {"has steps", "has steps or repeatable effects"} else None
-        record = make_record(state=move.source, recovery_point=steps)
+        record = fitting(move, Effects.EXTERNAL)
         for actor in move.by:
             made = build(record, move.event, actor, to_state=State.UNKNOWN)
             assert made.lease_seconds == (None if move.source is State.UNKNOWN else 0.0)

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from oncekey import NotExecuted, Policy
 from oncekey.core.states import State
-from oncekey.core.steps import StepKind, StepState
+from oncekey.core.steps import MAX_RESULT_BYTES, StepKind, StepState
 from oncekey.engine.operation import Operation
-from oncekey.engine.steps import MAX_NAME_LENGTH, MAX_RESULT_BYTES
+from oncekey.engine.steps import MAX_NAME_LENGTH
 from oncekey.errors import EnlistError, StepError
 from tests.engine.desk import Desk, now
 from tests.enlist.shop import ALL, POSTGRES, SQLITE, Till

@@ -42,7 +42,7 @@ from oncekey import NotExecuted, OnceKey, Policy, current
 from oncekey.core.policy import EffectsName
 from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
-from oncekey.upkeep import Confirmed, Inquiry, Refuted, Upkeep
+from oncekey.upkeep import Confirmed, Happened, Inquiry, Refuted, Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.faults.evidence import look
 from tests.faults.provider import Teller
@@ -258,10 +258,12 @@ class Handlers:
         await asyncio.sleep(payload.get("seconds", 0.0))
         return Settled(201, {"scope": ctx.scope, "key": ctx.key, "cents": payload["cents"], "charge": charge})
 
-    async def resolve(self, inquiry: Inquiry) -> Confirmed | Refuted:
+    async def resolve(self, inquiry: Inquiry) -> Confirmed | Refuted | Happened:
         charge = await self.teller.known(inquiry.downstream_key("charge"))
         if charge is None:
             return Refuted("the provider has no such charge")
+        if inquiry.in_doubt:
+            return Happened(charge)
         return Confirmed(201, {"scope": inquiry.scope, "key": inquiry.key, "charge": charge, "settled": True})
 
 

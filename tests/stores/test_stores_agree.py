@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap, swap
-from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Effects, Event, State
+from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.errors import IllegalTransition
 from oncekey.stores.base import Duty, Store
@@ -214,6 +214,11 @@ class StoresAgree(RuleBasedStateMachine):
             "audit": data.draw(st.none() | AUDITS),
             "step": None if starts or row.target in (None, State.EXPIRED) else data.draw(st.none() | STEPS),
         }
+        if row.event in FENCES:
+            settings["step"] = data.draw(STEPS)
+            settings["effects"] = data.draw(st.none() | st.sampled_from(list(Effects)))
+            settings["recovery_point"] = data.draw(WORDS)
+            settings["new_owner"] = f"settled-{self.numbers}"
         try:
             change = swap(mine, row.event, actor, **settings)
         except IllegalTransition:

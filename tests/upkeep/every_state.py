@@ -26,7 +26,7 @@ from oncekey.demo.book import Connection
 from oncekey.demo.provider import Provider
 from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
-from oncekey.upkeep import Confirmed, Inquiry, Refuted, Upkeep
+from oncekey.upkeep import Confirmed, Happened, Inquiry, Refuted, Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 
 SWEEP_SECONDS = 1.0
@@ -79,10 +79,12 @@ def make_app() -> Any:
     routes["POST /deferred"] = Policy(effects="transactional", lease=LEASE, quarantine=QUARANTINE)
     once = OnceKey(url, scope=SINGLE_TENANT, routes=routes, migrate=True)
 
-    def ledger(inquiry: Inquiry) -> Confirmed | Refuted:
+    def ledger(inquiry: Inquiry) -> Confirmed | Refuted | Happened:
         made = [each for each in provider.charges() if each["downstreamKey"] == inquiry.downstream_key("charge")]
         if not made:
             return Refuted("the ledger has no such charge")
+        if inquiry.in_doubt:
+            return Happened(made[0]["id"], reason="found in the ledger")
         return Confirmed(201, {"charge": made[0]["id"], "key": inquiry.key}, reason="found in the ledger")
 
     for each in EFFECTS:

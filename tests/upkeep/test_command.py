@@ -91,7 +91,7 @@ def test_with_the_app_resolvers_are_asked(shop: Place, tmp_path: Path) -> None:
     (tmp_path / "shopapp.py").write_text(APP.format(url=place.url))
     code, out, error = _run("shopapp:once", "--once", cwd=tmp_path)
     assert (code, error) == (0, "")
-    assert "reconcile: were 1 due, 1 confirmed, 0 refuted, 0 postponed, 0 dead" in out
+    assert "reconcile: were 1 due, 1 confirmed, 0 refuted, 0 happened, 0 not happened, 0 postponed, 0 dead" in out
     found = place.get(record)
     assert found.response is not None
     assert (found.state, found.response.status) == (State.COMPLETED, 201)

@@ -13,7 +13,8 @@ import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from oncekey import Confirmed
+from oncekey import Confirmed, Happened
+from oncekey.core.states import Event as Move
 from oncekey.core.states import State
 from oncekey.upkeep import Reconciler
 from oncekey.web.asgi import IdempotencyMiddleware
@@ -24,6 +25,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 class Event(BaseModel):
     charge: str
+    idempotency_key: str
 
 
 def run(page: str, part: str, **names: Any) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def test_the_resolver(place: Place) -> None:
             assert idempotency_key.startswith("oncekey-")
             return charges.pop(0)
 
-    run("reconciliation.md", "@once.resolver", once=once, provider=Provider())
+    run("reconciliation.md", 'resolver("POST /payments")', once=once, provider=Provider())
     reconciler = Reconciler(once, concurrency=1)
     reconciler.run()
     reconciler.close()
@@ -64,6 +66,28 @@ def test_the_resolver(place: Place) -> None:
         *(State.FAILED_RETRYABLE, State.UNKNOWN, State.COMPLETED, State.COMPLETED)
     ]
     assert [each.response.status for each in found if each.response] == [402, 201]
+
+
+def test_the_resolver_of_an_effect_in_doubt(place: Place) -> None:
+    records = [
+        place.step(record, "charge", f"down-{n}", None)
+        for n, record in enumerate(place.reserved(3, operation="POST /rides"))
+    ]
+    place.moved(records, Move.DOUBT)
+    place.age(301)
+    once = place.once()
+    charges = [None, *(SimpleNamespace(id="ch_1", status=status) for status in ("declined", "paid"))]
+
+    class Provider:
+        async def find(self, idempotency_key: str) -> Any:
+            return charges.pop(0)
+
+    run("reconciliation.md", 'resolver("POST /rides")', once=once, provider=Provider(), Confirmed=Confirmed)
+    reconciler = Reconciler(once, concurrency=1)
+    done = reconciler.run()
+    reconciler.close()
+    assert (done.not_happened, done.confirmed, done.happened) == (1, 1, 1)
+    assert place.states(records) == [State.FAILED_RETRYABLE, State.COMPLETED, State.FAILED_RETRYABLE]
 
 
 async def test_the_webhook(place: Place) -> None:
@@ -80,18 +104,20 @@ async def test_the_webhook(place: Place) -> None:
         once=once,
         Event=Event,
         Response=Response,
-        Confirmed=Confirmed,
+        Happened=Happened,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
 
         async def deliver() -> int:
-            return (await client.post("/webhooks/provider", json={"charge": "ch_1"})).status_code
+            return (
+                await client.post("/webhooks/provider", json={"charge": "ch_7", "idempotency_key": "down-1"})
+            ).status_code
 
         assert await deliver() == 503, "its owner is still at work"
         place.age(LEASE + 1)
         assert [await deliver(), await deliver()] == [200, 200]
-    assert place.get(record).state is State.COMPLETED
-    assert place.audit(record) == [("provider webhook", "unknown", "completed")]
+    assert place.get(record).state is State.FAILED_RETRYABLE, "the next attempt goes on after the effect"
+    assert place.audit(record) == [("provider webhook", "unknown", "failed_retryable")]
     await once.aclose()
 
 

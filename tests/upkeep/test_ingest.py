@@ -17,7 +17,7 @@ from oncekey.errors import ConfigurationError
 from oncekey.upkeep import Inquiry, Outcome, Reconciler
 from tests.upkeep.places import LEASE, OPERATION, RESPONSE, RETENTION, Place
 
-PAID = Confirmed(201, {"id": "ch_1"}, reason="charge.succeeded")
+PAID = Confirmed(201, {"id": "ch_1"}, reason="charge.succeeded", final=True)
 QUARANTINE = 300.0
 
 
@@ -43,7 +43,7 @@ def test_webhook_and_poll(place: Place, when: str) -> None:
     def ask(inquiry: Inquiry) -> Verdict:
         if when == "during":
             webhook()
-        return Confirmed(201, {"id": "ch_1"})
+        return Confirmed(201, {"id": "ch_1"}, final=True)
 
     if when == "before":
         webhook()

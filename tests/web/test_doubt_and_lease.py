@@ -89,8 +89,18 @@ class Api:
         @app.post("/thread")
         async def thread() -> None:
             """The call is given up, and its thread cannot be: it may still send."""
-            async with asyncio.timeout(0.05):
-                await current().effect("charge", lambda: self.let_go.wait(10), repeatable=False)
+            called = threading.Event()
+
+            def charge() -> None:
+                called.set()
+                self.let_go.wait(10)
+
+            call = asyncio.ensure_future(current().effect("charge", charge, repeatable=False))
+            await asyncio.to_thread(called.wait, 10)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            raise TimeoutError
 
     async def post(self, path: str) -> Record:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from oncekey.cli.showing import key_shown, masked, moment, plain, scope_and_endpoint, table
+from oncekey.core.doubts import in_doubt
 from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import AuditLine, Record, StoredResponse
 from oncekey.core.states import FINAL, State
@@ -75,7 +76,7 @@ def print_sight(sight: Sight, reveal: bool) -> None:
     if sight.record is None:
         print("there is no such key any more; this is left of it")
     else:
-        table([], _facts(sight.record, reveal))
+        table([], [*_facts(sight.record, reveal), *_doubts(sight.record, sight.steps)])
     _section("steps", ("NAME", "KIND", "STATE", "REPEATABLE", "RESULT", "DOWNSTREAM KEY", "PROVIDER ID"), [
         (s.name, *_kind_and_state(s), _yes(s.repeatable), masked(s.result, reveal) or "", s.downstream_key or "",
          s.provider_id or "")
@@ -115,6 +116,16 @@ def _facts(record: Record, reveal: bool) -> list[tuple[str, str]]:
     if record.response is not None:
         facts += _response(record.response, reveal)
     return facts
+
+
+def _doubts(record: Record, steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """Which effects are in doubt, and how each is settled."""
+    if record.state is not State.UNKNOWN:
+        return []
+    return [
+        ("in doubt", f"{step.name}: `oncekey keys resolve` with --happened {step.name} or --not-happened {step.name}")
+        for step in in_doubt(record, steps)
+    ]
 
 
 def _response(response: StoredResponse, reveal: bool) -> list[tuple[str, str]]:
@@ -267,6 +278,7 @@ def sight_json(sight: Sight, reveal: bool) -> dict[str, Any]:
     return {
         "record": None if record is None else record_json(record, reveal),
         "response": None if record is None else response_json(record.response, reveal),
+        "in_doubt": [] if record is None else [step.name for step in in_doubt(record, sight.steps)],
         "steps": [step_json(step, reveal) for step in sight.steps],
         "jobs": [job_json(job, reveal) for job in sight.jobs],
         "history": [change_json(line) for line in sight.history],

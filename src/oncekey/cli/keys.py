@@ -30,9 +30,11 @@ from oncekey.cli.asking import (
 from oncekey.cli.common import AsJson, StoreUrl, print_json
 from oncekey.cli.describing import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
 from oncekey.cli.showing import key_shown, table
+from oncekey.core.doubts import words_of
 from oncekey.core.record import Audit, Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
 from oncekey.core.states import Event, State
+from oncekey.core.verdicts import Happened
 from oncekey.errors import ConfigurationError
 from oncekey.operators import changes
 from oncekey.operators.masks import whole_key
@@ -118,6 +120,23 @@ def resolve(
         bool, typer.Option("--refute", help="It did not happen, and never will: a retry runs it.")
     ] = False,
     fail: Annotated[bool, typer.Option("--fail", help="It failed for good: retries get this response.")] = False,
+    happened: Annotated[
+        str | None,
+        typer.Option(metavar="EFFECT", help="This effect in doubt happened: a retry goes on after it. With --result."),
+    ] = None,
+    not_happened: Annotated[
+        str | None,
+        typer.Option(metavar="EFFECT", help="This effect in doubt did not happen, and never will: a retry calls it."),
+    ] = None,
+    result: Annotated[
+        str | None, typer.Option(metavar="JSON|@FILE", help="With --happened: what the effect would have returned.")
+    ] = None,
+    provider_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="With --happened: the provider's id, so that a webhook finds it.")
+    ] = None,
+    final: Annotated[
+        bool, typer.Option("--final", help="With --confirm: also if an effect is in doubt; later phases are skipped.")
+    ] = False,
     status: Annotated[int | None, typer.Option(help="Of the response; needed with --confirm and --fail.")] = None,
     body: Annotated[
         str | None, typer.Option(metavar="TEXT|@FILE", help="Of the response: JSON, or a file's content (@- stdin).")
@@ -139,33 +158,53 @@ def resolve(
     """Settle a key whose outcome is unknown. Ask the provider first.
 
     With --confirm or --fail the key is final, and retries get the response that you give.
+    With --happened or --not-happened one effect of a phased request is settled, and the next retry goes on.
     With --refute the next retry runs the operation. It is refused until the quarantine of the route is over, which
     counts from the doubt, or from the end of a lease: what was sent may be on its way until then.
     """
-    if confirm + refute + fail != 1:
-        raise typer.BadParameter("say what happened, with one of --confirm, --refute and --fail")
-    event = Event.CONFIRM if confirm else Event.GIVE_UP if fail else Event.REFUTE
-    response = None if refute else _response("--confirm" if confirm else "--fail", status, body, header or [])
-    if refute and (status is not None or body is not None or header):
-        raise typer.BadParameter("--refute takes no response: the retry that runs it has its own")
+    if confirm + refute + fail + (happened is not None) + (not_happened is not None) != 1:
+        raise typer.BadParameter(
+            "say what happened, with one of --confirm, --refute, --fail, --happened and --not-happened"
+        )
+    response = _response("--confirm" if confirm else "--fail", status, body, header or []) if confirm or fail else None
+    if response is None and (status is not None or body is not None or header):
+        option = "--refute" if refute else "--happened" if happened is not None else "--not-happened"
+        raise typer.BadParameter(f"{option} takes no response: the retry that runs it has its own")
     if fail and response is not None and response.status < 400:
         raise typer.BadParameter(f"--fail --status {response.status}: an error has a status from 400 to 599")
-    if quarantine is not None and not refute:
-        raise typer.BadParameter("--quarantine goes with --refute: nothing else waits for it")
+    if quarantine is not None and not (refute or not_happened is not None):
+        raise typer.BadParameter("--quarantine goes with --refute and --not-happened: nothing else waits for it")
+    if final and not confirm:
+        raise typer.BadParameter("--final goes with --confirm")
+    verdict = _happened(happened, result, provider_id)
+    event = Event.CONFIRM if confirm else Event.GIVE_UP if fail else Event.REFUTE
+    if happened is not None or not_happened is not None:
+        event = Event.HAPPENED if happened is not None else Event.NOT_HAPPENED
     with in_use(store) as source:
         record = _movable(source, full_scope(scope, endpoint), key, event)
-        announced = _announced(record, event, response)
+        effect = happened if happened is not None else not_happened
+        if effect is not None:
+            changes.choose(source, record, effect)
+        if confirm and not final and (refusal := changes.skips_phases(source, record)) is not None:
+            raise refusal
+        announced = _announced(record, event, response, effect)
         if cut := changes.cut_short(record, quarantine):
             announced.append(cut.rstrip(": "))
         audit = sure(announced, yes=yes, who=who, why=why)
-        match event, response:
-            case Event.CONFIRM, StoredResponse():
-                moved = changes.confirm(source, record, response, audit)
-            case Event.GIVE_UP, StoredResponse():
-                moved = changes.give_up(source, record, response, audit)
-            case _:
-                moved = changes.refute(source, record, audit, quarantine)
+        if verdict is not None:
+            moved = changes.happened(source, record, verdict, audit)
+        elif not_happened is not None:
+            moved = changes.not_happened(source, record, not_happened, audit, quarantine)
+        elif response is None:
+            moved = changes.refute(source, record, audit, quarantine)
+        elif confirm:
+            moved = changes.confirm(source, record, response, audit, final=final)
+        else:
+            moved = changes.give_up(source, record, response, audit)
+        left = changes.in_doubt(source, moved)
     _done(record, moved.state, audit, as_json, response)
+    if left and not as_json:
+        print(f"it stays unknown: {words_of(left)}")
 
 
 def forget(
@@ -200,12 +239,14 @@ def _movable(store: Store, scope: str, key: str, event: Event) -> Record:
     return record
 
 
-def _announced(record: Record, event: Event, response: StoredResponse | None) -> list[str]:
+def _announced(record: Record, event: Event, response: StoredResponse | None, effect: str | None = None) -> list[str]:
     answer = "" if response is None else f"{response.status} with {len(response.body or b''):,} bytes"
     after = {
         Event.CONFIRM: f"completed: retries get {answer}",
         Event.GIVE_UP: f"failed: retries get {answer}",
         Event.REFUTE: "failed_retryable: the next retry RUNS the operation again",
+        Event.HAPPENED: f"failed_retryable: effect '{effect}' is done, and the next retry goes on after it",
+        Event.NOT_HAPPENED: f"failed_retryable: the next retry CALLS effect '{effect}'",
         Event.FORGET: "deleted: the next request with this key RUNS the operation again",
     }
     return [f"key {key_shown(record.key, False)}, {record.operation}: {record.state} becomes {after[event]}"]
@@ -219,6 +260,20 @@ def _done(record: Record, after: State | None, audit: Audit, as_json: bool, resp
         print_json(said)
     else:
         print(f"key {name}: {record.state} -> {after or 'deleted'}; in the audit as {audit.who}: {audit.why}")
+
+
+def _happened(effect: str | None, result: str | None, provider_id: str | None) -> Happened | None:
+    if effect is None:
+        if result is not None or provider_id is not None:
+            raise typer.BadParameter("--result and --provider-id go with --happened EFFECT")
+        return None
+    if result is None:
+        raise typer.BadParameter("--happened needs --result JSON: what the effect returns to the next attempt")
+    try:
+        decoded = orjson.loads(_bytes(result, "--result"))
+    except orjson.JSONDecodeError:
+        raise typer.BadParameter("--result is not JSON") from None
+    return Happened(decoded, effect, provider_id=provider_id)
 
 
 def _response(option: str, status: int | None, body: str | None, headers: list[str]) -> StoredResponse:
@@ -245,7 +300,7 @@ def _response(option: str, status: int | None, body: str | None, headers: list[s
     return response
 
 
-def _bytes(body: str | None) -> bytes:
+def _bytes(body: str | None, option: str = "--body") -> bytes:
     if body is None or not body.startswith("@"):
         return (body or "").encode()
     if body == "@-":
@@ -253,4 +308,4 @@ def _bytes(body: str | None) -> bytes:
     try:
         return Path(body[1:]).read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"--body {body}: the file cannot be read ({error.strerror})") from error
+        raise ConfigurationError(f"{option} {body}: the file cannot be read ({error.strerror})") from error

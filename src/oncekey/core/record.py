@@ -12,7 +12,19 @@ from dataclasses import field
 from typing import Literal
 
 from oncekey.core.recipe import Parts
-from oncekey.core.states import FINAL, MAY_RERUN, STARTS, Actor, Condition, Effects, Event, State, Transition, find
+from oncekey.core.states import (
+    FENCES,
+    FINAL,
+    MAY_RERUN,
+    STARTS,
+    Actor,
+    Condition,
+    Effects,
+    Event,
+    State,
+    Transition,
+    find,
+)
 from oncekey.core.steps import Step
 from oncekey.core.values import value
 from oncekey.errors import IllegalTransition
@@ -137,6 +149,11 @@ class Record:
             return False
         half_done = self.state is State.FAILED_RETRYABLE and self.has_steps
         return self.state is State.UNKNOWN or (half_done and self.reconcile_tries > 0)
+
+    @property
+    def may_have_effect_in_doubt(self) -> bool:
+        """It has steps, and is not ``phased``: its steps tell which effect is in doubt (``core/doubts.py``)."""
+        return self.recovery_point is not None and self.effects is Effects.EXTERNAL
 
 
 @value
@@ -346,6 +363,7 @@ def swap(
     from_effects: Effects | None = None,
     step: Step | None = None,
     audit: Audit | None = None,
+    new_owner: str | None = None,
 ) -> Swap:
     """The Swap that moves ``record`` as ``states.TABLE`` says; IllegalTransition if it has no such move.
 
@@ -372,6 +390,8 @@ def swap(
         raise IllegalTransition(f"'{event}' {'needs' if starts else 'takes no'} new reservation")
     if step is not None and (starts or move.target in (None, State.EXPIRED)):
         raise IllegalTransition(f"'{event}' takes no step: it begins an attempt, or forgets the steps of the key")
+    if (event in FENCES) != (new_owner is not None) or (event in FENCES and step is None):
+        raise IllegalTransition(f"'{event}' {'needs an effect and' if event in FENCES else 'takes no'} new owner token")
     if starts:
         attempt, restart = (1, reservation) if event is Event.RESERVE else (record.attempt + 1, None)
         tries = record.reconcile_tries + 1 if by is Actor.RESUMER else _from_the_start(record)
@@ -399,7 +419,7 @@ def swap(
         lease_over_by,
         past_expiry,
         move.target,
-        reservation.owner if reservation else None,
+        reservation.owner if reservation else new_owner,
         attempt,
         reservation.lease_seconds if reservation else lease_seconds,
         response,
@@ -434,6 +454,8 @@ def _check(move: Transition, record: Record, by: Actor) -> None:
         (Condition.HAS_STEPS, record.has_steps),
         (Condition.MAY_HAVE_BEGUN, record.has_steps or record.effects is Effects.REPEATABLE),
         (Condition.MAY_RERUN, record.effects in MAY_RERUN),
+        (Condition.ONE_IN_DOUBT, record.may_have_effect_in_doubt),
+        (Condition.SEVERAL_IN_DOUBT, record.may_have_effect_in_doubt),
     ):
         if condition in move.when and not holds:
             raise IllegalTransition(f"'{move.event}' by {by} needs '{condition}', which this record does not meet")

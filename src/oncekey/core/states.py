@@ -83,6 +83,8 @@ class Event(Word):
     CONFIRM = "confirm"
     GIVE_UP = "give_up"
     REFUTE = "refute"
+    HAPPENED = "happened"
+    NOT_HAPPENED = "not_happened"
     POSTPONE = "postpone"
     REOPEN = "reopen"
     EXPIRE = "expire"
@@ -111,6 +113,8 @@ class Condition(Word):
     HAS_STEPS = "has steps"
     MAY_HAVE_BEGUN = "has steps or repeatable effects"
     MAY_RERUN = "effects allow a second run"
+    ONE_IN_DOUBT = "one effect in doubt"
+    SEVERAL_IN_DOUBT = "several effects in doubt"
     JOB_FREE = "job not leased"
     UNTRIED = "job never tried"
     TRIED = "job was tried"
@@ -171,6 +175,12 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),
     _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER),
     _move(_S.UNKNOWN,          _E.POSTPONE,  _S.UNKNOWN,          _SETTLERS),
+    # They may also tell how one effect of a phased request ended. The next attempt goes on after it; a new owner token
+    # fences the owner that was only late.
+    _move(_S.UNKNOWN,          _E.HAPPENED,  _S.FAILED_RETRYABLE, _SETTLERS, _C.ONE_IN_DOUBT),
+    _move(_S.UNKNOWN,          _E.HAPPENED,  _S.UNKNOWN,          _SETTLERS, _C.SEVERAL_IN_DOUBT),
+    _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER, _C.ONE_IN_DOUBT),
+    _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.UNKNOWN,       _SETTLERS, _C.QUARANTINE_OVER, _C.SEVERAL_IN_DOUBT),
     _move(_S.UNKNOWN,          _E.REOPEN,    _S.PENDING,          {_A.OPERATOR}, _C.JOB_RETRIED),
     # The end of the retention window.
     _move(_S.COMPLETED,        _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),
@@ -195,6 +205,9 @@ FINAL: frozenset[State] = frozenset({State.COMPLETED, State.FAILED})
 
 STARTS: frozenset[Event] = frozenset({Event.RESERVE, Event.RETRY, Event.TAKE_OVER})
 """Events that make a request the new owner, with a new token and a new lease."""
+
+FENCES: frozenset[Event] = frozenset({Event.HAPPENED, Event.NOT_HAPPENED})
+"""Events that settle one effect, under a new owner token and without a new attempt."""
 
 MAY_RERUN: frozenset[Effects] = frozenset({Effects.TRANSACTIONAL, Effects.PHASED, Effects.REPEATABLE})
 """A second run is harmless with these effects, so a request may take over an expired lease."""

@@ -8,9 +8,15 @@ After a crash, an effect that is only ``intended`` may have happened; ``engine/s
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
+
+import orjson
 
 from oncekey.core.values import value
+from oncekey.errors import StepError
 
+MAX_RESULT_BYTES = 64 * 1024
+"""A remembered result is what later steps need (an id, an amount), not a document."""
 STARTED = "started"
 """The recovery point of a record whose first step is intended and not done."""
 REQUEST = "oncekey:request"
@@ -70,3 +76,24 @@ class Find:
     @property
     def key(self) -> str:
         return self.provider_id or ""
+
+
+def remembered_result(name: str, result: Any) -> bytes:
+    """What is stored of a step's result; StepError where it cannot be."""
+    try:
+        kept = orjson.dumps(result)
+    except TypeError as error:
+        raise StepError(f"the result of step '{name}' is not JSON: return what JSON can hold ({error})") from error
+    if len(kept) > MAX_RESULT_BYTES:
+        raise StepError(
+            f"the result of step '{name}' has {len(kept)} bytes, more than the {MAX_RESULT_BYTES} that are remembered: "
+            "return an id, and keep the rest in a table of your own"
+        )
+    return kept
+
+
+def checked_provider_id(name: str, taken: object) -> str | None:
+    """The provider's id of a step; StepError where a webhook could not name it."""
+    if taken is None or (isinstance(taken, str) and taken and taken.isprintable()):
+        return taken
+    raise StepError(f"provider_id of step '{name}' must be printable text, and at least one letter")

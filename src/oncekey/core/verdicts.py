@@ -13,21 +13,25 @@ from typing import Any
 import orjson
 
 from oncekey.core.by_operation import ByOperation
+from oncekey.core.doubts import in_doubt
 from oncekey.core.downstream import downstream_key
 from oncekey.core.kept_request import request_in
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
-from oncekey.core.steps import Step
+from oncekey.core.steps import Step, checked_provider_id, remembered_result
 from oncekey.core.values import value
+from oncekey.errors import ConfigurationError, StepError
 
 
 class Confirmed:
     """It happened, and this is its response: the key is completed, and every retry gets it.
 
-    Also for an operation that ended with an error: a declined payment is ``Confirmed(402, {...})``.
+    Also for an operation that ended with an error: a declined payment is ``Confirmed(402, {...})``. The phases after an
+    effect are skipped, so a key with an effect in doubt needs ``final=True``, as after a declined payment.
+    :class:`Happened` lets the request go on instead.
     """
 
-    __slots__ = ("reason", "response")
+    __slots__ = ("final", "reason", "response")
 
     def __init__(
         self,
@@ -37,7 +41,9 @@ class Confirmed:
         body: bytes | str | None = None,
         headers: Mapping[str, str] | None = None,
         reason: str = "",
+        final: bool = False,
     ) -> None:
+        self.final = final
         self.response: StoredResponse = written("Confirmed", status, json, body, headers)
         self.reason = reason or f"confirmed with status {status}"
 
@@ -46,11 +52,44 @@ class Confirmed:
 class Refuted:
     """It is certain that it did not happen, **and never will**: the key may be retried.
 
-    Accepted only when the lease and the route's ``Policy(quarantine=…)`` are over: before that, what was sent may still
-    be on its way.
+    Accepted only when the route's ``Policy(quarantine=…)`` is over: before that, what was sent may still be on its way.
+    Of a phased request it says that no effect in doubt has happened; steps that are done stay done.
     """
 
     reason: str
+
+
+class Happened:
+    """An effect of a phased request happened, and ``result`` is what its function would have returned: the next attempt
+    gets it from ``op.effect`` and goes on after it.
+
+    ``effect`` is its name. None: the only effect in doubt, or the one to which a webhook's ``downstream_key`` or
+    ``provider_id`` belongs.
+    """
+
+    __slots__ = ("effect", "provider_id", "reason", "result")
+
+    def __init__(
+        self, result: Any, effect: str | None = None, *, provider_id: str | None = None, reason: str = ""
+    ) -> None:
+        try:
+            self.result: bytes = remembered_result(effect or "…", result)
+            self.provider_id = checked_provider_id(effect or "…", provider_id)
+        except StepError as error:
+            raise ConfigurationError(f"Happened(…): {error}") from error
+        self.effect = effect
+        self.reason = reason or "it happened"
+
+
+@value
+class NotHappened:
+    """It is certain that an effect of a phased request did not happen, **and never will**: the next attempt calls it.
+
+    Accepted only when the quarantine is over, as :class:`Refuted` is. ``effect`` as in :class:`Happened`.
+    """
+
+    reason: str
+    effect: str | None = None
 
 
 @value
@@ -60,17 +99,20 @@ class StillUnknown:
     reason: str = "not known yet"
 
 
-Verdict = Confirmed | Refuted | StillUnknown
+Verdict = Confirmed | Refuted | Happened | NotHappened | StillUnknown
+VERDICTS = (Confirmed, Refuted, Happened, NotHappened, StillUnknown)
 
 
 class Outcome(StrEnum):
     """What became of a verdict."""
 
     SETTLED = "settled"  # this verdict moved the key
-    ALREADY = "already"  # the key is final: an earlier verdict, or its owner, settled it
+    PARTLY = "partly"  # this verdict settled one effect; other effects are in doubt, so the key stays unknown
+    ALREADY = "already"  # the key is final, or the effect is done: an earlier verdict, or the owner, settled it
     OPEN = "open"  # the key is not unknown: its owner, its job or a retry will settle it
     TOO_EARLY = "too_early"  # refuted before the quarantine was over: say it again after ``retry_in`` seconds
     UNDECIDED = "undecided"  # the verdict was StillUnknown
+    REFUSED = "refused"  # the verdict does not fit the key: nothing was changed, and ``reason`` says why
     NOT_FOUND = "not_found"  # no such key, or it has expired
     AMBIGUOUS = "ambiguous"  # several keys have this id: nothing was changed
 
@@ -83,11 +125,13 @@ class Settlement:
     record: Record | None = None
     retry_in: float | None = None
     """Seconds after which the same verdict can succeed; None: it cannot, or the time is not known."""
+    reason: str | None = None
+    """Why the verdict was refused, or which effects are still in doubt."""
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to do: acknowledge the webhook. Otherwise let the provider deliver it again."""
-        return self.outcome in (Outcome.SETTLED, Outcome.ALREADY)
+        return self.outcome in (Outcome.SETTLED, Outcome.PARTLY, Outcome.ALREADY)
 
 
 class Inquiry:
@@ -142,6 +186,11 @@ class Inquiry:
     def tries(self) -> int:
         """How often a resolver was asked before."""
         return self._record.reconcile_tries
+
+    @property
+    def in_doubt(self) -> tuple[str, ...]:
+        """The names of the effects that were called and did not say how they ended."""
+        return tuple(step.name for step in in_doubt(self._record, self.steps))
 
     @property
     def provider_id(self) -> str | None:

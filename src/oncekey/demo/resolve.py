@@ -1,8 +1,9 @@
 """The demo's resolver: if it is unknown whether a payment was made, it asks the provider's ledger.
 
-If the ledger has a charge under the downstream key, the charge was made: the resolver marks the payment as succeeded,
-and the retry gets its 201. If the ledger has none, the charge was not made. The reconciler accepts that verdict only
-after the lease and the quarantine, when no charge can still be on its way. Then the retry may run.
+If the ledger has a charge under the downstream key, the charge was made. If a step of the request made it, the resolver
+says that the step happened, and the retry goes on after it. If a job made it, the resolver marks the payment as
+succeeded, and the retry gets its 201. If the ledger has none, the charge was not made. The reconciler accepts that
+verdict only after the quarantine, when no charge can still be on its way. Then the retry may run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from contextlib import closing
 
 from oncekey import OnceKey
-from oncekey.core.verdicts import Confirmed, Inquiry, Refuted, Resolver, Verdict
+from oncekey.core.verdicts import Confirmed, Happened, Inquiry, Refuted, Resolver, Verdict
 from oncekey.demo.book import Book, Payment
 from oncekey.demo.provider import Provider
 from oncekey.demo.settle import TASK
@@ -26,13 +27,16 @@ def ask_the_ledger(once: OnceKey, book: Book, provider: Provider) -> Resolver:
         charges = [charge for charge in provider.charges() if charge["downstreamKey"] == downstream_key]
         if not charges:
             return Refuted("the provider's ledger has no such charge")
+        reason = f"the provider's ledger has charge {charges[0]['id']}"
+        if inquiry.in_doubt:  # a step of the request: the retry gets this result, and marks the payment as succeeded
+            return Happened(charges[0], provider_id=str(charges[0]["id"]), reason=reason)
         with closing(book.connect()) as db:
             payment = book.settle(db, payment, "succeeded")
             db.commit()
         return Confirmed(
             *(201, payment),
             headers={"Location": f"/payments/{payment['id']}"},
-            reason=f"the provider's ledger has charge {charges[0]['id']}",
+            reason=reason,
         )
 
     return resolve

@@ -197,7 +197,8 @@ class OnceKey:
     def resolver(self, *operations: str) -> Callable[[_Resolver], _Resolver]:
         """Register a function, sync or async, that finds out what became of keys of these operations.
 
-        It gets an Inquiry and returns Confirmed, Refuted or StillUnknown. An exception counts as StillUnknown. The
+        It gets an Inquiry and returns Confirmed, Refuted, Happened, NotHappened or
+        StillUnknown. An exception counts as StillUnknown. The
         reconciler (:class:`oncekey.upkeep.Upkeep`) calls it again and again until it knows.
         """
         if not operations or not all(isinstance(operation, str) for operation in operations):

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.core import doubts
 from oncekey.core.record import Audit, Record, Swap, swap
 from oncekey.core.states import FINAL, MAY_RERUN, Actor, Event, State
-from oncekey.core.steps import Find
-from oncekey.core.verdicts import Confirmed, Outcome, Refuted, Settlement, StillUnknown, Verdict
+from oncekey.core.steps import Find, Step, StepsOf, StepState
+from oncekey.core.verdicts import (
+    Confirmed,
+    Happened,
+    NotHappened,
+    Outcome,
+    Refuted,
+    Settlement,
+    StillUnknown,
+    Verdict,
+)
 from oncekey.engine.flows import Flow, Pause
 from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.telemetry import events
@@ -28,27 +38,55 @@ SETTLE_SECONDS = 10.0
 RECONCILER = "reconciler"
 """The actor's name in the audit, if a resolver gave the verdict."""
 _LONGEST_WORDS = 500
+_Deciding = Confirmed | Refuted | Happened | NotHappened
 
 
-def settle(engine: Engine, record: Record, verdict: Verdict, *, who: str) -> Flow[Settlement]:
-    """Apply a verdict about ``record`` as it was read. It does not apply to another attempt at the same key."""
+def settle(
+    engine: Engine, record: Record, verdict: Verdict, *, who: str, found_by: Find | None = None
+) -> Flow[Settlement]:
+    """Apply a verdict about ``record`` as it was read. It does not apply to another attempt at the same key.
+
+    ``found_by``: the id by which a webhook found the key.
+    """
     if isinstance(verdict, StillUnknown):
         return Settlement(Outcome.UNDECIDED, record)
-    at = (record.scope, record.key)
     early = early_by(record)
-    if isinstance(verdict, Refuted) and early > 0:
+    if isinstance(verdict, Refuted | NotHappened) and early > 0:
         # When the provider was asked, it could not know yet. A late arrival of its answer does not change that.
         return Settlement(Outcome.TOO_EARLY, record, early)
-    for tries in range(SETTLE_TRIES):
-        moved: Record | None = yield _move(record, verdict, who)
-        if moved is not None:
-            engine.emitter.emit(events.ReconcileResolved(*about(moved), state=moved.state))
-            return Settlement(Outcome.SETTLED, moved)
+    while True:
+        settlement = yield from _settle_one(engine, record, verdict, who, found_by)
+        if settlement.outcome is not Outcome.PARTLY or not isinstance(verdict, Refuted) or settlement.record is None:
+            return settlement
+        record = settlement.record  # nothing happened: the next effect in doubt
+
+
+def _settle_one(
+    engine: Engine, record: Record, verdict: _Deciding, who: str, found_by: Find | None
+) -> Flow[Settlement]:
+    """One move: of the whole key, or of one effect that is in doubt."""
+    at = (record.scope, record.key)
+    steps: list[Step] = (yield StepsOf(*at)) if record.has_steps else []
+    change = _ruled(engine, record, steps, verdict, who, found_by)
+    if isinstance(change, Settlement):
         seen: Record | None = yield at
         if seen is None or seen.state is not State.UNKNOWN or seen.owner != record.owner:
-            return standing(seen)
+            return (yield from _standing(seen, verdict, found_by))
+        return change
+    for tries in range(SETTLE_TRIES):
+        moved: Record | None = yield change
+        if moved is not None:
+            engine.emitter.emit(events.ReconcileResolved(*about(moved), state=moved.state))
+            if moved.state is State.UNKNOWN:
+                settled = change.step.name if change.step else None
+                left = [step for step in doubts.in_doubt(record, steps) if step.name != settled]
+                return Settlement(Outcome.PARTLY, moved, reason=doubts.words_of(left))
+            return Settlement(Outcome.SETTLED, moved)
+        seen = yield at
+        if seen is None or seen.state is not State.UNKNOWN or seen.owner != record.owner:
+            return (yield from _standing(seen, verdict, found_by))
         early = early_by(seen)
-        if isinstance(verdict, Refuted) and early > 0:
+        if isinstance(verdict, Refuted | NotHappened) and early > 0:
             return Settlement(Outcome.TOO_EARLY, seen, early)
         yield Pause(at, 0.01 * 4**tries)
     raise StoreUnavailable("the key's row is held by another transaction")
@@ -59,11 +97,37 @@ def early_by(record: Record) -> float:
     return record.lease_until + record.quarantine - record.now
 
 
-def _move(record: Record, verdict: Confirmed | Refuted, who: str) -> Swap:
-    audit = Audit(who, kept_words(verdict.reason))
+def _ruled(
+    engine: Engine, record: Record, steps: list[Step], verdict: _Deciding, who: str, found_by: Find | None
+) -> Swap | Settlement:
+    """The move that a verdict asks for, or why it is not made."""
+    doubted = doubts.in_doubt(record, steps)
     if isinstance(verdict, Confirmed):
+        if doubted and not verdict.final:
+            why = doubts.USE_HAPPENED.format(effects=doubts.words_of(doubted), first=doubted[0].name)
+            return Settlement(Outcome.REFUSED, record, reason=why)
+        audit = Audit(who, kept_words(verdict.reason))
         return swap(record, Event.CONFIRM, Actor.RECONCILER, response=verdict.response, audit=audit)
-    return swap(record, Event.REFUTE, Actor.RECONCILER, last_error=kept_words(verdict.reason), audit=audit)
+    if isinstance(verdict, Refuted) and not doubted:
+        audit = Audit(who, kept_words(verdict.reason))
+        return swap(record, Event.REFUTE, Actor.RECONCILER, last_error=audit.why, audit=audit)
+    chosen = doubted[0] if isinstance(verdict, Refuted) else doubts.choose(record, steps, verdict.effect, found_by)
+    if isinstance(chosen, str):
+        return Settlement(Outcome.REFUSED, record, reason=chosen)
+    if chosen.state is StepState.DONE:
+        outcome = Outcome.ALREADY if isinstance(verdict, Happened) else Outcome.REFUSED
+        return Settlement(outcome, record, reason=f"effect '{chosen.name}' is done; {doubts.words_of(doubted)}")
+    said = f"effect '{chosen.name}' {'happened' if isinstance(verdict, Happened) else 'did not happen'}"
+    return doubts.settled(
+        record,
+        steps,
+        chosen,
+        verdict.result if isinstance(verdict, Happened) else None,
+        Actor.RECONCILER,
+        provider_id=verdict.provider_id if isinstance(verdict, Happened) else None,
+        new_owner=engine.owners.new(),
+        audit=Audit(who, kept_words(f"{said}: {verdict.reason}")),
+    )
 
 
 def kept_words(text: str) -> str:
@@ -81,8 +145,19 @@ def standing(record: Record | None) -> Settlement:
     return Settlement(Outcome.OPEN, record, wait)
 
 
+def _standing(record: Record | None, verdict: Verdict, found_by: Find | None) -> Flow[Settlement]:
+    """As :func:`standing`; and an effect whose result is stored is settled, whatever becomes of its key."""
+    if isinstance(verdict, Happened) and record is not None and record.has_steps and record.state not in FINAL:
+        steps: list[Step] = yield StepsOf(record.scope, record.key)
+        about = doubts.named(steps, verdict.effect, found_by)
+        if isinstance(about, Step) and about.state is StepState.DONE:
+            return Settlement(Outcome.ALREADY, record, reason=f"effect '{about.name}' is done")
+    return standing(record)
+
+
 def ingest(engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, who: str) -> Flow[Settlement]:
     """Find the key of a verdict, and apply the verdict to it."""
+    found_by = asked if isinstance(asked, Find) else None
     if isinstance(asked, Find):
         found: list[tuple[str, str]] = yield asked
         if len(found) > 1:
@@ -94,9 +169,11 @@ def ingest(engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, w
     if record is not None and record.state is State.IN_PROGRESS and record.lease_over:
         record = yield from _sweep(engine, record)
     if record is None or record.state is not State.UNKNOWN:
-        _contradicted(engine, record, verdict, who)
-        return standing(record)
-    return (yield from settle(engine, record, verdict, who=who))
+        settlement = yield from _standing(record, verdict, found_by)
+        if settlement.outcome is Outcome.OPEN:
+            _contradicted(engine, record, verdict, who)
+        return settlement
+    return (yield from settle(engine, record, verdict, who=who, found_by=found_by))
 
 
 def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:
@@ -113,13 +190,14 @@ def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:
 
 def _contradicted(engine: Engine, record: Record | None, verdict: Verdict, who: str) -> None:
     """Report a verdict that the work happened, about a key that a retry would run again: an operator must see it."""
-    if (
-        isinstance(verdict, Confirmed)
-        and record is not None
-        and record.state is State.FAILED_RETRYABLE
-        and record.effects not in MAY_RERUN
-    ):
+    if record is None or record.state is not State.FAILED_RETRYABLE:
+        return
+    words = None
+    if isinstance(verdict, Confirmed) and record.effects not in MAY_RERUN:
         words = f"{who} confirmed a key that counts as not executed: a retry would do it a second time"
+    elif isinstance(verdict, Happened):
+        words = f"{who} said that an effect happened which counts as not done: the next attempt calls it again"
+    if words is not None:
         engine.emitter.emit(events.ReconcileFailed(*about(record), tries=record.reconcile_tries, error=words))
 
 

@@ -26,10 +26,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
+from oncekey.core.doubts import cleared
 from oncekey.core.kept_request import as_step
 from oncekey.core.record import Record, Swap, swap
 from oncekey.core.states import Actor, Effects, Event, State
-from oncekey.core.steps import REQUEST, STARTED, Step, StepKind, StepsOf, StepState
+from oncekey.core.steps import (
+    REQUEST,
+    STARTED,
+    Step,
+    StepKind,
+    StepsOf,
+    StepState,
+    checked_provider_id,
+    remembered_result,
+)
 from oncekey.engine import enlisted, enlisting
 from oncekey.engine.enlist.base import LEAVE_IT
 from oncekey.engine.enlisting import Enlisted, Stage, statements_of
@@ -40,8 +50,6 @@ if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
     from oncekey.engine.operation import Operation
 
-MAX_RESULT_BYTES = 64 * 1024
-"""A result holds what later steps need (an id, an amount), not a document."""
 MAX_NAME_LENGTH = 100
 ADVANCE_TRIES = 5
 AGAIN_SECONDS = 0.25
@@ -112,7 +120,7 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
     link = opened.link
     try:
         result = yield Call(work)
-        step = Step(name, StepKind.PHASE, StepState.DONE, True, _remember(name, result))
+        step = Step(name, StepKind.PHASE, StepState.DONE, True, remembered_result(name, result))
         rows = yield Call(partial(link.complete, statements_of(link.dialect).advance, _parameters(operation, step)))
         if not rows:
             raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
@@ -176,8 +184,8 @@ def effect(
         if not repeatable:
             steps.open_effects.append(name)
         result = yield from _call(operation, step, without, work)
-        kept = _remember(name, result)
-        done = replace(step, state=StepState.DONE, result=kept, provider_id=_provider_id(name, provider_id, result))
+        kept = remembered_result(name, result)
+        done = replace(step, state=StepState.DONE, result=kept, provider_id=_taken(name, provider_id, result))
         yield from _conclude(operation, done, without)
         if not repeatable:
             steps.open_effects.remove(name)
@@ -207,7 +215,7 @@ def _call(operation: Operation, step: Step, without: Effects, work: Callable[[],
         return (yield Call(work))
     except NotExecuted:
         if not step.repeatable:  # proven: it did not happen, so the next attempt may call it
-            yield from _advance(operation, step, _point(operation), without)
+            yield from _advance(operation, cleared(step), _point(operation), without)
         raise
     except asyncio.CancelledError:
         if operation.steps is not None:
@@ -257,13 +265,8 @@ def _advance(operation: Operation, step: Step, recovery_point: str | None, effec
     raise StoreUnavailable("the key's row is held by another transaction")
 
 
-def _provider_id(name: str, take: Callable[[Any], str] | None, result: Any) -> str | None:
-    taken: object = take(result) if take is not None else None
-    if taken is not None and not (isinstance(taken, str) and taken and taken.isprintable()):
-        raise StepError(
-            f"provider_id of step '{name}' must take printable text from the result, and at least one letter"
-        )
-    return taken
+def _taken(name: str, take: Callable[[Any], str] | None, result: Any) -> str | None:
+    return None if take is None else checked_provider_id(name, take(result))
 
 
 # -- what both share ---------------------------------------------------------------------------------------------------
@@ -331,19 +334,6 @@ def _load(operation: Operation, steps: Steps) -> Flow[None]:
         # Without a recovery point: a key with a stored request and no step has done nothing.
         yield from _advance(operation, as_step(operation.request), None, None)
     steps.loaded = True
-
-
-def _remember(name: str, result: Any) -> bytes:
-    try:
-        kept = orjson.dumps(result)
-    except TypeError as error:
-        raise StepError(f"the result of step '{name}' is not JSON: return what JSON can hold ({error})") from error
-    if len(kept) > MAX_RESULT_BYTES:
-        raise StepError(
-            f"the result of step '{name}' has {len(kept)} bytes, more than the {MAX_RESULT_BYTES} that are remembered: "
-            "return an id, and keep the rest in a table of your own"
-        )
-    return kept
 
 
 def _parameters(operation: Operation, step: Step) -> dict[str, Any]:

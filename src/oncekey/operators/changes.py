@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from oncekey.core import doubts
 from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import Audit, Record, StoredResponse, Swap, swap
-from oncekey.core.states import Actor, Event, State
+from oncekey.core.states import FENCES, Actor, Event, State
+from oncekey.core.steps import Step, StepsOf, StepState
+from oncekey.core.verdicts import Happened
+from oncekey.engine.owners import Owners
 from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
 from oncekey.operators.sight import look_at
 from oncekey.stores.base import Store
@@ -23,6 +27,8 @@ _ASKED = {
     Event.CONFIRM: "only an unknown outcome can be confirmed",
     Event.GIVE_UP: "only an unknown outcome can be failed",
     Event.REFUTE: "only an unknown outcome can be refuted",
+    Event.HAPPENED: "only an effect of an unknown outcome can be settled",
+    Event.NOT_HAPPENED: "only an effect of an unknown outcome can be settled",
     Event.POSTPONE: "only an unknown outcome or a half-done request can be a dead letter",
     Event.FORGET: "only a final key can be forgotten, anything else may be in the middle of its work",
 }
@@ -37,9 +43,85 @@ _NEXT = {
 }
 
 
-def confirm(store: Store, seen: Record, response: StoredResponse, audit: Audit) -> Record:
-    """It happened, and this is its response."""
+def confirm(store: Store, seen: Record, response: StoredResponse, audit: Audit, *, final: bool = False) -> Record:
+    """It happened, and this is its response. ``final``: also if an effect is in doubt, and later phases are skipped."""
+    if not final and (refusal := skips_phases(store, seen)) is not None:
+        raise refusal
     return _move(store, seen, Event.CONFIRM, audit, response=response)
+
+
+def skips_phases(store: Store, seen: Record) -> MoveRefused | None:
+    """Why a key cannot simply be confirmed: an effect is in doubt, and the phases after it would be skipped."""
+    doubted = in_doubt(store, seen)
+    if not doubted:
+        return None
+    return MoveRefused(
+        f"nothing was changed: {doubts.words_of(doubted)}, and --confirm skips every phase after it. Use "
+        f"`--happened {doubted[0].name} --result JSON` to let the request go on after it; or --final, if nothing is to "
+        "follow, as after a declined payment"
+    )
+
+
+def happened(store: Store, seen: Record, verdict: Happened, audit: Audit) -> Record:
+    """The effect in doubt happened, with this result: the next attempt goes on after it."""
+    return _settle_effect(store, seen, verdict.effect, verdict, audit, None)
+
+
+def not_happened(
+    store: Store, seen: Record, effect: str | None, audit: Audit, quarantine_seconds: float | None = None
+) -> Record:
+    """The effect in doubt did not happen and never will: the next attempt calls it. Only after the quarantine."""
+    return _settle_effect(store, seen, effect, None, audit, quarantine_seconds)
+
+
+def choose(store: Store, seen: Record, effect: str | None) -> Step:
+    """The effect that is in doubt; MoveRefused where it is another one, or none."""
+    chosen = doubts.choose(seen, _steps(store, seen), effect)
+    if isinstance(chosen, Step) and chosen.state is StepState.DONE:
+        chosen = f"effect '{chosen.name}' is done"
+    if isinstance(chosen, str):
+        raise MoveRefused(f"nothing was changed: {chosen}; look at key {redact(seen.key)} with `oncekey keys show`")
+    return chosen
+
+
+def in_doubt(store: Store, seen: Record) -> list[Step]:
+    """The effects of a key that are in doubt."""
+    return doubts.in_doubt(seen, _steps(store, seen)) if seen.state is State.UNKNOWN else []
+
+
+def _settle_effect(
+    store: Store,
+    seen: Record,
+    effect: str | None,
+    verdict: Happened | None,
+    audit: Audit,
+    quarantine_seconds: float | None,
+) -> Record:
+    event = Event.NOT_HAPPENED if verdict is None else Event.HAPPENED
+    if (refusal := refused(seen, event)) is not None:
+        raise refusal
+    step = choose(store, seen, effect)
+    said = "did not happen" if verdict is None else "happened"
+    why = f"effect '{step.name}' {said}: {cut_short(seen, quarantine_seconds)}{audit.why}"[:WHY_CHARS]
+    change = doubts.settled(
+        seen,
+        _steps(store, seen),
+        step,
+        None if verdict is None else verdict.result,
+        Actor.OPERATOR,
+        provider_id=None if verdict is None else verdict.provider_id,
+        new_owner=Owners().new(),
+        audit=Audit(audit.who, why),
+        quarantine_seconds=quarantine_seconds,
+    )
+    (moved,) = store.swap([change])
+    if moved is None:
+        raise _why_not(store, seen, change)
+    return moved
+
+
+def _steps(store: Store, seen: Record) -> list[Step]:
+    return store.steps([StepsOf(seen.scope, seen.key)])[0] if seen.has_steps else []
 
 
 def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit) -> Record:
@@ -49,6 +131,10 @@ def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit) 
 
 def refute(store: Store, seen: Record, audit: Audit, quarantine_seconds: float | None = None) -> Record:
     """It did not happen and never will: a retry may run it. Only after the quarantine: the row's, or another one."""
+    while doubted := in_doubt(store, seen):
+        seen = not_happened(store, seen, doubted[0].name, audit, quarantine_seconds)
+        if seen.state is not State.UNKNOWN:
+            return seen
     why = audit.why[:WHY_CHARS]
     audit = Audit(audit.who, f"{cut_short(seen, quarantine_seconds)}{why}")
     return _move(store, seen, Event.REFUTE, audit, last_error=why, quarantine_seconds=quarantine_seconds)
@@ -91,7 +177,10 @@ def still_asked(record: Record) -> MoveRefused | None:
 def refused(record: Record, event: Event) -> MoveRefused | None:
     """Why the operator cannot make this move; None: the state table has it."""
     try:
-        swap(record, event, Actor.OPERATOR)
+        if event not in FENCES:
+            swap(record, event, Actor.OPERATOR)
+        elif record.state is not State.UNKNOWN:  # which effects are in doubt, its steps tell
+            raise IllegalTransition
     except IllegalTransition:
         return MoveRefused(f"key {redact(record.key)} is {record.state}: {_ASKED[event]}; {_NEXT[record.state]}")
     return None
@@ -123,8 +212,9 @@ def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
         )
     early = there.lease_until + (change.lease_over_by or 0.0) - there.now
     if change.lease_over_by is not None and early > 0:
+        said = "refuted" if change.event is Event.REFUTE else "said not to have happened"
         return MoveRefused(
-            f"nothing was changed: key {name} cannot be refuted for another {early:.0f} s: until the quarantine is "
+            f"nothing was changed: key {name} cannot be {said} for another {early:.0f} s: until the quarantine is "
             "over, what was sent may still be on its way. Wait; or confirm it, if it has happened; or, if you know "
             "that nothing is on its way, give --quarantine 0s and the reason"
         )

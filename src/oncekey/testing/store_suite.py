@@ -26,10 +26,12 @@ from __future__ import annotations
 import pytest
 
 # Register them before the import, so that a failing assert in them shows its values.
-for _part in ("base", "moves", "rows", "steps", "lookups", "faults", "jobs_base", "jobs", "job_upkeep", "turns"):
+_PARTS = "base doubts moves rows steps lookups faults jobs_base jobs job_upkeep turns"
+for _part in _PARTS.split():
     pytest.register_assert_rewrite(f"oncekey.testing.store_suite_{_part}")
 
 from oncekey.testing.store_suite_base import Clock  # noqa: E402
+from oncekey.testing.store_suite_doubts import DoubtSuite  # noqa: E402
 from oncekey.testing.store_suite_faults import FaultSuite  # noqa: E402
 from oncekey.testing.store_suite_lookups import LookupSuite  # noqa: E402
 from oncekey.testing.store_suite_moves import MoveSuite  # noqa: E402
@@ -41,5 +43,5 @@ from oncekey.testing.store_suite_turns import TurnSuite  # noqa: E402
 __all__ = ["Clock", "OutboxSuite", "StoreSuite"]
 
 
-class StoreSuite(MoveSuite, RowSuite, StepSuite, LookupSuite, TurnSuite, FaultSuite):
+class StoreSuite(MoveSuite, RowSuite, StepSuite, DoubtSuite, LookupSuite, TurnSuite, FaultSuite):
     """Subclass it as ``Test…``; see the module's docstring."""

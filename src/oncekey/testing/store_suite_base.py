@@ -12,7 +12,8 @@ from itertools import count
 import pytest
 
 from oncekey.core.record import Record, Reservation, StoredResponse, Swap, swap
-from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State, Transition, find
+from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State, Transition, find
+from oncekey.core.steps import STARTED, Step, StepKind, StepState
 from oncekey.stores.base import Store
 
 LEASE = 60.0
@@ -129,7 +130,10 @@ class SuiteBase:
             lease_seconds=LEASE if row.event in (Event.RENEW, Event.ADVANCE) else None,
             response=RESPONSE if row.target in FINAL else None,
             last_error=None if starts or row.target in FINAL else f"after {row.event}",
-            recovery_point="charge_created" if row.event is Event.ADVANCE else None,
+            recovery_point="charge_created" if row.event in (Event.ADVANCE, Event.HAPPENED) else None,
+            effects=Effects.PHASED if row.event in FENCES and row.target is State.FAILED_RETRYABLE else None,
+            step=IN_DOUBT if row.event in FENCES else None,
+            new_owner=f"settled-{next(self._numbers)}" if row.event in FENCES else None,
         )
 
     def _new(self, record: Record, retention: float) -> Reservation:
@@ -150,6 +154,7 @@ class SuiteBase:
         scope: str = "tenant-1",
         retention: float = RETENTION,
         steps: bool = False,
+        doubted: bool = False,
     ) -> Record:
         """Bring a row into this state by moves of the table. With ``steps``, one step of it is done."""
         wanted = self.reservation(
@@ -159,10 +164,27 @@ class SuiteBase:
         if steps:
             advance = find(State.IN_PROGRESS, Event.ADVANCE, Actor.OWNER)
             record = one(store.swap([self.change(record, (advance, Actor.OWNER))])[0])
+        if doubted:
+            record = one(store.swap([intend(record, IN_DOUBT)])[0])
         for move in WAYS[state][1:]:
             self.ripen(store, record, move)
             record = one(store.swap([self.change(record, move)])[0])
         return record
+
+
+IN_DOUBT = Step("charge_created", StepKind.EFFECT, StepState.INTENDED, False, None, "down-1")
+"""An effect that may not be repeated: while it is under way, the record says ``external``."""
+
+
+def intend(record: Record, step: Step) -> Swap:
+    """The owner is about to call an effect."""
+    return swap(
+        *(record, Event.ADVANCE, Actor.OWNER),
+        lease_seconds=LEASE,
+        recovery_point=record.recovery_point or STARTED,
+        effects=record.effects if step.repeatable else Effects.EXTERNAL,
+        step=step,
+    )
 
 
 def waiting_time(record: Record, move: Move) -> float:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS, Record, swap, undo
-from oncekey.core.states import FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
+from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
 from oncekey.stores.base import Store
 from oncekey.testing.store_suite_base import (
     LEASE,
@@ -42,7 +42,7 @@ class MoveSuite(SuiteBase):
         """A row from which the move can be made, when enough time has passed."""
         row, _ = move
         assert row.source is not None
-        return self.drive(store, row.source, steps=bool(_WITH_STEPS & row.when))
+        return self.drive(store, row.source, steps=bool(_WITH_STEPS & row.when), doubted=row.event in FENCES)
 
     @pytest.mark.parametrize("move", _MOVES)
     def test_a_move_of_the_table_is_made(self, store: Store, move: Move) -> None:
@@ -66,7 +66,9 @@ class MoveSuite(SuiteBase):
         assert moved.last_error == change.last_error
         assert (moved.finished_at is not None) == (row.target in FINAL)
         # A row that is postponed without a time is not asked about again. A row that becomes ``unknown`` always is.
-        assert (moved.reconcile_at is not None) == (row.target is State.UNKNOWN and row.event is not Event.POSTPONE)
+        # A half-done request that a verdict frees is on the resumer's list.
+        listed = row.target is State.UNKNOWN or (row.event in FENCES and row.target is State.FAILED_RETRYABLE)
+        assert (moved.reconcile_at is not None) == (listed and row.event is not Event.POSTPONE)
         asked = row.event is Event.POSTPONE and row.source is State.UNKNOWN
         resumed = row.event is Event.RETRY and actor is Actor.RESUMER
         tries = 0 if row.event is Event.RESERVE else before.reconcile_tries + (asked or resumed)
@@ -79,6 +81,9 @@ class MoveSuite(SuiteBase):
             assert moved.owner == change.new_owner
             assert moved.attempt == (1 if starts_over else before.attempt + 1)
             assert moved.effects is Effects.TRANSACTIONAL is not before.effects
+        elif row.event in FENCES:
+            assert (moved.owner, moved.attempt) == (change.new_owner, before.attempt)
+            assert moved.effects is (Effects.PHASED if row.target is State.FAILED_RETRYABLE else Effects.EXTERNAL)
         else:
             kept = (before.owner, before.attempt, before.effects)
             assert (moved.owner, moved.attempt, moved.effects) == kept

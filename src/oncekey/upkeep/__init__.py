@@ -1,6 +1,6 @@
 """Upkeep runs beside the app: no key stays stuck, and the app's and the provider's ledgers can be compared."""
 
-from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Settlement, StillUnknown
+from oncekey.core.verdicts import Confirmed, Happened, Inquiry, NotHappened, Outcome, Refuted, Settlement, StillUnknown
 from oncekey.engine.resumption import Resumption
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.reaper import Reaper
@@ -11,8 +11,10 @@ from oncekey.upkeep.sweeper import Sweeper
 
 __all__ = [
     "Confirmed",
+    "Happened",
     "Health",
     "Inquiry",
+    "NotHappened",
     "Outcome",
     "Reaper",
     "Reconciler",

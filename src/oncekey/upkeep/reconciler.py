@@ -15,6 +15,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,18 @@ from oncekey.core.record import NO_RESOLVER, Audit, Record, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import StepsOf
 from oncekey.core.values import value
-from oncekey.core.verdicts import Confirmed, Inquiry, Outcome, Refuted, Settlement, StillUnknown, Verdict
+from oncekey.core.verdicts import (
+    VERDICTS,
+    Confirmed,
+    Happened,
+    Inquiry,
+    NotHappened,
+    Outcome,
+    Refuted,
+    Settlement,
+    StillUnknown,
+    Verdict,
+)
 from oncekey.engine import settling
 from oncekey.engine.flows import Flow
 from oncekey.engine.once import OnceKey
@@ -36,6 +48,13 @@ from oncekey.upkeep.callers import Callers, is_async
 from oncekey.upkeep.unasked import ResolverWatch
 
 BATCH = 100
+_COUNTS = ("due", "confirmed", "refuted", "happened", "not_happened", "postponed", "dead")
+_COUNTED_AS: Mapping[type, str] = {
+    Confirmed: "confirmed",
+    Refuted: "refuted",
+    Happened: "happened",
+    NotHappened: "not_happened",
+}
 COUNTED = 10_000
 """How far a dry run counts."""
 
@@ -54,11 +73,13 @@ class Reconciled:
     due: int = 0
     confirmed: int = 0
     refuted: int = 0
+    happened: int = 0
+    not_happened: int = 0
     postponed: int = 0
     dead: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("due", "confirmed", "refuted", "postponed", "dead")}
+        return {name: getattr(self, name) for name in _COUNTS}
 
 
 class Reconciler:
@@ -123,7 +144,7 @@ class Reconciler:
                 break
         if counts["unasked"]:
             self._watch.look(store.counts().unknowns, self._once.resolvers)
-        return Reconciled(*(counts[name] for name in ("due", "confirmed", "refuted", "postponed", "dead")))
+        return Reconciled(*(counts[name] for name in _COUNTS))
 
     def interrupt(self) -> None:
         """Stop waiting for resolvers. Any thread may call this; unsettled keys are asked about again later."""
@@ -162,9 +183,10 @@ class Reconciler:
             if limit.expired() and isinstance(error, TimeoutError):
                 return _Failed(f"the resolver took longer than {self._timeout:g} s", error)
             return _Failed(f"the resolver raised {describe(error)}", error)
-        if not isinstance(verdict, Confirmed | Refuted | StillUnknown):
+        if not isinstance(verdict, VERDICTS):
             return StillUnknown(
-                f"the resolver returned {type(verdict).__name__}, not Confirmed, Refuted or StillUnknown"
+                f"the resolver returned {type(verdict).__name__}, not Confirmed, Refuted, Happened, NotHappened or "
+                "StillUnknown"
             )
         return verdict
 
@@ -179,9 +201,13 @@ class Reconciler:
         if settled.outcome is Outcome.TOO_EARLY:
             reason = f"refuted too early, to be asked again after the quarantine: {verdict.reason}"
             return await self._postpone(record, reason, settled.retry_in)
-        if settled.outcome is not Outcome.SETTLED:
+        if settled.reason is not None and settled.outcome in (Outcome.REFUSED, Outcome.ALREADY):
+            # The key is as it was, so the resolver would say the same at once.
+            reason = f"the verdict was refused: {settled.reason}"
+            return await self._postpone(record, reason, self._retry_in(record))
+        if settled.outcome not in (Outcome.SETTLED, Outcome.PARTLY):
             return "overtaken"
-        return "confirmed" if isinstance(verdict, Confirmed) else "refuted"
+        return _COUNTED_AS[type(verdict)]
 
     def _retry_in(self, record: Record) -> float | None:
         """Seconds until the next try; None: no more tries. The exponent is bounded: 2.0**1100 is an error."""

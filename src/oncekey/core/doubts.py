@@ -1,0 +1,118 @@
+"""Which effects of an unknown key are in doubt, and the move that settles one of them. Pure.
+
+An effect is **in doubt** if it was called, may not be repeated, and did not say how it ended: its step is ``intended``
+and not ``repeatable``, and the record says ``external`` (see ``engine/steps.py``). Whoever asked its provider says that
+it happened, with its result, or that it did not. Either way the key gets a new owner token, so that an owner that was
+only late can write nothing any more. When no effect is left in doubt, the key is retryable: the next attempt goes on
+after the effects that are done, and calls the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from oncekey.core.record import Audit, Record, Swap, swap
+from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.steps import Find, Step, StepKind, StepState
+
+USE_HAPPENED = (
+    "{effects}, and Confirmed(…) skips every phase after it. Use Happened(result, effect='{first}') to let the request "
+    "go on after it; or Confirmed(…, final=True) if nothing is to follow, as after a declined payment"
+)
+
+
+def in_doubt(record: Record, steps: Iterable[Step]) -> list[Step]:
+    """The effects in doubt, in the order in which they were first called."""
+    if not record.may_have_effect_in_doubt:
+        return []
+    return [
+        step
+        for step in steps
+        if step.kind is StepKind.EFFECT and step.state is StepState.INTENDED and not step.repeatable
+    ]
+
+
+def cleared(step: Step) -> Step:
+    """The step of an effect that is proven not to have happened: it is in doubt no more, and may be called."""
+    return replace(step, repeatable=True)
+
+
+def words_of(doubted: Sequence[Step]) -> str:
+    """Which effects are in doubt, as part of a sentence."""
+    names = ", ".join(f"'{step.name}'" for step in doubted)
+    match len(doubted):
+        case 0:
+            return "no effect of this key is in doubt"
+        case 1:
+            return f"effect {names} is in doubt"
+    return f"effects {names} are in doubt"
+
+
+def named(steps: Sequence[Step], effect: str | None, found_by: Find | None) -> Step | str | None:
+    """The step of the effect that a verdict is about. None: it names no effect. A sentence: it names none of this key.
+
+    ``found_by``: what a webhook has found the key by, which belongs to one of its effects, or to a job.
+    """
+    effects = [step for step in steps if step.kind is StepKind.EFFECT and not step.is_request]
+    if found_by is not None:
+        found = next((step for step in effects if _carries(step, found_by)), None)
+        if found is None:
+            return "the id belongs to a job of this key, and to none of its effects"
+        if effect not in (None, found.name):
+            return f"the id belongs to effect '{found.name}', and the verdict is about '{effect}'"
+        return found
+    if effect is None:
+        return None
+    return next((step for step in effects if step.name == effect), f"this key has no effect '{effect}'")
+
+
+def _carries(step: Step, found_by: Find) -> bool:
+    return (found_by.downstream_key is not None and step.downstream_key == found_by.downstream_key) or (
+        found_by.provider_id is not None and step.provider_id == found_by.provider_id
+    )
+
+
+def choose(record: Record, steps: Sequence[Step], effect: str | None, found_by: Find | None = None) -> Step | str:
+    """The effect that a verdict settles, or the sentence that says why it settles none. It may be done already."""
+    doubted = in_doubt(record, steps)
+    about = named(steps, effect, found_by)
+    if isinstance(about, str):
+        return f"{about}; {words_of(doubted)}"
+    if about is None:
+        return doubted[0] if len(doubted) == 1 else f"{words_of(doubted)}{': name one' if doubted else ''}"
+    if about.state is StepState.DONE or about in doubted:
+        return about
+    return f"effect '{about.name}' is not in doubt; {words_of(doubted)}"
+
+
+def settled(
+    record: Record,
+    steps: Sequence[Step],
+    step: Step,
+    result: bytes | None,
+    by: Actor,
+    *,
+    provider_id: str | None = None,
+    new_owner: str,
+    audit: Audit,
+    quarantine_seconds: float | None = None,
+) -> Swap:
+    """The move that settles ``step``, which is in doubt: it happened with this result, or (None) it did not."""
+    last = len(in_doubt(record, steps)) == 1
+    written = cleared(step)
+    if result is not None:
+        written = replace(step, state=StepState.DONE, result=result, provider_id=provider_id)
+    return swap(
+        record,
+        Event.NOT_HAPPENED if result is None else Event.HAPPENED,
+        by,
+        to_state=State.FAILED_RETRYABLE if last else State.UNKNOWN,
+        last_error=audit.why,
+        recovery_point=None if result is None else step.name,
+        effects=Effects.PHASED if last else None,
+        quarantine_seconds=quarantine_seconds,
+        step=written,
+        audit=audit,
+        new_owner=new_owner,
+    )
