@@ -253,9 +253,8 @@ async def test_one_line_in_a_lifespan(place: Place, once: OnceKey, watch: Watch)
     assert place.get(record).state is State.FAILED_RETRYABLE
 
 
-async def test_without_that_line_nothing_runs(place: Place, once: OnceKey) -> None:
+async def test_nothing_runs_before_the_lifespan_begins(place: Place, once: OnceKey) -> None:
     app = IdempotencyMiddleware(Starlette(), once=once)
-    assert app.upkeep is None
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
         await client.get("/")
     assert not [thread for thread in threading.enumerate() if thread.name == "oncekey-sweep"]

@@ -111,6 +111,7 @@ class OnceKey:
         self._migrate = migrate
         self.resolvers: Resolvers = ByOperation("resolver")
         self.resumes: ByOperation[Registered] = ByOperation("resume function")
+        self._on_close: list[Callable[[], None]] = []
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise ConfigurationError for a policy that needs a setting which this OnceKey does not have.
@@ -327,7 +328,14 @@ class OnceKey:
 
         The next use opens it again; then it needs another close.
         """
+        stops, self._on_close = self._on_close, []
+        for stop in stops:
+            stop()
         return self.engine.close(timeout)
+
+    def on_close(self, stop: Callable[[], None]) -> None:
+        """Call this at the beginning of the next :meth:`close`: for what runs beside the app's requests."""
+        self._on_close.append(stop)
 
     async def drain(self, grace: float | None = None) -> bool:
         """Wait for the handlers that run in this loop, up to ``grace`` seconds. False: some are still running.

@@ -56,6 +56,8 @@ class Capabilities:
     """The store offers reserve and swap for an event loop, without a lane (:meth:`Store.in_loop`)."""
     together: bool = False
     """Reservations and swaps can share a commit (:meth:`Store.both`). It pays where one lane does both."""
+    embedded: bool = False
+    """The database is part of the app's own processes, so nothing but the app is there to run upkeep."""
     enlists: Literal["postgresql", "sqlite"] | None = None
     """Which database's transactions a request can enlist. None: none, and the store has no outbox."""
 

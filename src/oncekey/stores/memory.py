@@ -35,7 +35,7 @@ At = tuple[str, str]
 
 
 class MemoryStore(NoOutbox):
-    capabilities = Capabilities(durable=False, shared=False, server_clock=False, writers=1)
+    capabilities = Capabilities(durable=False, shared=False, server_clock=False, writers=1, embedded=True)
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -71,7 +71,8 @@ class Upkeep:
     ``sweeper``, ``reaper``, ``reconciler``, ``resumer``  your own, where a default does not fit
 
     ``with Upkeep(once):``, or in an event loop ``async with Upkeep(once):``; async resolvers and
-    resume functions then run in that loop. In an ASGI app: ``IdempotencyMiddleware(app, once=once, upkeep=True)``.
+    resume functions then run in that loop. In an app: ``protect(app, once, upkeep=True)``, which is the default where
+    the store is embedded (``in_app.py``).
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Begin, and return at once. In a running event loop, that loop runs the async resolvers."""
-        if self._threads:
+        if any(thread.is_alive() for thread in self._threads):  # none is alive in a forked child
             raise ConfigurationError("this Upkeep is running already")
         try:
             self._loop = asyncio.get_running_loop()

@@ -27,6 +27,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError, SchemaError
+from oncekey.upkeep.in_app import UpkeepChoice, chosen, never_started
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
 from oncekey.web.declared import Only, check_declarations, checked_only
@@ -64,8 +65,9 @@ class IdempotencyMiddleware:
     ``only="declared"``: protect what ``routes`` or ``@once.policy`` declares; other routes pass untouched, and those
     that change something are named in the log at start. Without it, all routes of the policy's methods are protected.
     ``tune``: while the server is up, set Python's garbage collector and switch interval (docs/servers.md).
-    ``upkeep``: True, or an Upkeep of your own: sweeper, reaper and reconciler run in this process, from its start
-    to its end. Needs a server that speaks the lifespan protocol, as uvicorn does.
+    ``upkeep``: whether sweeper, reaper and reconciler run in this process, from its start to its end: True, False, an
+    Upkeep of your own, or ``"auto"``: on an embedded store (SQLite, memory). Needs a server that speaks the lifespan
+    protocol, as uvicorn does; the log says so where it does not.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class IdempotencyMiddleware:
         once: OnceKey,
         *,
         tune: bool = True,
-        upkeep: bool | Upkeep = False,
+        upkeep: UpkeepChoice = "auto",
         only: Only | None = None,
         endpoints: Endpoints | None = None,
     ) -> None:
@@ -86,7 +88,10 @@ class IdempotencyMiddleware:
         self.only = checked_only(only)
         self.routes = once.routes if only is None else once.routes.only_listed()
         self._prepared = False
-        self.upkeep = Upkeep(once) if upkeep is True else upkeep or None
+        self.upkeep = upkeep
+        self._make_upkeep = chosen(once, upkeep)
+        self._misses_start = self._make_upkeep is not None
+        """Upkeep is to run, and neither a lifespan nor a protected request has come yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -95,6 +100,9 @@ class IdempotencyMiddleware:
                 self._prepare(scope)
             route = None if SCOPE_KEY in scope else self._route(scope)  # in it: another of us stands further out
             if route is not None:
+                if self._misses_start:
+                    self._misses_start = False
+                    never_started(self.once, self.upkeep)
                 await _Exchange(self.app, self.once, route, scope, receive, send, self.endpoints).run()
                 return
             if SCOPE_KEY not in scope:
@@ -139,22 +147,30 @@ class IdempotencyMiddleware:
             return
         except OperatorError as error:
             _log.error("the store is not reachable at start; requests get 503 until it is: %s", error)
+        self._misses_start = False
         waiting = [first]
         tuned = False
+        upkeep: Upkeep | None = None
+
+        async def stop_upkeep() -> None:
+            nonlocal upkeep
+            running, upkeep = upkeep, None
+            if running is not None:
+                await running.astop()
 
         async def receive_all() -> Message:
             message = waiting.pop() if waiting else await receive()
             if message["type"] == "lifespan.shutdown":
                 await self.once.drain()  # before the app closes what its handlers use
-                if self.upkeep is not None:
-                    await self.upkeep.astop()  # before the app closes what its resolvers use
+                await stop_upkeep()  # before the app closes what its resolvers use
             return message
 
         async def send_all(message: Message) -> None:
-            nonlocal tuned
+            nonlocal tuned, upkeep
             if message["type"] == "lifespan.startup.complete":
-                if self.upkeep is not None:
-                    self.upkeep.start()
+                if self._make_upkeep is not None and upkeep is None:
+                    upkeep = self._make_upkeep()
+                    upkeep.start()
                 if self.tune and not tuned:
                     tuned = True
                     tuning.settle()
@@ -165,6 +181,7 @@ class IdempotencyMiddleware:
         try:
             await self.app(scope, receive_all, send_all)
         finally:
+            await stop_upkeep()  # the app may have ended without a shutdown
             if tuned:
                 tuning.restore()
 

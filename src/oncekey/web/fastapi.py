@@ -31,7 +31,7 @@ from oncekey.engine.enlisting import Commit
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
-from oncekey.upkeep.service import Upkeep
+from oncekey.upkeep.in_app import UpkeepChoice
 from oncekey.web import starlette
 from oncekey.web.declared import Match, Only, endpoints_of, matcher
 from oncekey.web.openapi import declare
@@ -49,7 +49,7 @@ _MARK = "__oncekey__"
 
 
 def protect(
-    app: FastAPI, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True, only: Only | None = None
+    app: FastAPI, once: OnceKey, *, upkeep: UpkeepChoice = "auto", tune: bool = True, only: Only | None = None
 ) -> None:
     """Make every state-changing route of ``app`` run once per key, as ``once`` says.
 

@@ -23,6 +23,7 @@ from oncekey.core.problems import Answer
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, current
 from oncekey.errors import ConfigurationError
+from oncekey.upkeep.in_app import UpkeepChoice
 from oncekey.web.app_routes import FLASK_PARAMETER, Place, walk
 from oncekey.web.coverage import audit_spots
 from oncekey.web.declared import Handler, Only
@@ -38,9 +39,10 @@ def current_operation() -> Operation:
     return current()
 
 
-def protect(app: Flask, once: OnceKey, *, only: Only | None = None) -> Flask:
+def protect(app: Flask, once: OnceKey, *, upkeep: UpkeepChoice = "auto", only: Only | None = None) -> Flask:
     """Protect the app's state-changing routes, as ``once`` says.
 
+    ``upkeep``: as :class:`oncekey.web.wsgi.IdempotencyMiddleware` has it.
     ``only="declared"``: protect what ``routes`` or ``@once.policy`` declares; other routes pass untouched, and those
     that change something are named in the log before the first request.
     """
@@ -48,7 +50,13 @@ def protect(app: Flask, once: OnceKey, *, only: Only | None = None) -> Flask:
         raise ConfigurationError("protect(app, once): this app is protected already; call it once")
     _mark_mounted(app.wsgi_app)
     middleware = IdempotencyMiddleware(
-        app.wsgi_app, once, covered=True, dress=partial(_with_cors, app), only=only, handler=partial(_handler, app)
+        app.wsgi_app,
+        once,
+        upkeep=upkeep,
+        covered=True,
+        dress=partial(_with_cors, app),
+        only=only,
+        handler=partial(_handler, app),
     )
     app.wsgi_app = middleware  # type: ignore[method-assign]
     if once.declarations.exist:

@@ -47,6 +47,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, NoOperation
+from oncekey.upkeep.in_app import UpkeepChoice, chosen
 from oncekey.web import tuning
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.declared import Handler, Match, Only, check_declarations, checked_only, matcher
@@ -67,12 +68,20 @@ class OnceKeyPlugin(InitPluginProtocol, ReceiveRoutePlugin):
 
     ``dependency`` is the name under which handlers get their Operation: ``operation: CurrentOperation``.
     ``tune``: while the app is up, set Python's garbage collector and switch interval (docs/servers.md).
+    ``upkeep``: as :class:`oncekey.web.asgi.IdempotencyMiddleware` has it; the plugin starts and ends it with the app.
     """
 
     def __init__(
-        self, once: OnceKey, *, dependency: str = "operation", tune: bool = True, only: Only | None = None
+        self,
+        once: OnceKey,
+        *,
+        dependency: str = "operation",
+        tune: bool = True,
+        upkeep: UpkeepChoice = "auto",
+        only: Only | None = None,
     ) -> None:
         self._once = checked(once)
+        self._make_upkeep = chosen(once, upkeep)
         self._only = checked_only(only)
         self._handlers = _Handlers()
         self._tune = tune
@@ -86,7 +95,11 @@ class OnceKeyPlugin(InitPluginProtocol, ReceiveRoutePlugin):
             )
         app_config.dependencies[self._dependency] = Provide(_operation, sync_to_thread=False)
         ours = DefineMiddleware(
-            cast("Any", IdempotencyMiddleware), once=self._once, only=self._only, endpoints=self._handlers
+            cast("Any", IdempotencyMiddleware),
+            once=self._once,
+            upkeep=False,
+            only=self._only,
+            endpoints=self._handlers,
         )
         app_config.middleware.append(ours)
         app_config.middleware.append(_Inside)
@@ -115,9 +128,15 @@ class OnceKeyPlugin(InitPluginProtocol, ReceiveRoutePlugin):
         await asyncio.to_thread(self._once.start)
         if self._tune:
             tuning.settle()
+        upkeep = self._make_upkeep() if self._make_upkeep is not None else None
         try:
+            if upkeep is not None:
+                upkeep.start()
             yield
         finally:
+            if upkeep is not None:
+                await self._once.drain()
+                await upkeep.astop()
             if self._tune:
                 tuning.restore()
             await self._once.aclose()

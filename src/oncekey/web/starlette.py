@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.errors import ConfigurationError
-from oncekey.upkeep.service import Upkeep
+from oncekey.upkeep.in_app import UpkeepChoice
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.declared import Handler, Only, check_declarations, checked_only
 from oncekey.web.endpoints import MARK, ForeignApp, wrapped
@@ -51,7 +51,7 @@ _METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
 
 
 def protect(
-    app: Starlette, once: OnceKey, *, upkeep: bool | Upkeep = False, tune: bool = True, only: Only | None = None
+    app: Starlette, once: OnceKey, *, upkeep: UpkeepChoice = "auto", tune: bool = True, only: Only | None = None
 ) -> None:
     """Make every state-changing route of ``app`` run once per key, as ``once`` says.
 

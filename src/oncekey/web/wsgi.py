@@ -14,6 +14,7 @@ from oncekey.core.declarations import SAFE_METHODS
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
+from oncekey.upkeep.in_app import LazyUpkeep, UpkeepChoice
 from oncekey.web.declared import Handler, Only, check_declarations, checked_only
 from oncekey.web.environs import Environ, decoded, method_of, path_of
 from oncekey.web.wire import checked
@@ -24,6 +25,9 @@ from oncekey.web.wsgi_exchange import ENVIRON_KEY, App, Dress, Exchange, StartRe
 class IdempotencyMiddleware:
     """``app = IdempotencyMiddleware(app, once=once)``.
 
+    ``upkeep``: whether sweeper, reaper and reconciler run in this process, from its first protected request to
+    ``once.close()`` or its end: True, False, an Upkeep of your own, or ``"auto"``: on an embedded store (SQLite,
+    memory).
     ``covered``: every endpoint of the app is wrapped; the framework's integration sets it.
     ``dress``: adds the headers that the framework adds to its responses to oncekey's own answers.
     ``only="declared"``: protect what ``routes`` declares, and with ``protect()`` of a framework what ``@once.policy``
@@ -36,6 +40,7 @@ class IdempotencyMiddleware:
         app: App,
         once: OnceKey,
         *,
+        upkeep: UpkeepChoice = "auto",
         covered: bool = False,
         dress: Dress | None = None,
         only: Only | None = None,
@@ -49,6 +54,7 @@ class IdempotencyMiddleware:
         self.dress = dress
         self.once = checked(once)
         self.routes = once.routes if only is None else once.routes.only_listed()
+        self._upkeep = LazyUpkeep(once, upkeep)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if not self._checked:
@@ -58,6 +64,8 @@ class IdempotencyMiddleware:
         # An environ with the mark has passed another IdempotencyMiddleware further out.
         route = None if ENVIRON_KEY in environ else self._route(environ, path)
         if route is not None:
+            if not self._upkeep.settled:
+                self._upkeep.start()
             return Exchange(self, route, environ, start_response, path).run()
         if _current.get() is None or ENVIRON_KEY in environ:
             return self.app(environ, start_response)

@@ -52,7 +52,14 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
     capabilities = Capabilities(
-        durable=True, shared=True, server_clock=False, writers=1, in_loop=True, together=True, enlists="sqlite"
+        durable=True,
+        shared=True,
+        server_clock=False,
+        writers=1,
+        in_loop=True,
+        together=True,
+        embedded=True,
+        enlists="sqlite",
     )
 
     def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
