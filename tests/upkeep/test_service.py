@@ -156,6 +156,7 @@ def test_a_resolver_that_hangs(place: Place, once: OnceKey, watch: Watch) -> Non
 def test_stop_is_quick_and_start_comes_after(place: Place, once: OnceKey, watch: Watch) -> None:
     """Schedules of an hour do not hold it up; it can be started again; twice at once is refused."""
     upkeep = Upkeep(once, sweep_every=3600, reap_every=3600, reconcile_every=3600)
+    others = set(threading.enumerate())
     for turn in (1, 2):
         upkeep.start()
         with pytest.raises(ConfigurationError, match="running already"):
@@ -165,7 +166,8 @@ def test_stop_is_quick_and_start_comes_after(place: Place, once: OnceKey, watch:
         began = time.monotonic()
         assert upkeep.stop()
         assert time.monotonic() - began < 2
-    assert not [thread for thread in threading.enumerate() if thread.name in {f"oncekey-{duty}" for duty in ALL}]
+    mine = set(threading.enumerate()) - others
+    assert not [thread for thread in mine if thread.name in {f"oncekey-{duty}" for duty in ALL}]
 
 
 async def test_in_an_event_loop(place: Place, once: OnceKey, watch: Watch) -> None:
@@ -231,9 +233,11 @@ async def test_one_line_in_a_lifespan(place: Place, once: OnceKey, watch: Watch)
     (record,) = place.reserved(effects=Effects.REPEATABLE)
     place.age(LEASE + 1)
     threads: list[int] = []
+    others = set(threading.enumerate())
 
     async def running() -> None:
-        threads.append(sum(thread.name.startswith("oncekey-sweep") for thread in threading.enumerate()))
+        mine = set(threading.enumerate()) - others
+        threads.append(sum(thread.name.startswith("oncekey-sweep") for thread in mine))
 
     app = Starlette(middleware=[Middleware(IdempotencyMiddleware, once=once, upkeep=True, tune=False)])
     sent: asyncio.Queue[dict[str, object]] = asyncio.Queue()
@@ -255,9 +259,10 @@ async def test_one_line_in_a_lifespan(place: Place, once: OnceKey, watch: Watch)
 
 async def test_nothing_runs_before_the_lifespan_begins(place: Place, once: OnceKey) -> None:
     app = IdempotencyMiddleware(Starlette(), once=once)
+    others = set(threading.enumerate())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
         await client.get("/")
-    assert not [thread for thread in threading.enumerate() if thread.name == "oncekey-sweep"]
+    assert not [thread for thread in set(threading.enumerate()) - others if thread.name == "oncekey-sweep"]
 
 
 # -- once, and how it goes ---------------------------------------------------------------------------------------------

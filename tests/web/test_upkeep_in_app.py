@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
 import subprocess
 import sys
 import threading
@@ -98,9 +100,19 @@ def sent_without_lifespan(app: Any) -> int:
         served.loop.close()
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _begins() -> None:
+    """Apps of other tests may still be there."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def duties() -> list[str]:
     names = {"oncekey-sweep", "oncekey-reap", "oncekey-reconcile"}
-    return sorted(thread.name for thread in threading.enumerate() if thread.name in names)
+    return sorted(thread.name for thread in set(threading.enumerate()) - _others if thread.name in names)
 
 
 ALL = ["oncekey-reap", "oncekey-reconcile", "oncekey-sweep"]
@@ -261,6 +273,60 @@ def test_flask_runs_no_upkeep_or_ones_own_if_it_is_told_to(lite: OnceKey) -> Non
         own.start()
     lite.close()
     assert duties() == []
+
+
+def test_two_first_requests_at_once_start_one_upkeep(lite: OnceKey) -> None:
+    """The second waits until the first has started it: starting an Upkeep twice is refused."""
+    started, go = threading.Event(), threading.Event()
+
+    class Slow(Upkeep):
+        def start(self) -> None:
+            started.set()
+            assert go.wait(20)
+            super().start()
+
+    app = flask_app(lite, upkeep=Slow(lite))
+    statuses: list[int] = []
+
+    def send(key: str) -> None:
+        statuses.append(app.test_client().post("/payments", headers={"Idempotency-Key": key}).status_code)
+
+    first, second = (threading.Thread(target=send, args=(key,)) for key in ("k-1", "k-2"))
+    first.start()
+    assert started.wait(20)
+    second.start()
+    deadline = time.monotonic() + 20
+    while (frame := sys._current_frames().get(second.ident or 0)) is None or frame.f_code.co_name != "start":
+        assert time.monotonic() < deadline
+    go.set()
+    for thread in (first, second):
+        thread.join(20)
+    assert statuses == [201, 201]
+    assert duties() == ALL
+
+
+def test_upkeep_of_a_flask_app_that_is_gone_ends(lite: OnceKey) -> None:
+    """Test suites make an app for each test, and rarely close it."""
+    app = flask_app(lite)
+    app.test_client().post("/payments", headers=KEY)
+    threads = [thread for thread in set(threading.enumerate()) - _others if thread.name in ALL]
+    assert len(threads) == 3
+    del app
+    gc.collect()
+    for thread in threads:
+        thread.join(20)
+    assert duties() == []
+
+
+def test_upkeep_draws_no_random_number_of_the_apps_own(lite: OnceKey) -> None:
+    """A seed that the app, or a property test, has set gives the same numbers whatever upkeep does meanwhile."""
+    random.seed(7)
+    before = random.getstate()
+    lite.store.check()
+    left_behind(lite)
+    with Upkeep(lite, sweep_every=0.01, reap_every=0.01, reconcile_every=0.01):
+        assert released(lite)
+    assert random.getstate() == before
 
 
 SCRIPT = """

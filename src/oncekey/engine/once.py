@@ -111,7 +111,7 @@ class OnceKey:
         self._migrate = migrate
         self.resolvers: Resolvers = ByOperation("resolver")
         self.resumes: ByOperation[Registered] = ByOperation("resume function")
-        self._on_close: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], object]] = []
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise ConfigurationError for a policy that needs a setting which this OnceKey does not have.
@@ -333,7 +333,7 @@ class OnceKey:
             stop()
         return self.engine.close(timeout)
 
-    def on_close(self, stop: Callable[[], None]) -> None:
+    def on_close(self, stop: Callable[[], object]) -> None:
         """Call this at the beginning of the next :meth:`close`: for what runs beside the app's requests."""
         self._on_close.append(stop)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Literal
 
@@ -50,38 +51,43 @@ def never_started(once: OnceKey, upkeep: UpkeepChoice) -> None:
 
 
 class LazyUpkeep:
-    """Upkeep of a WSGI app: :meth:`start` at each protected request, of which the first one of a process counts."""
+    """Upkeep of a WSGI app. Each protected request calls :meth:`start`; the first one of a process starts it.
+
+    It ends with ``once.close()``, with the process, or when the app is no longer referred to: a test suite makes many.
+    """
 
     def __init__(self, once: OnceKey, upkeep: UpkeepChoice) -> None:
         self._once = once
         self._make = chosen(once, upkeep)
         self._lock = threading.Lock()
         self._running: Upkeep | None = None
-        self.settled = self._make is None
-        """There is nothing to start (any more) in this process."""
         forks.enroll(self)
+        _of_this_process.add(self)
 
     def start(self) -> None:
+        if self._make is None or (self._running is not None and self._running.running):
+            return
         with self._lock:
-            if self.settled or self._make is None:
-                return
-            self._running = self._make()
-            self._running.start()
-            self._once.on_close(self.stop)
-            atexit.register(self.stop)
-            self.settled = True
+            if self._running is None or not self._running.running:
+                self._running = self._make()
+                self._running.start()
+                self._once.on_close(self._running.stop)
+                weakref.finalize(self, self._running.ask_to_stop).atexit = False
 
     def stop(self) -> None:
-        """The next request starts it again: a closed OnceKey opens again, too."""
-        with self._lock:
-            running, self._running = self._running, None
-            self.settled = self._make is None
-        if running is not None:
-            atexit.unregister(self.stop)
-            running.stop()
+        if self._running is not None:
+            self._running.stop()
 
     def after_fork(self) -> None:
         """In the child: the threads stayed with the parent."""
         self._lock = threading.Lock()
         self._running = None
-        self.settled = self._make is None
+
+
+_of_this_process: weakref.WeakSet[LazyUpkeep] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for each in list(_of_this_process):
+        each.stop()

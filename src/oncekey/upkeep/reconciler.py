@@ -12,11 +12,11 @@ they do, the first verdict counts and the second finds nothing to move (``engine
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
+from random import SystemRandom
 from typing import Any
 
 from oncekey.core.record import NO_RESOLVER, Audit, Record, swap
@@ -214,7 +214,7 @@ class Reconciler:
         if record.reconcile_tries + 1 >= self._max_tries:
             return None
         pause = min(self._max_backoff, self._backoff * 2.0 ** min(record.reconcile_tries, 64))
-        return pause * random.uniform(0.75, 1.25)
+        return pause * SystemRandom().uniform(0.75, 1.25)
 
     async def _postpone(
         self, record: Record, reason: str, retry_in: float | None, error: Exception | None = None

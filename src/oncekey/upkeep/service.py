@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -32,6 +32,9 @@ from oncekey.upkeep.sweeper import Sweeper
 from oncekey.upkeep.unasked import Reporter
 
 _log = logging.getLogger("oncekey")
+
+random = SystemRandom()
+"""For jitter. Not the process's own: threads of ours must not draw from the numbers of an app that has set a seed."""
 
 SWEEP_SECONDS = 10.0
 REAP_SECONDS = 60.0
@@ -169,9 +172,7 @@ class Upkeep:
 
         Blocks. From an event loop: ``await upkeep.astop()``.
         """
-        self._stop.set()
-        if self._reconciler is not None:
-            self._reconciler.interrupt()
+        self.ask_to_stop()
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -182,6 +183,17 @@ class Upkeep:
         left = any(thread.is_alive() for thread in self._threads)
         self._threads = []
         return not left
+
+    def ask_to_stop(self) -> None:
+        """As :meth:`stop`, and wait for nothing."""
+        self._stop.set()
+        if self._reconciler is not None:
+            self._reconciler.interrupt()
+
+    @property
+    def running(self) -> bool:
+        """It was started, and not stopped since."""
+        return bool(self._threads)
 
     async def astop(self, timeout: float = 10.0) -> bool:
         """:meth:`stop` without blocking the loop: an async resolver may be running in it."""

@@ -64,8 +64,7 @@ class IdempotencyMiddleware:
         # An environ with the mark has passed another IdempotencyMiddleware further out.
         route = None if ENVIRON_KEY in environ else self._route(environ, path)
         if route is not None:
-            if not self._upkeep.settled:
-                self._upkeep.start()
+            self._upkeep.start()
             return Exchange(self, route, environ, start_response, path).run()
         if _current.get() is None or ENVIRON_KEY in environ:
             return self.app(environ, start_response)
