@@ -182,7 +182,7 @@ async def twice(app):
     return [await ask(app), await ask(app)]
 
 with OnceKey("sqlite:///keys.db", scope=SINGLE_TENANT) as once:
-    print(asyncio.run(twice(oncekey.web.asgi.IdempotencyMiddleware(hello, once))))
+    print(asyncio.run(twice(oncekey.web.asgi.IdempotencyMiddleware(hello, once, upkeep=False))))
 """,
         tmp_path,
     )
