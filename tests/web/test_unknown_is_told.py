@@ -149,6 +149,29 @@ async def test_warning_of_a_phased_route_names_the_effect_and_its_verdicts(
     assert line.exc_info is not None
 
 
+async def test_happened_command_of_the_warning_lets_the_next_attempt_go_on(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As it stands in the line; the result is what the operator adds."""
+
+    async def ride() -> Any:
+        return await current().effect("charge", _hangs_up, repeatable=False)
+
+    with _once(tmp_path, Policy(effects="phased")) as once:
+        await _posted(once, ride)
+        (line,) = _warned(caplog)
+        *command, last = shlex.split(SETTLES.findall(line.getMessage())[0])
+        assert last == "JSON"
+        run = runner(f"sqlite:///{tmp_path / 'keys.db'}", monkeypatch, capsys)
+        code, _, error = run(*command[1:], '{"id": "ch_1"}', "--yes", "--why", "the ledger has it")
+        assert (code, error) == (0, ""), error
+        (answer,) = await _posted(once, ride)
+    assert (answer.status_code, answer.json()) == (200, {"id": "ch_1"})
+
+
 async def test_warning_names_the_effect_without_an_end_and_not_later_ones_that_have_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
