@@ -13,7 +13,7 @@ _F = TypeVar("_F")
 
 
 class ByOperation(Generic[_F]):
-    """One function for each operation: ``POST /payments``, or a pattern as routes have, ``POST /payments/{id}``."""
+    """One function for each operation: ``POST /payments``, or a pattern as in routes, ``POST /payments/{id}``."""
 
     def __init__(self, what: str) -> None:
         self._what = what

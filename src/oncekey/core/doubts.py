@@ -1,10 +1,10 @@
 """Which effects of an unknown key are in doubt, and the move that settles one of them. Pure.
 
 An effect is **in doubt** if it was called, may not be repeated, and did not say how it ended: its step is ``intended``
-and not ``repeatable``, and the record says ``external`` (see ``engine/steps.py``). Whoever asked its provider says that
-it happened, with its result, or that it did not. Either way the key gets a new owner token, so that an owner that was
-only late can write nothing any more. When no effect is left in doubt, the key is retryable: the next attempt goes on
-after the effects that are done, and calls the others.
+and not ``repeatable``, and the record says ``external`` (see ``engine/steps.py``). A verdict says that it happened,
+with its result, or that it did not. In both cases the key gets a new owner token, so that an owner that was only late
+cannot write. When no effect is left in doubt, the key is retryable: the next attempt continues after the effects that
+are done, and calls the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def words_of(doubted: Sequence[Step]) -> str:
 def named(steps: Sequence[Step], effect: str | None, found_by: Find | None) -> Step | str | None:
     """The step of the effect that a verdict is about. None: it names no effect. A sentence: it names none of this key.
 
-    ``found_by``: what a webhook has found the key by, which belongs to one of its effects, or to a job.
+    ``found_by``: the id by which a webhook found the key. It belongs to one of the key's effects, or to a job.
     """
     effects = [step for step in steps if step.kind is StepKind.EFFECT and not step.is_request]
     if found_by is not None:

@@ -214,8 +214,8 @@ class StoreHealth:
     counts: Mapping[State, int]
     """Rows in each state. States that share an index are counted together, up to ``COUNTED``."""
     dead: int
-    """Keys that upkeep leaves alone after its last try: a human must look (:attr:`Record.dead`). Each kind is counted
-    up to ``COUNTED``."""
+    """Keys after upkeep's last try: an operator must look (:attr:`Record.dead`). Each kind is counted up to
+    ``COUNTED``."""
     oldest_unknown_seconds: float
     """The age of the oldest key, of those counted, whose outcome is unknown; 0 where there is none."""
     lease_over_seconds: float
@@ -225,7 +225,7 @@ class StoreHealth:
 
 
 RESUME_SECONDS = 30.0
-"""How long upkeep leaves a half-done request to its client, who mostly comes back; doubled for each try of upkeep's."""
+"""How long upkeep waits for the client to retry a half-done request. It doubles for each try of upkeep."""
 LONGEST_RESUME_SECONDS = 3600.0
 
 COUNTED = 10_000
@@ -276,8 +276,8 @@ class Swap:
 
     @property
     def settles(self) -> bool:
-        """Whether a verdict lets an unknown key be retried. It then has its whole retention before it: the client gets
-        as long as for a new request, and the reaper does not take the key back at once."""
+        """Whether a verdict makes an unknown key retryable. Then its retention starts again: the client has as much
+        time as for a new request, and the reaper does not make the key unknown again at once."""
         return self.from_state is State.UNKNOWN and self.to_state is State.FAILED_RETRYABLE
 
     @property
@@ -405,7 +405,7 @@ def swap(
             if lease_seconds is None and record.state is not State.UNKNOWN:
                 lease_seconds = 0.0
     elif move.target is State.FAILED_RETRYABLE and event is not Event.POSTPONE and record.has_steps:
-        # Half done: on the resumer's list. After a verdict at once, otherwise the client has the first try.
+        # Half done: on the resumer's list. After a verdict the resumer begins at once. Otherwise the client goes first.
         if record.state is State.UNKNOWN:
             reconcile_in, tries = 0.0, _from_the_start(record)
         else:
@@ -438,7 +438,7 @@ def swap(
 
 
 def resume_in(tries: int) -> float:
-    """Seconds until upkeep may go on with a request that an attempt left half done, after so many tries of its own."""
+    """Seconds until upkeep may resume a half-done request, after so many tries of upkeep."""
     return min(RESUME_SECONDS * 2.0 ** min(tries, 16), LONGEST_RESUME_SECONDS)
 
 

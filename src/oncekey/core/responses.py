@@ -68,7 +68,7 @@ def written(
 
 
 def as_response(result: object) -> StoredResponse | None:
-    """What a function of the app returned as the final response; None: it is none."""
+    """The final response that a function of the app returned; None: its value is no response."""
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], int):
         result = Response(*result)
     return result.stored if isinstance(result, Response) else None

@@ -175,8 +175,8 @@ TABLE: tuple[Transition, ...] = (
     _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),
     _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER),
     _move(_S.UNKNOWN,          _E.POSTPONE,  _S.UNKNOWN,          _SETTLERS),
-    # They may also tell how one effect of a phased request ended. The next attempt goes on after it; a new owner token
-    # fences the owner that was only late.
+    # Their verdict may also settle one effect of a phased request. The next attempt continues after it. The new owner
+    # token excludes an owner that was only late.
     _move(_S.UNKNOWN,          _E.HAPPENED,  _S.FAILED_RETRYABLE, _SETTLERS, _C.ONE_IN_DOUBT),
     _move(_S.UNKNOWN,          _E.HAPPENED,  _S.UNKNOWN,          _SETTLERS, _C.SEVERAL_IN_DOUBT),
     _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER, _C.ONE_IN_DOUBT),

@@ -79,7 +79,7 @@ class Find:
 
 
 def remembered_result(name: str, result: Any) -> bytes:
-    """What is stored of a step's result; StepError where it cannot be."""
+    """A step's result as it is stored; StepError if it cannot be stored."""
     try:
         kept = orjson.dumps(result)
     except TypeError as error:
@@ -93,7 +93,7 @@ def remembered_result(name: str, result: Any) -> bytes:
 
 
 def checked_provider_id(name: str, taken: object) -> str | None:
-    """The provider's id of a step; StepError where a webhook could not name it."""
+    """The provider's id of a step; StepError if a webhook could not use it."""
     if taken is None or (isinstance(taken, str) and taken and taken.isprintable()):
         return taken
     raise StepError(f"provider_id of step '{name}' must be printable text, and at least one letter")

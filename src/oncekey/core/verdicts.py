@@ -53,15 +53,15 @@ class Refuted:
     """It is certain that it did not happen, **and never will**: the key may be retried.
 
     Accepted only when the route's ``Policy(quarantine=…)`` is over: before that, what was sent may still be on its way.
-    Of a phased request it says that no effect in doubt has happened; steps that are done stay done.
+    For a phased request it means that no effect in doubt has happened; steps that are done stay done.
     """
 
     reason: str
 
 
 class Happened:
-    """An effect of a phased request happened, and ``result`` is what its function would have returned: the next attempt
-    gets it from ``op.effect`` and goes on after it.
+    """An effect of a phased request happened, and ``result`` is what its function would have returned. The next attempt
+    gets it from ``op.effect``, and continues after it.
 
     ``effect`` is its name. None: the only effect in doubt, or the one to which a webhook's ``downstream_key`` or
     ``provider_id`` belongs.

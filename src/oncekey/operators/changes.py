@@ -51,7 +51,7 @@ def confirm(store: Store, seen: Record, response: StoredResponse, audit: Audit, 
 
 
 def skips_phases(store: Store, seen: Record) -> MoveRefused | None:
-    """Why a key cannot simply be confirmed: an effect is in doubt, and the phases after it would be skipped."""
+    """Why a key cannot be confirmed without ``final``: an effect is in doubt, and later phases would be skipped."""
     doubted = in_doubt(store, seen)
     if not doubted:
         return None
@@ -63,7 +63,7 @@ def skips_phases(store: Store, seen: Record) -> MoveRefused | None:
 
 
 def happened(store: Store, seen: Record, verdict: Happened, audit: Audit) -> Record:
-    """The effect in doubt happened, with this result: the next attempt goes on after it."""
+    """The effect in doubt happened, with this result: the next attempt continues after it."""
     return _settle_effect(store, seen, verdict.effect, verdict, audit, None)
 
 
@@ -75,7 +75,7 @@ def not_happened(
 
 
 def choose(store: Store, seen: Record, effect: str | None) -> Step:
-    """The effect that is in doubt; MoveRefused where it is another one, or none."""
+    """The effect in doubt; MoveRefused if another effect is in doubt, or none."""
     chosen = doubts.choose(seen, _steps(store, seen), effect)
     if isinstance(chosen, Step) and chosen.state is StepState.DONE:
         chosen = f"effect '{chosen.name}' is done"
@@ -160,7 +160,7 @@ def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
 
 
 def still_asked(record: Record) -> MoveRefused | None:
-    """Why a key is no dead letter, although it might be one; None: it is one, or cannot be."""
+    """Why a key is not a dead letter, although its state allows it; None: it is one, or its state does not allow it."""
     if record.dead or record.state not in (State.UNKNOWN, State.FAILED_RETRYABLE):
         return None
     if record.state is State.FAILED_RETRYABLE:

@@ -29,7 +29,7 @@ def dead_letters(store: Store, limit: int) -> DeadLetters:
 
 
 def _dead_keys(store: Store, limit: int) -> list[Record]:
-    """Unknown outcomes that are asked about no more, and half-done requests that are tried no more."""
+    """Unknown outcomes and half-done requests after upkeep's last try."""
     found = [*_dead_in(store, State.UNKNOWN, limit), *_dead_in(store, State.FAILED_RETRYABLE, limit)]
     return sorted(found, key=lambda record: (record.scope, record.key))[:limit]
 

@@ -37,7 +37,7 @@ class Duty(StrEnum):
     ABANDONED = "abandoned"  # pending, past expiry
     UNKNOWNS = "unknowns"  # unknown, its time to reconcile has come
     LAPSED = "lapsed"  # retryable with steps, past expiry: half done, and the client did not retry
-    RESUMABLE = "resumable"  # retryable with steps, and its time has come for upkeep to go on with it
+    RESUMABLE = "resumable"  # retryable with steps, and the time to resume it has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Capabilities:
     together: bool = False
     """Reservations and swaps can share a commit (:meth:`Store.both`). It pays where one lane does both."""
     embedded: bool = False
-    """The database is part of the app's own processes, so nothing but the app is there to run upkeep."""
+    """The database is part of the app's own processes, so only the app can run upkeep."""
     enlists: Literal["postgresql", "sqlite"] | None = None
     """Which database's transactions a request can enlist. None: none, and the store has no outbox."""
 

@@ -1,12 +1,12 @@
-"""Upkeep inside an app: whether it runs there, and how it starts and ends with it.
+"""Upkeep inside of an app: whether it runs there, and how it starts and ends with the app.
 
-``upkeep="auto"``, the default of every ``protect()`` and middleware, runs it where the database is part of the app's
-own processes (SQLite, memory), because nothing else would. A server's database has many apps and hosts: there
-``oncekey upkeep`` runs beside them, or an app says ``upkeep=True``. Several processes over one SQLite file may all run
-it, since every move compares what it changes.
+``upkeep="auto"`` is the default of every ``protect()`` and middleware. It runs upkeep if the database is part of the
+app's own processes (SQLite, memory), because no other process would. A database server has many apps and hosts: there
+``oncekey upkeep`` runs beside them, or an app sets ``upkeep=True``. Several processes with one SQLite file may all run
+it, since every move compares the row that it changes.
 
-ASGI apps start it in their lifespan. WSGI has no start-up event: there it starts at the first protected request of a
-process, so after a fork, and ends with ``once.close()`` or with the process.
+ASGI apps start it in their lifespan. WSGI has no start-up event: there the first protected request of a process starts
+it, so it starts after a fork. It ends with ``once.close()`` or with the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UpkeepChoice = bool | Upkeep | Literal["auto"]
 
 
 def chosen(once: OnceKey, upkeep: UpkeepChoice) -> Callable[[], Upkeep] | None:
-    """How to make the Upkeep that an app runs; None: it runs none. Each lifespan makes one: an app may have several."""
+    """A function that makes the Upkeep of an app; None: the app runs none. Each lifespan of the app makes a new one."""
     if isinstance(upkeep, Upkeep):
         return lambda: upkeep
     if upkeep not in (True, False, "auto"):
@@ -39,7 +39,7 @@ def chosen(once: OnceKey, upkeep: UpkeepChoice) -> Callable[[], Upkeep] | None:
 
 
 def never_started(once: OnceKey, upkeep: UpkeepChoice) -> None:
-    """Say that an ASGI app was not told of its start. With ``"auto"``, keys in memory are not worth a word."""
+    """Log that an ASGI app got no lifespan start. With ``"auto"`` and keys in memory it logs nothing."""
     if upkeep == "auto" and not once.store.capabilities.durable:
         return
     _log.warning(
@@ -53,7 +53,7 @@ def never_started(once: OnceKey, upkeep: UpkeepChoice) -> None:
 class LazyUpkeep:
     """Upkeep of a WSGI app. Each protected request calls :meth:`start`; the first one of a process starts it.
 
-    It ends with ``once.close()``, with the process, or when the app is no longer referred to: a test suite makes many.
+    It ends with ``once.close()``, with the process, or when the app is collected: a test suite makes many apps.
     """
 
     def __init__(self, once: OnceKey, upkeep: UpkeepChoice) -> None:
@@ -79,7 +79,7 @@ class LazyUpkeep:
             self._running.stop()
 
     def after_fork(self) -> None:
-        """In the child: the threads stayed with the parent."""
+        """In the child: the threads exist only in the parent."""
         self._lock = threading.Lock()
         self._running = None
 

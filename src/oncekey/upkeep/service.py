@@ -34,7 +34,7 @@ from oncekey.upkeep.unasked import Reporter
 _log = logging.getLogger("oncekey")
 
 random = SystemRandom()
-"""For jitter. Not the process's own: threads of ours must not draw from the numbers of an app that has set a seed."""
+"""For jitter. Not ``random`` itself: an app that has set a seed must get the same numbers as without oncekey."""
 
 SWEEP_SECONDS = 10.0
 REAP_SECONDS = 60.0
@@ -151,8 +151,8 @@ class Upkeep:
     # -- for as long as the process lives --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin, and return at once. In a running event loop, that loop runs the async resolvers."""
-        if any(thread.is_alive() for thread in self._threads):  # none is alive in a forked child
+        """Start the duties, and return at once. If an event loop is running, it runs the async functions of the app."""
+        if any(thread.is_alive() for thread in self._threads):  # in a forked child no thread is alive
             raise ConfigurationError("this Upkeep is running already")
         try:
             self._loop = asyncio.get_running_loop()
@@ -167,8 +167,8 @@ class Upkeep:
             thread.start()
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """End after the batch that is under way; resolvers are waited for no longer, resume functions for as long as
-        there is time. False: a thread was left behind.
+        """End after the running batch. Do not wait for resolvers; wait for resume functions until the time-out.
+        False: a thread is still running.
 
         Blocks. From an event loop: ``await upkeep.astop()``.
         """
@@ -185,14 +185,14 @@ class Upkeep:
         return not left
 
     def ask_to_stop(self) -> None:
-        """As :meth:`stop`, and wait for nothing."""
+        """:meth:`stop` without waiting."""
         self._stop.set()
         if self._reconciler is not None:
             self._reconciler.interrupt()
 
     @property
     def running(self) -> bool:
-        """It was started, and not stopped since."""
+        """It was started, and has not been stopped since then."""
         return bool(self._threads)
 
     async def astop(self, timeout: float = 10.0) -> bool:

@@ -91,7 +91,7 @@ class IdempotencyMiddleware:
         self.upkeep = upkeep
         self._make_upkeep = chosen(once, upkeep)
         self._misses_start = self._make_upkeep is not None
-        """Upkeep is to run, and neither a lifespan nor a protected request has come yet."""
+        """Upkeep must run, and neither a lifespan start nor a protected request has come yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
