@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 from starlette.responses import JSONResponse, Response
 
 from oncekey import NotExecuted, OutcomeUnknown
+from oncekey.core.doubts import in_doubt
 from oncekey.core.states import Effects, State
 from oncekey.core.steps import StepState
 from oncekey.engine import steps
@@ -442,3 +444,18 @@ async def test_cancelled_while_the_store_is_asked(desk: Desk) -> None:
 
     assert (await desk.post(serve)).status_code == 201
     assert desk.calls == {"second": 1}
+
+
+async def test_effect_that_was_not_executed_is_not_in_doubt_later(desk: Desk) -> None:
+    """The first effect proved that it did not happen. Only the second is in doubt, and a verdict need not name it."""
+
+    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+        with contextlib.suppress(NotExecuted):
+            await op.effect("first", desk.fail, "first", NotExecuted("closed"), repeatable=False)
+        await op.effect("second", desk.fail, "second", TimeoutError(), repeatable=False)
+
+    assert (await desk.post(serve)).status_code == 500
+    assert (desk.state, [step.name for step in in_doubt(desk.record, desk.steps().values())]) == (
+        State.UNKNOWN,
+        ["second"],
+    )

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple, cast
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.decision import Claim, Execute, Mismatch, decide
+from oncekey.core.doubts import in_doubt
 from oncekey.core.record import Record, Reservation, Swap, swap
 from oncekey.core.states import FINAL, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
-from oncekey.core.verdicts import Confirmed, Refuted, Verdict
+from oncekey.core.verdicts import Confirmed, Happened, NotHappened, Refuted, Verdict
 from oncekey.engine import settling
 from oncekey.engine.operation import Operation
+from oncekey.engine.owners import Owners
 from oncekey.engine.resumption import Resumption
 from oncekey.stores.base import Duty
 from oncekey.stores.memory import MemoryStore
@@ -30,6 +32,15 @@ SAME = (("a1", BODY), ("a2", BODY), ("b1", BODY))
 OTHERS = (("c1", OTHER),)
 """Owner token and fingerprint: a gives up and sends again, b sends the same, c sends something else."""
 CONFIRMED, REFUTED = Confirmed(201, body="confirmed"), Refuted("the provider has no such charge")
+HAPPENED, NOT_HAPPENED = Happened("charged"), NotHappened("the provider has no such charge")
+FINAL_WORD = Confirmed(201, body="confirmed", final=True)
+
+
+class _OneToken(Owners):
+    """The owner token of a settled effect. Nothing is written under it, so one is enough, and worlds stay equal."""
+
+    def new(self) -> str:
+        return "settled"
 
 
 class Standing(NamedTuple):
@@ -79,6 +90,7 @@ class Machine:
         self.store = store(lambda: 0.0)
         self.once = OnceKey("memory://", scope=SINGLE_TENANT)
         self.engine = self.once.engine
+        self.engine.owners = _OneToken()
         later = kind.deployed or kind
         self.roots = [
             Node(self._request(*who, later if number else kind), ()) for number, who in enumerate(self.senders)
@@ -292,8 +304,13 @@ class Machine:
     def _asks(self, world: World) -> Iterator[tuple[str, World]]:
         node, want = world.asked, world.asked.wants
         if isinstance(want, Ask):
-            verdict = CONFIRMED if world.outside[world.generation] else REFUTED
-            yield f"the resolver says {type(verdict).__name__}", world._replace(asked=node.then(verdict))
+            happened = world.outside[world.generation]
+            verdicts: tuple[Verdict, ...] = (CONFIRMED,) if happened else (REFUTED,)
+            if world.row is not None and in_doubt(world.row, world.steps):
+                verdicts = (CONFIRMED, FINAL_WORD, HAPPENED) if happened else (REFUTED, NOT_HAPPENED)
+            for verdict in verdicts:
+                name = "Confirmed, final" if verdict is FINAL_WORD else type(verdict).__name__
+                yield f"the resolver says {name}", world._replace(asked=node.then(verdict))
             return
         answer, then = self._verb(world, want, "reconciler")
         node = node.then(answer)
@@ -356,8 +373,9 @@ class Machine:
         if row is None:
             return
         happened = world.outside[world.generation]
+        # Of an effect that may not be repeated, ``repeatable`` says that it is proven not to have happened.
         remembered = row.effects is Effects.REPEATABLE or any(
-            step.repeatable or step.state is StepState.DONE for step in world.steps
+            (step.repeatable and self.kind.honours) or step.state is StepState.DONE for step in world.steps
         )
         if row.state is State.FAILED_RETRYABLE and happened and not remembered:
             raise Broken("I1", f"it can be retried, and it has happened: {set(happened)}")

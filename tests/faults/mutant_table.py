@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 from tests.faults.mutant_declared import DECLARED
+from tests.faults.mutant_doubts import DOUBTS_OF_EFFECTS
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_silence import SILENCE
@@ -305,5 +306,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENLISTED,
     *DECLARED,
     *SILENCE,
+    *DOUBTS_OF_EFFECTS,
     *UPKEEP,
 )  # fmt: skip
