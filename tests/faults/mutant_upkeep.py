@@ -29,6 +29,8 @@ UPKEEP: tuple[Mutant, ...] = (
     # 44: an unknown key that no resolver knows is forgotten
     _(44, "I4", "tries count without any resolver", "tests/upkeep/test_reconciler.py::test_key_of_an_app_without_any_resolver_ends_as_a_dead_letter",
       ("oncekey.upkeep.reconciler", "        while not stop.is_set():\n", "        while self._once.resolvers and not stop.is_set():\n")),
+    _(44, "I4", "a key is left to the process that has its resolver", "tests/upkeep/test_reconciler.py::test_process_without_the_resolver_leaves_a_key_to_the_one_that_has_it",
+      ("oncekey.upkeep.reconciler", "if record.reconcile_tries and record.now - (record.reconcile_at or 0.0) < LEFT_BACKOFFS * self._backoff:", "if False:")),
     _(44, "I4", "the log names operations without a resolver", "tests/upkeep/test_reconciler.py::test_log_names_an_operation_without_a_resolver_once_an_hour",
       ("oncekey.upkeep.reconciler", "        if counts[\"unasked\"]:\n", "        if False:\n")),
     _(44, "I4", "the log names an operation once an hour", "tests/upkeep/test_reconciler.py::test_log_names_an_operation_without_a_resolver_once_an_hour",

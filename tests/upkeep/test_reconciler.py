@@ -333,6 +333,29 @@ def test_key_of_an_app_without_any_resolver_ends_as_a_dead_letter(place: Place) 
     assert place.names() == ["ReconcileUnasked", "ReconcileScheduled"] * 2 + ["ReconcileUnasked", "ReconcileGaveUp"]
 
 
+def test_process_without_the_resolver_leaves_a_key_to_the_one_that_has_it(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For a minute after it is due, from its second try on: a process that has the resolver asks every few seconds."""
+    (record,) = place.unknown()
+    without, knowing = Reconciler(place.once()), place.once()
+    assert without.run().as_json()["postponed"] == 1, "the first try, for the doctor to see it"
+    place.age(13)
+    for tries in (2, 3, 4):
+        place.age(46)
+        assert (without.run().due, place.get(record).reconcile_tries) == (1, tries - 1)
+        assert _resolve(knowing, lambda inquiry: StillUnknown(), backoff=1.0, max_backoff=1.0) == {
+            "due": 1,
+            "postponed": 1,
+        }
+        assert place.get(record).reconcile_tries == tries
+        place.age(2)
+    assert caplog.text.count("1 key is unknown and no resolver is registered for POST /payments") == 1
+    place.age(60)
+    assert without.run().as_json()["postponed"] == 1, "there is no other process any more"
+    without.close()
+
+
 def test_log_names_an_operation_without_a_resolver_once_an_hour(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

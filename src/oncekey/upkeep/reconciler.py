@@ -55,6 +55,10 @@ _COUNTED_AS: Mapping[type, str] = {
     Happened: "happened",
     NotHappened: "not_happened",
 }
+LEFT_BACKOFFS = 6
+"""How many times ``backoff`` a process without the resolver leaves a key that is due to others, from its second try on.
+A process that has the resolver looks every few seconds, so its tries are not used up by one that has not. The first try
+counts at once: ``oncekey doctor`` sees the operation by what it writes."""
 COUNTED = 10_000
 """How far a dry run counts."""
 
@@ -161,8 +165,11 @@ class Reconciler:
         if record is None or not _is_due(record):
             counts["moved"] += 1  # another process has moved it
             return
+        if self._once.resolvers.of(record.operation) is None:
+            counts["unasked"] += 1
+            if record.reconcile_tries and record.now - (record.reconcile_at or 0.0) < LEFT_BACKOFFS * self._backoff:
+                return  # another process may have the resolver
         verdict = await self._ask(record)
-        counts["unasked"] += verdict.reason == NO_RESOLVER
         ended = await self._apply(record, verdict)
         counts[ended] += 1
         counts["moved"] += ended != "overtaken"
