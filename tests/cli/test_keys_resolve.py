@@ -333,6 +333,7 @@ def test_show_names_the_effect_in_doubt_and_what_settles_it(desk: Desk, operate:
     code, out, _ = operate("keys", "show", KEY, "--scope", "acme")
     assert code == 0
     assert "charge: `oncekey keys resolve` with --happened charge or --not-happened charge" in out
+    assert "it can be refuted in" in out
     assert json.loads(operate("keys", "show", KEY, "--scope", "acme", "--json")[1])["in_doubt"] == ["charge"]
 
 

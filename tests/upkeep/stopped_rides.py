@@ -23,6 +23,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
+from oncekey.engine.resumption import Answer, Resumption
 from oncekey.web.fastapi import protect
 
 KEY = "ride-0001"
@@ -67,6 +68,15 @@ class Rides:
                 charge = op.effect("charge", self._charge, repeatable=False)
                 op.phase("ride_charged", self._enter, db, charge["id"], on=db)
             return JSONResponse(charge, 201)
+
+    def go_on(self, op: Resumption) -> Answer:
+        """What upkeep calls: the steps that are done return what they returned."""
+        steps = op.blocking
+        with closing(connect(self.url)) as db:
+            steps.phase("ride_created", self._create, db, on=db)
+            charge = steps.effect("charge", self._charge, repeatable=False)
+            steps.phase("ride_charged", self._enter, db, charge["id"], on=db)
+        return 201, charge
 
     @staticmethod
     def _create(db: Any) -> None:

@@ -13,7 +13,7 @@ from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import StepsOf
 from oncekey.core.verdicts import Verdict
-from oncekey.upkeep import Inquiry, Outcome, Reconciler, Settlement
+from oncekey.upkeep import Inquiry, Outcome, Reconciler, Settlement, Upkeep
 from oncekey.upkeep.reconciler import Reconciled
 from tests.upkeep.stopped_rides import KEY, OPERATION, Elsewhere, Rides
 
@@ -119,6 +119,25 @@ async def test_resolver_settles_the_effect_and_the_retry_goes_on(rides: Rides) -
     assert (done.happened, asked) == (1, [("charge",)])
     assert (await rides.send()).json() == {"id": "ch_7"}
     assert (rides.rides, rides.charges) == (["ch_7"], 1)
+
+
+async def test_upkeep_goes_on_after_the_effect_where_the_client_never_comes_back(rides: Rides) -> None:
+    """The sweeper, the resolver and the resume function, in one round of upkeep."""
+    Elsewhere(rides, "async").kill()
+    rides.once.resolve_with(OPERATION, lambda inquiry: Happened({"id": "ch_7"}))
+    rides.once.resume(OPERATION, rides.go_on)
+    while record_of(rides).state is State.IN_PROGRESS and not record_of(rides).lease_over:
+        await asyncio.sleep(0.01)  # the lease of the process that was killed
+
+    def keep() -> None:
+        Upkeep(rides.once).run_once()
+        rides.once.store.disconnect()
+
+    await asyncio.to_thread(keep)
+    assert (rides.rides, rides.charges, record_of(rides).state) == (["ch_7"], 1, State.COMPLETED)
+    answer = await rides.send()
+    assert (answer.status_code, answer.json()) == (201, {"id": "ch_7"})
+    assert answer.headers["idempotency-replayed"] == "true"
 
 
 @pytest.mark.parametrize(

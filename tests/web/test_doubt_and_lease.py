@@ -14,11 +14,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
+from flask import Flask
 
 from oncekey import SINGLE_TENANT, OnceKey, OutcomeUnknown, Policy, Refuted, current
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.verdicts import Outcome
+from oncekey.web import flask as once_flask
 from oncekey.web.fastapi import protect
 
 LEASE = timedelta(seconds=60)
@@ -140,3 +142,26 @@ async def test_quarantine_counts_from_the_end_of_a_lease_where_the_handler_may_s
     assert settled.outcome is Outcome.TOO_EARLY
     assert settled.retry_in is not None
     assert settled.retry_in > LEASE.total_seconds() - 10
+
+
+@pytest.mark.parametrize("path", ["/raises", "/returns"])
+def test_quarantine_of_a_flask_app_counts_from_the_doubt(tmp_path: Path, path: str) -> None:
+    policy = Policy(lease=LEASE, quarantine=timedelta(milliseconds=1))
+    once = OnceKey(f"sqlite:///{tmp_path}/keys.db", scope=SINGLE_TENANT, policy=policy)
+    app = Flask("shop")
+
+    @app.post("/raises")
+    def raises() -> str:
+        raise ValueError("no such currency")
+
+    @app.post("/returns")
+    def returns() -> tuple[str, int]:
+        return "", 504
+
+    once_flask.protect(app, once)
+    with once:
+        app.test_client().post(path, headers={"Idempotency-Key": KEY})
+        (record,) = once.store.read([("single-tenant", KEY)])
+        once.store.disconnect()
+        assert record is not None
+        assert (record.state, record.lease_over) == (State.UNKNOWN, True)

@@ -111,11 +111,20 @@ def _facts(record: Record, reveal: bool) -> list[tuple[str, str]]:
         facts.append(("finished", f"{moment(record.finished_at)}, after {took}"))
     if record.state in FINAL or record.state in (State.PENDING, State.FAILED_RETRYABLE):
         facts.append(("expires", str(moment(record.expires_at))))
+    if record.state is State.UNKNOWN:
+        facts.append(("quarantine", _quarantine(record)))
     if record.recovery_point is not None:
         facts.append(("done up to", record.recovery_point))
     if record.response is not None:
         facts += _response(record.response, reveal)
     return facts
+
+
+def _quarantine(record: Record) -> str:
+    left = record.lease_until + record.quarantine - record.now
+    if left <= 0:
+        return f"{span(record.quarantine)}, and over: it can be refuted"
+    return f"{span(record.quarantine)}: it can be refuted in {span(left)}"
 
 
 def _doubts(record: Record, steps: Sequence[Step]) -> list[tuple[str, str]]:
@@ -202,6 +211,7 @@ def record_json(record: Record, reveal: bool) -> dict[str, Any]:
         "created_at": moment(record.created_at),
         "finished_at": moment(record.finished_at),
         "lease_until": moment(record.lease_until),
+        "quarantine_seconds": record.quarantine,
         "expires_at": moment(record.expires_at),
         "recovery_point": record.recovery_point,
         "reconcile_at": moment(record.reconcile_at),
