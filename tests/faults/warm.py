@@ -52,7 +52,10 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._handle = os.pidfd_open(pid)
+        try:
+            self._handle = os.pidfd_open(pid)
+        except ProcessLookupError:  # a role with little to do has ended already
+            self._handle = -1
 
     @property
     def alive(self) -> bool:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oncekey import SINGLE_TENANT, OnceKey, Operation, Policy, Refuted, StillUnknown, current
+from oncekey import SINGLE_TENANT, Happened, NotHappened, OnceKey, Operation, Policy, current
 from oncekey.engine.resumption import Answer, Resumption
 from oncekey.testing import faults
 from oncekey.upkeep import Inquiry, Upkeep
@@ -110,11 +110,12 @@ class Rides:
             steps.phase("receipt", finish, paid["id"], on=db)
         return {"ride": ride, "charge": paid["id"]}
 
-    def ask(self, inquiry: Inquiry) -> Refuted | StillUnknown:
+    def ask(self, inquiry: Inquiry) -> Happened | NotHappened:
         """The provider's ledger knows."""
-        if self.charges(inquiry.downstream_key("charge")):
-            return StillUnknown("it has happened")
-        return Refuted("the ledger has no such charge")
+        downstream_key = inquiry.downstream_key("charge")
+        if self.charges(downstream_key):
+            return Happened({"id": f"ch_{downstream_key[:8]}"}, "charge")
+        return NotHappened("the ledger has no such charge", "charge")
 
 
 def tidy(*, url: str, ledger: str, honours: bool, survived: str, fault: str = "") -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from oncekey.core.states import State
 from oncekey.engine.resumption import Answer, Resumption
-from oncekey.upkeep import Resumer
+from oncekey.upkeep import Resumer, Upkeep
 from tests.upkeep.rides import TABLES, Rides
 
 
@@ -160,3 +160,23 @@ async def test_function_may_end_with_an_enlisted_transaction(site: Site) -> None
     opened[0].close()
     assert site.ask("SELECT ride FROM receipts") == [(0,)]
     assert (await site.post()).json() == {"enlisted": True}
+
+
+async def test_verdict_that_the_charge_happened_lets_upkeep_end_the_ride(site: Site) -> None:
+    """One round of upkeep: the resolver finds the charge, and the resumer goes on after it. No client is needed."""
+    await site.stumble()
+    charge = site.rides.charge
+
+    def cut(downstream_key: str) -> dict[str, str]:
+        charge(downstream_key)
+        raise ConnectionError("the line was cut after the charge")
+
+    site.rides.charge = cut  # type: ignore[method-assign]
+    assert await asyncio.to_thread(site.upkeep, site.rides) == {"due": 1, "unknown": 1}
+    site.rides.charge = charge  # type: ignore[method-assign]
+    turns = await asyncio.to_thread(Upkeep(site.rides.once).run_once)
+    (resumed,) = [turn.result.as_json() for turn in turns if turn.duty == "resume" and turn.result]
+    assert resumed["completed"] == 1
+    assert (await site.post()).status_code == 201
+    assert len(site.rides.charges()) == 1
+    assert site.ask("SELECT count(charge) FROM rides") == site.ask("SELECT count(*) FROM receipts") == [(1,)]
