@@ -84,6 +84,8 @@ UPKEEP: tuple[Mutant, ...] = (
       ("oncekey.engine.resumption", "Steps.remembering(found)", "Steps.remembering(())")),
     _(45, "I3", "its lease is renewed by the keeper, and left when it is cut off", "tests/upkeep/test_resumer.py::test_stop_cuts_a_function_off_that_does_not_end",
       ("oncekey.upkeep.resumer", "            self._engine.keeper.unwatch(operation)\n            task.cancel()\n", "            task.cancel()\n")),
+    _(45, "I4", "a key is left to the process that has its function", "tests/upkeep/test_resumer.py::test_process_without_the_function_leaves_the_key_to_one_that_has_it",
+      ("oncekey.upkeep.resumer", "            if record.now - (record.reconcile_at or 0.0) < LEFT_SECONDS:\n", "            if False:\n")),
     _(45, "I6", "half-done requests are handed out by scope", f"{SQLITE_SUITE}::test_half_done_keys_are_handed_out_in_turns_too",
       (FAIRNESS, ", Duty.RESUMABLE: State.FAILED_RETRYABLE}", "}")),
     _(37, "I1", "a route that is not phased any more is not resumed", "tests/upkeep/test_resumer.py::test_route_that_is_not_phased_any_more_is_not_resumed",

@@ -21,7 +21,7 @@ from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.outbox import Response
 from oncekey.stores.base import Duty
 from oncekey.upkeep import Reaper, Resumer, Sweeper, Upkeep
-from oncekey.upkeep.resumer import NO_FUNCTION_SECONDS
+from oncekey.upkeep.resumer import LEFT_SECONDS, NO_FUNCTION_SECONDS
 from tests.upkeep.places import OPERATION, RETENTION, Place
 
 Function = Callable[[Resumption], Any]
@@ -437,12 +437,24 @@ def test_clients_retry_starts_the_tries_over(place: Place) -> None:
 # -- no function, no phases --------------------------------------------------------------------------------------------
 
 
-def test_operation_without_a_function_waits_an_hour(place: Place) -> None:
+def test_process_without_the_function_leaves_the_key_to_one_that_has_it(place: Place) -> None:
+    """Two apps on one store: what is due stays due, and costs no try."""
+    record = half_done(place)
+    place.age(RESUME_SECONDS + 1)
+    other = phased(place)
+    other.resume("POST /other", finishes)
+    assert resume(other) == {"due": 1, "left": 1}
+    assert resume(phased(place), finishes) == {"due": 1, "completed": 1}
+    assert place.get(record).state is State.COMPLETED
+
+
+def test_operation_without_a_function_is_put_off(place: Place) -> None:
     """Its keys must not stand in front of the others, and a deploy may bring a function."""
     record = half_done(place, operation="POST /other")
-    place.age(RESUME_SECONDS + 1)
+    place.age(RESUME_SECONDS + LEFT_SECONDS + 1)
     once = phased(place)
     assert resume(once, finishes) == {"due": 1, "left": 1}
+    assert resume(once) == {}
     found = place.get(record)
     assert (found.state, found.attempt, found.reconcile_tries) == (State.FAILED_RETRYABLE, 1, 0)
     assert (found.owner, found.last_error) == (record.owner, "it fell")

@@ -8,7 +8,8 @@ it runs. If the retry comes first, the resumer finds that the key has moved, and
 
 A try is counted when it begins, so that a try that kills the process counts too. The pause between tries grows
 (``core/record.resume_in``); after ``max_tries`` the key is a dead letter, for an operator. If the operation has no
-function, or is no longer declared phased, the resumer looks at the key again in an hour: a deploy may change that.
+function here, or is not declared phased here, the resumer leaves the key to other processes for a minute, and then
+looks again every ten minutes.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ from oncekey.web.endings import Move, answered, raised
 BATCH = 100
 COUNTED = 10_000
 """How far a dry run counts."""
-NO_FUNCTION_SECONDS = 3600.0
-"""The pause before the resumer looks again at a key whose operation has no function."""
+LEFT_SECONDS = 60.0
+"""How long a process without the function leaves a key that is due to others. One that has it looks every few
+seconds."""
+NO_FUNCTION_SECONDS = 600.0
+"""The pause after that, so that such keys do not stand before others. A deploy may bring the function meanwhile."""
 RESUMER = "resumer"
 """The resumer's name in the audit."""
 
@@ -135,6 +139,7 @@ class Resumer:
             counts["due"] += len(due)
             if len(due) < self._batch or counts["moved"] == before:
                 break
+        counts["left"] += counts["put_off"]
         return Resumed(**{name: counts[name] for name in Resumed.__slots__})  # type: ignore[attr-defined]
 
     def interrupt(self) -> None:
@@ -156,7 +161,7 @@ class Resumer:
             return
         ended = await self._resume(record)
         counts[ended] += 1
-        counts["moved"] += ended != "overtaken"
+        counts["moved"] += ended not in ("overtaken", "left")
 
     async def _run(self, flow: Flow[Any]) -> Any:
         return await self._engine.run(flow, SETTLE_SECONDS)
@@ -168,7 +173,9 @@ class Resumer:
         if registered is not None and policy is None:
             self._engine.tell_once(record.operation, _NOT_PHASED)
         if registered is None or policy is None:
-            return await self._postpone(record, "left", NO_FUNCTION_SECONDS)
+            if record.now - (record.reconcile_at or 0.0) < LEFT_SECONDS:
+                return "left"
+            return await self._postpone(record, "put_off", NO_FUNCTION_SECONDS)
         if record.reconcile_tries >= self._max_tries:  # its last try killed the process
             return await self._give_up(record)
         found: list[Step] = await self._run(_ask_store(StepsOf(record.scope, record.key)))
