@@ -1,6 +1,16 @@
 """Upkeep runs beside the app: no key stays stuck, and the app's and the provider's ledgers can be compared."""
 
-from oncekey.core.verdicts import Confirmed, Happened, Inquiry, NotHappened, Outcome, Refuted, Settlement, StillUnknown
+from oncekey.core.verdicts import (
+    Confirmed,
+    Happened,
+    Inquiry,
+    NotHappened,
+    Outcome,
+    Refuted,
+    Settlement,
+    StillUnknown,
+    Verdict,
+)
 from oncekey.engine.resumption import Resumption
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.reaper import Reaper
@@ -25,4 +35,5 @@ __all__ = [
     "StillUnknown",
     "Sweeper",
     "Upkeep",
+    "Verdict",
 ]
