@@ -118,7 +118,7 @@ def test_an_index_is_missing(desk: Desk, operate: Run) -> None:
     assert advice.startswith("run CREATE INDEX idempotency_keys_leases ON idempotency_keys")
     desk.execute(advice.removeprefix("run "))
     found = lines(operate("doctor", "--json")[1])
-    assert (found["indexes"]["level"], found["plans"]["level"]) == ("ok", "ok")
+    assert (found["indexes"]["level"], found["plans"]["level"]) == ("ok", "ok"), found["plans"]
 
 
 def test_an_index_without_which_the_rows_cannot_be_asked(desk: Desk) -> None:
