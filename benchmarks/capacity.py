@@ -1,10 +1,10 @@
 """From measured constants to machines: ``python -m benchmarks.capacity``.
 
 Simulates the one thing that cannot be multiplied: batches. Requests arrive at random at each app process; what comes
-while a batch is under way is the next one (``engine/lane.py``), so batches grow with the load, and a request costs the
-database less the more of them there are. The database is a number of cores that work on batches in turn, and a disk
-that makes one commit durable after the other, all that wait together. Everything else is the product of a rate and a
-constant. A step of the table ends where the first limit is reached, and says which.
+while a batch is under way is the next one (``engine/batching/thread_lane.py``), so batches grow with the load, and a
+request costs the database less the more of them there are. The database is a number of cores that work on batches in
+turn, and a disk that makes one commit durable after the other, all that wait together. Everything else is the product
+of a rate and a constant. A step of the table ends where the first limit is reached, and says which.
 
 What is measured and what is assumed stands in ``Constants`` and ``Machine``.
 """

@@ -21,7 +21,7 @@ from benchmarks.growth_rounds import BATCH, chance, spread
 from benchmarks.quiet import tree_seconds
 from benchmarks.store_alone import PairFailed, completion
 from oncekey.core.states import Effects
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.stores.postgres.store import PostgresStore
 from oncekey.testing.servers import PostgresServer
 from oncekey.upkeep import Sweeper

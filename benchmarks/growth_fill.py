@@ -22,7 +22,7 @@ from uuid import UUID
 
 import psycopg
 
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 
 TENANTS = 1000
 RETENTION = 86_400.0

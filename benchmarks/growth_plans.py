@@ -14,7 +14,7 @@ from benchmarks.growth_fill import Say
 from benchmarks.growth_rounds import BATCH, spread
 from benchmarks.store_alone import completion
 from oncekey.core.record import COUNTED, Record
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.stores.postgres.store import PostgresStore
 from oncekey.upkeep import Reaper, Sweeper
 from oncekey.upkeep.health import look

@@ -21,7 +21,7 @@ from oncekey import OnceKey
 from oncekey.core.fingerprint import fingerprint
 from oncekey.core.record import Reservation
 from oncekey.core.states import Effects
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.upkeep import Sweeper
 from oncekey.upkeep.health import look
 from oncekey.web.asgi import IdempotencyMiddleware

@@ -67,7 +67,7 @@ class OnceKeyQueue(Queue):
     """The statement of ``op.enqueue``, on a psycopg connection of the app's, as in an enlisted transaction."""
 
     async def prepare(self) -> None:
-        from oncekey.stores.urls import open_store
+        from oncekey.stores.registry import open_store
 
         store = open_store(self.url)
         store.migrate()

@@ -22,7 +22,7 @@ from benchmarks import load
 from benchmarks.places import places
 from benchmarks.quiet import NOISE, Patience
 from benchmarks.serving import Served, serving
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.upkeep import Reaper
 
 FLOOR = 0.8

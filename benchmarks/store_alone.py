@@ -23,8 +23,8 @@ from benchmarks.serving import ROOT, child_environment
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, Swap, swap
 from oncekey.core.states import Actor, Effects, Event
 from oncekey.engine.owners import Owners
-from oncekey.stores.base import Store
-from oncekey.stores.urls import open_store
+from oncekey.stores.api import Store
+from oncekey.stores.registry import open_store
 
 Way = Literal["lanes", "raw"]
 CALLERS = 128
@@ -105,8 +105,8 @@ async def callers(reserve: Reserve, complete: Complete, seconds: float, count: i
 
 async def through_lanes(url: str, seconds: float) -> float:
     """The one place that knows the engine: how a caller hands a reservation or a swap to a lane."""
-    from oncekey.engine.lanes import Lanes
-    from oncekey.engine.tickets import AsyncTicket
+    from oncekey.engine.batching.router import Lanes
+    from oncekey.engine.batching.ticket import AsyncTicket
     from oncekey.web import tuning
 
     store = open_store(url)

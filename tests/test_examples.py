@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 from oncekey.demo.provider import Charge, Ledger, make_server
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_SECONDS = 45.0

@@ -39,7 +39,7 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"all"}))
 def test_extra_belongs_to_a_module_that_exists(extra: str) -> None:
     """`pip install 'oncekey[x]'` succeeds only where there is a feature that needs x."""
-    folders = ["oncekey.stores", "oncekey.web", "oncekey.engine.enlist", "oncekey"]
+    folders = ["oncekey.stores", "oncekey.web", "oncekey.engine.transactions.adapters", "oncekey"]
     assert any(find_spec(f"{folder}.{extra}") for folder in folders)
 
 

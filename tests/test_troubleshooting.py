@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from oncekey.cli.main import app
+from oncekey.cli.app import app
 from oncekey.core.problems import PROFILES, Situation, problem
 from oncekey.telemetry import events
 

@@ -14,8 +14,8 @@ import pytest
 
 import oncekey
 from oncekey.cli import main
-from oncekey.cli.common import named
-from oncekey.stores.urls import open_store
+from oncekey.cli.options import named
+from oncekey.stores.registry import open_store
 
 Run = Callable[..., tuple[int, str, str]]
 

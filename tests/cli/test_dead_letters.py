@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from oncekey.admin import changes, dead_letters
 from oncekey.core.jobs import JobState
 from oncekey.core.record import Audit
 from oncekey.core.states import Actor, Event, State
 from oncekey.errors import MoveRefused
-from oncekey.operators import changes, dead_letters
 from oncekey.telemetry.redaction import redact
 from tests.cli.desk import Desk, Run
 

@@ -9,16 +9,16 @@ from typing import Any
 import psycopg
 import pytest
 
+from oncekey.admin.doctor import counted, examine, span
 from oncekey.core.diagnosis import Diagnosis, Level, worst
 from oncekey.core.record import COUNTED, NO_RESOLVER
 from oncekey.core.states import Actor, Event, State
-from oncekey.operators.doctor import counted, examine, span
-from oncekey.stores import judging
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import probes
+from oncekey.stores.postgres import checks
 from oncekey.stores.postgres.store import PostgresStore
+from oncekey.stores.sql import diagnosis
 from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite.probes import durability as sqlite_durability
+from oncekey.stores.sqlite.checks import durability as sqlite_durability
 from oncekey.telemetry.redaction import redact
 from tests.cli.desk import Desk, Run, runner
 
@@ -145,20 +145,20 @@ def test_an_index_that_is_not_valid(postgres_url: str) -> None:
 
 def test_every_index_of_the_schema_is_known() -> None:
     for package in ("oncekey.stores.postgres", "oncekey.stores.sqlite"):
-        wanted = judging.wanted_indexes(package)
+        wanted = diagnosis.wanted_indexes(package)
         assert len(wanted) == 19
-        assert set().union(*judging.USES.values()) <= set(wanted)
+        assert set().union(*diagnosis.USES.values()) <= set(wanted)
 
 
 def test_clocks(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour apart is a warning on either side; what the round trip takes is not a difference."""
     desk = Desk(postgres_url)
-    real = probes.host_clock
+    real = checks.host_clock
     for apart, side in ((3600.0, "behind"), (-3600.0, "ahead of")):
-        monkeypatch.setattr(probes, "host_clock", lambda apart=apart: real() + apart)
+        monkeypatch.setattr(checks, "host_clock", lambda apart=apart: real() + apart)
         found = line(desk, "clock")
         assert (found.level, f"{side} this host" in found.found) == (Level.WARN, True)
-    assert judging.clock(20.0, 16.0).level is Level.OK
+    assert diagnosis.clock(20.0, 16.0).level is Level.OK
     desk.close()
 
 
@@ -177,7 +177,7 @@ GOOD = {"synchronous_commit": "on", "fsync": "on", "full_page_writes": "on", "st
     ],
 )
 def test_durability_of_postgres(changed: dict[str, str], levels: list[Level]) -> None:
-    found = list(probes.durability(GOOD | changed))
+    found = list(checks.durability(GOOD | changed))
     assert [each.level for each in found] == levels
     assert all(each.advice for each in found if each.level is not Level.OK)
 
@@ -235,9 +235,9 @@ def finished(desk: Desk, number: int, took: float, lease: float, operation: str 
 
 def test_the_lease_against_what_handlers_take(desk: Desk) -> None:
     """The worst operation is named, with a lease that would do; too few keys say nothing."""
-    finished(desk, judging.ENOUGH - 1, 50.0, 90.0, "POST /slow")
+    finished(desk, diagnosis.ENOUGH - 1, 50.0, 90.0, "POST /slow")
     assert line(desk, "lease").found.startswith("no operation with 20 finished keys")
-    finished(desk, judging.ENOUGH, 1.0, 60.0)
+    finished(desk, diagnosis.ENOUGH, 1.0, 60.0)
     found = line(desk, "lease")
     assert (found.level, found.found) == (
         Level.OK,
@@ -345,8 +345,8 @@ def test_the_probes_use_an_index(postgres_url: str) -> None:
     """Looking for the time that handlers take reads the newest keys, not all."""
     store = PostgresStore(postgres_url)
     store.migrate()
-    ((plan,),) = store._ask("EXPLAIN (FORMAT JSON) " + probes._TIMES, judging.SAMPLE)
-    assert set(probes._indexes_in(plan)) == {"idempotency_keys_expired"}
+    ((plan,),) = store._ask("EXPLAIN (FORMAT JSON) " + checks._TIMES, diagnosis.SAMPLE)
+    assert set(checks._indexes_in(plan)) == {"idempotency_keys_expired"}
     store.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.cli.showing import plain
+from oncekey.cli.output import plain
 from oncekey.core.states import State
 from oncekey.engine.once import ENDPOINT_MARK
 from oncekey.telemetry.redaction import redact

@@ -9,12 +9,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from oncekey.admin import changes
 from oncekey.core.record import Audit, StoredResponse
 from oncekey.core.responses import MAX_RESPONSE_BYTES
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import StepsOf, StepState
 from oncekey.errors import MoveRefused
-from oncekey.operators import changes
 from oncekey.telemetry.redaction import redact
 from tests.cli.desk import LEASE, RESPONSE, Desk, Run
 

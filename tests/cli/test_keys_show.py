@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
+from oncekey.admin import changes
 from oncekey.core.record import Audit
 from oncekey.core.states import Actor, Effects, Event, State
-from oncekey.operators import changes
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.cli.desk import RESPONSE, Desk, Run, runner
 

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
+from oncekey.admin import masks
+from oncekey.admin.masks import whole_key
 from oncekey.core.states import State
 from oncekey.errors import KeyNotFound, OperatorError
-from oncekey.operators import masks
-from oncekey.operators.masks import whole_key
 from oncekey.telemetry.emitter import log_event
 from oncekey.telemetry.events import Doubted, about
 from oncekey.telemetry.redaction import redact

@@ -21,8 +21,8 @@ from oncekey import Policy
 from oncekey.cli import main
 from oncekey.errors import ConfigurationError
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.coverage import Coverage, audit
 from oncekey.web.litestar import OnceKeyPlugin
+from oncekey.web.route_audit import Coverage, audit
 from tests.cli.audited_apps import (
     APPS,
     OWN,

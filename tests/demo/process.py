@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 
 START_SECONDS = 40.0
 PATIENCE_SECONDS = 45.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from oncekey.engine import keeper as keeper_module
+from oncekey.engine.batching.router import Lanes
 from oncekey.engine.keeper import Keeper
-from oncekey.engine.lanes import Lanes
 from tests.engine.desk import Desk
 from tests.engine.doubles import Clock, FakeStore
 from tests.engine.keeping import Kept

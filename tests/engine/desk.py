@@ -22,7 +22,7 @@ from oncekey.core.record import Record, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.engine.operation import Operation
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from tests.enlist.shop import Api, Shop
 
 PHASED = Policy(effects="phased")

@@ -17,10 +17,10 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse, Swap
 from oncekey.core.states import Effects, State
 from oncekey.core.steps import Step, StepsOf
+from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.operation import Operation
-from oncekey.engine.tickets import AsyncTicket
-from oncekey.stores.base import Capabilities, Duty
+from oncekey.stores.api import Capabilities, Duty
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import Event

@@ -9,8 +9,8 @@ from typing import Any
 
 from oncekey.core.record import Found, Record, Reservation, Swap, swap
 from oncekey.core.states import Actor, Event
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import AsyncTicket
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import AsyncTicket
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
 
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, swap
 from oncekey.core.states import Actor, Event
+from oncekey.engine.batching.ticket import SyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.operation import Operation
-from oncekey.engine.tickets import SyncTicket
 from tests.engine.doubles import (
     PATIENCE,
     RESPONSE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncekey.core.record import Found
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import SyncTicket, Work
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import SyncTicket, Work
 from tests.engine.doubles import PATIENCE
 
 Open = Callable[..., Lanes]

@@ -11,7 +11,7 @@ import pytest
 from oncekey import Policy
 from oncekey.core.states import Effects, State
 from oncekey.engine.operation import Operation
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.upkeep.sweeper import Sweeper
 from tests.engine.desk import Desk, Serve
 

@@ -17,9 +17,9 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record, swap
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.engine import engine as engine_module
+from oncekey.engine.batching.ticket import SyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Pause
-from oncekey.engine.tickets import SyncTicket
 from oncekey.errors import ConfigurationError, StoreOverloaded, StoreUnavailable
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter

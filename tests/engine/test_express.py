@@ -11,9 +11,9 @@ from typing import Any
 from oncekey.core.record import Audit, Found, Reservation, Swap, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
-from oncekey.engine import express
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import AsyncTicket
+from oncekey.engine.batching import loop_lane
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, reservation
 from tests.engine.in_loop import FastStore, Quick, ask, run, warmed
@@ -114,8 +114,8 @@ def test_what_it_cannot_carry_takes_the_lanes() -> None:
         "with effects": replace(end, effects=record.effects),
         "with a point": replace(end, recovery_point="started"),
     }
-    assert all(express.fits(work) for work in rides.values())
-    assert not any(express.fits(work) for work in walks.values())
+    assert all(loop_lane.fits(work) for work in rides.values())
+    assert not any(loop_lane.fits(work) for work in walks.values())
 
 
 def test_a_store_that_leaves_most_keys_to_the_lanes_is_hardly_asked() -> None:
@@ -141,10 +141,10 @@ def test_a_store_that_leaves_most_keys_to_the_lanes_is_hardly_asked() -> None:
             assert found.record.owner == wanted.owner, "a new key is the lane's, and gets its row there"
         assert 1 <= len(here) < 20, "it went on asking for what is not there"
         here.clear()
-        for _ in range(12 * express.SAMPLE):
+        for _ in range(12 * loop_lane.SAMPLE):
             (found,) = await ask(lanes, reservation("known"))
             assert found.record.owner == known.owner
-        assert len(here) > 2 * express.SAMPLE, "it did not come back for replays"
+        assert len(here) > 2 * loop_lane.SAMPLE, "it did not come back for replays"
         await asyncio.to_thread(lanes.close, PATIENCE)
 
     run(main)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from oncekey.core.record import Found, Reservation
-from oncekey.engine import batches, express
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import AsyncTicket
+from oncekey.engine.batching import batch, loop_lane
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreError, StoreUnavailable
-from oncekey.stores.base import LostRace
+from oncekey.stores.api import LostRace
 from tests.engine.doubles import PATIENCE, eventually, reservation
 from tests.engine.in_loop import FastStore, Quick, ask, run, warmed
 
@@ -40,7 +40,7 @@ def test_trouble_is_left_to_the_lanes(when: str) -> None:
 
 def test_after_its_rest_the_express_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trouble does not last, and is told, though the lanes got by."""
-    monkeypatch.setattr(express, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(loop_lane, "REST_SECONDS", 0.0)
     told: list[tuple[str, str]] = []
 
     async def main() -> None:
@@ -110,7 +110,7 @@ def test_an_error_of_the_lanes_reaches_the_caller() -> None:
 def test_who_was_left_to_the_lanes_is_not_left_to_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A race is lost for one piece, then the loop ends during the next: what the lane has answered stays answered, also
     when the store is down by then."""
-    monkeypatch.setattr(batches, "MAX_BATCH", 1)
+    monkeypatch.setattr(batch, "MAX_BATCH", 1)
 
     class Raced(Quick):
         async def reserve(self, batch: Sequence[Reservation]) -> list[Found]:

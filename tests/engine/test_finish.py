@@ -10,9 +10,9 @@ import pytest
 
 from oncekey.core.record import StoredResponse, Swap
 from oncekey.core.states import Effects, Event, State
-from oncekey.engine import enlisted
 from oncekey.engine.engine import EFFECT_BEGUN_LATE, FINISH_TRIES, Engine
 from oncekey.engine.flows import Finished, Pause
+from oncekey.engine.transactions import completion
 from oncekey.errors import StoreUnavailable
 from oncekey.telemetry import events
 from tests.engine.doubles import RESPONSE, FakeStore, listening, operation_of, play, record_of, reservation
@@ -179,7 +179,7 @@ def test_a_commit_that_was_not_heard_of_is_ours_by_its_response(flows: Flows, bo
     there = record_of(MINE, State.COMPLETED, response=replace(RESPONSE, body=body))
     operation: Any = flows.operation
     operation.enlisted = SimpleNamespace(release=lambda: None, link=SimpleNamespace(free=lambda: None))
-    played = play(enlisted.settle(flows.engine, operation, Event.COMPLETE, RESPONSE, None), there)
+    played = play(completion.settle(flows.engine, operation, Event.COMPLETE, RESPONSE, None), there)
     assert played.result == Finished(body == RESPONSE.body, there)
 
 

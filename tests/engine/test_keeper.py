@@ -10,7 +10,7 @@ import pytest
 
 from oncekey.core.leases import LOOKS_PER_LEASE, overdue_lease
 from oncekey.core.states import Event
-from oncekey.engine.tickets import SyncTicket
+from oncekey.engine.batching.ticket import SyncTicket
 from oncekey.errors import StoreUnavailable
 from oncekey.telemetry import events
 from tests.engine.doubles import (

@@ -10,15 +10,15 @@ import pytest
 from starlette.responses import JSONResponse, Response
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
-from oncekey.cli.describing import print_sight, sight_json
+from oncekey.admin.key_view import look
+from oncekey.cli.descriptions import print_sight, sight_json
 from oncekey.core.kept_request import KeptRequest, as_step, kept_request, request_in
 from oncekey.core.states import State
 from oncekey.core.steps import REQUEST, StepKind, StepsOf, StepState
 from oncekey.core.verdicts import Inquiry
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, StepError
-from oncekey.operators.sight import look
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.web.flask import protect
 from tests.engine.desk import SCOPE, Desk
 

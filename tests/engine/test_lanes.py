@@ -11,8 +11,8 @@ import pytest
 
 from oncekey.core.record import Found, Record, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
-from oncekey.engine.batches import MAX_BATCH, MAX_BATCH_BYTES
-from oncekey.engine.tickets import AsyncTicket, QuietTicket
+from oncekey.engine.batching.batch import MAX_BATCH, MAX_BATCH_BYTES
+from oncekey.engine.batching.ticket import AsyncTicket, QuietTicket
 from oncekey.errors import SchemaError, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
 from tests.engine.lanes import Open, ask, owner_found, submit

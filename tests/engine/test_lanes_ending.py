@@ -15,8 +15,8 @@ import pytest
 
 from oncekey.core.record import swap
 from oncekey.core.states import Actor, Event
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import AsyncTicket, SyncTicket
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket
 from oncekey.errors import StoreError, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
 from tests.engine.forking import FORK_RESULT, FORK_SCRIPT
@@ -198,8 +198,8 @@ def test_a_process_that_forgets_to_close_ends_all_the_same() -> None:
     assert run(
         """
 import sys
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import QuietTicket
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import QuietTicket
 from oncekey.stores.memory import MemoryStore
 
 class Loud(MemoryStore):
@@ -221,8 +221,8 @@ def test_a_child_that_was_forked_during_a_batch_does_not_wait_for_it() -> None:
     assert run(
         """
 import os, signal, threading, warnings
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import SyncTicket
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import SyncTicket
 from oncekey.stores.memory import MemoryStore
 
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -10,9 +10,9 @@ import pytest
 
 from oncekey.core.record import Record, swap
 from oncekey.core.states import Actor, Event, State
-from oncekey.engine import lane as lane_module
-from oncekey.engine.lanes import Lanes
-from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
+from oncekey.engine.batching import thread_lane as lane_module
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket, Work
 from oncekey.errors import StoreError, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, eventually, reservation, waiting
 

@@ -8,8 +8,8 @@ import pytest
 
 from oncekey.core.record import swap
 from oncekey.core.states import Actor, Event
-from oncekey.engine import lane as lane_module
-from oncekey.engine.tickets import AsyncTicket
+from oncekey.engine.batching import thread_lane as lane_module
+from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import SchemaError, StoreError, StoreOverloaded, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
 from tests.engine.lanes import Open, ask, owner_found, submit

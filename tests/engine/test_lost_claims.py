@@ -19,7 +19,7 @@ import pytest
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
 from oncekey.core.record import Found, Record, Reservation, Swap, swap
 from oncekey.core.states import Actor, Event, State
-from oncekey.engine import lane as lane_module
+from oncekey.engine.batching import thread_lane as lane_module
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore

@@ -19,8 +19,8 @@ from oncekey.core.routes import Route
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError, SchemaError
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.registry import _with_extra, open_store
 from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.urls import _with_extra, open_store
 from tests.engine.doubles import PATIENCE, FakeStore, reservation
 
 # ---------------------------------------------------------------- making one

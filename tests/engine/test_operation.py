@@ -11,7 +11,7 @@ import pytest
 
 from oncekey import current
 from oncekey.core.policy import Policy
-from oncekey.engine import forks
+from oncekey.engine import process
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.owners import Owners
 from oncekey.engine.request import SINGLE_TENANT, Request
@@ -203,14 +203,14 @@ def test_owner_tokens_are_never_the_same() -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else in this process hears of the fork that a test plays."""
-    monkeypatch.setattr(forks, "_enrolled", WeakSet())
+    monkeypatch.setattr(process, "_enrolled", WeakSet())
 
 
 def test_a_forked_child_takes_other_tokens(alone: None) -> None:
     """Parent and child count from the same place, so the child has a random part of its own."""
     owners = Owners()
     before = owners.new()
-    forks._in_child()
+    process._in_child()
     after = owners.new()
     assert before.rpartition("-")[0] != after.rpartition("-")[0]
 
@@ -225,9 +225,9 @@ def test_being_enrolled_for_forks_keeps_nothing_alive(alone: None) -> None:
             Item.calls += 1
 
     item = Item()
-    forks.enroll(item)
-    forks._in_child()
+    process.enroll(item)
+    process._in_child()
     assert Item.calls == 1
     del item
-    forks._in_child()
+    process._in_child()
     assert Item.calls == 1

@@ -15,11 +15,11 @@ from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
 from oncekey.core.jobs import JobState
 from oncekey.core.states import State
 from oncekey.engine.operation import Operation
-from oncekey.engine.staging import MAX_PAYLOAD_BYTES, MAX_TASK_LENGTH
+from oncekey.engine.transactions.jobs import MAX_PAYLOAD_BYTES, MAX_TASK_LENGTH
 from oncekey.errors import ApplicationError, EnlistError
 from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.web import fastapi as web
 from tests.engine.desk import Desk, now
 from tests.enlist.shop import TRANSACTIONAL
@@ -71,9 +71,9 @@ async def test_its_downstream_key_is_the_same_in_every_attempt(desk: Desk) -> No
             raise NotExecuted("once more")
 
     def execute(op: Operation) -> Any:
-        from oncekey.engine import enlisted
+        from oncekey.engine.transactions import completion
 
-        return enlisted.execute(op, "SELECT downstream_key FROM idempotency_outbox ORDER BY payload", {})
+        return completion.execute(op, "SELECT downstream_key FROM idempotency_outbox ORDER BY payload", {})
 
     api = desk.api(serve, TRANSACTIONAL)
     assert [(await api.post()).status_code for _ in range(2)] == [503, 201]

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from oncekey.engine.tickets import AsyncTicket, QuietTicket, SyncTicket, Ticket
+from oncekey.engine.batching.ticket import AsyncTicket, QuietTicket, SyncTicket, Ticket
 from oncekey.errors import StoreError, StoreUnavailable
 from tests.engine.doubles import PATIENCE, waiting
 

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.record import Record
 from oncekey.core.states import State
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import databases
 

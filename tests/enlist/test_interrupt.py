@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.engine.enlist.sqlite import SqliteLink
+from oncekey.engine.transactions.adapters.sqlite import SqliteLink
 from oncekey.testing.company import Child
 
 STATEMENTS = 3_000

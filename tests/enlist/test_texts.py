@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.engine.enlist.texts import ends_transaction, may_end_transaction, writes
+from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction, writes
 
 
 @pytest.mark.parametrize(

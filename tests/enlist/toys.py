@@ -24,7 +24,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session, sessionmaker
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
-from oncekey.engine.enlist.sqlalchemy import SqlAlchemyLink
+from oncekey.engine.transactions.adapters.sqlalchemy import SqlAlchemyLink
 from oncekey.web import fastapi as web
 from oncekey.web import flask as flask_web
 

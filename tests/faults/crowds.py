@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.company import Child
 from oncekey.web.asgi import IdempotencyMiddleware

@@ -12,7 +12,7 @@ from typing import TypeVar
 from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import AuditLine, Record
 from oncekey.core.steps import Step, StepsOf
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from tests.faults.clients import History, Name
 from tests.faults.provider import Call
 

@@ -26,9 +26,9 @@ from starlette.routing import Route
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.record import RESPONSE_SCHEMA_VERSION, StoredResponse
 from oncekey.errors import StoreError
-from oncekey.stores.stored_responses import stored_response
+from oncekey.stores.sql.stored_responses import stored_response
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.wire import answer_headers, replay
+from oncekey.web.responses import answer_headers, replay
 from tests.core import (
     test_fingerprint,
     test_fingerprint_json,

@@ -13,7 +13,7 @@ from oncekey.engine import steps
 from oncekey.engine.flows import Call, Pause
 from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.web.endings import Move, answered, raised
 
 if TYPE_CHECKING:

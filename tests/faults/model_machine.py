@@ -14,15 +14,15 @@ from oncekey.core.record import Record, Reservation, Swap, swap
 from oncekey.core.states import FINAL, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
 from oncekey.core.verdicts import Confirmed, Happened, NotHappened, Refuted, Verdict
-from oncekey.engine import settling
+from oncekey.engine import settlement
 from oncekey.engine.operation import Operation
 from oncekey.engine.owners import Owners
 from oncekey.engine.resumption import Resumption
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.stores.memory import MemoryStore
 from oncekey.upkeep import reconciler, resumer, sweeper
 from oncekey.web.endings import Move, answer_instead
-from oncekey.web.wire import answer_to
+from oncekey.web.responses import answer_to
 from tests.faults.model_flows import Ask, Began, Choose, Commit, Due, Enlist, Flow, Kind, Node, Outside, RollBack, Told
 
 LEASE, QUARANTINE, RETENTION = 10.0, 20.0, 1000.0
@@ -160,7 +160,7 @@ class Machine:
         record: Record | None = (yield AT) if seen else None
         if record is not None and reconciler._is_due(record):
             verdict: Verdict = yield Ask()
-            yield from settling.settle(self.engine, record, verdict, who="reconciler")
+            yield from settlement.settle(self.engine, record, verdict, who="reconciler")
 
     # -- the store -----------------------------------------------------------------------------------------------------
 

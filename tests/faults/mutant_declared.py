@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
-DECLARATIONS, ROUTER, COVERAGE = "oncekey.core.declarations", "oncekey.web.starlette_router", "oncekey.web.coverage"
+DECLARATIONS, ROUTER, COVERAGE = "oncekey.core.declarations", "oncekey.web.starlette_router", "oncekey.web.route_audit"
 CHECK, ASGI, STARLETTE = "oncekey.web.declared", "oncekey.web.asgi", "oncekey.web.starlette"
 REQUESTS, START = "tests/web/test_declared.py", "tests/web/test_declared_start.py"
 ALONE = "test_declaration_counts_for_its_handler_and_not_for_others_that_fit_the_path"

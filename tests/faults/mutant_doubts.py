@@ -8,7 +8,7 @@ from tests.faults.mutant import mutant as _
 
 SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
 DOUBTS = "oncekey.core.doubts"
-SETTLING = "oncekey.engine.settling"
+SETTLING = "oncekey.engine.settlement"
 OF_EFFECTS = "tests/upkeep/test_effects_in_doubt.py"
 LEASES = "tests/web/test_doubt_and_lease.py"
 SQLITE_SUITE = "tests/stores/test_sqlite.py::TestSqliteStore"
@@ -28,7 +28,7 @@ DOUBTS_OF_EFFECTS: tuple[Mutant, ...] = (
     _(46, "I1", "Confirmed does not skip phases unasked", f"{OF_EFFECTS}::test_verdict_about_what_is_not_in_doubt_is_refused",
       (SETTLING, "if doubted and not verdict.final:", "if False:")),
     _(46, "I1", "an operator's --confirm does not skip phases unasked", "tests/cli/test_keys_resolve.py::test_what_does_not_fit_the_doubt_is_refused_before_anything_is_asked",
-      ("oncekey.operators.changes", "    if not doubted:\n        return None\n", "    return None\n")),
+      ("oncekey.admin.changes", "    if not doubted:\n        return None\n", "    return None\n")),
     _(46, "I1", "an effect that is done keeps its result", f"{OF_EFFECTS}::test_effect_that_is_done_is_not_done_again",
       (SETTLING, "    if chosen.state is StepState.DONE:\n", "    if False:\n")),
     _(46, "I1", "a webhook about one effect does not settle another", f"{OF_EFFECTS}::test_webhook_about_one_effect_does_not_settle_another",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
-ENLIST = "oncekey.engine.enlist"
+ENLIST = "oncekey.engine.transactions.adapters"
 GUARD, PSYCOPG, ASYNCPG, TEXTS = (
     f"{ENLIST}.sqlalchemy_guard",
     f"{ENLIST}.psycopg",
@@ -19,8 +19,8 @@ LATER = "tests/enlist/test_later_transactions.py"
 ENLISTED: tuple[Mutant, ...] = (
     # 31: a handler that ends its transaction and writes again
     _(31, "I1", "a key is unknown where a later transaction may have written", f"{OWN}[postgresql-asyncpg-ROLLBACK, write, COMMIT]",
-      ("oncekey.engine.enlisted", "if enlisted.number is None or enlisted.link.may_have_written_later:", "if enlisted.number is None:"),
-      ("oncekey.engine.enlisted", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
+      ("oncekey.engine.transactions.completion", "if enlisted.number is None or enlisted.link.may_have_written_later:", "if enlisted.number is None:"),
+      ("oncekey.engine.transactions.completion", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
     _(31, "I1", "statements of asyncpg are seen", f"{OWN}[postgresql-asyncpg-ROLLBACK, BEGIN, write, COMMIT, BEGIN]",
       (ASYNCPG, "        self._beneath.add_query_logger(self._see)\n", "")),
     _(31, "I1", "a transaction after the enlisted one only reads (SQLAlchemy)", f"{LATER}::test_write_that_no_verb_shows_is_refused_by_the_server",
@@ -53,16 +53,16 @@ ENLISTED: tuple[Mutant, ...] = (
       (f"{ENLIST}.sqlalchemy", "            return rows if self._still() else []  #", "            return rows  #"),
       (f"{ENLIST}.sqlalchemy", "            if guard is None or not self._still():\n", "            if guard is None:\n")),
     _(23, "I2", "an enlisted commit waits for the disk", "tests/enlist/test_durability.py::test_synchronous_commit_off_is_on_in_the_enlisted_transaction",
-      ("oncekey.stores.postgres/enlisted/enlist", "WHEN 'off' THEN 'on'", "WHEN 'off' THEN 'off'")),
+      ("oncekey.stores.postgres/transaction_enlist", "WHEN 'off' THEN 'on'", "WHEN 'off' THEN 'off'")),
     # 31 to 33: what first users' apps did
     _(31, "I1", "a removed scoped session is noticed", "tests/enlist/test_ordinary_flask.py::test_session_removed_and_used_again_makes_the_key_unknown",
       (f"{ENLIST}.sqlalchemy", "        if self.ended and self._was_removed():\n", "        if False:\n")),
     _(31, "I1", "a removed scoped session is noticed in another thread", "tests/enlist/test_scoped_sessions.py::test_removed_session_that_is_used_again_makes_the_key_unknown",
       (f"{ENLIST}.sqlalchemy", "        return thread != threading.get_ident() or not registry.has() or", "        return thread == threading.get_ident() and")),
     _(31, "I1", "an enlist that was not awaited is noticed behind an error", "tests/enlist/test_misuse.py::test_enlist_that_was_not_awaited_is_noticed_behind_an_error_too",
-      ("oncekey.engine.enlisted", "    if enlisted.stage is Stage.NEW and event is not Event.DISCARD:\n", "    if enlisted.stage is Stage.NEW and event in COMMITTING:\n")),
+      ("oncekey.engine.transactions.completion", "    if enlisted.stage is Stage.NEW and event is not Event.DISCARD:\n", "    if enlisted.stage is Stage.NEW and event in COMMITTING:\n")),
     _(33, "I4", "a 4xx after a failed statement is stored", "tests/enlist/test_ordinary_flask.py::test_integrity_error_answered_with_409_is_stored_and_replayed",
-      ("oncekey.engine.enlisted", " and (event is not Event.FAIL or enlisted.held_too_long):\n", ":\n")),
+      ("oncekey.engine.transactions.completion", " and (event is not Event.FAIL or enlisted.held_too_long):\n", ":\n")),
     _(31, "I1", "a SQLAlchemy that cannot tell autocommit is refused", "tests/enlist/test_misused_transactions.py::test_sqlalchemy_that_cannot_tell_autocommit_is_refused",
       (f"{ENLIST}.sqlalchemy", "        if _numbers(sqlalchemy.__version__) < (2, 0, 43):\n", "        if False:\n")),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from tests.faults.mutant import mutant as _
 TOLD = "tests/web/test_unknown_is_told.py"
 HELD = "tests/enlist/test_held_too_long.py"
 ACCEPTED = "tests/web/test_in_flight_accepted.py"
-OUTCOMES, LEASES, WIRE = "oncekey.web.unknown_outcomes", "oncekey.core.leases", "oncekey.web.wire"
+OUTCOMES, LEASES, WIRE = "oncekey.web.unknown_outcomes", "oncekey.core.leases", "oncekey.web.responses"
 
 SILENCE: tuple[Mutant, ...] = (
     # 47: what failed leaves no trace
@@ -44,7 +44,7 @@ SILENCE: tuple[Mutant, ...] = (
     _(49, "I4", "a transaction has its whole time", f"{HELD}::test_transaction_opened_late_has_its_whole_time",
       ("oncekey.engine.keeper", "        if now < enlisted.opened_at + limit:", "        if False:")),
     _(49, "I4", "others write when an overdue transaction is ended", f"{HELD}::test_others_write_before_the_handler_of_an_overdue_transaction_has_ended",
-      ("oncekey.engine.enlisting", "        self.hold.release()  # this", "        # this")),
+      ("oncekey.engine.transactions.enlistment", "        self.hold.release()  # this", "        # this")),
     _(49, "I4", "a handler that does not commit is named", f"{HELD}::test_external_handler_that_does_not_commit_is_named_in_the_log",
       ("oncekey.stores.sqlite.store", "            return is_busy(error)\n", "            return False\n")),
     _(49, "I4", "no handler is blamed for a store that is down", f"{HELD}::test_store_that_is_down_is_not_blamed_on_the_handler",

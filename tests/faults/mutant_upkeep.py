@@ -49,7 +49,7 @@ UPKEEP: tuple[Mutant, ...] = (
     _(52, "I4", "a WSGI app starts one upkeep", "tests/web/test_upkeep_in_app.py::test_two_first_requests_at_once_start_one_upkeep",
       ("oncekey.upkeep.in_app", "            if self._running is None or not self._running.running:\n", "            if True:\n")),
     _(52, "I4", "a forked worker starts an upkeep of its own", "tests/web/test_upkeep_in_app.py::test_forked_worker_starts_an_upkeep_of_its_own_and_ends_quietly",
-      ("oncekey.upkeep.in_app", "        forks.enroll(self)\n", "")),
+      ("oncekey.upkeep.in_app", "        process.enroll(self)\n", "")),
     _(52, "I4", "upkeep of a WSGI app ends with its OnceKey", "tests/web/test_upkeep_in_app.py::test_flask_starts_upkeep_at_its_first_protected_request",
       ("oncekey.upkeep.in_app", "                self._once.on_close(self._running.stop)\n", "")),
     _(52, "I4", "upkeep of a WSGI app that is gone ends", "tests/web/test_upkeep_in_app.py::test_upkeep_of_a_flask_app_that_is_gone_ends",

@@ -25,7 +25,7 @@ from oncekey.core.record import Audit, StoredResponse, Swap
 from oncekey.core.states import Event
 from oncekey.engine.once import SINGLE_SCOPE
 from oncekey.errors import StoreError
-from oncekey.stores.base import Duty, Store
+from oncekey.stores.api import Duty, Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore

@@ -25,7 +25,7 @@ import psycopg
 
 from oncekey.core.jobs import JobState
 from oncekey.core.states import State
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from tests.faults import provider
 from tests.faults.app import ENTRIES, make_app
 from tests.faults.campaign import Run

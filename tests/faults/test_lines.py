@@ -15,16 +15,16 @@ from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.decision import Busy
 from oncekey.core.record import Found, Reservation
 from oncekey.core.states import State
-from oncekey.engine import enlisted
+from oncekey.engine.batching.loop_lane import Express
+from oncekey.engine.batching.thread_lane import Lane
+from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.engine.engine import Engine
-from oncekey.engine.enlist.sqlite import Hold
-from oncekey.engine.express import Express
 from oncekey.engine.keeper import Keeper
-from oncekey.engine.lane import Lane
 from oncekey.engine.operation import Operation, _current
-from oncekey.engine.tickets import AsyncTicket
+from oncekey.engine.transactions import completion
+from oncekey.engine.transactions.adapters.sqlite import Hold
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import asgi, wire, wsgi
+from oncekey.web import asgi, responses, wsgi
 from oncekey.web.handling import Handling
 from tests.faults import crowds, disconnects, lines, scenarios, scenes
 from tests.faults.campaign import Run
@@ -64,9 +64,9 @@ BUGS = {
         "first", "memory", line_with(Handling._handle, "done.set_result(None)"),
     ),
     "a turn of the loop that never came": ("first", "memory", first_line(Lane._flush, "loop")),
-    "the file's gate, never given back": ("enlisted", "sqlite", first_line(enlisted.finish, "loop")),
+    "the file's gate, never given back": ("enlisted", "sqlite", first_line(completion.finish, "loop")),
     "a commit on a connection that its app is just closing": (
-        "enlisted", "sqlite", first_line(enlisted._commit, "loop"),
+        "enlisted", "sqlite", first_line(completion._commit, "loop"),
     ),
     "the gate, not given back": ("enlisted", "sqlite", first_line(Hold.release, "loop")),
     "a keeper that ends": ("renewed", "memory", first_line(Keeper._renew_due, "thread")),
@@ -201,7 +201,7 @@ def test_a_crowd_that_shares_a_key_is_noticed(tmp_path: Path, monkeypatch: pytes
 
 def test_a_crowd_that_is_told_lies_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some replays say that the first is still in progress: no order of events explains that."""
-    answer_to = wire.answer_to
+    answer_to = responses.answer_to
     asked: list[None] = []
 
     def lies(decision: Any, policy: Any, once: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from oncekey.core.decision import Busy, Claim, Decision, Replay, decide
 from oncekey.core.record import Record, Reservation, Swap
 from oncekey.core.states import FINAL, Effects, Event, State
-from oncekey.engine import settling
+from oncekey.engine import settlement
 from oncekey.engine.flows import Flow
 from oncekey.engine.steps import Steps
 from oncekey.stores.memory import MemoryStore
@@ -105,7 +105,7 @@ def taken_over_at_once(record: Record | None, wanted: Reservation) -> Decision:
     return Claim(decision.record, Event.TAKE_OVER) if released and decision.record is not None else decision
 
 
-settle = settling.settle
+settle = settlement.settle
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -144,7 +144,7 @@ BREAKS: tuple[tuple[str, str, str, type[MemoryStore], Patch], ...] = (
         "external",
         "I1",
         MemoryStore,
-        lambda: patch.multiple("oncekey.engine.settling", settle=any_time),
+        lambda: patch.multiple("oncekey.engine.settlement", settle=any_time),
     ),
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from oncekey.stores.sql import queries
 from tests.faults import mutants
 from tests.faults.mutant import Mutant
 from tests.faults.mutant_table import MUTANTS, NOT_HERE
@@ -54,9 +55,14 @@ def test_what_a_mutant_changes_is_there_once() -> None:
         for where, old, _ in mutant.edits:
             package, _slash, name = where.partition("/")
             folder = mutants.ROOT / "src" / package.replace(".", "/")
-            places = [folder / f"{name}.sql", folder / "migrations" / f"{name}.sql", folder.with_suffix(".py")]
-            (place,) = [each for each in (places[:2] if name else places[2:]) if each.exists()]
-            assert place.read_text("utf-8").count(old) == 1, f"{mutant.guard}: {place.name} has this not once: {old}"
+            migration = folder / "migrations" / f"{name}.sql"
+            if not name:
+                text = folder.with_suffix(".py").read_text("utf-8")
+            elif migration.exists():
+                text = migration.read_text("utf-8")
+            else:
+                text = queries.statement(package, name)
+            assert text.count(old) == 1, f"{mutant.guard}: {where} has this not once: {old}"
 
 
 def test_a_change_is_made_in_memory_and_in_children(tmp_path: Path) -> None:

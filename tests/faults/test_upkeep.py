@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.testing.servers import PostgresServer
 from tests.upkeep.many_keys import fill, keep_up
 from tests.upkeep.test_plans import WANTED

@@ -40,7 +40,7 @@ from oncekey.engine import breaker
 from oncekey.engine.once import SINGLE_SCOPE
 from oncekey.errors import Refused, StoreUnavailable
 from oncekey.outbox import Context, Response, Worker
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.upkeep import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.status import status_app

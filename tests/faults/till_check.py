@@ -16,9 +16,9 @@ import psycopg
 from oncekey.core.record import Record
 from oncekey.core.states import FINAL, State
 from oncekey.engine.once import SINGLE_SCOPE
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from tests.faults.campaign import Run
 from tests.faults.till import Story, Till
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.base import InLoop, Store
+from oncekey.stores.api import InLoop, Store
 from oncekey.testing.proxy import TcpProxy
 
 Kind = Literal["refused", "hung", "slow"]

@@ -15,8 +15,8 @@ from oncekey.core.jobs import Job, JobState, NewJob
 from oncekey.core.record import Record, Reservation, swap
 from oncekey.core.states import Actor, Effects, Event
 from oncekey.outbox.staging import enqueue_statement, job_parameters
-from oncekey.stores.base import Store
-from oncekey.stores.urls import open_store
+from oncekey.stores.api import Store
+from oncekey.stores.registry import open_store
 from oncekey.testing.servers.processes import pause_all
 from tests import databases
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncekey.core.record import Record, Swap, swap
 from oncekey.core.states import Actor, Event
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from tests.engine.doubles import RESPONSE, reservation
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob, OutboxHealth
 from oncekey.core.record import Audit, AuditLine, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
-from oncekey.stores import outbox_rows
-from oncekey.stores.base import FOUND, Duty
-from oncekey.stores.memory import At, MemoryStore
+from oncekey.stores.api import FOUND, Duty
+from oncekey.stores.memory.store import At, MemoryStore
+from oncekey.stores.sql import outbox_rows
 
 
 class OutboxModel(MemoryStore):

@@ -22,10 +22,10 @@ from hypothesis.stateful import invariant, rule
 from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob
 from oncekey.core.record import Audit, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
-from oncekey.stores.base import Store
-from oncekey.stores.enqueue import enqueue_statement, job_parameters
+from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 from tests import databases
 from tests.stores.outbox_model import OutboxModel
 from tests.stores.test_outbox import POSTGRES_ENQUEUE

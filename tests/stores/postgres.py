@@ -12,7 +12,7 @@ from psycopg import sql
 from oncekey.core.record import Record, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.stores.postgres import PostgresStore
 from tests import databases
 from tests.engine.doubles import RESPONSE, record_of, reservation

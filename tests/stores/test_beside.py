@@ -21,12 +21,12 @@ from oncekey.core.record import Audit, Record, Swap, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.errors import StoreError
-from oncekey.stores import sqlfiles
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.stores.postgres import PostgresStore, rows, statements
 from oncekey.stores.postgres import lookups as postgres_lookups
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
 from oncekey.stores.postgres.connection import DeadlineConnection, connect
+from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import SqliteStore, schema
 from oncekey.stores.sqlite import lookups as sqlite_lookups
 from oncekey.stores.sqlite import store as sqlite_store
@@ -292,7 +292,7 @@ def _works_after_the_upgrade(store: PostgresStore | SqliteStore) -> None:
 
 def test_a_postgres_of_the_first_schema_is_upgraded_with_its_rows(postgres_url: str) -> None:
     """0001 with keys inside, then `oncekey migrate`: the new tables are there, and no row is lost."""
-    first, *later = sqlfiles.migrations(statements.PACKAGE)
+    first, *later = queries.migrations(statements.PACKAGE)
     with psycopg.connect(postgres_url, autocommit=True) as own:
         own.execute(first.sql.encode())
         own.execute(
@@ -309,7 +309,7 @@ def test_a_postgres_of_the_first_schema_is_upgraded_with_its_rows(postgres_url: 
 
 def test_a_sqlite_file_of_the_first_schema_is_upgraded_with_its_rows(tmp_path: Path) -> None:
     """0001 with keys inside: opening it is enough, and no row is lost."""
-    first, *later = sqlfiles.migrations(schema.PACKAGE)
+    first, *later = queries.migrations(schema.PACKAGE)
     with closing(sqlite3.connect(tmp_path / "keys.db")) as own, own:
         own.executescript(first.sql)
         own.execute("INSERT INTO oncekey_schema VALUES (?, ?, 0)", (first.number, first.name))

@@ -18,15 +18,15 @@ from oncekey.core.jobs import Conclusion, JobEnd, JobState, NewJob
 from oncekey.core.record import Audit, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.outbox.staging import enqueue_statement, job_parameters
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.postgres import outbox as postgres_outbox
 from oncekey.stores.postgres.connection import settings
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite import outbox as sqlite_outbox
+from oncekey.testing.conformance.jobs_base import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job
 from oncekey.testing.store_suite import OutboxSuite
-from oncekey.testing.store_suite_jobs_base import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job
 from tests import databases
 from tests.engine.doubles import eventually, reservation
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import psycopg
@@ -18,8 +17,9 @@ import pytest
 
 from oncekey.core.record import Reservation, swap
 from oncekey.core.states import Actor, Event, State
-from oncekey.stores.base import Duty, Store
+from oncekey.stores.api import Duty, Store
 from oncekey.stores.postgres import PostgresStore, statements
+from oncekey.stores.sql import queries
 from oncekey.testing.store_suite import StoreSuite
 from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.postgres import older
@@ -127,7 +127,7 @@ _TABLE = re.compile(
     r"(?P<verb>INSERT INTO|DELETE FROM|UPDATE|FROM|JOIN)\s+idempotency_(?P<table>keys|steps|outbox|audit)"
     r"(?:\s+AS\s+(?P<alias>\w+))?(?P<columns>\s*\([^)]*\))?"
 )
-_PARTS = {"columns", "held", "set", "forgotten", "noted", "outbox_columns", "outbox_history", "schema"}
+_PARTS = {"columns", "held", "set", "forgotten", "noted", "outbox_columns", "outbox_history"}
 """Not statements: put into others."""
 
 
@@ -163,15 +163,7 @@ def _block(text: str) -> str:
 
 
 def every_statement() -> dict[str, str]:
-    names = [
-        name
-        for folder, prefix in (
-            (files(statements.PACKAGE), ""),
-            (files(statements.PACKAGE).joinpath("enlisted"), "enlisted/"),
-        )
-        for entry in folder.iterdir()
-        if entry.name.endswith(".sql") and (name := prefix + entry.name.removesuffix(".sql")) not in _PARTS
-    ]
+    names = queries.names(statements.PACKAGE).keys() - _PARTS
     return {name: statements.statement(name, lock="UPDATE") for name in names}
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from oncekey.core.record import StoredResponse, swap
 from oncekey.core.states import Actor, Event
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.store_suite import StoreSuite
 from tests import databases

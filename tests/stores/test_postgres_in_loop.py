@@ -15,7 +15,7 @@ from hypothesis.strategies import floats
 from oncekey.core.record import StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.errors import StoreError, StoreUnavailable
-from oncekey.stores.base import LostRace
+from oncekey.stores.api import LostRace
 from oncekey.stores.postgres import PostgresStore, rows
 from oncekey.stores.postgres.in_loop import _END, _RESERVE, InLoop
 from oncekey.testing.proxy import TcpProxy

@@ -13,54 +13,17 @@ from oncekey.core.record import swap
 from oncekey.core.states import Actor, Event
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import SchemaError, StoreError
-from oncekey.stores import sqlfiles
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.servers import PostgresServer
+from oncekey.stores.sql import queries
 from tests.engine.doubles import PATIENCE, eventually
 from tests.stores.postgres import VERBS, opened, put
 
-MIGRATIONS = [f"{one.number:04d}_{one.name}" for one in sqlfiles.migrations("oncekey.stores.postgres")]
+MIGRATIONS = [f"{one.number:04d}_{one.name}" for one in queries.migrations("oncekey.stores.postgres")]
 _numbers = count(1)
-
-_CATALOG = """
-SELECT 'column', c.relname || '.' || a.attname, a.attnum::text, format_type(a.atttypid, a.atttypmod),
-    a.attnotnull::text, coalesce(pg_get_expr(d.adbin, d.adrelid), ''), coalesce(l.collname, '')
-FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-LEFT JOIN pg_collation l ON l.oid = a.attcollation
-WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
-    AND c.relname <> 'oncekey_schema'
-UNION ALL
-SELECT 'constraint', conrelid::regclass || '.' || conname, '', pg_get_constraintdef(oid), '', '', ''
-FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text <> 'oncekey_schema'
-UNION ALL
-SELECT 'index', indexname, '', indexdef, '', '', '' FROM pg_indexes
-WHERE schemaname = 'public' AND tablename <> 'oncekey_schema'
-UNION ALL
-SELECT 'other', relname, relkind::text, coalesce(array_to_string(reloptions, ','), ''), '', '', '' FROM pg_class
-WHERE relnamespace = 'public'::regnamespace AND relname NOT LIKE 'oncekey_schema%'
-ORDER BY 1, 2, 3
-"""
 
 
 # ---------------------------------------------------------------- the tables
-
-
-def test_the_schema_is_what_the_migrations_add_up_to(postgres_server: PostgresServer, store: PostgresStore) -> None:
-    """schema.sql in one database, the migrations in another: the catalogs are the same."""
-    name = f"whole_{next(_numbers)}"
-    whole = postgres_server.database(name)
-    try:
-        text = sqlfiles.statement("oncekey.stores.postgres", "schema")
-        with psycopg.connect(whole, autocommit=True) as own:
-            own.execute(text)
-            one = own.execute(_CATALOG).fetchall()
-        two = store._connection().execute(_CATALOG).fetchall()
-        assert len(one) > 25
-        assert one == two
-    finally:
-        postgres_server.drop_database(name)
 
 
 @pytest.fixture
@@ -188,13 +151,13 @@ def test_migration_that_waits_for_a_slow_handler_refuses_no_request(
     fresh: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ALTER TABLE waits for an open transaction, and everybody behind it: so it gives up soon, and tries again."""
-    known = sqlfiles.migrations("oncekey.stores.postgres")
-    later = sqlfiles.Migration(known[-1].number + 1, "more", "ALTER TABLE idempotency_keys ADD COLUMN more text")
+    known = queries.migrations("oncekey.stores.postgres")
+    later = queries.Migration(known[-1].number + 1, "more", "ALTER TABLE idempotency_keys ADD COLUMN more text")
     put(fresh, "a")
     with ThreadPoolExecutor(1) as pool, psycopg.connect(url) as handler, psycopg.connect(url, autocommit=True) as own:
         handler.execute("SELECT 1 FROM idempotency_keys FOR UPDATE")
         with monkeypatch.context() as patch, opened(url) as newer:
-            patch.setattr(sqlfiles, "migrations", lambda package: [*known, later])
+            patch.setattr(queries, "migrations", lambda package: [*known, later])
 
             def migrate() -> list[str]:
                 try:

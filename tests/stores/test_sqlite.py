@@ -16,8 +16,8 @@ from oncekey.core.record import Reservation, StoredResponse, swap
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import StepsOf
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
-from oncekey.stores import sqlfiles
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
+from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import SqliteStore, schema
 from oncekey.stores.sqlite import store as store_module
 from oncekey.testing.store_suite import Clock, StoreSuite
@@ -213,23 +213,6 @@ def test_a_batch_with_a_bad_row_writes_nothing_and_blocks_nobody(store: SqliteSt
 # tables
 
 
-def test_the_schema_file_equals_the_migrations_replayed(store: SqliteStore) -> None:
-    """schema.sql is for readers: it must say what the migrations make."""
-    store.migrate()
-    indexes = "SELECT name, tbl_name, sql FROM sqlite_master WHERE type != 'table' AND sql IS NOT NULL ORDER BY name"
-    # Not the text of tables: ALTER TABLE writes a column behind the primary key.
-    columns = (
-        "SELECT t.name, t.strict, t.wr, c.* FROM pragma_table_list AS t, pragma_table_xinfo(t.name) AS c "
-        "WHERE t.schema = 'main' ORDER BY t.name, c.cid"
-    )
-    with store.connections.use() as connection, closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(sqlfiles.statement(schema.PACKAGE, "schema"))
-        for listing in (indexes, columns):
-            assert connection.execute(listing).fetchall() == fresh.execute(listing).fetchall()
-        ran = connection.execute("SELECT number, name FROM oncekey_schema ORDER BY abs(number)").fetchall()
-    assert ran == [(migration.noted_as, migration.name) for migration in sqlfiles.migrations(schema.PACKAGE)]
-
-
 @pytest.mark.parametrize("duty", list(Duty))
 def test_every_duty_has_an_index_that_is_used(store: SqliteStore, duty: Duty) -> None:
     """Upkeep searches its partial index, and never scans the table."""
@@ -252,10 +235,10 @@ def test_the_tables_come_by_themselves_and_leave_others_alone(path: Path) -> Non
 def test_an_older_schema_is_upgraded_by_itself(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new version finds the file of the old one: it migrates on first use, once, and keeps the rows."""
     completed(store)
-    known = sqlfiles.migrations(schema.PACKAGE)
+    known = queries.migrations(schema.PACKAGE)
     script = "-- a comment; with a semicolon\nCREATE TABLE more (\n  id TEXT\n);\nINSERT INTO more VALUES (';');\n"
-    later = sqlfiles.Migration(known[-1].number + 1, "more", script)
-    monkeypatch.setattr(sqlfiles, "migrations", lambda package: [*known, later])
+    later = queries.Migration(known[-1].number + 1, "more", script)
+    monkeypatch.setattr(queries, "migrations", lambda package: [*known, later])
     with closing(SqliteStore(path)) as newer:
         newer.check()
         assert newer.migrate() == [f"{later.number:04d}_more"]  # what opening it has run
@@ -273,10 +256,10 @@ def test_a_migration_that_fails_leaves_nothing(
 ) -> None:
     """All of a migration, or none of it: the old version can go on."""
     completed(store)
-    known = sqlfiles.migrations(schema.PACKAGE)
-    broken = sqlfiles.Migration(known[-1].number + 1, "more", script)
+    known = queries.migrations(schema.PACKAGE)
+    broken = queries.Migration(known[-1].number + 1, "more", script)
     with monkeypatch.context() as patch, closing(SqliteStore(path)) as newer:
-        patch.setattr(sqlfiles, "migrations", lambda package: [*known, broken])
+        patch.setattr(queries, "migrations", lambda package: [*known, broken])
         with pytest.raises((StoreUnavailable, SchemaError)):
             newer.migrate()
     with closing(SqliteStore(path)) as old:

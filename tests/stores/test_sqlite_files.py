@@ -17,8 +17,8 @@ import pytest
 from oncekey.core.record import Reservation
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError, StoreUnavailable
+from oncekey.stores.registry import open_store
 from oncekey.stores.sqlite import SqliteStore, connections
-from oncekey.stores.urls import open_store
 from oncekey.testing.company import Child
 
 

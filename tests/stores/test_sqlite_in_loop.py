@@ -17,7 +17,7 @@ import pytest
 from oncekey.core.record import StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.errors import SchemaError, StoreError, StoreUnavailable
-from oncekey.stores.base import LostRace
+from oncekey.stores.api import LostRace
 from oncekey.stores.sqlite import SqliteStore, batch
 from oncekey.stores.sqlite.in_loop import LOCK_SECONDS, SqliteInLoop
 from tests.engine.doubles import RESPONSE, reservation

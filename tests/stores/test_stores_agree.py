@@ -23,7 +23,7 @@ from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap
 from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.errors import IllegalTransition
-from oncekey.stores.base import Duty, Store
+from oncekey.stores.api import Duty, Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.store_suite import Clock

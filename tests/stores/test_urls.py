@@ -9,7 +9,7 @@ import pytest
 
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.errors import ConfigurationError
-from oncekey.stores.urls import open_store, plain_url
+from oncekey.stores.registry import open_store, plain_url
 from tests.cli.desk import runner
 
 

@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from oncekey.errors import SchemaError
-from oncekey.stores import sqlfiles
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
+from oncekey.stores.sql import queries
 from tests.stores.versions import ADDED, ADDITIVE, Version
 
 ROOT = Path(__file__).parents[2]
@@ -182,14 +182,14 @@ def test_migration_raises_the_oldest_version_that_can_work_with_the_tables(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0004 needs a version that knows 0003, which was additive: from then on those that do not know it are refused."""
-    kept = sqlfiles.migrations
+    kept = queries.migrations
 
     def version(*more: str) -> None:
-        def known(package: str) -> list[sqlfiles.Migration]:
+        def known(package: str) -> list[queries.Migration]:
             first = [each for each in kept(package) if each.number <= 2]
-            return [*first, *(sqlfiles.Migration(3 + at, f"more_{at}", sql) for at, sql in enumerate(more))]
+            return [*first, *(queries.Migration(3 + at, f"more_{at}", sql) for at, sql in enumerate(more))]
 
-        monkeypatch.setattr(sqlfiles, "migrations", known)
+        monkeypatch.setattr(queries, "migrations", known)
 
     def check() -> str | None:
         store = open_store(url)

@@ -148,15 +148,15 @@ class _Child:
 
 
 def _with(migration: str) -> None:
-    from oncekey.stores import sqlfiles
+    from oncekey.stores.sql import queries
 
-    known = sqlfiles.migrations
+    known = queries.migrations
 
-    def more(package: str) -> list[sqlfiles.Migration]:
+    def more(package: str) -> list[queries.Migration]:
         newest = known(package)[-1].number
-        return [*known(package), sqlfiles.Migration(newest + 1, "more", migration)]
+        return [*known(package), queries.Migration(newest + 1, "more", migration)]
 
-    sqlfiles.migrations = more
+    queries.migrations = more
 
 
 if __name__ == "__main__":

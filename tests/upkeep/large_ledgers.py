@@ -11,7 +11,7 @@ from typing import Any
 
 LARGE = '''
 import json, random, resource, sys, time
-from oncekey.upkeep.ledger import Entry, compare
+from oncekey.ledger.comparison import Entry, compare
 
 rows, seed = int(sys.argv[1]), int(sys.argv[2])
 planted = random.Random(seed).sample(range(rows), 100)

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.errors import LedgerError
-from oncekey.upkeep import ledger, ledger_sort
-from oncekey.upkeep.ledger import KEPT, Entry, Kind, compare
+from oncekey.ledger import comparison, sort
+from oncekey.ledger.comparison import KEPT, Entry, Kind, compare
 from tests.upkeep.large_ledgers import compare_large
 
 OPEN_FILES = Path("/proc/self/fd")
@@ -26,7 +26,7 @@ def entry(ident: str, amount: int = 100, currency: str = "EUR", state: str = "pa
     return Entry(ident, amount, currency, state, extra)
 
 
-def found(report: ledger.Report) -> list[tuple[str, str]]:
+def found(report: comparison.Report) -> list[tuple[str, str]]:
     return [(str(finding.kind), finding.id) for finding in report.findings]
 
 
@@ -132,12 +132,12 @@ sides = st.lists(entries, max_size=KEPT)
 @given(ours=sides, theirs=sides, rows=st.integers(2, 30), fan_in=st.integers(2, 4))
 def test_as_the_model_says_whatever_the_memory(ours: list[Entry], theirs: list[Entry], rows: int, fan_in: int) -> None:
     """Any ids, values and orders; with runs of one row and merges of merges, as with all in memory."""
-    before = ledger_sort.FAN_IN
-    ledger_sort.FAN_IN = fan_in
+    before = sort.FAN_IN
+    sort.FAN_IN = fan_in
     try:
         report = compare(ours, theirs, rows_in_memory=rows)
     finally:
-        ledger_sort.FAN_IN = before
+        sort.FAN_IN = before
     assert set(found(report)) == model(ours, theirs)
     assert len(found(report)) == len(set(found(report)))
     whole = compare(ours, theirs)
@@ -164,12 +164,12 @@ def test_few_files_are_open_and_none_is_left(tmp_path: Path) -> None:
     before = len(list(OPEN_FILES.iterdir()))
     report = compare(rows, reversed(rows), rows_in_memory=200, folder=tmp_path, on_progress=watched)
     assert report.same == 20_000
-    assert most <= before + 2 * ledger_sort.FAN_IN + 2
+    assert most <= before + 2 * sort.FAN_IN + 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_file_at_all_when_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_sort.Sorter, "_write", None)
+    monkeypatch.setattr(sort.Sorter, "_write", None)
     assert compare([entry("a")], [entry("a")], folder=tmp_path).is_same
 
 
@@ -194,7 +194,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     code = f"""
 import resource, sys
 from oncekey.errors import LedgerError
-from oncekey.upkeep.ledger import Entry, compare
+from oncekey.ledger.comparison import Entry, compare
 import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

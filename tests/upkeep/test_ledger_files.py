@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from oncekey.errors import LedgerError
-from oncekey.upkeep import ledger_files
-from oncekey.upkeep.ledger import Entry
-from oncekey.upkeep.ledger_files import Columns, LedgerFile
+from oncekey.ledger import files
+from oncekey.ledger.comparison import Entry
+from oncekey.ledger.files import Columns, LedgerFile
 
 HEAD = "id,amount,currency,state\n"
 
@@ -125,7 +125,7 @@ def test_what_is_no_amount(tmp_path: Path, text: str, decimals: int) -> None:
     ],
 )
 def test_what_is_no_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, words: str) -> None:
-    monkeypatch.setattr(ledger_files, "MAX_LINE_BYTES", 1_000)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1_000)
     assert refused(tmp_path, "a.csv", content).startswith(words)
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content
     ],
 )
 def test_what_is_no_json_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str | bytes, words: str) -> None:
-    monkeypatch.setattr(ledger_files, "MAX_LINE_BYTES", 1_000)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1_000)
     fine = b'{"id":"x","amount":1,"currency":"EUR","state":"paid"}\n'
     said = refused(tmp_path, "a.jsonl", fine + (line.encode() if isinstance(line, str) else line) + b"\n")
     assert said.startswith(f", line 2: {words}")

@@ -22,7 +22,7 @@ import pytest
 from oncekey.core.downstream import downstream_key
 from oncekey.core.states import FINAL, State
 from oncekey.demo.provider import Ledger, Provider, make_server
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from tests.upkeep.every_state import EFFECTS, LEASE, POINTS, SWEEP_SECONDS, connect, make_worker
 
 SCOPE = "single-tenant"

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from tests.upkeep.many_keys import fill, keep_up
 
 WANTED = {

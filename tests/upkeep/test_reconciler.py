@@ -16,11 +16,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import Confirmed, OnceKey, Operation, Policy, Refuted, StillUnknown
+from oncekey.admin.dead_letters import dead_letters
 from oncekey.core.record import NO_RESOLVER, Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError, OutcomeUnknown
-from oncekey.operators.dead_letters import dead_letters
 from oncekey.upkeep import Inquiry, Reconciler
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.upkeep.places import LEASE, OPERATION, RETENTION, Place

@@ -19,7 +19,7 @@ from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.resumption import Answer, Resumption
 from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.outbox import Response
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.upkeep import Reaper, Resumer, Sweeper, Upkeep
 from oncekey.upkeep.resumer import LEFT_SECONDS, NO_FUNCTION_SECONDS
 from tests.upkeep.places import OPERATION, RETENTION, Place

@@ -14,7 +14,7 @@ import pytest
 
 from oncekey.core.record import Record
 from oncekey.core.states import Effects, Event, State
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.telemetry.emitter import Emitter
 from oncekey.upkeep import Reaper, Sweeper
 from tests.upkeep.places import LEASE, Place

@@ -27,9 +27,9 @@ from starlette.routing import Route
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.record import Record
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.telemetry import events
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import databases

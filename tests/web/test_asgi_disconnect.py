@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from oncekey import Policy
 from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.core.states import Event, State
-from oncekey.engine.tickets import AsyncTicket
+from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware

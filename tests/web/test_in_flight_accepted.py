@@ -18,8 +18,8 @@ from oncekey.core.states import State
 from oncekey.errors import ConfigurationError
 from oncekey.web.fastapi import protect
 from oncekey.web.openapi import declare
+from oncekey.web.responses import answer_to
 from oncekey.web.status import status_app
-from oncekey.web.wire import answer_to
 from tests.engine.doubles import record_of, reservation
 from tests.web.apps import SECONDS, Gate
 from tests.web.frameworks import STACKS

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from oncekey.core.record import Record
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.testing.servers import PostgresServer, free_port
 from tests.web.stacks import ONE, until
 

@@ -22,8 +22,8 @@ from oncekey.core.record import Record, Reservation, StoredResponse, swap
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
-from oncekey.web.coverage import audit
 from oncekey.web.flask import protect
+from oncekey.web.route_audit import audit
 from oncekey.web.status import status_app, status_path, status_wsgi
 from tests.web.apps import ONE, Api, Gate, World
 

@@ -22,7 +22,7 @@ from flask import Flask
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.outbox import Response, Worker
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.web.fastapi import CurrentOperation, protect
 from oncekey.web.flask import protect as protect_flask
 from oncekey.web.status import status_app, status_path

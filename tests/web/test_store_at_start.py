@@ -15,7 +15,7 @@ import pytest
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.errors import ConfigurationError, SchemaError
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 from oncekey.telemetry import events
 from tests.web.apps import Api, MakeApi, World, soon, until
 

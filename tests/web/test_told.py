@@ -16,7 +16,7 @@ from oncekey.engine.operation import Operation
 from oncekey.engine.steps import Steps
 from oncekey.errors import LeaseLost, StoreUnavailable
 from oncekey.web.endings import answer_instead, raised
-from oncekey.web.wire import marks, refusal
+from oncekey.web.responses import marks, refusal
 from tests.engine.doubles import RESPONSE, record_of, reservation
 
 ONCE = OnceKey("memory://", scope=SINGLE_TENANT)

@@ -1,7 +1,7 @@
 """The command line. This module is the entry point, and works without the packages that the commands need.
 
 Owns the exit codes: 0 for done, 1 for an error that the operator can correct (one sentence on stderr, never a
-traceback), 2 for a wrong command line or a missing extra. Each group of commands is one file; ``cli/main.py`` joins
+traceback), 2 for a wrong command line or a missing extra. Each group of commands is one file; ``cli/app.py`` joins
 them.
 """
 
@@ -17,7 +17,7 @@ _NEEDED = frozenset({"typer", "rich", "click", "shellingham"})
 def main() -> None:
     """Run the command line of this process, and exit."""
     try:
-        from oncekey.cli.main import app
+        from oncekey.cli.app import app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise

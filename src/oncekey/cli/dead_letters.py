@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from oncekey.cli.asking import Endpoint, Limit, Reveal, Who, Why, Yes, full_scope, in_use, sure
-from oncekey.cli.common import AsJson, StoreUrl, print_json
-from oncekey.cli.describing import (
+from oncekey.admin import changes
+from oncekey.admin.dead_letters import dead_letters
+from oncekey.admin.key_view import SHOWN, look, look_at
+from oncekey.admin.masks import whole_key
+from oncekey.cli.descriptions import (
     JOB_COLUMNS,
     KEY_COLUMNS,
     change_json,
@@ -22,15 +24,13 @@ from oncekey.cli.describing import (
     record_json,
     sight_json,
 )
-from oncekey.cli.showing import key_shown, table
+from oncekey.cli.options import AsJson, StoreUrl, print_json
+from oncekey.cli.output import key_shown, table
+from oncekey.cli.prompts import Endpoint, Limit, Reveal, Who, Why, Yes, full_scope, in_use, sure
 from oncekey.core.record import AuditLine, Record
 from oncekey.core.states import Event, State
 from oncekey.errors import KeyNotFound, MoveRefused
-from oncekey.operators import changes
-from oncekey.operators.dead_letters import dead_letters
-from oncekey.operators.masks import whole_key
-from oncekey.operators.sight import SHOWN, look, look_at
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from oncekey.errors import ConfigurationError
-from oncekey.stores.urls import plain_url
+from oncekey.stores.registry import plain_url
 
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 

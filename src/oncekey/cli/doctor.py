@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from oncekey.cli.asking import in_use
-from oncekey.cli.common import AsJson, StoreUrl, named, print_json
-from oncekey.cli.showing import plain, table
+from oncekey.admin.doctor import examine
+from oncekey.cli.options import AsJson, StoreUrl, named, print_json
+from oncekey.cli.output import plain, table
+from oncekey.cli.prompts import in_use
 from oncekey.core.diagnosis import Diagnosis, Level, worst
 from oncekey.errors import ConfigurationError
-from oncekey.operators.doctor import examine
 
 WARNED, FAILED = 1, 2
 

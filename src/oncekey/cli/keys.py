@@ -1,6 +1,6 @@
 """``oncekey keys``: shows keys, settles unknown outcomes, deletes final keys.
 
-``cli/asking.py`` asks the questions, ``cli/showing.py`` masks keys; ``oncekey.operators.changes`` makes or refuses a
+``cli/prompts.py`` asks the questions, ``cli/output.py`` masks keys; ``oncekey.admin.changes`` makes or refuses a
 move.
 """
 
@@ -13,7 +13,13 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from oncekey.cli.asking import (
+from oncekey.admin import changes
+from oncekey.admin.key_view import look, look_at
+from oncekey.admin.masks import whole_key
+from oncekey.cli.descriptions import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
+from oncekey.cli.options import AsJson, StoreUrl, print_json
+from oncekey.cli.output import key_shown, table
+from oncekey.cli.prompts import (
     SINGLE,
     Endpoint,
     Limit,
@@ -27,19 +33,13 @@ from oncekey.cli.asking import (
     seconds,
     sure,
 )
-from oncekey.cli.common import AsJson, StoreUrl, print_json
-from oncekey.cli.describing import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
-from oncekey.cli.showing import key_shown, table
 from oncekey.core.doubts import words_of
 from oncekey.core.record import Audit, Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
 from oncekey.core.states import Event, State
 from oncekey.core.verdicts import Happened
 from oncekey.errors import ConfigurationError
-from oncekey.operators import changes
-from oncekey.operators.masks import whole_key
-from oncekey.operators.sight import look, look_at
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
 

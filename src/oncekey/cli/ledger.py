@@ -13,10 +13,10 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from oncekey.cli.common import AsJson, print_json
+from oncekey.cli.options import AsJson, print_json
 from oncekey.errors import LedgerError
-from oncekey.upkeep.ledger import PROGRESS_EVERY, ROWS_IN_MEMORY, Entry, Field, Report, compare
-from oncekey.upkeep.ledger_files import Columns, LedgerFile
+from oncekey.ledger.comparison import PROGRESS_EVERY, ROWS_IN_MEMORY, Entry, Field, Report, compare
+from oncekey.ledger.files import Columns, LedgerFile
 
 CANNOT_READ = 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from oncekey.cli.common import AsJson, StoreUrl, named, opened, print_json
+from oncekey.cli.options import AsJson, StoreUrl, named, opened, print_json
 
 
 def register(app: typer.Typer) -> None:

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from oncekey.cli.common import AsJson, print_json
-from oncekey.cli.loading import load
+from oncekey.cli.loader import load
+from oncekey.cli.options import AsJson, print_json
 from oncekey.core.policy import Policy
 from oncekey.errors import ConfigurationError
-from oncekey.web.coverage import Audit, Coverage, Endpoint, audit
 from oncekey.web.openapi import extension, in_words
+from oncekey.web.route_audit import Audit, Coverage, Endpoint, audit
 
 
 def register(app: typer.Typer) -> None:

@@ -14,14 +14,14 @@ from typing import Annotated, cast
 
 import typer
 
-from oncekey.cli.asking import seconds
-from oncekey.cli.common import AsJson, StoreUrl, opened, print_json
-from oncekey.cli.loading import load
+from oncekey.cli.loader import load
 from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
+from oncekey.cli.options import AsJson, StoreUrl, opened, print_json
+from oncekey.cli.prompts import seconds
 from oncekey.core.states import State
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError, OperatorError
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.reaper import AUDIT_RETENTION
 from oncekey.upkeep.service import (

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from oncekey.cli.common import AsJson, StoreUrl, print_json
-from oncekey.cli.loading import load
+from oncekey.cli.loader import load
 from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
+from oncekey.cli.options import AsJson, StoreUrl, print_json
 from oncekey.errors import ConfigurationError
 from oncekey.outbox.attempts import Counts
 from oncekey.outbox.pump import Until

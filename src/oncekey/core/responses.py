@@ -1,7 +1,7 @@
 """A response that no handler returns: a task that settles its key writes it, or a resolver or operator that confirms.
 
-Pure. ``web/wire.py`` chooses what is kept of a handler's response, and drops headers that must not be stored. Here such
-a header is refused, because the app's code names it.
+Pure. ``web/responses.py`` chooses what is kept of a handler's response, and drops headers that must not be stored. Here
+such a header is refused, because the app's code names it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Verdicts about an unknown outcome, from a resolver, a webhook or an operator, and what became of them.
 
-Owns the values that resolvers return and webhooks pass. Pure: ``engine/settling.py`` applies a verdict,
+Owns the values that resolvers return and webhooks pass. Pure: ``engine/settlement.py`` applies a verdict,
 ``upkeep/reconciler.py`` asks the resolvers.
 """
 

@@ -19,7 +19,7 @@ from oncekey.demo.book import Book
 from oncekey.demo.family import Family, Member, follow_parent
 from oncekey.demo.provider import Provider
 from oncekey.errors import ConfigurationError
-from oncekey.stores.urls import open_store
+from oncekey.stores.registry import open_store
 
 _CURL = """\
   curl -i http://127.0.0.1:{port}/payments -H 'Authorization: Bearer tenant-a' -H 'Idempotency-Key: {first}' \\

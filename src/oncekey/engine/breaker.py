@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from oncekey.engine import forks
+from oncekey.engine import process
 
 FAILURES_TO_OPEN = 5
 """Failures in a row. One failed batch fails all its callers, so a busy app reaches this quickly. At one request a
@@ -30,7 +30,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._failures = 0
         self._retry_at = _CLOSED
-        forks.enroll(self)
+        process.enroll(self)
 
     def allows(self) -> bool:
         """Whether a request may ask the store. An open breaker lets one request through after each pause."""

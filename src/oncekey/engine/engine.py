@@ -2,7 +2,8 @@
 
 Each is written once, as a **flow**: a generator that yields what it wants of the store and is sent the answer. Two
 small loops drive flows, one that awaits and one that blocks, so async and sync apps run the very same lines. The
-decisions are pure and live in ``core/decision.py``; batching lives in ``lane.py``; leases are kept by ``keeper.py``.
+decisions are pure and live in ``core/decision.py``; batching lives in ``batching/``; leases are
+kept by ``keeper.py``.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from oncekey.core.leases import overdue_lease
 from oncekey.core.policy import Policy
 from oncekey.core.record import Audit, Found, Record, Reservation, StoredResponse, swap
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
-from oncekey.engine import enlisted
+from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket, Work
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.flows import Aside, Call, Finished, Flow, Pause
 from oncekey.engine.keeper import Keeper, Unfinished
-from oncekey.engine.lanes import Lanes
 from oncekey.engine.operation import Operation
 from oncekey.engine.owners import Owners
-from oncekey.engine.tickets import AsyncTicket, SyncTicket, Work
+from oncekey.engine.transactions import completion
 from oncekey.errors import ApplicationError, OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about
@@ -198,7 +199,7 @@ class Engine:
     ) -> Flow[Finished]:
         """Move the owner's record. The result has ``stored`` set exactly when the store holds what was asked for."""
         if operation.enlisted is not None:
-            return enlisted.finish(self, operation, event, response, reason)
+            return completion.finish(self, operation, event, response, reason)
         transactional = operation.record.effects is Effects.TRANSACTIONAL and event is Event.COMPLETE
         if transactional and self.store.capabilities.enlists:
             self.tell_once(operation.name, NOT_ENLISTED)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from oncekey.core.record import Record
 from oncekey.core.values import value
-from oncekey.engine.tickets import Work
+from oncekey.engine.batching.ticket import Work
 
 _T = TypeVar("_T")
 

@@ -17,9 +17,9 @@ from oncekey.core.leases import LOOKS_PER_LEASE, RENEW_AT
 from oncekey.core.record import Record, StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.values import value
-from oncekey.engine import forks
+from oncekey.engine import process
+from oncekey.engine.batching.ticket import QuietTicket, Ticket
 from oncekey.engine.operation import Operation
-from oncekey.engine.tickets import QuietTicket, Ticket
 from oncekey.errors import OperatorError, StoreError
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
@@ -63,7 +63,7 @@ class Keeper:
         self._wake = threading.Event()
         self._storing = threading.Lock()
         self._closing = False
-        forks.enroll(self)
+        process.enroll(self)
 
     def watch(self, operation: Operation) -> None:
         """Renew this operation's lease until :meth:`unwatch`."""

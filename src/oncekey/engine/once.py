@@ -20,14 +20,14 @@ from oncekey.core.routes import Route, Routes
 from oncekey.core.states import Effects
 from oncekey.core.steps import Find
 from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
-from oncekey.engine import settling
+from oncekey.engine import settlement
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
-from oncekey.stores.base import Store
-from oncekey.stores.urls import open_store
+from oncekey.stores.api import Store
+from oncekey.stores.registry import open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
 _log = logging.getLogger("oncekey")
@@ -233,7 +233,7 @@ class OnceKey:
         ``downstream_key`` or ``provider_id`` of one of its steps or jobs. ``who`` is the actor's name in the audit.
         """
         flow = self._ingest(verdict, self._asked(key, scope, operation, downstream_key, provider_id), who)
-        return await self.engine.run(flow, settling.SETTLE_SECONDS)
+        return await self.engine.run(flow, settlement.SETTLE_SECONDS)
 
     def ingest_blocking(
         self,
@@ -248,10 +248,10 @@ class OnceKey:
     ) -> Settlement:
         """As :meth:`ingest`, for code that is not async."""
         flow = self._ingest(verdict, self._asked(key, scope, operation, downstream_key, provider_id), who)
-        return self.engine.run_blocking(flow, settling.SETTLE_SECONDS)
+        return self.engine.run_blocking(flow, settlement.SETTLE_SECONDS)
 
     def _ingest(self, verdict: Verdict, asked: tuple[str, str] | Find, who: str) -> Flow[Settlement]:
-        return settling.ingest(self.engine, asked, verdict, who=who)
+        return settlement.ingest(self.engine, asked, verdict, who=who)
 
     def _asked(
         self, key: str | None, scope: str | None, operation: str | None, *others: str | None
@@ -259,7 +259,7 @@ class OnceKey:
         scope = scope or self.single_tenant
         if scope is not None and operation is not None and self.policy_of(operation).key_per == "endpoint":
             scope = f"{scope}{ENDPOINT_MARK}{operation}"
-        return settling.asked_for(key, scope, *others)
+        return settlement.asked_for(key, scope, *others)
 
     def policy_of(self, operation: str) -> Policy:
         """The policy of an operation, by its name in the record."""

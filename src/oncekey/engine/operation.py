@@ -16,11 +16,12 @@ from oncekey.core.kept_request import KeptRequest
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.states import Effects
-from oncekey.engine import enlisting, staging, steps
-from oncekey.engine.enlisting import Commit, Enlisted, Enlisting
+from oncekey.engine import steps
 from oncekey.engine.flows import Flow
-from oncekey.engine.staging import RunAt
 from oncekey.engine.steps import Steps
+from oncekey.engine.transactions import enlistment, jobs
+from oncekey.engine.transactions.enlistment import Commit, Enlisted, Enlisting
+from oncekey.engine.transactions.jobs import RunAt
 from oncekey.errors import ApplicationError, NoOperation, NotExecuted, OutcomeUnknown, Refused
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Operation:
         transaction, and the app commits it after the handler has returned (for example a dependency with ``yield``).
         """
         self.begun = True
-        return enlisting.start(self, target, commit)
+        return enlistment.start(self, target, commit)
 
     # The result of ``fn`` is typed. Its arguments are not: a ParamSpec leaves no place for ``on`` and ``repeatable``.
     @overload
@@ -203,11 +204,11 @@ class Operation:
 
     def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> Coroutine[Any, Any, str]:
         """Add a job to the outbox, in the enlisted transaction or the open phase, and return its id."""
-        return self._to_await("enqueue", staging.enqueue(self, task, payload, run_at, settles=False))
+        return self._to_await("enqueue", jobs.enqueue(self, task, payload, run_at, settles=False))
 
     def defer(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> Coroutine[Any, Any, str]:
         """Add a job that settles this key with the final response. Answer 202 now."""
-        return self._to_await("defer", staging.enqueue(self, task, payload, run_at, settles=True))
+        return self._to_await("defer", jobs.enqueue(self, task, payload, run_at, settles=True))
 
     def _to_await(self, verb: str, flow: Flow[_T]) -> Coroutine[Any, Any, _T]:
         """The coroutine of a verb. It is in ``unawaited`` until it starts."""
@@ -304,7 +305,7 @@ class Blocking:
     def enlist(self, target: Any, *, commit: Commit = "engine") -> None:
         """As :meth:`Operation.enlist`. It is done when it returns."""
         self._operation.begun = True
-        enlisting.start(self._operation, target, commit, blocking=True)
+        enlistment.start(self._operation, target, commit, blocking=True)
 
     def phase(self, name: str, fn: Callable[..., _T], /, *args: Any, on: Any, **kwargs: Any) -> _T:
         work = steps.plain(fn, args, kwargs)
@@ -326,10 +327,10 @@ class Blocking:
         return result
 
     def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
-        return self._run(staging.enqueue(self._operation, task, payload, run_at, settles=False))
+        return self._run(jobs.enqueue(self._operation, task, payload, run_at, settles=False))
 
     def defer(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> str:
-        return self._run(staging.enqueue(self._operation, task, payload, run_at, settles=True))
+        return self._run(jobs.enqueue(self._operation, task, payload, run_at, settles=True))
 
     def _run(self, flow: Flow[_T]) -> _T:
         return self._operation._begun().run_blocking(flow, self._operation.policy.begin_seconds)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import secrets
 
-from oncekey.engine import forks
+from oncekey.engine import process
 
 
 class Owners:
     def __init__(self) -> None:
         self.after_fork()
-        forks.enroll(self)
+        process.enroll(self)
 
     def new(self) -> str:
         return f"{self._process}-{next(self._count):x}"

@@ -40,10 +40,10 @@ from oncekey.core.steps import (
     checked_provider_id,
     remembered_result,
 )
-from oncekey.engine import enlisted, enlisting
-from oncekey.engine.enlist.base import LEAVE_IT
-from oncekey.engine.enlisting import Enlisted, Stage, statements_of
 from oncekey.engine.flows import Call, Flow, Pause
+from oncekey.engine.transactions import completion, enlistment
+from oncekey.engine.transactions.adapters.base import LEAVE_IT
+from oncekey.engine.transactions.enlistment import Enlisted, Stage, statements_of
 from oncekey.errors import ApplicationError, LeaseLost, NotExecuted, StepError, StoreOverloaded, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def phase(operation: Operation, name: str, work: Callable[[], Any], on: Any, *, 
     try:
         if (remembered := (yield from _remembered(operation, steps, name, StepKind.PHASE))) is not None:
             return orjson.loads(remembered.result or b"null")
-        opened = operation.enlisted = enlisting.prepare(engine, operation, on, "engine", blocking=blocking)
-        yield from enlisting.enlist(operation, opened, waits=not blocking, ends_here=True)
+        opened = operation.enlisted = enlistment.prepare(engine, operation, on, "engine", blocking=blocking)
+        yield from enlistment.enlist(operation, opened, waits=not blocking, ends_here=True)
         steps.phase = name
         step = yield from _work(engine, operation, opened, name, work)
         yield from _commit(operation, opened, name)
@@ -125,8 +125,8 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
         if not rows:
             raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
     except (Exception, asyncio.CancelledError) as error:
-        yield from enlisted.roll_back(opened)
-        if (yield from enlisted.undone(engine, opened)):
+        yield from completion.roll_back(opened)
+        if (yield from completion.undone(engine, opened)):
             operation.enlisted = None  # otherwise the end of the request finds out whether it was committed
         if opened.held_too_long and isinstance(error, Exception):
             raise StoreUnavailable(f"{opened.held_too_long}, so it was rolled back") from error

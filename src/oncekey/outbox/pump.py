@@ -24,8 +24,8 @@ from oncekey.engine.owners import Owners
 from oncekey.errors import OperatorError, StoreError, StoreUnavailable
 from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.tasks import Task, buried
-from oncekey.stores.base import Store
-from oncekey.stores.outbox_rows import AFTER
+from oncekey.stores.api import Store
+from oncekey.stores.sql.outbox_rows import AFTER
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about_job

@@ -24,8 +24,8 @@ from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.pump import Pump, Until
 from oncekey.outbox.tasks import Context, Task, make_task, raised, returned
 from oncekey.outbox.threads import Threads
-from oncekey.stores.base import Store
-from oncekey.stores.urls import KNOWN, open_store
+from oncekey.stores.api import Store
+from oncekey.stores.registry import KNOWN, open_store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter, Hook
 from oncekey.telemetry.events import about_job

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from oncekey.core.record import Record
 from oncekey.core.states import State
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 
 VISITED = 200
 """How many scopes one call looks at, including scopes without a due key."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 
 _PATIENCE = 30.0
 

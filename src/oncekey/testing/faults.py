@@ -37,11 +37,11 @@ VARIABLE = "ONCEKEY_FAULT"
 _STORES = ("stores.sqlite.store:SqliteStore", "stores.postgres.store:PostgresStore")
 _IN_LOOPS = ("stores.sqlite.in_loop:SqliteInLoop", "stores.postgres.in_loop:InLoop")
 _LINKS = (
-    "engine.enlist.sqlite:SqliteLink",
-    "engine.enlist.psycopg:PsycopgLink",
-    "engine.enlist.psycopg:AsyncPsycopgLink",
-    "engine.enlist.asyncpg:AsyncpgLink",
-    "engine.enlist.sqlalchemy:SqlAlchemyLink",
+    "engine.transactions.adapters.sqlite:SqliteLink",
+    "engine.transactions.adapters.psycopg:PsycopgLink",
+    "engine.transactions.adapters.psycopg:AsyncPsycopgLink",
+    "engine.transactions.adapters.asyncpg:AsyncpgLink",
+    "engine.transactions.adapters.sqlalchemy:SqlAlchemyLink",
 )
 
 
@@ -58,15 +58,15 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "store.reserve": (*_each(_STORES, "reserve"), *_each(_IN_LOOPS, "reserve"), *_TOGETHER),
     "store.swap": (*_each(_STORES, "swap"), *_each(_IN_LOOPS, "swap"), *_TOGETHER),
     # The transaction that the handler enlists, or that a phase opens, on the app's own connection.
-    "enlist": ("engine.enlisting:enlist",),
+    "enlist": ("engine.transactions.enlistment:enlist",),
     "enlist.open": _each(_LINKS, "open"),
     "enlist.lock": _each(_LINKS, "execute"),
     "enlist.guard": _each(_LINKS, "guard"),
     "enlist.complete": _each(_LINKS, "complete"),
     "enlist.commit": _each(_LINKS, "commit"),
     "enlist.roll_back": _each(_LINKS, "roll_back"),
-    "enlist.release": ("engine.enlisting:Enlisted.release",),
-    "enlist.settle": ("engine.enlisted:settle",),
+    "enlist.release": ("engine.transactions.enlistment:Enlisted.release",),
+    "enlist.settle": ("engine.transactions.completion:settle",),
     # Steps.
     "steps.read": _each(_STORES, "steps"),
     "phase": ("engine.steps:phase",),
@@ -76,7 +76,7 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "effect.call": ("engine.steps:_call",),
     "effect.result": ("engine.steps:_conclude",),
     # The outbox.
-    "outbox.enqueue": ("engine.staging:enqueue",),
+    "outbox.enqueue": ("engine.transactions.jobs:enqueue",),
     "outbox.claim": _each(_STORES, "claim"),
     "outbox.renew": _each(_STORES, "renew_jobs"),
     "outbox.task": ("outbox.worker:Shift._result",),
@@ -87,7 +87,7 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "upkeep.sweep": ("upkeep.sweeper:Sweeper.run",),
     "upkeep.reap": ("upkeep.reaper:Reaper.run",),
     "upkeep.ask": ("upkeep.reconciler:Reconciler._ask",),
-    "upkeep.settle": ("engine.settling:settle",),
+    "upkeep.settle": ("engine.settlement:settle",),
     "upkeep.resume": ("upkeep.resumer:Resumer._resume",),
 }
 """Name -> the functions of this point, one for each store or driver. ``enlist.lock`` is every statement of oncekey on

@@ -28,17 +28,17 @@ import pytest
 # Register them before the import, so that a failing assert in them shows its values.
 _PARTS = "base doubts moves rows steps lookups faults jobs_base jobs job_upkeep turns"
 for _part in _PARTS.split():
-    pytest.register_assert_rewrite(f"oncekey.testing.store_suite_{_part}")
+    pytest.register_assert_rewrite(f"oncekey.testing.conformance.{_part}")
 
-from oncekey.testing.store_suite_base import Clock  # noqa: E402
-from oncekey.testing.store_suite_doubts import DoubtSuite  # noqa: E402
-from oncekey.testing.store_suite_faults import FaultSuite  # noqa: E402
-from oncekey.testing.store_suite_lookups import LookupSuite  # noqa: E402
-from oncekey.testing.store_suite_moves import MoveSuite  # noqa: E402
-from oncekey.testing.store_suite_outbox import OutboxSuite  # noqa: E402
-from oncekey.testing.store_suite_rows import RowSuite  # noqa: E402
-from oncekey.testing.store_suite_steps import StepSuite  # noqa: E402
-from oncekey.testing.store_suite_turns import TurnSuite  # noqa: E402
+from oncekey.testing.conformance.base import Clock  # noqa: E402
+from oncekey.testing.conformance.doubts import DoubtSuite  # noqa: E402
+from oncekey.testing.conformance.faults import FaultSuite  # noqa: E402
+from oncekey.testing.conformance.lookups import LookupSuite  # noqa: E402
+from oncekey.testing.conformance.moves import MoveSuite  # noqa: E402
+from oncekey.testing.conformance.outbox import OutboxSuite  # noqa: E402
+from oncekey.testing.conformance.rows import RowSuite  # noqa: E402
+from oncekey.testing.conformance.steps import StepSuite  # noqa: E402
+from oncekey.testing.conformance.turns import TurnSuite  # noqa: E402
 
 __all__ = ["Clock", "OutboxSuite", "StoreSuite"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from oncekey.core.jobs import OutboxHealth
 from oncekey.core.record import Record, StoreHealth
 from oncekey.core.values import value
-from oncekey.stores.base import Duty, Store
+from oncekey.stores.api import Duty, Store
 from oncekey.upkeep.unasked import advice, no_resolver
 
 UNDONE_SECONDS = 300.0

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Literal
 
-from oncekey.engine import forks
+from oncekey.engine import process
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep.service import Upkeep
@@ -61,7 +61,7 @@ class LazyUpkeep:
         self._make = chosen(once, upkeep)
         self._lock = threading.Lock()
         self._running: Upkeep | None = None
-        forks.enroll(self)
+        process.enroll(self)
         _of_this_process.add(self)
 
     def start(self) -> None:

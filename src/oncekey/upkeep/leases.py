@@ -16,7 +16,7 @@ from collections import deque
 from oncekey.core.record import Record
 from oncekey.core.states import FINAL
 from oncekey.core.values import value
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import LeaseTooShort
 

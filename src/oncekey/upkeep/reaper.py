@@ -29,7 +29,7 @@ from oncekey.core.record import StoredResponse, swap
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
-from oncekey.stores.base import Duty, Store
+from oncekey.stores.api import Duty, Store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about

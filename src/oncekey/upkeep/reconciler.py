@@ -6,7 +6,7 @@ asks no more, and an operator must look. A resolver that raises, takes too long,
 knowing. So does a missing resolver: its keys must neither block the others for ever, nor be forgotten.
 
 Several reconcilers may run at once. Each reads the key again before it asks, so two rarely ask about the same key. If
-they do, the first verdict counts and the second finds nothing to move (``engine/settling.py``).
+they do, the first verdict counts and the second finds nothing to move (``engine/settlement.py``).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from oncekey.core.verdicts import (
     StillUnknown,
     Verdict,
 )
-from oncekey.engine import settling
+from oncekey.engine import settlement
+from oncekey.engine.batching.ticket import Work
 from oncekey.engine.flows import Flow
 from oncekey.engine.once import OnceKey
-from oncekey.engine.tickets import Work
 from oncekey.errors import ConfigurationError
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
@@ -175,7 +175,7 @@ class Reconciler:
         counts["moved"] += ended != "overtaken"
 
     async def _run(self, flow: Flow[Any]) -> Any:
-        return await self._engine.run(flow, settling.SETTLE_SECONDS)
+        return await self._engine.run(flow, settlement.SETTLE_SECONDS)
 
     async def _ask(self, record: Record) -> Verdict:
         resolver = self._once.resolvers.of(record.operation)
@@ -204,7 +204,9 @@ class Reconciler:
         if isinstance(verdict, StillUnknown):
             error = verdict.error if isinstance(verdict, _Failed) else None
             return await self._postpone(record, verdict.reason, self._retry_in(record), error)
-        settled: Settlement = await self._run(settling.settle(self._engine, record, verdict, who=settling.RECONCILER))
+        settled: Settlement = await self._run(
+            settlement.settle(self._engine, record, verdict, who=settlement.RECONCILER)
+        )
         if settled.outcome is Outcome.TOO_EARLY:
             reason = f"refuted too early, to be asked again after the quarantine: {verdict.reason}"
             return await self._postpone(record, reason, settled.retry_in)
@@ -226,11 +228,11 @@ class Reconciler:
     async def _postpone(
         self, record: Record, reason: str, retry_in: float | None, error: Exception | None = None
     ) -> str:
-        reason = settling.kept_words(reason)
+        reason = settlement.kept_words(reason)
         tries = record.reconcile_tries + 1
         audit = None
         if retry_in is None:
-            audit = Audit(settling.RECONCILER, f"asked {tries} times, and no more: {reason}")
+            audit = Audit(settlement.RECONCILER, f"asked {tries} times, and no more: {reason}")
         move = swap(record, Event.POSTPONE, Actor.RECONCILER, last_error=reason, reconcile_in=retry_in, audit=audit)
         if await self._run(_ask_store(move)) is None:
             return "overtaken"

@@ -27,16 +27,16 @@ from oncekey.core.responses import as_response
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.values import value
-from oncekey.engine import enlisted
+from oncekey.engine.batching.ticket import Work
 from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey, tenant_of
 from oncekey.engine.operation import _current
 from oncekey.engine.resumption import ResumeFunction, Resumption
-from oncekey.engine.settling import SETTLE_SECONDS, kept_words
-from oncekey.engine.tickets import Work
+from oncekey.engine.settlement import SETTLE_SECONDS, kept_words
+from oncekey.engine.transactions import completion
 from oncekey.errors import ConfigurationError, OperatorError
-from oncekey.stores.base import Duty
+from oncekey.stores.api import Duty
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
@@ -256,9 +256,9 @@ class Resumer:
                 flow = engine.finish(operation, move.event, move.response, move.reason)
                 finished = await engine.run(flow, seconds)
             else:
-                finished = await enlisted.run(engine, item, seconds)
+                finished = await completion.run(engine, item, seconds)
                 if operation.enlisted is not None:  # the function had to commit it, and has returned
-                    finished = await enlisted.run(engine, item, seconds)
+                    finished = await completion.run(engine, item, seconds)
         except OperatorError:
             engine.keeper.adopt(item)
             return None

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 from oncekey.core.values import value
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError, OnceKeyError
-from oncekey.stores.base import Store
+from oncekey.stores.api import Store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.redaction import describe

@@ -14,7 +14,7 @@ from typing import Any
 from oncekey.core.record import Record, Swap, swap
 from oncekey.core.states import MAY_RERUN, Actor, Event
 from oncekey.core.values import value
-from oncekey.stores.base import Duty, Store
+from oncekey.stores.api import Duty, Store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about

@@ -15,7 +15,7 @@ from oncekey.core.record import UnknownsOf
 from oncekey.core.states import State
 from oncekey.core.values import value
 from oncekey.core.verdicts import Resolvers
-from oncekey.stores.base import Duty, Store
+from oncekey.stores.api import Duty, Store
 
 _log = logging.getLogger("oncekey")
 

@@ -30,12 +30,12 @@ from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, 
 from oncekey.upkeep.in_app import UpkeepChoice, chosen, never_started
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
+from oncekey.web.asgi_scope import SCOPE_KEY, Message, Receive, Scope, Send, route_of
 from oncekey.web.declared import Only, check_declarations, checked_only
 from oncekey.web.endpoints import starlette_endpoints
 from oncekey.web.event_loop import require_asyncio
 from oncekey.web.handling import App, Endpoints, Handling, deliver, messages
-from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, route_of
-from oncekey.web.wire import (
+from oncekey.web.responses import (
     UNAVAILABLE_RETRY_SECONDS,
     answer_headers,
     answer_to,

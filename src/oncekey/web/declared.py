@@ -65,7 +65,7 @@ def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
     """ConfigurationError if a declaration has no effect, or a route has two. Logs a WARNING if it may be intended."""
     if not Declarations.in_process and only is None:
         return
-    from oncekey.web import coverage  # it knows the middlewares, which call this
+    from oncekey.web import route_audit
     from oncekey.web.app_routes import Place, walk
 
     spots = list(walk(app, Place()))
@@ -76,7 +76,7 @@ def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
             "its handlers is not found, and OnceKey(routes=…) lists none. List the routes, or use your framework's "
             "protect()"
         )
-    found = coverage.audit_spots(spots)
+    found = route_audit.audit_spots(spots)
     if unused := [declaration.place for declaration in once.declarations.unused()]:
         _log.warning(
             "@once.policy has no effect on %s: no route of this app leads there. If a decorator stands between "
@@ -87,7 +87,7 @@ def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
     undeclared = [
         f"{endpoint.method} {endpoint.host}{endpoint.path}"
         for endpoint in found.endpoints
-        if endpoint.coverage is coverage.Coverage.UNPROTECTED and endpoint.method in once.default_policy.methods
+        if endpoint.coverage is route_audit.Coverage.UNPROTECTED and endpoint.method in once.default_policy.methods
     ]
     if only is not None and undeclared and not cannot_see:
         _log.warning(

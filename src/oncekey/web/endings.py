@@ -20,7 +20,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
 from oncekey.web import unknown_outcomes
-from oncekey.web.wire import UNAVAILABLE_RETRY_SECONDS, answer_headers, answer_to, refusal, storable, unknown
+from oncekey.web.responses import UNAVAILABLE_RETRY_SECONDS, answer_headers, answer_to, refusal, storable, unknown
 
 _log = logging.getLogger("oncekey")
 

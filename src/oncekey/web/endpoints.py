@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.engine.operation import Operation, _current
-from oncekey.web.scopes import SCOPE_KEY, Receive, Scope, Send
+from oncekey.web.asgi_scope import SCOPE_KEY, Receive, Scope, Send
 
 MARK = "__oncekey_wrapped__"
 

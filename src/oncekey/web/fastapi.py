@@ -26,16 +26,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.routing import Router
 
-from oncekey.engine import enlisting
-from oncekey.engine.enlisting import Commit
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
+from oncekey.engine.transactions import enlistment
+from oncekey.engine.transactions.enlistment import Commit
 from oncekey.errors import ConfigurationError, NoOperation
 from oncekey.upkeep.in_app import UpkeepChoice
 from oncekey.web import starlette
+from oncekey.web.asgi_scope import SCOPE_KEY
 from oncekey.web.declared import Match, Only, endpoints_of, matcher
 from oncekey.web.openapi import declare
-from oncekey.web.scopes import SCOPE_KEY
 
 __all__ = [
     "CurrentOperation",
@@ -100,11 +100,11 @@ def enlisted_session(make: Callable[[], Any], *, commit: Commit = "engine") -> C
         session = make()
         if hasattr(session, "sync_session"):
             async with session:
-                await enlisting.start(operation, session, commit)
+                await enlistment.start(operation, session, commit)
                 yield session
             return
         try:
-            await run_in_threadpool(enlisting.start, operation, session, commit, blocking=True)
+            await run_in_threadpool(enlistment.start, operation, session, commit, blocking=True)
             yield session
         finally:
             await run_in_threadpool(session.close)

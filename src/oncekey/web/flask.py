@@ -25,10 +25,10 @@ from oncekey.engine.operation import Operation, current
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep.in_app import UpkeepChoice
 from oncekey.web.app_routes import FLASK_PARAMETER, Place, walk
-from oncekey.web.coverage import audit_spots
 from oncekey.web.declared import Handler, Only
-from oncekey.web.environs import Environ
+from oncekey.web.route_audit import audit_spots
 from oncekey.web.wsgi import IdempotencyMiddleware
+from oncekey.web.wsgi_environ import Environ
 from oncekey.web.wsgi_exchange import Exchange, exchange_of
 
 __all__ = ["current_operation", "protect"]

@@ -16,15 +16,15 @@ from oncekey.core.evidence import SPEAKING_ERRORS
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Event
-from oncekey.engine import enlisted
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
+from oncekey.engine.transactions import completion
 from oncekey.errors import OperatorError
+from oncekey.web.asgi_scope import SCOPE_KEY, Message, Receive, Scope, Send, is_event_stream
 from oncekey.web.declared import Handler, Only
 from oncekey.web.endings import Move, answer_instead, answered, raised
-from oncekey.web.scopes import SCOPE_KEY, Message, Receive, Scope, Send, is_event_stream
-from oncekey.web.wire import Headers, answer_headers, first_headers, refusal
+from oncekey.web.responses import Headers, answer_headers, first_headers, refusal
 
 _log = logging.getLogger("oncekey")
 
@@ -310,7 +310,7 @@ class Handling:
                 finished = await engine.run(flow, self.policy.begin_seconds)
             else:
                 item = Unfinished(operation, move.event, move.response, move.reason)
-                finished = await enlisted.run(engine, item, self.policy.begin_seconds)
+                finished = await completion.run(engine, item, self.policy.begin_seconds)
         except OperatorError:
             # The handler ran, and the store does not have the result. The keeper retries; the client must ask again.
             engine.adopt(Unfinished(operation, move.event, move.response, move.reason))

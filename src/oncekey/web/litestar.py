@@ -50,12 +50,12 @@ from oncekey.errors import ConfigurationError, NoOperation
 from oncekey.upkeep.in_app import UpkeepChoice, chosen
 from oncekey.web import tuning
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.asgi_scope import SCOPE_KEY
 from oncekey.web.declared import Handler, Match, Only, check_declarations, checked_only, matcher
 from oncekey.web.endpoints import MARK, wrapped
 from oncekey.web.event_loop import require_asyncio
 from oncekey.web.openapi import declare
-from oncekey.web.scopes import SCOPE_KEY
-from oncekey.web.wire import checked
+from oncekey.web.responses import checked
 
 __all__ = ["CurrentOperation", "OnceKeyPlugin"]
 

@@ -37,12 +37,12 @@ from oncekey.engine.operation import _current
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep.in_app import UpkeepChoice
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.asgi_scope import SCOPE_KEY
 from oncekey.web.declared import Handler, Only, check_declarations, checked_only
 from oncekey.web.endpoints import MARK, ForeignApp, wrapped
-from oncekey.web.scopes import SCOPE_KEY
+from oncekey.web.responses import checked
 from oncekey.web.starlette_errors import is_async, wrap_handlers
 from oncekey.web.starlette_router import RouterLookup, app_behind
-from oncekey.web.wire import checked
 
 __all__ = ["protect"]
 

@@ -14,8 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from oncekey.engine.operation import Operation
+from oncekey.web.asgi_scope import SCOPE_KEY
 from oncekey.web.endpoints import MARK
-from oncekey.web.scopes import SCOPE_KEY
 
 
 def wrap_handlers(app: Starlette) -> None:

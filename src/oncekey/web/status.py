@@ -44,9 +44,9 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError
-from oncekey.web import environs
-from oncekey.web.scopes import Receive, Scope, Send, route_path
-from oncekey.web.wire import answer_headers, busy_seconds, refusal, replay, status_location, unknown
+from oncekey.web import wsgi_environ
+from oncekey.web.asgi_scope import Receive, Scope, Send, route_path
+from oncekey.web.responses import answer_headers, busy_seconds, refusal, replay, status_location, unknown
 
 __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"]
 
@@ -249,11 +249,11 @@ class StatusWsgi:
         here = quote((environ.get("SCRIPT_NAME", "") + path).encode("latin-1")) + (f"?{query}" if query else "")
         operation = self.operation or _operation(query.encode("latin-1"))
         root: str = environ.get("SCRIPT_NAME", "")
-        request = Request(environ["REQUEST_METHOD"], root + path, environ, environs.all_headers(environ))
+        request = Request(environ["REQUEST_METHOD"], root + path, environ, wsgi_environ.all_headers(environ))
         asked = _Asked(self.once, request, here, root, operation)
         status, headers, body = asked.wire(self._answer(asked, path))
         decoded = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in headers]
-        start_response(environs.status_line(status), decoded)
+        start_response(wsgi_environ.status_line(status), decoded)
         return [body]
 
     def _answer(self, asked: _Asked, path: str) -> Answer:

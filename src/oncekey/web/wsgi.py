@@ -16,9 +16,9 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.upkeep.in_app import LazyUpkeep, UpkeepChoice
 from oncekey.web.declared import Handler, Only, check_declarations, checked_only
-from oncekey.web.environs import Environ, decoded, method_of, path_of
-from oncekey.web.wire import checked
+from oncekey.web.responses import checked
 from oncekey.web.wsgi_bodies import AppBody
+from oncekey.web.wsgi_environ import Environ, decoded, method_of, path_of
 from oncekey.web.wsgi_exchange import ENVIRON_KEY, App, Dress, Exchange, StartResponse
 
 

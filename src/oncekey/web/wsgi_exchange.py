@@ -24,8 +24,7 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.endings import Move, answer_instead, answered, in_place_of, raised
-from oncekey.web.environs import Environ, all_headers, header_lines, method_of, status_line
-from oncekey.web.wire import (
+from oncekey.web.responses import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
     answer_headers,
@@ -36,6 +35,7 @@ from oncekey.web.wire import (
     refusal,
 )
 from oncekey.web.wsgi_bodies import AppBody, Streamed
+from oncekey.web.wsgi_environ import Environ, all_headers, header_lines, method_of, status_line
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 StartResponse = Callable[..., Callable[[bytes], object]]

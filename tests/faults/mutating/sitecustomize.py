@@ -19,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 EDITS: list[list[str]] = json.loads(os.environ.get("ONCEKEY_MUTANT", "[]"))
-STATEMENTS = "oncekey.stores.sqlfiles"
+STATEMENTS = "oncekey.stores.sql.queries"
 
 
 def edited(where: str, text: str) -> str:

@@ -7,7 +7,7 @@ before: the answer to a statement only says that the statement ran.
 
 This module uses psycopg's ``pq`` layer, because a cursor is too expensive for each batch. It handles only success.
 After any error it raises and closes the connection. The tickets then go to a lane's thread, which handles the error
-(``engine/express.py``).
+(``engine/batching/loop_lane.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from psycopg.adapt import Transformer
 
 from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.base import LostRace
+from oncekey.stores.api import LostRace
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.connection import NOT_NOTICED, NOTICE_LOST_CLIENTS, options, settings
 from oncekey.stores.postgres.statements import END, RESERVE

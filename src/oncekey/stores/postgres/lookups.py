@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from oncekey.core.record import COUNTED, NO_RESOLVER, OPERATIONS, AuditLine, Record, StoreHealth, UnknownsOf
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
-from oncekey.stores.base import FOUND
+from oncekey.stores.api import FOUND
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
 from oncekey.stores.postgres.statements import SLIM, statement
@@ -22,7 +22,7 @@ _OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.E
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS = (
     statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns")
 )
-_FATE = statement("enlisted/fate")
+_FATE = statement("transaction_fate")
 _LISTING = statement("listing", SLIM)
 
 

@@ -12,9 +12,9 @@ import time
 
 from psycopg import errors
 
-from oncekey.stores import sqlfiles
 from oncekey.stores.postgres.connection import DeadlineConnection
 from oncekey.stores.postgres.statements import PACKAGE
+from oncekey.stores.sql import queries
 
 MIGRATION_LOCK = 0x6F6E63656B6579  # "oncekey": one migration at a time, also if several deploys run at once
 MIGRATION_SECONDS = 600.0
@@ -28,9 +28,9 @@ _TABLE = (
 )
 
 
-def applied(connection: DeadlineConnection) -> sqlfiles.Applied:
+def applied(connection: DeadlineConnection) -> queries.Applied:
     """The migrations that ran here."""
-    return sqlfiles.Applied(frozenset(row[0] for row in connection.execute("SELECT number FROM oncekey_schema")))
+    return queries.Applied(frozenset(row[0] for row in connection.execute("SELECT number FROM oncekey_schema")))
 
 
 def run(connection: DeadlineConnection) -> list[str]:
@@ -54,7 +54,7 @@ def _try(connection: DeadlineConnection, until: float) -> list[str]:
         connection.execute(f"SET LOCAL lock_timeout = '{TABLE_LOCK_SECONDS * 1000:.0f}ms'")
         connection.execute(_TABLE)
         there = applied(connection)
-        for migration in sqlfiles.migrations(PACKAGE):
+        for migration in queries.migrations(PACKAGE):
             if migration.number <= there.newest:
                 continue
             connection.execute(migration.sql)

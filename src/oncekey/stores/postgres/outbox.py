@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
 from oncekey.core.record import COUNTED, Audit, StoredResponse
-from oncekey.stores import outbox_rows, sqlfiles
-from oncekey.stores.outbox_rows import HISTORY_KEPT, LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
 from oncekey.stores.postgres.arrays import Bytea, Float8, Int4, Text
+from oncekey.stores.sql import outbox_rows, queries
+from oncekey.stores.sql.outbox_rows import HISTORY_KEPT, LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
 
 if TYPE_CHECKING:
     import psycopg
@@ -28,10 +28,10 @@ _SINCE = {
 
 
 def _statement(name: str, *, error: str = "") -> LiteralString:
-    text = sqlfiles.statement(_PACKAGE, f"outbox_{name}")
+    text = queries.statement(_PACKAGE, f"outbox_{name}")
     for mark, part in (
-        ("{columns}", sqlfiles.statement(_PACKAGE, "outbox_columns")),
-        ("{history}", sqlfiles.statement(_PACKAGE, "outbox_history")),
+        ("{columns}", queries.statement(_PACKAGE, "outbox_columns")),
+        ("{history}", queries.statement(_PACKAGE, "outbox_history")),
         ("{error}", error),
         ("{kept}", str(HISTORY_KEPT)),
         ("{counted}", str(COUNTED)),

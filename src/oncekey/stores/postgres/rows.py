@@ -12,7 +12,7 @@ from oncekey.core.states import Effects, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import StoreError
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
-from oncekey.stores.stored_responses import stored_response
+from oncekey.stores.sql.stored_responses import stored_response
 
 _STATES = {state.value: state for state in State}
 _EFFECTS = {effects.value: effects for effects in Effects}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import LiteralString
 
-from oncekey.stores import sqlfiles
+from oncekey.stores.sql import queries
 
 PACKAGE = "oncekey.stores.postgres"
 
@@ -13,7 +13,7 @@ _PARTS = {"{held}": "held", "{set}": "set", "{forgotten}": "forgotten", "{noted}
 
 def part(name: str) -> LiteralString:
     """The text of ``name.sql``. It is part of this package, so it is as safe as a literal."""
-    return sqlfiles.statement(PACKAGE, name)
+    return queries.statement(PACKAGE, name)
 
 
 COLUMNS = part("columns")

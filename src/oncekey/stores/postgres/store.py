@@ -19,17 +19,16 @@ from psycopg.conninfo import conninfo_to_dict
 
 from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
-from oncekey.stores import sqlfiles
-from oncekey.stores.base import Capabilities, Duty
+from oncekey.stores.api import Capabilities, Duty
 from oncekey.stores.fairness import FAIR, Turns
 from oncekey.stores.postgres import migrate as migrations
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
+from oncekey.stores.postgres.checks import Probes
 from oncekey.stores.postgres.connection import DeadlineConnection, connect, explain
 from oncekey.stores.postgres.in_loop import InLoop
 from oncekey.stores.postgres.lookups import Lookups
 from oncekey.stores.postgres.outbox import PostgresOutbox
-from oncekey.stores.postgres.probes import Probes
 from oncekey.stores.postgres.statements import (
     COLUMNS,
     END,
@@ -40,6 +39,7 @@ from oncekey.stores.postgres.statements import (
     SWAP,
     statement,
 )
+from oncekey.stores.sql import queries
 
 _THERE: LiteralString = "SELECT name, to_regclass(name) IS NOT NULL FROM unnest(%s::text[]) AS name"
 _TRIES = 5  # measured: a lost race needed at most five statements to see the winner's row
@@ -181,15 +181,15 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
 
     def _check(self, connection: DeadlineConnection) -> None:
         try:
-            asked = connection.execute(_THERE, [[*sqlfiles.tables(PACKAGE), "oncekey_schema"]])
+            asked = connection.execute(_THERE, [[*queries.tables(PACKAGE), "oncekey_schema"]])
             missing = {name for name, there in asked if not there}
-            applied = sqlfiles.Applied(frozenset())
+            applied = queries.Applied(frozenset())
             if "oncekey_schema" not in missing:
                 applied = migrations.applied(connection)
         except psycopg.Error as error:
             self.disconnect()
             raise explain(error, self._where) from error
-        if sentence := sqlfiles.outdated(PACKAGE, applied, self._where, missing):
+        if sentence := queries.outdated(PACKAGE, applied, self._where, missing):
             raise SchemaError(sentence)
         self._local.checked = True
 

@@ -18,10 +18,10 @@ import orjson
 from oncekey.core.record import Reservation, Swap
 from oncekey.core.values import value
 from oncekey.errors import StoreError
-from oncekey.stores import sqlfiles
+from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import rows, schema
 
-_SCRIPT, _APPLY = (sqlfiles.statement(schema.PACKAGE, name) for name in ("batch", "batch_apply"))
+_SCRIPT, _APPLY = (queries.statement(schema.PACKAGE, name) for name in ("batch", "batch_apply"))
 
 
 @value

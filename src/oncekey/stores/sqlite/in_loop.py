@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.base import LostRace
+from oncekey.stores.api import LostRace
 from oncekey.stores.sqlite import batch as batches
 from oncekey.stores.sqlite.batch import Packed
 from oncekey.stores.sqlite.connections import Connections

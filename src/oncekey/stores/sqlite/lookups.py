@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from oncekey.core.record import COUNTED, NO_RESOLVER, OPERATIONS, AuditLine, Record, StoreHealth, UnknownsOf
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
-from oncekey.stores import sqlfiles
-from oncekey.stores.base import FOUND
+from oncekey.stores.api import FOUND
+from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.connections import Connections
 
 _STEPS, _AUDIT, _FIND, _LISTING, _COUNTS, _WAITING = (
-    sqlfiles.statement(schema.PACKAGE, name) for name in ("steps", "audit", "find", "listing", "counts", "waiting")
+    queries.statement(schema.PACKAGE, name) for name in ("steps", "audit", "find", "listing", "counts", "waiting")
 )
-_UNKNOWNS, _COUNTED_UNKNOWNS = sqlfiles.statement(schema.PACKAGE, "unknowns"), (COUNTED, NO_RESOLVER, OPERATIONS)
+_UNKNOWNS, _COUNTED_UNKNOWNS = queries.statement(schema.PACKAGE, "unknowns"), (COUNTED, NO_RESOLVER, OPERATIONS)
 
 _INDEXES = {
     State.IN_PROGRESS: "leases",

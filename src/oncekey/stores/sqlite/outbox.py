@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, OutboxHealth
 from oncekey.core.record import COUNTED, Audit, StoredResponse
 from oncekey.core.states import State
-from oncekey.stores import outbox_rows, sqlfiles
-from oncekey.stores.outbox_rows import LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
+from oncekey.stores.sql import outbox_rows, queries
+from oncekey.stores.sql.outbox_rows import LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
 from oncekey.stores.sqlite import schema
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _LISTED = {
 
 
 def _statement(name: str) -> str:
-    text = sqlfiles.statement(schema.PACKAGE, f"outbox_{name}")
-    return text.replace("{columns}", sqlfiles.statement(schema.PACKAGE, "outbox_columns"))
+    text = queries.statement(schema.PACKAGE, f"outbox_{name}")
+    return text.replace("{columns}", queries.statement(schema.PACKAGE, "outbox_columns"))
 
 
 _TAKE, _RENEW, _HELD, _END, _SETTLE, _PROVIDER, _JOB, _REDIRECT, _REOPEN, _HEALTH, _PURGE, _LATE, _CANCEL = (
@@ -44,7 +44,7 @@ _TAKE, _RENEW, _HELD, _END, _SETTLE, _PROVIDER, _JOB, _REDIRECT, _REOPEN, _HEALT
         *("purge", "late", "cancel"),
     )
 )
-_NOTE = sqlfiles.statement(schema.PACKAGE, "note")
+_NOTE = queries.statement(schema.PACKAGE, "note")
 _JOBS_OF = _statement("jobs_of")
 _JOBS = {
     state: _statement("jobs").replace("{state}", condition).replace("{since}", since)

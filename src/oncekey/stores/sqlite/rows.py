@@ -15,7 +15,7 @@ from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap
 from oncekey.core.states import FINAL, Effects, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import StoreError
-from oncekey.stores.stored_responses import stored_response
+from oncekey.stores.sql.stored_responses import stored_response
 
 Row = tuple[Any, ...]
 _Work = TypeVar("_Work", Reservation, Swap)

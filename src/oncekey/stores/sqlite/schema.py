@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Collection, Iterator
 
 from oncekey.errors import SchemaError
-from oncekey.stores import sqlfiles
+from oncekey.stores.sql import queries
 
 PACKAGE = "oncekey.stores.sqlite"
 
@@ -20,23 +20,23 @@ _RAISE = "UPDATE oncekey_schema SET number = :number WHERE number = -:number"
 _NOTE = "INSERT INTO oncekey_schema (number, name, applied_at) VALUES (?, ?, ?)"
 
 
-def applied(connection: sqlite3.Connection, there: Collection[str]) -> sqlfiles.Applied:
+def applied(connection: sqlite3.Connection, there: Collection[str]) -> queries.Applied:
     """The migrations that ran here."""
     numbers = connection.execute(_NUMBERS).fetchall() if "oncekey_schema" in there else ()
-    return sqlfiles.Applied(frozenset(number for (number,) in numbers))
+    return queries.Applied(frozenset(number for (number,) in numbers))
 
 
 def problem(connection: sqlite3.Connection, where: str) -> str | None:
     """One sentence that says what to do, or None if the tables are as this version needs them."""
     there = {name for (name,) in connection.execute(_TABLES)}
-    return sqlfiles.outdated(PACKAGE, applied(connection, there), where, set(sqlfiles.tables(PACKAGE)) - there)
+    return queries.outdated(PACKAGE, applied(connection, there), where, set(queries.tables(PACKAGE)) - there)
 
 
 def migrate(connection: sqlite3.Connection, where: str, now: float) -> list[str]:
     """Run the migrations that have not run; the caller holds the write lock (BEGIN IMMEDIATE) and commits."""
     at = applied(connection, {name for (name,) in connection.execute(_TABLES)})
     ran = []
-    for migration in sqlfiles.migrations(PACKAGE):
+    for migration in queries.migrations(PACKAGE):
         if migration.number <= at.newest:
             continue
         for statement in statements(migration.sql):

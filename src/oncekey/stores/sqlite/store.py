@@ -1,7 +1,7 @@
 """The store in one SQLite file: every write is one ``BEGIN IMMEDIATE`` … ``COMMIT`` with an fsync at its end.
 
-A batch is one transaction, so its rows share one fsync. ``stores/memory.py`` says what the verbs do; the SQL beside
-this file does the same. It uses ``UPDATE`` then ``SELECT`` instead of ``RETURNING``, which is as fast, and runs on the
+A batch is one transaction, so its rows share one fsync. ``stores/memory/store.py`` says what the verbs do; the queries
+in ``sql/`` do the same. It uses ``UPDATE`` then ``SELECT`` instead of ``RETURNING``, which is as fast, and runs on the
 SQLite 3.34 of RHEL 9. One call runs a statement for the whole batch (``executemany``, or keys as one JSON list), since
 each call into SQLite releases the GIL, and then waits for the event loop to give it back.
 
@@ -19,30 +19,30 @@ from pathlib import Path
 
 from oncekey.core.record import Found, Record, Reservation, Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
-from oncekey.stores import sqlfiles
-from oncekey.stores.base import Capabilities, Duty, LostRace
+from oncekey.stores.api import Capabilities, Duty, LostRace
 from oncekey.stores.fairness import FAIR, Turns
+from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import rows, schema
+from oncekey.stores.sqlite.checks import Probes
 from oncekey.stores.sqlite.connections import Connections, is_busy
 from oncekey.stores.sqlite.gate import gate_of
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.stores.sqlite.lookups import Lookups
 from oncekey.stores.sqlite.outbox import SqliteOutbox
-from oncekey.stores.sqlite.probes import Probes
 
 _READ, _MOVED, _INSERT, _SWAP, _RESTART, _DELETE, _PURGE = (
-    sqlfiles.statement(schema.PACKAGE, name)
+    queries.statement(schema.PACKAGE, name)
     for name in ("read", "moved", "insert", "swap", "restart", "delete", "purge")
 )
 _STEP, _FORGET_STEPS, _NOTE, _DOOMED_KEYS, _DOOMED_TOMBSTONES = (
-    sqlfiles.statement(schema.PACKAGE, name)
+    queries.statement(schema.PACKAGE, name)
     for name in ("step", "forget_steps", "note", "doomed_keys", "doomed_tombstones")
 )
 _READ_MANY, _MOVED_MANY, _PURGE_AUDIT = (
-    sqlfiles.statement(schema.PACKAGE, name) for name in ("read_many", "moved_many", "audit_purge")
+    queries.statement(schema.PACKAGE, name) for name in ("read_many", "moved_many", "audit_purge")
 )
-_DUE = {duty: sqlfiles.statement(schema.PACKAGE, f"due_{duty.value}") for duty in Duty}
-_FAIR_SCOPES, _FAIR_KEYS = (sqlfiles.statement(schema.PACKAGE, name) for name in ("fair_scopes", "fair_keys"))
+_DUE = {duty: queries.statement(schema.PACKAGE, f"due_{duty.value}") for duty in Duty}
+_FAIR_SCOPES, _FAIR_KEYS = (queries.statement(schema.PACKAGE, name) for name in ("fair_scopes", "fair_keys"))
 
 _PATIENCE_STEP = 0.05
 """A shorter wait at the gate is not subtracted from the busy time-out: the PRAGMA for it costs more."""

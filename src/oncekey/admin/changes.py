@@ -1,0 +1,263 @@
+"""The changes that an operator can make. Each follows the state table, and writes a line in the audit.
+
+Every change takes the record that the operator has seen. If the row has changed since then, the change is refused: a
+decision about one attempt is not valid for the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from oncekey.admin.key_view import look_at
+from oncekey.core import doubts
+from oncekey.core.jobs import Job, JobState
+from oncekey.core.record import Audit, Record, StoredResponse, Swap, swap
+from oncekey.core.states import FENCES, Actor, Event, State
+from oncekey.core.steps import Step, StepsOf, StepState
+from oncekey.core.verdicts import Happened
+from oncekey.engine.owners import Owners
+from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
+from oncekey.stores.api import Store
+from oncekey.telemetry.redaction import redact
+
+WHY_CHARS = 500
+
+_ASKED = {
+    Event.CONFIRM: "only an unknown outcome can be confirmed",
+    Event.GIVE_UP: "only an unknown outcome can be failed",
+    Event.REFUTE: "only an unknown outcome can be refuted",
+    Event.HAPPENED: "only an effect of an unknown outcome can be settled",
+    Event.NOT_HAPPENED: "only an effect of an unknown outcome can be settled",
+    Event.POSTPONE: "only an unknown outcome or a half-done request can be a dead letter",
+    Event.FORGET: "only a final key can be forgotten, anything else may be in the middle of its work",
+}
+_NEXT = {
+    State.IN_PROGRESS: "its owner ends it, or upkeep when the lease is over",
+    State.PENDING: "its job in the outbox settles it; `oncekey keys show` names the job",
+    State.COMPLETED: "it is final, and replayed until it expires; `oncekey keys forget` makes room",
+    State.FAILED: "it is final, and replayed until it expires; `oncekey keys forget` makes room",
+    State.FAILED_RETRYABLE: "the next retry runs it",
+    State.UNKNOWN: "settle it with `oncekey keys resolve`",
+    State.EXPIRED: "the next request runs as a new one",
+}
+
+
+def confirm(store: Store, seen: Record, response: StoredResponse, audit: Audit, *, final: bool = False) -> Record:
+    """It happened, and this is its response. ``final``: also if an effect is in doubt, and later phases are skipped."""
+    if not final and (refusal := skips_phases(store, seen)) is not None:
+        raise refusal
+    return _move(store, seen, Event.CONFIRM, audit, response=response)
+
+
+def skips_phases(store: Store, seen: Record) -> MoveRefused | None:
+    """Why a key cannot be confirmed without ``final``: an effect is in doubt, and later phases would be skipped."""
+    doubted = in_doubt(store, seen)
+    if not doubted:
+        return None
+    return MoveRefused(
+        f"nothing was changed: {doubts.words_of(doubted)}, and --confirm skips every phase after it. Use "
+        f"`--happened {doubted[0].name} --result JSON` to let the request go on after it; or --final, if nothing is to "
+        "follow, as after a declined payment"
+    )
+
+
+def happened(store: Store, seen: Record, verdict: Happened, audit: Audit) -> Record:
+    """The effect in doubt happened, with this result: the next attempt continues after it."""
+    return _settle_effect(store, seen, verdict.effect, verdict, audit, None)
+
+
+def not_happened(
+    store: Store, seen: Record, effect: str | None, audit: Audit, quarantine_seconds: float | None = None
+) -> Record:
+    """The effect in doubt did not happen and never will: the next attempt calls it. Only after the quarantine."""
+    return _settle_effect(store, seen, effect, None, audit, quarantine_seconds)
+
+
+def choose(store: Store, seen: Record, effect: str | None) -> Step:
+    """The effect in doubt; MoveRefused if another effect is in doubt, or none."""
+    chosen = doubts.choose(seen, _steps(store, seen), effect)
+    if isinstance(chosen, Step) and chosen.state is StepState.DONE:
+        chosen = f"effect '{chosen.name}' is done"
+    if isinstance(chosen, str):
+        raise MoveRefused(f"nothing was changed: {chosen}; look at key {redact(seen.key)} with `oncekey keys show`")
+    return chosen
+
+
+def in_doubt(store: Store, seen: Record) -> list[Step]:
+    """The effects of a key that are in doubt."""
+    return doubts.in_doubt(seen, _steps(store, seen)) if seen.state is State.UNKNOWN else []
+
+
+def _settle_effect(
+    store: Store,
+    seen: Record,
+    effect: str | None,
+    verdict: Happened | None,
+    audit: Audit,
+    quarantine_seconds: float | None,
+) -> Record:
+    event = Event.NOT_HAPPENED if verdict is None else Event.HAPPENED
+    if (refusal := refused(seen, event)) is not None:
+        raise refusal
+    step = choose(store, seen, effect)
+    said = "did not happen" if verdict is None else "happened"
+    why = f"effect '{step.name}' {said}: {cut_short(seen, quarantine_seconds)}{audit.why}"[:WHY_CHARS]
+    change = doubts.settled(
+        seen,
+        _steps(store, seen),
+        step,
+        None if verdict is None else verdict.result,
+        Actor.OPERATOR,
+        provider_id=None if verdict is None else verdict.provider_id,
+        new_owner=Owners().new(),
+        audit=Audit(audit.who, why),
+        quarantine_seconds=quarantine_seconds,
+    )
+    (moved,) = store.swap([change])
+    if moved is None:
+        raise _why_not(store, seen, change)
+    return moved
+
+
+def _steps(store: Store, seen: Record) -> list[Step]:
+    return store.steps([StepsOf(seen.scope, seen.key)])[0] if seen.has_steps else []
+
+
+def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit) -> Record:
+    """It has failed for good, and clients get this response."""
+    return _move(store, seen, Event.GIVE_UP, audit, response=response)
+
+
+def refute(store: Store, seen: Record, audit: Audit, quarantine_seconds: float | None = None) -> Record:
+    """It did not happen and never will: a retry may run it. Only after the quarantine: the row's, or another one."""
+    while doubted := in_doubt(store, seen):
+        seen = not_happened(store, seen, doubted[0].name, audit, quarantine_seconds)
+        if seen.state is not State.UNKNOWN:
+            return seen
+    why = audit.why[:WHY_CHARS]
+    audit = Audit(audit.who, f"{cut_short(seen, quarantine_seconds)}{why}")
+    return _move(store, seen, Event.REFUTE, audit, last_error=why, quarantine_seconds=quarantine_seconds)
+
+
+def cut_short(seen: Record, quarantine_seconds: float | None) -> str:
+    """What the audit says of a quarantine that an operator made shorter than the row's; "" where it was not."""
+    if quarantine_seconds is None or quarantine_seconds >= seen.quarantine:
+        return ""
+    return f"quarantine cut short from {seen.quarantine:g} s to {quarantine_seconds:g} s: "
+
+
+def forget(store: Store, seen: Record, audit: Audit) -> Record:
+    """Delete a final key, so that the next request with it runs as new."""
+    return _move(store, seen, Event.FORGET, audit)
+
+
+def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
+    """Put a dead letter back on the list of the reconciler or, half done, of the resumer; its tries start over."""
+    if (refusal := still_asked(seen)) is not None:
+        raise refusal
+    return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
+
+
+def still_asked(record: Record) -> MoveRefused | None:
+    """Why a key is not a dead letter, although its state allows it; None: it is one, or its state does not allow it."""
+    if record.dead or record.state not in (State.UNKNOWN, State.FAILED_RETRYABLE):
+        return None
+    if record.state is State.FAILED_RETRYABLE:
+        return MoveRefused(
+            f"key {redact(record.key)} is no dead letter: the next retry runs it, and upkeep goes on with it where a "
+            "function is registered (once.resume)"
+        )
+    return MoveRefused(
+        f"key {redact(record.key)} is no dead letter: the reconciler has it on its list and asks about it; "
+        "to settle it now, use `oncekey keys resolve`"
+    )
+
+
+def refused(record: Record, event: Event) -> MoveRefused | None:
+    """Why the operator cannot make this move; None: the state table has it."""
+    try:
+        if event not in FENCES:
+            swap(record, event, Actor.OPERATOR)
+        elif record.state is not State.UNKNOWN:  # which effects are in doubt, its steps tell
+            raise IllegalTransition
+    except IllegalTransition:
+        return MoveRefused(f"key {redact(record.key)} is {record.state}: {_ASKED[event]}; {_NEXT[record.state]}")
+    return None
+
+
+def _move(store: Store, seen: Record, event: Event, audit: Audit, **what: Any) -> Record:
+    if (refusal := refused(seen, event)) is not None:
+        raise refusal
+    change = swap(seen, event, Actor.OPERATOR, audit=Audit(audit.who, audit.why[:WHY_CHARS]), **what)
+    if event is Event.POSTPONE:
+        change = replace(change, reconcile_tries=0)
+    (moved,) = store.swap([change])
+    if moved is None:
+        raise _why_not(store, seen, change)
+    return moved
+
+
+def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
+    """The row did not meet the move's conditions: find out which."""
+    name = redact(seen.key)
+    try:
+        there = look_at(store, seen.scope, seen.key)
+    except KeyNotFound:
+        return MoveRefused(f"nothing was changed: key {name} was deleted before this change")
+    if (there.state, there.owner) != (seen.state, seen.owner):
+        return MoveRefused(
+            f"nothing was changed: key {name} changed before this, and is now {there.state} (attempt {there.attempt}); "
+            "look at it again with `oncekey keys show`"
+        )
+    early = there.lease_until + (change.lease_over_by or 0.0) - there.now
+    if change.lease_over_by is not None and early > 0:
+        said = "refuted" if change.event is Event.REFUTE else "said not to have happened"
+        return MoveRefused(
+            f"nothing was changed: key {name} cannot be {said} for another {early:.0f} s: until the quarantine is "
+            "over, what was sent may still be on its way. Wait; or confirm it, if it has happened; or, if you know "
+            "that nothing is on its way, give --quarantine 0s and the reason"
+        )
+    return MoveRefused(f"nothing was changed: key {name} is held by a transaction right now; try again")
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def retry_job(store: Store, job_id: str, audit: Audit) -> Job:
+    """Let workers run a dead letter again, from attempt 1. Refused if its key was settled without it."""
+    job = dead_job(store, job_id)
+    if job.settles:
+        (record,) = store.read([(job.scope, job.key)])
+        if record is None or record.state is not State.UNKNOWN or record.owner != job.key_owner:
+            now = "gone" if record is None else f"{record.state} by now"
+            raise MoveRefused(
+                f"job {job_id} was to settle key {redact(job.key)}, which is {now}: a second run could repeat what is "
+                "settled; discard the job with `oncekey dead-letters discard`"
+            )
+    return _redirect(store, job_id, JobState.READY, audit)
+
+
+def discard_job(store: Store, job_id: str, audit: Audit) -> Job:
+    """Discard a dead letter: no worker will run it."""
+    return _redirect(store, job_id, JobState.CANCELLED, audit)
+
+
+def dead_job(store: Store, job_id: str) -> Job:
+    """The job, which must be a dead letter."""
+    job = store.job(job_id)
+    if job is None:
+        raise KeyNotFound(
+            f"there is no job {job_id}; see `oncekey dead-letters list`, and give --scope if this is a key"
+        )
+    if job.state is not JobState.DEAD:
+        raise MoveRefused(f"job {job_id} is {job.state}, and no dead letter: nothing was changed")
+    return job
+
+
+def _redirect(store: Store, job_id: str, to_state: JobState, audit: Audit) -> Job:
+    moved = store.redirect(job_id, to_state, Audit(audit.who, audit.why[:WHY_CHARS]))
+    if moved is None:
+        dead_job(store, job_id)  # raises with the reason if it is no dead letter any more
+        raise MoveRefused(f"nothing was changed: job {job_id} is held by a transaction right now; try again")
+    return moved

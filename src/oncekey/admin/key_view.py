@@ -1,0 +1,52 @@
+"""Reads all that the store has about one key."""
+
+from __future__ import annotations
+
+from oncekey.admin.outlook import Outlook, outlook
+from oncekey.core.jobs import Job
+from oncekey.core.record import AuditLine, Record
+from oncekey.core.steps import Step, StepsOf
+from oncekey.core.values import value
+from oncekey.errors import KeyNotFound
+from oncekey.stores.api import Store
+from oncekey.telemetry.redaction import redact
+
+SHOWN = 100
+"""How many jobs, and how many lines of the history, are read."""
+
+
+@value
+class Sight:
+    record: Record | None
+    """None: the row was deleted, and only its jobs and history are left."""
+    steps: list[Step]
+    jobs: list[Job]
+    history: list[AuditLine]
+    """Newest first."""
+    outlook: Outlook
+
+
+def look(store: Store, scope: str, key: str) -> Sight:
+    """Look up a key; KeyNotFound if the store has nothing about it."""
+    (record,) = store.read([(scope, key)])
+    (steps,) = store.steps([StepsOf(scope, key)])
+    jobs = store.jobs_of(scope, key, SHOWN)
+    history = store.audit(scope, key, SHOWN)
+    if record is None and not jobs and not history:
+        raise not_found(key)
+    return Sight(record, steps, jobs, history, outlook(record))
+
+
+def look_at(store: Store, scope: str, key: str) -> Record:
+    """The row alone; KeyNotFound if there is none."""
+    (record,) = store.read([(scope, key)])
+    if record is None:
+        raise not_found(key)
+    return record
+
+
+def not_found(key: str) -> KeyNotFound:
+    return KeyNotFound(
+        f"there is no key {redact(key)} in this scope: it was never seen, has expired, or belongs to another scope; "
+        "look with `oncekey keys list --reveal`"
+    )

@@ -1,0 +1,42 @@
+"""The typer app: what all commands share, and the list of them.
+
+A group of commands is a module with ``register(app)``; add a new one to ``_GROUPS``. A command raises errors of
+``oncekey.errors``, and ``oncekey.cli.app`` turns them into a sentence and an exit code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import oncekey
+from oncekey.cli import dead_letters, demo, doctor, keys, ledger, migrate, routes, upkeep, worker
+
+_GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes)
+
+app = typer.Typer(
+    help="Idempotency for HTTP APIs: a retried request runs once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"oncekey {oncekey.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of ``oncekey`` itself. (Without a callback, typer drops the command's name if there is only one.)"""
+
+
+for _group in _GROUPS:
+    _group.register(app)

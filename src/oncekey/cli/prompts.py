@@ -1,0 +1,96 @@
+"""The questions to an operator before a change: whether to do it, the operator's name, and the reason.
+
+Questions go to standard error: standard output is for the result.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncekey.cli.options import opened
+from oncekey.core.record import Audit
+from oncekey.engine.once import ENDPOINT_MARK, SINGLE_SCOPE
+from oncekey.errors import ConfigurationError, OperatorError
+from oncekey.stores.api import Store
+
+Scope = Annotated[
+    str, typer.Option("--scope", metavar="SCOPE", help="The tenant of the key; not needed for SINGLE_TENANT apps.")
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(metavar="OPERATION", help="With key_per='endpoint': the operation, such as 'POST /payments'."),
+]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show keys and bodies, which are masked otherwise.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; needs --why.")]
+Who = Annotated[str | None, typer.Option(metavar="NAME", help="Your name for the audit; default: your login name.")]
+Why = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason for the audit; asked for if not given.")]
+Limit = Annotated[int, typer.Option(min=1, max=100_000, help="How many to list.")]
+
+SINGLE = SINGLE_SCOPE
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, None: 1}
+
+
+def full_scope(scope: str, endpoint: str | None) -> str:
+    return scope if endpoint is None else f"{scope}{ENDPOINT_MARK}{endpoint}"
+
+
+def seconds(text: str) -> float:
+    """``45s``, ``10m``, ``1h``, ``7d``, or a number of seconds; for a typer option's ``parser``."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"'{text}' is no length of time: write 45s, 10m, 1h or 7d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@contextmanager
+def in_use(url: str) -> Iterator[Store]:
+    """A store that exists. A new, empty store would tell the operator that there are no keys."""
+    if url.startswith("memory:"):
+        raise ConfigurationError("memory:// is inside of the app's process, so this command cannot read it")
+    with opened(url) as store:
+        path = getattr(store, "path", None)
+        if isinstance(path, Path) and not path.exists():
+            raise ConfigurationError(f"there is no file {path}: give the --store URL that the app uses")
+        yield store
+
+
+def sure(what: list[str], *, yes: bool, who: str | None, why: str | None) -> Audit:
+    """Show what will happen, and ask. Returns the line for the audit; OperatorError if the operator does not agree."""
+    if yes and not (why or "").strip():
+        raise typer.BadParameter("--yes asks nothing, so give the reason with --why TEXT")
+    name = (who or _login()).strip()
+    if not yes:
+        for line in what:
+            print(line, file=sys.stderr)
+    reason = _answer("Why?") if why is None else why
+    if not reason.strip():
+        raise typer.BadParameter("--why is empty: the audit wants a reason")
+    if not yes and _answer("Do it? [y/N]").strip().lower() not in ("y", "yes"):
+        raise OperatorError("nothing was changed")
+    return Audit(name, reason.strip())
+
+
+def _answer(question: str) -> str:
+    """Ask on standard error. typer's own prompt also writes to standard output."""
+    print(question, end=" ", file=sys.stderr, flush=True)
+    if not (line := sys.stdin.readline()):
+        print(file=sys.stderr)
+        raise OperatorError("nothing was changed: there was no answer; --yes with --why TEXT asks nothing")
+    return line
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        raise ConfigurationError("your login name cannot be found: give your name with --who NAME") from None

@@ -1,0 +1,164 @@
+"""The lanes of one store: starts them, chooses a lane or an express for each ticket, and ends them.
+
+Group commit itself is in ``thread_lane.py``. If the store can answer in an event loop without a thread, each loop has
+an express of its own (``loop_lane.py``). Threads start with the first ticket and belong to one process id: after a fork
+the child starts its own (hazard 26).
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from functools import partial
+
+from oncekey.core.record import Reservation, Swap
+from oncekey.engine import process
+from oncekey.engine.batching import loop_lane
+from oncekey.engine.batching.loop_lane import Express
+from oncekey.engine.batching.thread_lane import CLOSED, Lane
+from oncekey.engine.batching.ticket import AsyncTicket, Ticket
+from oncekey.errors import StoreOverloaded, StoreUnavailable
+from oncekey.stores.api import Store
+
+
+class Lanes:
+    """The lanes of one store in this process."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_queued: int = 10_000,
+        prepare: Callable[[], None] | None = None,
+        on_error: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._in_loop = store.capabilities.in_loop
+        self._max_queued = max_queued
+        self._prepare = prepare
+        self._on_error = on_error or (lambda verb, error: None)
+        self._lock = threading.Lock()
+        self._preparing = threading.Lock()  # a lock of its own: a migration that hangs must not block close()
+        self._closed = False
+        self._lanes: tuple[Lane, ...] | None = None
+        self._expresses: dict[AbstractEventLoop, Express] = {}
+        _alive.add(self)
+        process.enroll(self)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a ticket. Raises StoreOverloaded if the queue is full, and StoreUnavailable after a close."""
+        if self._in_loop and isinstance(ticket, AsyncTicket) and loop_lane.fits(ticket.work):
+            chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
+            if chosen is not None and chosen.put(ticket, self._max_queued):
+                return  # the loop's express answers it, without a thread
+        lane = self._lane_for(ticket)
+        # A full queue refuses reservations only: a request that has begun must always be able to end.
+        if lane.queued >= self._max_queued and isinstance(ticket.work, Reservation):
+            raise StoreOverloaded(f"{self._max_queued} requests are waiting for the store already")
+        if isinstance(ticket, AsyncTicket):
+            lane.gather(ticket)
+        else:
+            lane.enqueue([ticket])
+
+    def _open_express(self, loop: AbstractEventLoop) -> Express | None:
+        lanes = self._lanes
+        if lanes is None or not all(lane.ready for lane in lanes):
+            return None  # the first tickets take the lanes, which prepare and check the tables
+        with self._lock:
+            if self._closed:
+                return None
+            for gone in [other for other in self._expresses if other.is_closed()]:
+                self._expresses.pop(gone).stop()
+            opened = Express(
+                loop,
+                self._store.in_loop(),
+                partial(_rescue, lanes),
+                lambda ticket: _lane_of(ticket, lanes).orphaned(ticket),
+                lanes[0].gather,
+                self._on_error,
+            )
+            self._expresses[loop] = opened
+            return opened
+
+    def give_up(self, ticket: Ticket) -> None:
+        """The caller was cancelled when its answer was already there: undo what its ticket reserved."""
+        self._lane_for(ticket).orphaned(ticket)
+
+    def _lane_for(self, ticket: Ticket) -> Lane:
+        return _lane_of(ticket, self._lanes or self._start())
+
+    def _start(self) -> tuple[Lane, ...]:
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable(CLOSED)
+            if self._lanes is None:
+                count = min(2, self._store.capabilities.writers)
+                self._lanes = tuple(Lane(self._store, self._on_error, self.prepare) for _ in range(count))
+            return self._lanes
+
+    def prepare(self) -> None:
+        """Run the migrations once, in the first lane that gets here."""
+        if self._prepare is not None:
+            with self._preparing:
+                if self._prepare is not None:
+                    self._prepare()
+                    self._prepare = None
+
+    def open(self) -> None:
+        """Take tickets again, after a close."""
+        with self._lock:
+            self._closed = False
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Refuse new tickets, finish the queued ones, disconnect. False: the store hung for over ``timeout``."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._closed = True
+            lanes, self._lanes = self._lanes or (), None
+            expresses = list(self._expresses.values())
+            self._expresses.clear()
+        for each in expresses:
+            each.stop()
+        for each in expresses:
+            if not each.here():  # while this thread waits, the loop in it cannot run
+                each.idle.wait(max(0.0, deadline - time.monotonic()))
+        for lane in lanes:
+            lane.stop()
+        for lane in lanes:
+            lane.thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(lane.thread.is_alive() for lane in lanes)
+
+    def after_fork(self) -> None:
+        """In a child: the threads are gone and the queued tickets are the parent's."""
+        self._lanes = None
+        _inherited.append(self._expresses)  # not used and not closed here: the sockets are the parent's
+        self._expresses = {}
+        self._lock = threading.Lock()
+        self._preparing = threading.Lock()
+
+
+_inherited: list[object] = []
+_alive: weakref.WeakSet[Lanes] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for lanes in list(_alive):
+        lanes.close(timeout=2.0)
+
+
+atexit.register(_at_exit)
+
+
+def _lane_of(ticket: Ticket, lanes: tuple[Lane, ...]) -> Lane:
+    return lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
+
+
+def _rescue(lanes: tuple[Lane, ...], tickets: list[AsyncTicket]) -> None:
+    """Give tickets that an express could not answer to the lane of their verb."""
+    for lane in lanes:
+        if theirs := [ticket for ticket in tickets if _lane_of(ticket, lanes) is lane]:
+            lane.rescue(theirs)

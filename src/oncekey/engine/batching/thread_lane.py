@@ -1,0 +1,334 @@
+"""Group commit: turns many callers into few batches.
+
+A **lane** is a thread with a store connection of its own. While it commits one batch, callers queue up; when it comes
+back it takes all of them as the next. So the more callers there are, the more of them share one statement, one round
+trip and one fsync, and at one caller it costs what the direct call costs. Only the lane touches its connection, so a
+caller that is cancelled can leave nothing half-read behind (hazard 4).
+
+What a lane promises its callers:
+
+* every ticket gets an outcome, also while the store is down;
+* a batch that fails as a whole is tried again row by row, so that one bad row fails alone (hazard 25);
+* a batch whose answer was lost is asked again: the owner tokens tell what happened (hazards 8 and 9);
+* a reservation whose caller has left is undone, at once or when the store answers again.
+
+``router.py`` starts the lanes, refuses tickets when a queue is full, and ends the lanes.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+from oncekey.core.record import Found, Reservation, Swap, undo
+from oncekey.core.states import Event, State
+from oncekey.core.steps import Find, StepsOf
+from oncekey.engine.batching.batch import MAX_BATCH, batches
+from oncekey.engine.batching.ticket import AsyncTicket, Ticket
+from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
+from oncekey.stores.api import Store
+
+_log = logging.getLogger("oncekey")
+
+CLOSED = "this OnceKey is closed"
+_RETRY_SECONDS = 1.0
+"""How often an idle lane tries again to undo reservations whose caller has left."""
+
+
+class _Signal(Enum):
+    """What a queue holds besides tickets."""
+
+    WAKE = "something is owed"
+    STOP = "end when the queue is empty"
+
+
+class Lane:
+    """One thread, one connection, one queue."""
+
+    def __init__(self, store: Store, on_error: Callable[[str, Exception], None], prepare: Callable[[], None]) -> None:
+        self._queue: queue.SimpleQueue[list[Ticket] | _Signal] = queue.SimpleQueue()
+        self._gathered: dict[AbstractEventLoop, list[Ticket]] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.queued = 0
+        self._store = store
+        self._on_error = on_error
+        self._prepare = prepare
+        self._ready = False
+        self._verbs: tuple[tuple[type, str, Callable[[list[Any]], list[Any]]], ...] = (
+            (Reservation, "reserve", store.reserve),
+            (Swap, "swap", store.swap),
+            (tuple, "read", store.read),
+            (StepsOf, "steps", store.steps),
+            (Find, "find", lambda asked: [_find(store, each) for each in asked]),
+        )
+        self._owed: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
+        self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
+        self.thread.start()
+
+    # -- queueing ------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """This lane has run ``prepare``."""
+        return self._ready
+
+    def gather(self, ticket: AsyncTicket) -> None:
+        """Queue all tickets of one turn of an event loop together, so this thread wakes up once and not for each."""
+        ticket.arm()
+        gathered = self._gathered.get(ticket.loop)
+        if not gathered or gathered[0].left():  # left: the loop never ran _flush
+            ticket.loop.call_soon(self._flush, ticket.loop)
+            gathered = self._gathered.setdefault(ticket.loop, [])
+        gathered.append(ticket)
+        self.queued += 1
+
+    def _flush(self, loop: AbstractEventLoop) -> None:
+        if gathered := self._gathered.pop(loop, None):
+            self.queued -= len(gathered)
+            self.enqueue(gathered)
+
+    def enqueue(self, tickets: list[Ticket]) -> None:
+        with self._lock:
+            if not self._stopped:
+                self.queued += len(tickets)
+                self._queue.put(tickets)
+                return
+        self._fail("any", [tickets], StoreUnavailable(CLOSED))
+        self._deliver(tickets)
+
+    def stop(self) -> None:
+        """Refuse tickets from now on. The lane still does what is gathered or queued."""
+        for loop in list(self._gathered):
+            self._flush(loop)
+        with self._lock:
+            self._stopped = True
+            self._queue.put(_Signal.STOP)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            tickets: list[Ticket] = []
+            try:
+                more = self._collect(tickets)
+                if tickets:
+                    self._process(tickets)
+                while self._owed and self._give_back() and not more:
+                    pass  # at the end, undo everything that can be undone
+            except BaseException as error:  # a bug of ours: the lane must live, and its callers get an error
+                _log.exception("a lane failed unexpectedly; it goes on")
+                # Tickets that already have a result are not failed: a handler may have it by now.
+                self._fail("any", [[each for each in tickets if each.result is None and each.error is None]], error)
+                self._deliver(tickets)
+                more = not (self._stopped and self._queue.empty())
+        self._store.disconnect()
+
+    def _collect(self, into: list[Ticket]) -> bool:
+        """Take the queued tickets; wait if there are none. False: the lane must end."""
+        try:
+            item = self._queue.get(timeout=_RETRY_SECONDS if self._owed else None)
+            while isinstance(item, list):
+                with self._lock:
+                    self.queued -= len(item)
+                # A reservation whose caller has left is dropped. Every other ticket still matters.
+                for ticket in item:
+                    if not (isinstance(ticket.work, Reservation) and ticket.left()):
+                        into.append(ticket)
+                    elif ticket.asked:
+                        self._owe(undo(ticket.work))
+                if len(into) >= MAX_BATCH:
+                    return True
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            return True
+        return item is not _Signal.STOP
+
+    def _process(self, tickets: list[Ticket]) -> None:
+        """Run the tickets verb by verb, then deliver the outcomes."""
+        asked = {verb: list(batches([t for t in tickets if isinstance(t.work, kind)])) for kind, verb, _ in self._verbs}
+        begins, ends = asked["reserve"], asked["swap"]
+        if self._store.capabilities.together:
+            while begins and ends and self._answer_together(begins[0], ends[0]):
+                del begins[0], ends[0]
+        for _, verb, call in self._verbs:
+            for places in asked[verb]:
+                self._answer(verb, call, places)
+        self._deliver(tickets)
+
+    def _answer_together(self, begins: list[list[Ticket]], ends: list[list[Ticket]]) -> bool:
+        """Run both in one commit. False: it failed, and the caller runs each by itself."""
+        wanted, changes = [place[0].work for place in begins], [place[0].work for place in ends]
+        try:
+            found, moved = self._ask(lambda work: list(self._store.both(*work)), [wanted, changes])
+        except Exception:
+            _mark_asked([*begins, *ends])
+            return False
+        for place, result in zip([*begins, *ends], [*found, *moved], strict=True):
+            for ticket in place:
+                ticket.result = result
+        return True
+
+    def _answer(self, verb: str, call: Callable[[list[Any]], list[Any]], places: list[list[Ticket]]) -> None:
+        work = [place[0].work for place in places]
+        try:
+            results = self._ask(call, work)
+        except StoreUnavailable as error:
+            # The batch or its answer was lost. Asking again is safe, and shows which of the two.
+            _mark_asked(places)
+            try:
+                results = self._ask(call, work)
+            except Exception:
+                return self._fail(verb, places, error)
+        except SchemaError as error:
+            return self._fail(verb, places, error)
+        except Exception as error:
+            if len(places) == 1:
+                return self._fail(verb, places, error)
+            _mark_asked(places)
+            for place in places:
+                self._answer(verb, call, [place])
+            return None
+        for place, result in zip(places, results, strict=True):
+            for ticket in place:
+                ticket.result = result
+        self._look_for_claims(places)
+        return None
+
+    def _look_for_claims(self, places: list[list[Ticket]]) -> None:
+        """Find claims that moved their row the first time, when the answer was lost. Asked again, they found nothing to
+        move. Such a row has the claim's owner token, and only this caller can finish it."""
+        claims = [(place, claim) for place in places if (claim := _lost_claim(place[0])) is not None]
+        if not claims:
+            return
+        try:
+            rows = self._ask(self._store.read, [(claim.scope, claim.key) for _, claim in claims])
+        except Exception as error:
+            self._fail("read", [place for place, _ in claims], error)
+            return
+        for (place, claim), row in zip(claims, rows, strict=True):
+            if row is not None and row.owner == claim.new_owner and row.state is State.IN_PROGRESS:
+                for ticket in place:
+                    ticket.result = row
+
+    def _ask(self, call: Callable[[list[Any]], list[Any]], work: list[Any]) -> list[Any]:
+        if not self._ready:
+            self._prepare()
+            self._ready = True
+        return call(work)
+
+    def _fail(self, verb: str, places: list[list[Ticket]], error: BaseException) -> None:
+        if not isinstance(error, OnceKeyError):
+            # The message is left out: a driver's message may contain the key or the body (hazard 28).
+            error = StoreError(f"the store failed in '{verb}' with {type(error).__name__}")
+        self._on_error(verb, error)
+        for place in places:
+            for ticket in place:
+                if isinstance(ticket.result, Found):
+                    continue  # this ticket has its result, and its reservation is in use
+                ticket.error = error
+                if isinstance(ticket.work, Reservation | Swap):
+                    self._owe(undo(ticket.work))
+
+    # -- undoing reservations ------------------------------------------------------------------------------------
+
+    def _owe(self, change: Swap | None) -> None:
+        if change is not None and len(self._owed) < MAX_BATCH * 40:
+            self._owed[change.owner, change.event] = change
+
+    def _give_back(self) -> bool:
+        """Undo the reservations of callers that have left. False: the store cannot be reached."""
+        owed = list(self._owed.values())[:MAX_BATCH]
+        batch = list({(change.scope, change.key): change for change in owed}.values())
+        try:
+            self._ask(self._store.swap, batch)
+        except StoreUnavailable as error:
+            self._on_error("swap", error)
+            return False
+        except Exception as error:
+            self._on_error("swap", error)
+            for change in batch:  # one of them is bad; the others are undone without it
+                try:
+                    self._ask(self._store.swap, [change])
+                except StoreUnavailable:
+                    return False
+                except Exception:  # noqa: S110 - on_error has this already
+                    pass
+        for change in batch:
+            del self._owed[change.owner, change.event]
+        return True
+
+    # -- delivering ----------------------------------------------------------------------------------------------
+
+    def _deliver(self, tickets: list[Ticket]) -> None:
+        by_loop: dict[AbstractEventLoop, list[Ticket]] = {}
+        for ticket in tickets:
+            if ticket.left():
+                self.orphaned(ticket)
+            elif isinstance(ticket, AsyncTicket):
+                by_loop.setdefault(ticket.loop, []).append(ticket)
+            else:
+                self._hand_over(ticket)
+        for loop, theirs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._hand_over_all, theirs)  # one wake-up for the whole batch
+            except RuntimeError:  # the loop is closed, so all its callers have left
+                for ticket in theirs:
+                    self.orphaned(ticket)
+
+    def _hand_over_all(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            self._hand_over(ticket)
+
+    def _hand_over(self, ticket: Ticket) -> None:
+        try:
+            taken = ticket.deliver()
+        except Exception:
+            _log.exception("a result could not be delivered to its caller")
+            return
+        if not taken:
+            self.orphaned(ticket)
+
+    def orphaned(self, ticket: Ticket) -> None:
+        """The caller has left: undo what its ticket reserved or claimed."""
+        work = ticket.work
+        if isinstance(work, Reservation | Swap) and _took(work, ticket.result):
+            self._owe(undo(work))
+            self._queue.put(_Signal.WAKE)
+
+    def rescue(self, tickets: list[AsyncTicket]) -> None:
+        """Take over tickets that the express could not answer. Their batch may have committed, so the lane undoes
+        reservations whose caller is gone."""
+        for ticket in tickets:
+            ticket.asked = True
+            if not (ticket.left() or ticket.loop.is_closed()):
+                ticket.arm()
+        self.enqueue(list(tickets))
+
+
+def _mark_asked(places: list[list[Ticket]]) -> None:
+    for place in places:
+        for ticket in place:
+            ticket.asked = True
+
+
+def _lost_claim(ticket: Ticket) -> Swap | None:
+    if ticket.asked and ticket.result is None and isinstance(ticket.work, Swap) and ticket.work.new_owner is not None:
+        return ticket.work
+    return None
+
+
+def _took(work: Reservation | Swap, result: Any) -> bool:
+    if isinstance(work, Reservation):
+        return isinstance(result, Found) and result.record is not None and result.record.owner == work.owner
+    return result is not None and work.new_owner is not None
+
+
+def _find(store: Store, asked: Find) -> list[tuple[str, str]]:
+    return store.find(downstream_key=asked.downstream_key, provider_id=asked.provider_id)

@@ -1,0 +1,1 @@
+"""The handler's own database transaction, in which oncekey stores the response: one commit for both."""

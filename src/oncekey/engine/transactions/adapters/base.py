@@ -1,0 +1,211 @@
+"""What the engine asks of a connection that a handler enlists. It is the same for every driver.
+
+A **link** gives the engine access to the app's own transaction. It tells whether this still is the enlisted
+transaction, runs statements in it, and ends it. Every method of a link to an asynchronous driver returns an awaitable.
+``Engine.run`` awaits it, so the flows of ``engine/transactions/completion.py`` are the same for both kinds.
+
+Links also keep the handler from ending the transaction itself. If the driver allows it, the link refuses an early
+commit at once and rolls back what was written so far, so no half-done work can be committed later by accident. After a
+rollback the handler may still read. Its writes are refused, because the end of the enlisted transaction says nothing
+about a later one. If the driver does not allow a refusal, ``may_have_written_later`` remembers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Literal
+
+from oncekey.errors import EnlistError
+
+Dialect = Literal["postgresql", "sqlite"]
+Rows = list[tuple[Any, ...]]
+
+_PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+LEAVE_IT = (
+    "the transaction is enlisted, so oncekey ends it: it commits your writes together with the stored response when "
+    "the handler has returned. Take the commit() or rollback() out of the handler, keep the session or connection open "
+    "until the response is sent (a dependency with yield does), and raise to undo"
+)
+
+
+USE_A_SAVEPOINT = (
+    "a failed statement rolls back the whole transaction; put what may fail into a savepoint (SQLAlchemy: "
+    "`with session.begin_nested():`), or raise"
+)
+
+
+DOOM = ("SELECT 1 / 0",)
+"""A statement that fails, for a block that only the app may end. After it nothing can be written in the transaction,
+and its COMMIT is a ROLLBACK."""
+
+
+class Link:
+    """One enlisted session or connection. A subclass knows its driver; ``completion.py`` orders the calls."""
+
+    dialect: Dialect
+    is_async = False
+    what: str
+    """The name of the enlisted object in messages."""
+    caller = False
+    """The app commits, not the engine: ``commit="caller"``."""
+    ending = False
+    """The engine is ending the transaction, or lets the app end it: the guards allow that."""
+    ended = False
+    """The handler ended the enlisted transaction, or a guard rolled it back when it refused a commit."""
+    rolled_back = False
+    """Proven: the enlisted transaction was rolled back, and nothing was written after it. A rollback by the link proves
+    this only if the mark showed just before that this was the enlisted transaction."""
+    may_have_written_later = False
+    """A statement that no guard could refuse may have ended the enlisted transaction and written after it. Then the
+    server's answer about the enlisted transaction proves nothing."""
+    savepoint = "with session.begin_nested():"
+    """How a savepoint is written with this driver."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop in which the link must be used, if it was enlisted in one."""
+    mark: tuple[Sequence[str], Mapping[str, Any]] = ((), {})
+    """PostgreSQL: the query that tells whether this still is the enlisted transaction."""
+    file: str | None = None
+    """SQLite: the file that the connection must have open."""
+
+    def open(self) -> Any:
+        """Make sure that a transaction is open. Raise EnlistError if this cannot be enlisted."""
+        raise NotImplementedError
+
+    def guard(self) -> Any:
+        """From now on, refuse the handler's attempts to end the transaction."""
+        raise NotImplementedError
+
+    def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Any:
+        """Run the statements (``:name`` placeholders) in turn, and return the rows of the last one."""
+        raise NotImplementedError
+
+    def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Any:
+        """As execute, after a flush of the app's pending writes. No rows if this is another transaction by now."""
+        raise NotImplementedError
+
+    def let_go(self) -> Any:
+        """Let the app end the transaction (``commit="caller"``). Its writes after a rollback are still refused."""
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Turn the guards off: the request is over. Safe from any thread and more than once; never blocks."""
+
+    def commit(self) -> Any:
+        """Commit, and remove the guards in every case. Raises unless the enlisted transaction committed."""
+        raise NotImplementedError
+
+    def roll_back(self) -> Any:
+        """Roll back if this still is the enlisted transaction, and remove the guards. Never raises. If only the app's
+        own block can roll back (``caller``), make it do so, and leave ``rolled_back`` as it is."""
+        raise NotImplementedError
+
+    def watch_registry(self, registry: Any) -> None:
+        """The handler gave a ``scoped_session``, which may return another session later."""
+
+    def usable_from_other_threads(self) -> bool:
+        return True
+
+    def gone(self) -> None:
+        """The connection cannot be reached any more. Set ``rolled_back`` if that proves a rollback."""
+
+    def interrupt(self) -> None:
+        """Stop a transaction that has been open for too long. Called from any thread; must not block."""
+
+    def refuse(self, verb: str) -> EnlistError:
+        return EnlistError(f"{verb} of {self.what} was refused, and nothing of it is committed: {LEAVE_IT}")
+
+    def refuse_later(self, verb: str) -> EnlistError:
+        return EnlistError(
+            f"{verb} on {self.what} was refused: its enlisted transaction was rolled back, so this write would be "
+            f"committed without the stored response, and a retry would write it again. Put what may fail into a "
+            f"savepoint (`{self.savepoint}`) instead of rolling back, or raise to undo everything. Only reading is "
+            "possible here until the response is stored"
+        )
+
+
+@lru_cache(maxsize=64)
+def for_format(sql: str) -> str:
+    """Turn ``:name`` into psycopg's ``%(name)s``."""
+    return _PLACEHOLDER.sub(r"%(\1)s", sql.replace("%", "%%"))
+
+
+@lru_cache(maxsize=64)
+def numbered(sql: str) -> tuple[str, tuple[str, ...]]:
+    """Turn ``:name`` into asyncpg's ``$n``, and return the names in that order."""
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    return _PLACEHOLDER.sub(number, sql), tuple(names)
+
+
+@lru_cache(maxsize=64)
+def names_in(sql: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_PLACEHOLDER.findall(sql)))
+
+
+class Elsewhere(Link):
+    """A link whose calls run where its connection lives: in a greenlet, or in the driver's own thread."""
+
+    is_async = True
+
+    def __init__(self, inner: Link, run: Callable[..., Any]) -> None:
+        self.inner = inner
+        self.dialect = inner.dialect
+        self.what = inner.what
+        self._run = run
+
+    async def open(self) -> None:
+        self.inner.caller, self.inner.file, self.inner.mark = self.caller, self.file, self.mark
+        await self._run(self.inner.open)
+
+    async def guard(self) -> None:
+        await self._run(self.inner.guard)
+
+    async def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
+        rows: Rows = await self._run(self.inner.execute, statements, parameters)
+        return rows
+
+    async def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
+        rows: Rows = await self._run(self.inner.complete, statements, parameters)
+        return rows
+
+    async def let_go(self) -> None:
+        await self._run(self.inner.let_go)
+
+    def free(self) -> None:
+        self.inner.free()
+
+    async def commit(self) -> None:
+        await self._run(self.inner.commit)
+
+    async def roll_back(self) -> None:
+        try:
+            await self._run(self.inner.roll_back)
+        except Exception:  # the connection is closed
+            self.inner.gone()
+        self.rolled_back = self.inner.rolled_back
+
+    @property
+    def may_have_written_later(self) -> bool:  # type: ignore[override]
+        return self.inner.may_have_written_later
+
+    def interrupt(self) -> None:
+        self.inner.interrupt()
+        if self.loop is not None:  # and once more, where the connection lives
+            self.loop.call_soon_threadsafe(self._interrupt_there)
+
+    def _interrupt_there(self) -> None:
+        async def interrupt() -> None:
+            with suppress(Exception):  # closed by now
+                await self._run(self.inner.interrupt)
+
+        self._interrupting = asyncio.ensure_future(interrupt())

@@ -1,0 +1,320 @@
+"""Links to SQLite: a ``sqlite3`` connection, and ``aiosqlite``'s, which is one in a thread of its own.
+
+SQLite has one writer, so all other writers wait for an enlisted transaction. :class:`Hold` is its turn at the file's
+gate (``stores/sqlite/gate.py``). It is taken before ``BEGIN IMMEDIATE`` and given back exactly once.
+
+SQLite's authorizer sees every statement when it is prepared, and refuses COMMIT and ROLLBACK by the handler. So a
+transaction that is no longer open was rolled back, by SQLite itself or by closing the connection: that is a proof. If
+the rollback was allowed (by SQLAlchemy, or by the app with ``commit="caller"``), the authorizer stays and refuses every
+write until the request is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from oncekey.engine.transactions.adapters.base import LEAVE_IT, Elsewhere, Link, Rows
+from oncekey.errors import EnlistError, StoreUnavailable
+from oncekey.stores.sqlite.gate import Gate, gate_of
+
+_log = logging.getLogger("oncekey")
+
+
+class Hold:
+    """A turn at the gate of one file, given back once."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._gate: Gate = gate_of(path)
+        self._path = path
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._held = False
+
+    def try_now(self) -> bool:
+        """Take the turn if that needs no waiting."""
+        self._held = self._held or self._gate.acquire(0.0, lane=False)
+        return self._held
+
+    def take(self) -> None:
+        """Block until the turn comes."""
+        self._held = self._held or self._gate.acquire(self._timeout, lane=False)
+        if not self._held:
+            raise self._busy()
+
+    async def take_async(self) -> None:
+        """Wait for the turn without a thread: waiters could use up the threads that the holder of the gate needs."""
+        if self._held:
+            return
+        turn = _Turn(self._gate, asyncio.get_running_loop())
+        self._held = self._gate.line_up(turn)
+        if not self._held:
+            try:
+                await asyncio.wait_for(asyncio.shield(turn.come), self._timeout)
+                self._held = True
+            except BaseException as error:
+                if not self._gate.leave(turn):
+                    self._gate.release()  # the turn came at the last moment: pass it on
+                if isinstance(error, TimeoutError):
+                    raise self._busy() from None
+                raise
+
+    def release(self) -> None:
+        with self._lock:
+            if self._held:
+                self._gate.release()
+                self._held = False
+
+    def _busy(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._path} was held by other transactions for over {self._timeout:g} s: keep enlisted SQLite "
+            "transactions short, or use PostgreSQL"
+        )
+
+
+class _Turn:
+    """A coroutine's place in the line of the gate."""
+
+    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
+        self._gate = gate
+        self._loop = loop
+        self.come: asyncio.Future[None] = loop.create_future()
+
+    def release(self) -> None:
+        """Called by the gate, in the thread that leaves the gate."""
+        try:
+            self._loop.call_soon_threadsafe(self._set)
+        except RuntimeError:  # the loop is closed: pass the turn on, but not from within the gate
+            threading.Thread(target=self._gate.release).start()
+
+    def _set(self) -> None:
+        if not self.come.done():
+            self.come.set_result(None)
+
+
+_READS = frozenset(
+    {
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+        sqlite3.SQLITE_TRANSACTION,
+        sqlite3.SQLITE_SAVEPOINT,
+    }
+)
+
+
+class SqliteLink(Link):
+    """A ``sqlite3.Connection``."""
+
+    dialect = "sqlite"
+    what = "the sqlite3 connection"
+    _refused = False
+    """The handler tried to end the transaction, so oncekey will not commit it."""
+    _overdue = False
+    _freed = False
+    """The request is over."""
+    _asked_again = False
+    """The authorizer was set again after the rollback, so SQLite asks it about every statement."""
+    savepoint = "SAVEPOINT a; …; ROLLBACK TO a"
+    _rescues = False
+    """The link is rolling back an overdue transaction, in the connection's own thread."""
+    _thread: int | None = None
+    """The thread that uses the connection."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._guarded = False
+
+    def open(self) -> None:
+        connection = self._connection
+        refuse_other_file(connection, self.file, self.what)
+        if connection.in_transaction:
+            raise EnlistError(
+                f"{self.what} is in a transaction already: enlist it before its first statement. (One that was opened "
+                "with autocommit=False always is in one: leave that out.)"
+            )
+        begin(connection)
+
+    def guard(self) -> None:
+        self._guarded = True
+        self._thread = threading.get_ident()
+        self._connection.set_authorizer(self._allows)
+
+    def read_on(self) -> None:
+        """The transaction was rolled back, and that was allowed. From now on only reading is allowed."""
+        self.ended, self._asked_again, self._overdue = True, True, False
+        self.guard()  # set again, SQLite asks also about statements that it prepared before
+
+    def _allows(self, action: int, what: str | None, value: str | None, *_: Any) -> int:
+        if self._freed:
+            return sqlite3.SQLITE_OK
+        if self._overdue:
+            return sqlite3.SQLITE_OK if self._rescues else sqlite3.SQLITE_DENY
+        if self.ended:
+            return self._allows_later(action, what, value)
+        if action == sqlite3.SQLITE_TRANSACTION:
+            return self._allows_end(what)
+        return sqlite3.SQLITE_OK
+
+    def _allows_end(self, verb: str | None) -> int:
+        if not self.ending:
+            self._refused = True
+            _log.error("a COMMIT, ROLLBACK or BEGIN on %s was refused: %s", self.what, LEAVE_IT)
+            return sqlite3.SQLITE_DENY
+        self.ended = verb == "ROLLBACK"
+        return sqlite3.SQLITE_OK
+
+    def _allows_later(self, action: int, what: str | None, value: str | None) -> int:
+        # Until the authorizer is set again, SQLite does not ask about statements that it prepared before. One of them
+        # may write, so BEGIN is refused.
+        if action in _READS and (what != "BEGIN" or self._asked_again):
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_PRAGMA and value is None:
+            return sqlite3.SQLITE_OK
+        _log.error("%s", self.refuse_later("a write"))
+        return sqlite3.SQLITE_DENY
+
+    def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
+        rows: list[Any] = []
+        for sql in statements:
+            cursor = self._connection.cursor()
+            cursor.row_factory = None  # the app's own may turn a row into anything
+            rows = cursor.execute(sql, parameters).fetchall()
+        return rows
+
+    def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
+        return self.execute(statements, parameters) if self._still() else []
+
+    def _still(self) -> bool:
+        """Whether the enlisted transaction is open. An open one is the enlisted one: COMMIT and BEGIN are refused."""
+        if self._overdue or self._refused:
+            self.rolled_back = True  # certain: COMMIT is refused, and roll_back() follows
+            return False
+        try:
+            if self._connection.in_transaction:
+                return True
+        except sqlite3.ProgrammingError:  # closed
+            self.rolled_back = True
+            return False
+        # SQLite rolled it back, after an error or by OR ROLLBACK. If Python begins no transaction before a write, each
+        # later statement was committed on its own.
+        self.rolled_back = self._connection.isolation_level is not None
+        return False
+
+    def usable_from_other_threads(self) -> bool:
+        return usable_from_other_threads(self._connection)
+
+    def gone(self) -> None:
+        self._still()
+
+    def let_go(self) -> None:
+        self.ending = True
+        self._connection.set_authorizer(self._allows)  # SQLite asks again about statements that it prepared before
+
+    def free(self) -> None:
+        self._freed = True
+        if self._thread == threading.get_ident():
+            self._unguard()
+
+    def commit(self) -> None:
+        self.ending = True
+        try:
+            self._connection.execute("COMMIT")
+        finally:
+            self._tidy()
+
+    def roll_back(self) -> None:
+        if self._still():
+            self.rolled_back = True
+        self.allow()
+        self._tidy()
+
+    def allow(self) -> None:
+        """Allow the end of the transaction."""
+        self.ending, self._overdue = True, False
+
+    def _tidy(self) -> None:
+        with suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._unguard()
+
+    def _unguard(self) -> None:
+        if self._guarded:
+            self._guarded = False
+            with suppress(sqlite3.Error):
+                self._connection.set_authorizer(None)
+
+    def interrupt(self) -> None:
+        """Stop the running statement and refuse all others. In the connection's own thread, also roll back.
+
+        Another thread may only call sqlite3's ``interrupt``. SQLite has a lock for each connection, and calls the
+        authorizer under it. ``set_authorizer`` waits for that lock without releasing the GIL. If the handler prepares a
+        statement at that moment, the whole process blocks for ever.
+        """
+        self._overdue = True
+        try:
+            self._connection.interrupt()
+            if self._thread != threading.get_ident():
+                return  # the event loop, the driver's thread or the end of the handler rolls back
+            self._rescues = True
+            self._connection.set_authorizer(self._allows)  # SQLite asks again about statements that it prepared before
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            return  # the connection is closed
+        finally:
+            self._rescues = False
+
+
+def aiosqlite_link(connection: Any) -> Link:
+    """A link to an ``aiosqlite.Connection``: the same link, run in the connection's own thread."""
+    inner = SqliteLink(connection._conn)
+    inner.what = "the aiosqlite connection"
+    return Elsewhere(inner, connection._execute)
+
+
+def refuse_other_file(connection: sqlite3.Connection, file: str | None, what: str) -> None:
+    """Raise EnlistError unless the connection has the store's file open: one commit needs one file."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    path = next((row[2] for row in cursor.execute("PRAGMA database_list").fetchall() if row[1] == "main"), "")
+    if not path or os.path.realpath(path) != os.path.realpath(file or ""):
+        raise EnlistError(
+            f"{what} is not open on the file that keeps the keys, so there can be no common commit: open the app's "
+            "connections on the same file, or give OnceKey(url) theirs"
+        )
+
+
+def begin(connection: sqlite3.Connection) -> None:
+    """Begin a transaction that has the write lock from its start, and is on the disk when it ends (hazard 23)."""
+    connection.execute("PRAGMA synchronous = FULL")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        raise StoreUnavailable("the SQLite file is held by another process") from error
+
+
+def usable_from_other_threads(connection: sqlite3.Connection) -> bool:
+    """Whether it was opened with check_same_thread=False."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            connection.cursor().close()
+            answers.append(True)
+        except sqlite3.ProgrammingError:
+            answers.append(False)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return answers == [True]

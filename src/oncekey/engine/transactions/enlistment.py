@@ -1,0 +1,269 @@
+"""Enlists the handler's own transaction: ``op.enlist(session)``.
+
+From then to the end of the request that transaction locks the key's row. The lock acts as the lease: no other attempt
+can take the key over, and renewals are not needed. ``completion.py`` ends the transaction; ``enlist/`` has the drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Generator
+from enum import Enum
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from oncekey.core.record import Record
+from oncekey.core.states import State
+from oncekey.core.values import value
+from oncekey.engine.flows import Call, Flow
+from oncekey.engine.transactions.adapters import Dialect, Link, link_to
+from oncekey.errors import EnlistError, LeaseLost, NoOperation, StoreUnavailable
+from oncekey.stores.sql import queries
+
+if TYPE_CHECKING:
+    from oncekey.engine.engine import Engine
+    from oncekey.engine.operation import Operation
+    from oncekey.engine.transactions.adapters.sqlite import Hold
+
+_log = logging.getLogger("oncekey")
+
+Commit = Literal["engine", "caller"]
+
+HELD_TOO_LONG = (
+    "%s: %s held the database longer than %s s, a third of its lease, and SQLite has one writer, so every other one "
+    "waits. It is rolled back, and the client gets 503. Call other services before it or after it, write less at once, "
+    "raise Policy(lease=…), or use PostgreSQL (docs/transactions.md)"
+)
+
+_PACKAGES: dict[Dialect, str] = {"postgresql": "oncekey.stores.postgres", "sqlite": "oncekey.stores.sqlite"}
+
+
+@value
+class Statements:
+    """What runs on the app's connection. Each field has a few statements; the last one returns the rows."""
+
+    enlist: tuple[str, ...]
+    still: tuple[str, ...]
+    complete: tuple[str, ...]
+    advance: tuple[str, ...]
+
+
+@cache
+def statements_of(dialect: Dialect) -> Statements:
+    def read(*names: str) -> tuple[str, ...]:
+        texts = (queries.statement(_PACKAGES[dialect], f"transaction_{name}") for name in names)
+        return tuple("\n".join(line for line in text.splitlines() if not line.startswith("--")) for text in texts)
+
+    if dialect == "postgresql":
+        return Statements(read("enlist"), read("still"), read("complete"), read("step", "advance"))
+    return Statements(read("lock", "enlist"), (), read("complete", "completed"), read("step", "advance", "advanced"))
+
+
+class Stage(Enum):
+    NEW = "to be awaited"
+    OPENING = "being opened"
+    OPEN = "open"
+    WRITTEN = "the app commits"
+    LEFT = "can only be rolled back, and the app has still to end it"
+    ENDED = "ended by the handler; the result is not known yet"
+    UNSETTLED = "commit sent; the result is not known yet"
+    CUT_OFF = "its end was interrupted; the result is not known yet"
+
+
+class Enlisted:
+    """The transaction that an operation has enlisted."""
+
+    def __init__(self, operation: Operation, link: Link, hold: Hold | None) -> None:
+        self.link = link
+        self.hold = hold
+        self.stage = Stage.NEW
+        self.number: int | None = None
+        """PostgreSQL's number of the transaction. By it, the server tells whether the transaction committed."""
+        self.locked = False
+        """The transaction has locked the key's row: from then on the handler may write."""
+        self.opened_at = 0.0
+        """When the transaction was opened, as a time of time.monotonic()."""
+        self.held_too_long = ""
+        """The reason, if oncekey ended the transaction because it was open for too long; otherwise empty."""
+        self.at = (operation.record.scope, operation.record.key)
+        self.thread = threading.get_ident()
+        self.loop = operation.loop
+
+    @property
+    def is_open(self) -> bool:
+        return self.stage is Stage.OPEN
+
+    def release(self) -> None:
+        """Let other transactions write again (SQLite)."""
+        if self.hold is not None:
+            self.hold.release()
+
+    def overdue(self, operation: Operation, seconds: float) -> None:
+        """It has been open for a third of its lease. On SQLite it blocks all other writers, so oncekey ends it."""
+        if self.hold is None or not self.is_open:
+            return
+        if not self.held_too_long:
+            phase = operation.steps and operation.steps.phase
+            what = f"phase '{phase}'" if phase else "the enlisted transaction"
+            self.held_too_long = f"{what} held the database longer than {seconds:g} s"
+            _log.error(HELD_TOO_LONG, operation.name, what, f"{seconds:g}")
+        self.link.interrupt()
+        if self.loop is not None and not self.link.is_async:
+            self.loop.call_soon_threadsafe(self._interrupt_in_loop)
+        self.hold.release()  # this connection cannot write any more, so other writers need not wait for it
+
+    def _interrupt_in_loop(self) -> None:
+        if self.is_open and self.thread == threading.get_ident():
+            self.link.interrupt()
+
+
+class Enlisting:
+    """What ``op.enlist(x)`` returns. Await it in async code; in sync code it is done already."""
+
+    __slots__ = ("_engine", "_flow", "_timeout")
+
+    def __init__(self, engine: Engine, flow: Flow[None] | None, timeout: float) -> None:
+        self._engine = engine
+        self._flow = flow
+        self._timeout = timeout
+
+    def __await__(self) -> Generator[Any, None, None]:
+        flow, self._flow = self._flow, None
+        if flow is not None:
+            yield from self._engine.run(flow, self._timeout).__await__()
+
+
+def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool = False) -> Enlisting:
+    """Enlist ``target`` at once, or return what must be awaited: an event loop must not block."""
+    engine = operation.engine
+    if engine is None:
+        raise NoOperation("this operation belongs to no request, so there is nothing to enlist in")
+    if commit not in ("engine", "caller"):
+        raise EnlistError(f"enlist(commit={commit!r}): it takes 'engine' or 'caller'")
+    if operation.enlisted is not None:
+        raise EnlistError("this operation has enlisted a transaction already: one request, one transaction")
+    if operation.steps is not None and operation.steps.under_way is not None:
+        raise EnlistError("a step is under way, and an effect must not hold a transaction open: enlist after it")
+    operation.enlisted = enlisted = prepare(engine, operation, target, commit, blocking=blocking)
+    link, hold, loop, timeout = enlisted.link, enlisted.hold, _running_loop(), operation.policy.begin_seconds
+    if link.is_async:
+        return Enlisting(engine, enlist(operation, enlisted, waits=True), timeout)
+    if loop is not None and hold is not None and not hold.try_now():
+        # The transaction that holds the file may end only if this loop runs, so the loop must not block.
+        if blocking:
+            operation.enlisted = None
+            raise StoreUnavailable("the SQLite file is being written: in async code, use `await op.enlist(…)`")
+        return Enlisting(engine, enlist(operation, enlisted, waits=True), timeout)
+    engine.run_blocking(enlist(operation, enlisted), timeout)
+    return Enlisting(engine, None, timeout)
+
+
+def prepare(engine: Engine, operation: Operation, target: Any, commit: Commit, *, blocking: bool) -> Enlisted:
+    """Check that ``target`` can be enlisted. The transaction is not opened yet."""
+    link = _link(target, engine.store.capabilities.enlists)
+    link.caller = commit == "caller"
+    loop = _running_loop()
+    if link.is_async:
+        _check_loop(operation, link, loop, blocking)
+        link.loop = loop
+    hold = None
+    if link.dialect == "sqlite":
+        from oncekey.engine.transactions.adapters.sqlite import Hold
+
+        path = engine.store.path  # type: ignore[attr-defined]  # a store that enlists SQLite is in a file
+        link.file = str(path)
+        hold = Hold(path, operation.policy.begin_seconds)
+    return Enlisted(operation, link, hold)
+
+
+def _link(target: Any, dialect: Dialect | None) -> Link:
+    if dialect is None:
+        raise EnlistError(
+            "the keys are kept in a store that has no transactions to share: to enlist, keep them in the app's own "
+            "database, OnceKey('postgresql://…') or OnceKey('sqlite:///…')"
+        )
+    link = link_to(target)
+    if link.dialect != dialect:
+        raise EnlistError(
+            f"{link.what} is on {link.dialect} and the keys are kept in {dialect}: a common commit needs one database"
+        )
+    return link
+
+
+def _check_loop(operation: Operation, link: Link, loop: asyncio.AbstractEventLoop | None, blocking: bool) -> None:
+    if blocking or loop is None:
+        raise EnlistError(f"{link.what} is asynchronous: `await op.enlist(…)` in an async handler")
+    if operation.loop is not loop:
+        raise EnlistError(
+            f"{link.what} lives in another event loop than the one that ends this request: under WSGI use a "
+            "synchronous session, and under ASGI the server's own loop"
+        )
+
+
+def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, ends_here: bool = False) -> Flow[None]:
+    """Open the transaction and lock the key's row in it. After a failure nothing is enlisted and no gate is held."""
+    link, record = enlisted.link, operation.record
+    statements = statements_of(link.dialect)
+    key = {"scope": record.scope, "key": record.key, "owner": record.owner}
+    link.mark = (statements.still, key)
+    enlisted.stage = Stage.OPENING
+    opened = False
+    try:
+        if enlisted.hold is not None:
+            yield Call(enlisted.hold.take_async if waits else enlisted.hold.take)
+        yield Call(link.open)
+        opened = True
+        in_a_pool = operation.loop is not None and not waits and not ends_here and _running_loop() is None
+        if in_a_pool and not link.usable_from_other_threads():
+            raise EnlistError(
+                f"{link.what} may be used in its own thread only, and under ASGI the request of a plain function ends "
+                "in another: open it with check_same_thread=False"
+            )
+        rows = yield Call(partial(link.execute, statements.enlist, key))
+        if not rows:
+            raise EnlistError(
+                f"the key of this request cannot be seen through {link.what}: it is another database or schema than "
+                "the one that keeps the keys, or (REPEATABLE READ, SERIALIZABLE) its snapshot is older than the "
+                "request: enlist before the first statement"
+            )
+        enlisted.number = rows[0][0]
+        yield Call(link.guard)
+        enlisted.locked = True
+    except Exception as error:
+        if opened:
+            yield Call(link.roll_back)
+        enlisted.release()
+        operation.enlisted = None
+        if opened:
+            yield from _find_out(operation)
+        if _says_no_such_table(error):
+            raise EnlistError(
+                f"{link.what} sees no oncekey tables: it is another database than the one that keeps the keys, or "
+                "another search_path"
+            ) from error
+        raise
+    enlisted.opened_at = time.monotonic()
+    enlisted.stage = Stage.OPEN
+
+
+def _find_out(operation: Operation) -> Flow[None]:
+    """The row was not locked. Raise LeaseLost if the record shows that the key is no longer this owner's."""
+    seen: Record | None = yield (operation.record.scope, operation.record.key)
+    if seen is None or seen.owner != operation.record.owner or seen.state is not State.IN_PROGRESS:
+        operation.lost = True
+        raise LeaseLost("the key went to another attempt before this one wrote anything")
+
+
+def _says_no_such_table(error: BaseException) -> bool:
+    """Whether the error is SQLSTATE 42P01, of any driver."""
+    return "42P01" in (getattr(at, "sqlstate", None) for at in (error, getattr(error, "orig", None)))
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

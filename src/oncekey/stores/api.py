@@ -1,0 +1,262 @@
+"""The interface of a store: what it must do, not how.
+
+A store is plain blocking code that takes **batches**; ``engine/batching`` turns concurrent callers into batches. A
+store knows keys and states. It knows nothing of payments or policies: it compares and sets. Every implementation keeps
+three rules, and ``oncekey.testing.store_suite`` checks them:
+
+* every verb ends within the store's own time limit, or raises ``StoreUnavailable``;
+* a batch names each (scope, key) once (the lane guarantees this). The store applies it in the order of (scope, key),
+  and returns the answers in the order of the batch;
+* time is the store's clock, where it has one.
+
+A caller may repeat a verb that raised: the owner token shows whether the first call succeeded or a rival did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from oncekey.core.diagnosis import Diagnosis
+from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
+from oncekey.core.record import Audit, AuditLine, Found, Record, Reservation, StoredResponse, StoreHealth, Swap
+from oncekey.core.states import State
+from oncekey.core.steps import Step, StepsOf
+
+FOUND = 10
+"""How many keys ``find`` names at most: one is right, and a few are enough to see that something is wrong."""
+
+
+class Duty(StrEnum):
+    """What upkeep looks for; one partial index each."""
+
+    LEASES = "leases"  # in_progress, lease over
+    EXPIRED = "expired"  # completed or failed (or retryable without steps), past expiry
+    ABANDONED = "abandoned"  # pending, past expiry
+    UNKNOWNS = "unknowns"  # unknown, its time to reconcile has come
+    LAPSED = "lapsed"  # retryable with steps, past expiry: half done, and the client did not retry
+    RESUMABLE = "resumable"  # retryable with steps, and the time to resume it has come
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What differs between stores. Callers and the public suite look here, never at the class of a store."""
+
+    durable: bool
+    """A commit survives kill -9 of every process and a loss of power."""
+    shared: bool
+    """Several processes see the same keys."""
+    server_clock: bool
+    """Leases are measured on a clock that all processes share, not on the host's."""
+    writers: int
+    """How many lanes may write at once; 1 means that reserve and swap share one."""
+    in_loop: bool = False
+    """The store offers reserve and swap for an event loop, without a lane (:meth:`Store.in_loop`)."""
+    together: bool = False
+    """Reservations and swaps can share a commit (:meth:`Store.both`). It pays where one lane does both."""
+    embedded: bool = False
+    """The database is part of the app's own processes, so only the app can run upkeep."""
+    enlists: Literal["postgresql", "sqlite"] | None = None
+    """Which database's transactions a request can enlist. None: none, and the store has no outbox."""
+
+
+class LostRace(Exception):
+    """A rival reserved one of the batch's keys at the same moment. This is no fault: the caller asks the Store."""
+
+
+class InLoop(Protocol):
+    """Reserve and swap for an event loop. After any exception the lanes ask the Store instead."""
+
+    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[Found | None]:
+        """None: this verb did not find the key, so the caller asks a lane."""
+        ...
+
+    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        """Takes only swaps with ``ends``; the lanes do every other move."""
+        ...
+
+    async def both(
+        self, begins: Sequence[Reservation], ends: Sequence[Swap]
+    ) -> tuple[Sequence[Found | None], list[Record | None]]:
+        """``swap`` and then ``reserve``, in one commit."""
+        ...
+
+    def abandon(self) -> None:
+        """Drop the connection, from any thread; the next verb opens another."""
+        ...
+
+
+class Store(Protocol):
+    """See the module's docstring for the rules."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+        """Read each row, or insert it where there is none. Never waits for an open transaction."""
+        ...
+
+    def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        """Move each row that still is as its swap says. None: the row differs, or another transaction holds it now.
+
+        A swap that deletes returns the row as it was. The swap's step and audit line are written in the same commit
+        as the move, or not at all. A swap with ``forgets_steps`` also deletes all steps of the key.
+        """
+        ...
+
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        """``swap`` and then ``reserve``, in one commit; for stores whose capabilities say ``together``."""
+        ...
+
+    def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
+        """The rows of these (scope, key) pairs, as committed."""
+        ...
+
+    def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
+        """The steps of each of these keys, in the order in which they were first written."""
+        ...
+
+    def due(self, duty: Duty, limit: int) -> list[Record]:
+        """At most ``limit`` rows that need this duty, oldest first; without their responses.
+
+        Unknown keys are handed out fairly by scope (``fairness.py``): the oldest of each first, and where more than
+        ``limit`` are due, each call goes on with the scopes that follow those of the last one.
+        """
+        ...
+
+    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+        """Delete at most ``limit`` rows of Duty.EXPIRED, and return how many. Never deletes a key in flight.
+
+        It also deletes rows in state ``expired`` whose retention has passed a second time. A reaper that keeps
+        tombstones asks for these alone, because it moves due rows to ``expired`` itself.
+        """
+        ...
+
+    # -- for operators and webhooks: no request waits for these ------------------------------------------------------
+
+    def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
+        """At most ``limit`` changes of this key by an operator or the reconciler, newest first; they outlive it."""
+        ...
+
+    def purge_audit(self, limit: int, keep_seconds: float) -> int:
+        """Delete at most ``limit`` of the oldest lines of the audit that are older than this, and say how many.
+
+        Never a line of a key that is not over: in progress, pending, unknown, or to be retried.
+        """
+        ...
+
+    def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[tuple[str, str]]:
+        """At most ``FOUND`` (scope, key) whose steps or jobs carry one of these, in the order of (scope, key)."""
+        ...
+
+    def listing(
+        self,
+        state: State | None = None,
+        scope: str | None = None,
+        operation: str | None = None,
+        older_than: float | None = None,
+        limit: int = 100,
+        after: tuple[str, str] | None = None,
+    ) -> list[Record]:
+        """At most ``limit`` rows that meet every given filter, in the order of (scope, key); without their responses.
+
+        ``older_than``: created at least so many seconds ago. ``after``: only rows after this (scope, key), to read
+        page by page.
+        """
+        ...
+
+    def counts(self) -> StoreHealth:
+        """How many keys are in which state, and what has waited too long. Cheap for any number of keys."""
+        ...
+
+    def diagnose(self) -> list[Diagnosis]:
+        """How the store itself is set up: tables, indexes, clock, durability, limits. For ``oncekey doctor``."""
+        ...
+
+    # -- the outbox: where ``capabilities.enlists`` is None, claim finds nothing -----------------------------------
+
+    def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
+        """Take at most ``limit`` jobs of these tasks that are due, or whose worker's lease is over; oldest first.
+
+        Each becomes ``running`` under ``owner`` with attempt + 1. The store claims by row, without a watermark, so it
+        also finds a job that commits late (hazard 10). It skips jobs that another worker is claiming right now.
+        """
+        ...
+
+    def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
+        """Extend the leases of these running jobs; return the ids that this owner still holds."""
+        ...
+
+    def conclude(self, batch: Sequence[Conclusion]) -> list[bool]:
+        """End attempts. False: that owner no longer holds the job, and the store wrote nothing.
+
+        If a conclusion settles its key, job and key change in one transaction. The key changes only if it still is
+        pending under the job's ``key_owner``.
+        """
+        ...
+
+    def note_provider(self, job_id: str, owner: str, provider_id: str) -> bool:
+        """Store the provider's id of a running job, before the job is done."""
+        ...
+
+    def jobs(self, state: JobState, limit: int) -> list[Job]:
+        """At most ``limit`` jobs in this state, oldest first: for operators."""
+        ...
+
+    def jobs_of(self, scope: str, key: str, limit: int) -> list[Job]:
+        """At most ``limit`` jobs that requests of this key enqueued, oldest first; jobs may outlive the key."""
+        ...
+
+    def job(self, job_id: str) -> Job | None: ...
+
+    def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
+        """An operator moves a dead job to READY (attempts start over) or CANCELLED; None: it is not dead.
+
+        If the dead letter made its key unknown and the key still is unknown, READY makes it pending again.
+        """
+        ...
+
+    def outbox_health(self) -> OutboxHealth: ...
+
+    def purge_jobs(self, limit: int, keep_seconds: float) -> int:
+        """Delete at most ``limit`` jobs that are done or cancelled for longer than this, and return how many.
+
+        Never deletes a dead letter: it stays until an operator redirects it.
+        """
+        ...
+
+    def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
+        """Fail at most ``limit`` pending keys past their expiry with this response; return their (scope, key).
+
+        If a worker tried the job, the key becomes unknown instead, without the response: an attempt that never ended,
+        or that failed and was to be repeated, may have had its effect.
+
+        The store cancels the job that would have settled the key in the same transaction. It skips a key whose job
+        a worker is running under a live lease (hazard 11): the worker settles that key.
+        """
+        ...
+
+    def in_loop(self) -> InLoop:
+        """A connection for one event loop; only where ``capabilities.in_loop`` is True."""
+        ...
+
+    def migrate(self) -> list[str]:
+        """Bring the tables to this version; return the names of the migrations that ran.
+
+        Two processes may run it at once, and a second run does nothing.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise SchemaError unless the tables are as this version needs them. Its sentence says what to run."""
+        ...
+
+    def disconnect(self) -> None:
+        """Close the calling thread's connection; the next verb opens another."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections of this process."""
+        ...

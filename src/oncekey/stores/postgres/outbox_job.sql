@@ -1,1 +1,0 @@
-SELECT {columns} FROM idempotency_outbox AS j WHERE j.id = %(id)s

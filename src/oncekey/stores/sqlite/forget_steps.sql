@@ -1,2 +1,0 @@
--- Delete the steps of a key that is deleted, expires or starts over.
-DELETE FROM idempotency_steps WHERE scope = ? AND key = ?

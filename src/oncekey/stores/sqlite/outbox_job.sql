@@ -1,1 +1,0 @@
-SELECT {columns} FROM idempotency_outbox WHERE id = ?1

@@ -1,0 +1,1 @@
+"""The parts of the public suite; ``oncekey.testing.store_suite`` puts them together."""

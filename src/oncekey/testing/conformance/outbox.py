@@ -1,0 +1,22 @@
+"""The part of the store suite about the outbox, for stores whose transactions a request can enlist.
+
+It is a class of its own, because it must add a job as a request does, in a transaction::
+
+    class TestMyOutbox(OutboxSuite):
+        def make_store(self): ...
+
+        def add_job(self, store, job):
+            ...  # run enqueue_statement(dialect) with job_parameters(job), and commit
+
+For a store that takes no ``clock``, also define how a job ages (:meth:`OutboxSuite.age_job`) and what time it is
+(:meth:`OutboxSuite.now`).
+"""
+
+from __future__ import annotations
+
+from oncekey.testing.conformance.job_upkeep import JobUpkeepSuite
+from oncekey.testing.conformance.jobs import JobSuite
+
+
+class OutboxSuite(JobSuite, JobUpkeepSuite):
+    """Subclass it as ``Test…``; see the module's docstring."""
