@@ -23,22 +23,15 @@ No test sleeps. Tests of what a store does not promise (``Capabilities``) are sk
 
 from __future__ import annotations
 
-import pytest
-
-# Register them before the import, so that a failing assert in them shows its values.
-_PARTS = "base doubts moves rows steps lookups faults jobs_base jobs job_upkeep turns"
-for _part in _PARTS.split():
-    pytest.register_assert_rewrite(f"oncekey.testing.conformance.{_part}")
-
-from oncekey.testing.conformance.base import Clock  # noqa: E402
-from oncekey.testing.conformance.doubts import DoubtSuite  # noqa: E402
-from oncekey.testing.conformance.faults import FaultSuite  # noqa: E402
-from oncekey.testing.conformance.lookups import LookupSuite  # noqa: E402
-from oncekey.testing.conformance.moves import MoveSuite  # noqa: E402
-from oncekey.testing.conformance.outbox import OutboxSuite  # noqa: E402
-from oncekey.testing.conformance.rows import RowSuite  # noqa: E402
-from oncekey.testing.conformance.steps import StepSuite  # noqa: E402
-from oncekey.testing.conformance.turns import TurnSuite  # noqa: E402
+from oncekey.testing.conformance.base import Clock
+from oncekey.testing.conformance.doubts import DoubtSuite
+from oncekey.testing.conformance.faults import FaultSuite
+from oncekey.testing.conformance.lookups import LookupSuite
+from oncekey.testing.conformance.moves import MoveSuite
+from oncekey.testing.conformance.outbox import OutboxSuite
+from oncekey.testing.conformance.rows import RowSuite
+from oncekey.testing.conformance.steps import StepSuite
+from oncekey.testing.conformance.turns import TurnSuite
 
 __all__ = ["Clock", "OutboxSuite", "StoreSuite"]
 
