@@ -133,11 +133,11 @@ def test_an_index_without_which_the_rows_cannot_be_asked(desk: Desk) -> None:
 def test_an_index_that_is_not_valid(postgres_url: str) -> None:
     """What an interrupted CREATE INDEX CONCURRENTLY leaves: there, and worth nothing."""
     desk = Desk(postgres_url)
-    where = "indexrelid = 'idempotency_keys_unknowns'::regclass"
+    where = "indexrelid = 'idempotency_keys_leases'::regclass"
     desk.execute(f"UPDATE pg_index SET indisvalid = false WHERE {where}")
     found = line(desk, "indexes")
     assert (found.level, line(desk, "plans").level) == (Level.FAIL, Level.FAIL)
-    assert found.advice.startswith("run DROP INDEX idempotency_keys_unknowns; CREATE INDEX idempotency_keys_unknowns")
+    assert found.advice.startswith("run DROP INDEX idempotency_keys_leases; CREATE INDEX idempotency_keys_leases")
     desk.execute(found.advice.removeprefix("run "))
     assert line(desk, "indexes").level is Level.OK
     desk.close()
