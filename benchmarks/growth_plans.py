@@ -13,7 +13,8 @@ from typing import Any
 from benchmarks.growth_fill import Say
 from benchmarks.growth_rounds import BATCH, spread
 from benchmarks.store_alone import completion
-from oncekey.core.record import COUNTED, Record
+from oncekey.core.health import COUNTED
+from oncekey.core.record import Record
 from oncekey.stores.api import Duty
 from oncekey.stores.postgres.store import PostgresStore
 from oncekey.upkeep import Reaper, Sweeper

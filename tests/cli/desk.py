@@ -13,9 +13,10 @@ import pytest
 
 from oncekey.cli import main
 from oncekey.core.jobs import Conclusion, JobEnd
-from oncekey.core.record import Record, Reservation, StoredResponse, swap
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import swap
 from tests.outbox.boxes import Box
 
 RESPONSE = StoredResponse(201, (("content-type", "application/json"),), b'{"id":"pay_1","card":"4242"}')

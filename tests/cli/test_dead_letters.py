@@ -7,8 +7,8 @@ import json
 import pytest
 
 from oncekey.admin import changes, dead_letters
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import JobState
-from oncekey.core.record import Audit
 from oncekey.core.states import Actor, Event, State
 from oncekey.errors import MoveRefused
 from oncekey.telemetry.redaction import redact

@@ -11,7 +11,7 @@ import pytest
 
 from oncekey.admin.doctor import counted, examine, span
 from oncekey.core.diagnosis import Diagnosis, Level, worst
-from oncekey.core.record import COUNTED, NO_RESOLVER
+from oncekey.core.health import COUNTED, NO_RESOLVER
 from oncekey.core.states import Actor, Event, State
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import checks

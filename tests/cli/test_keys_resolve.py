@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from oncekey.admin import changes
-from oncekey.core.record import Audit, StoredResponse
+from oncekey.core.audit import Audit
+from oncekey.core.record import StoredResponse
 from oncekey.core.responses import MAX_RESPONSE_BYTES
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import StepsOf, StepState

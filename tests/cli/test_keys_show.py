@@ -11,7 +11,7 @@ import pytest
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.admin import changes
-from oncekey.core.record import Audit
+from oncekey.core.audit import Audit
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.cli.desk import RESPONSE, Desk, Run, runner

@@ -22,8 +22,9 @@ from oncekey.core.decision import (
     Unreadable,
     decide,
 )
-from oncekey.core.record import Record, Reservation, swap
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import STARTS, Actor, Condition, Effects, Event, State, find
+from oncekey.core.swaps import swap
 
 NOW = 5000.0
 WANTED = Reservation("acme", "key-1", "POST /payments", b"same" * 8, 1, Effects.EXTERNAL, "mine", 60.0, 86400.0)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import RESUME_SECONDS, Audit, Record, Reservation, Swap, resume_in, swap, undo
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FENCES, FINAL, MAY_RERUN, STARTS, TABLE, Actor, Effects, Event, State, Transition, find
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import RESUME_SECONDS, Swap, resume_in, swap, undo
 from oncekey.errors import IllegalTransition
 
 # (from, event, by) -> the possible targets. "-" is no row. Conditions after a slash.

@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from oncekey import Policy, current
-from oncekey.core.record import Record, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepsOf
+from oncekey.core.swaps import swap
 from oncekey.engine.operation import Operation
 from oncekey.stores.registry import open_store
 from tests.enlist.shop import Api, Shop

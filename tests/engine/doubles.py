@@ -14,9 +14,10 @@ from itertools import count
 from typing import Any, TypeVar
 
 from oncekey.core.policy import Policy
-from oncekey.core.record import Found, Record, Reservation, StoredResponse, Swap
+from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import Effects, State
 from oncekey.core.steps import Step, StepsOf
+from oncekey.core.swaps import Swap
 from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.operation import Operation

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from oncekey.core.record import Found, Record, Reservation, Swap, swap
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import Swap, swap
 from oncekey.engine.batching.router import Lanes
 from oncekey.engine.batching.ticket import AsyncTicket
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation

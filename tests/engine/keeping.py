@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from oncekey.core.policy import Policy
-from oncekey.core.record import Record, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.engine.batching.ticket import SyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.keeper import Unfinished

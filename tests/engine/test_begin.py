@@ -10,8 +10,9 @@ import pytest
 
 from oncekey.core.decision import Busy, Deferred, Execute, Mismatch, Replay, Unknown
 from oncekey.core.policy import Policy
-from oncekey.core.record import Found, StoredResponse, Swap
+from oncekey.core.record import Found, StoredResponse
 from oncekey.core.states import Effects, Event, State
+from oncekey.core.swaps import Swap
 from oncekey.engine import engine as engine_module
 from oncekey.engine.breaker import FAILURES_TO_OPEN
 from oncekey.engine.engine import CLAIM_TRIES, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Engine

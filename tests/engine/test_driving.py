@@ -14,8 +14,9 @@ import pytest
 
 from oncekey.core.decision import Busy, Execute, Replay, Unknown
 from oncekey.core.policy import Policy
-from oncekey.core.record import Record, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.swaps import swap
 from oncekey.engine import engine as engine_module
 from oncekey.engine.batching.ticket import SyncTicket
 from oncekey.engine.engine import Engine

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from oncekey.core.record import Audit, Found, Reservation, Swap, swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.engine.batching import loop_lane
 from oncekey.engine.batching.router import Lanes
 from oncekey.engine.batching.ticket import AsyncTicket

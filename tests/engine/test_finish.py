@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import StoredResponse, Swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Effects, Event, State
+from oncekey.core.swaps import Swap
 from oncekey.engine.engine import EFFECT_BEGUN_LATE, FINISH_TRIES, Engine
 from oncekey.engine.flows import Finished, Pause
 from oncekey.engine.transactions import completion

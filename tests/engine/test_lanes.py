@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import Found, Record, StoredResponse, swap
+from oncekey.core.record import Found, Record, StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.engine.batching.batch import MAX_BATCH, MAX_BATCH_BYTES
 from oncekey.engine.batching.ticket import AsyncTicket, QuietTicket
 from oncekey.errors import SchemaError, StoreUnavailable

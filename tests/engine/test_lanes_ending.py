@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import swap
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.engine.batching.router import Lanes
 from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket
 from oncekey.errors import StoreError, StoreUnavailable

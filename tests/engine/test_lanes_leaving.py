@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import Record, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.engine.batching import thread_lane as lane_module
 from oncekey.engine.batching.router import Lanes
 from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket, Work

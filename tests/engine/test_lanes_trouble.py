@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from oncekey.core.record import swap
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.engine.batching import thread_lane as lane_module
 from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import SchemaError, StoreError, StoreOverloaded, StoreUnavailable

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
-from oncekey.core.record import Found, Record, Reservation, Swap, swap
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import Swap, swap
 from oncekey.engine.batching import thread_lane as lane_module
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.memory import MemoryStore

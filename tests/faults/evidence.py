@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from oncekey.core.audit import AuditLine
 from oncekey.core.jobs import Job, JobState
-from oncekey.core.record import AuditLine, Record
+from oncekey.core.record import Record
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores.api import Store
 from tests.faults.clients import History, Name

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncekey.core.decision import Decision
-from oncekey.core.record import Record, Swap, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects
+from oncekey.core.swaps import Swap, swap
 from oncekey.engine import steps
 from oncekey.engine.flows import Call, Pause
 from oncekey.engine.operation import Operation

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, cast
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.decision import Claim, Execute, Mismatch, decide
 from oncekey.core.doubts import in_doubt
-from oncekey.core.record import Record, Reservation, Swap, swap
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Confirmed, Happened, NotHappened, Refuted, Verdict
 from oncekey.engine import settlement
 from oncekey.engine.operation import Operation

@@ -20,9 +20,11 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from oncekey import current
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import JobState
-from oncekey.core.record import Audit, StoredResponse, Swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Event
+from oncekey.core.swaps import Swap
 from oncekey.engine.once import SINGLE_SCOPE
 from oncekey.errors import StoreError
 from oncekey.stores.api import Duty, Store

@@ -25,8 +25,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Event
+from oncekey.core.swaps import Swap
 from oncekey.engine.operation import Operation
 from oncekey.errors import Refused, StoreUnavailable
 from oncekey.outbox import Context, Response, Worker

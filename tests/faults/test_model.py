@@ -13,8 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from oncekey.core.decision import Busy, Claim, Decision, Replay, decide
-from oncekey.core.record import Record, Reservation, Swap
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, Effects, Event, State
+from oncekey.core.swaps import Swap
 from oncekey.engine import settlement
 from oncekey.engine.flows import Flow
 from oncekey.engine.steps import Steps
@@ -64,7 +65,7 @@ class ForgetsTheList(MemoryStore):
 
 def everything_may_rerun() -> AbstractContextManager[Any]:
     every = frozenset(Effects)
-    return patch.multiple("oncekey.core.record", MAY_RERUN=every)
+    return patch.multiple("oncekey.core.swaps", MAY_RERUN=every)
 
 
 def state_first(record: Record | None, wanted: Reservation) -> Decision:

@@ -34,8 +34,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
-from oncekey.core.record import StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.engine import breaker
 from oncekey.engine.once import SINGLE_SCOPE
 from oncekey.errors import Refused, StoreUnavailable

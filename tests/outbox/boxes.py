@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 
 from oncekey.core.jobs import Job, JobState, NewJob
-from oncekey.core.record import Record, Reservation, swap
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Actor, Effects, Event
+from oncekey.core.swaps import swap
 from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.api import Store
 from oncekey.stores.registry import open_store

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from oncekey.core.record import Record, Swap, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import Swap, swap
 from oncekey.stores.api import Store
 from tests.engine.doubles import RESPONSE, reservation
 

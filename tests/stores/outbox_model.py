@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from oncekey.core.audit import Audit, AuditLine
 from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob, OutboxHealth
-from oncekey.core.record import Audit, AuditLine, StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.stores.api import FOUND, Duty
 from oncekey.stores.memory.store import At, MemoryStore
 from oncekey.stores.sql import outbox_rows

@@ -19,9 +19,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob
-from oncekey.core.record import Audit, StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore

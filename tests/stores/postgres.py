@@ -9,9 +9,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from oncekey.core.record import Record, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
+from oncekey.core.swaps import swap
 from oncekey.stores.api import Duty
 from oncekey.stores.postgres import PostgresStore
 from tests import databases

@@ -17,9 +17,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core.record import Audit, Record, Swap, swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.errors import StoreError
 from oncekey.stores.api import Duty
 from oncekey.stores.postgres import PostgresStore, rows, statements

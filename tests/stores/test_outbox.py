@@ -14,9 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, JobEnd, JobState, NewJob
-from oncekey.core.record import Audit, StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore

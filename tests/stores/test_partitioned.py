@@ -15,8 +15,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from oncekey.core.record import Reservation, swap
+from oncekey.core.record import Reservation
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.stores.api import Duty, Store
 from oncekey.stores.postgres import PostgresStore, statements
 from oncekey.stores.sql import queries

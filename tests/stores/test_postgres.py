@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, settings
 
-from oncekey.core.record import StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.stores.api import Store
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.store_suite import StoreSuite

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import swap
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.stores.postgres import PostgresStore, arrays
 from tests.stores.postgres import complete, put
 

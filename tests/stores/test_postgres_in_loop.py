@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import floats
 
-from oncekey.core.record import StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.postgres import PostgresStore, rows

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from oncekey.core.record import Record, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.postgres import PostgresStore
 from tests.engine.doubles import PATIENCE, RESPONSE, reservation

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from oncekey.core.record import Found, Reservation, swap
+from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Actor, Event
+from oncekey.core.swaps import swap
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.postgres import store as postgres_store
 from oncekey.testing.company import Child

@@ -9,9 +9,9 @@ from itertools import count
 import psycopg
 import pytest
 
-from oncekey.core.record import swap
 from oncekey.core.states import Actor, Event
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import swap
 from oncekey.errors import SchemaError, StoreError
 from oncekey.stores.api import Duty
 from oncekey.stores.postgres import PostgresStore

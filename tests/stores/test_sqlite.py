@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.core.record import Reservation, StoredResponse, swap
+from oncekey.core.record import Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import StepsOf
+from oncekey.core.swaps import swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import Duty
 from oncekey.stores.sql import queries

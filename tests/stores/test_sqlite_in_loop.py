@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.errors import SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.sqlite import SqliteStore, batch

@@ -19,9 +19,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap, swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.errors import IllegalTransition
 from oncekey.stores.api import Duty, Store
 from oncekey.stores.memory import MemoryStore

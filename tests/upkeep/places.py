@@ -11,9 +11,10 @@ from typing import Any
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.jobs import NewJob
-from oncekey.core.record import Record, Reservation, StoredResponse, Swap, swap
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from oncekey import Confirmed, Happened, NotHappened, OnceKey, Refuted
-from oncekey.core.record import Record, Swap, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import MAX_RESULT_BYTES, Step, StepKind, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep import Inquiry, Outcome, Reconciler

@@ -6,8 +6,8 @@ import time
 
 import psycopg
 
+from oncekey.core.health import NO_RESOLVER, StoreHealth
 from oncekey.core.jobs import Conclusion, JobEnd, OutboxHealth
-from oncekey.core.record import NO_RESOLVER, StoreHealth
 from oncekey.core.states import Actor, Event, State
 from oncekey.upkeep.health import DutyHealth, Health, look
 from tests.upkeep.places import LEASE, RETENTION, Place

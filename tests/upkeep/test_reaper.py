@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
-from oncekey.core.record import Audit
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.errors import ConfigurationError
 from oncekey.telemetry.emitter import Emitter

@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from oncekey import Confirmed, OnceKey, Operation, Policy, Refuted, StillUnknown
 from oncekey.admin.dead_letters import dead_letters
-from oncekey.core.record import NO_RESOLVER, Record
+from oncekey.core.health import NO_RESOLVER
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError, OutcomeUnknown

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from oncekey import NotExecuted, OnceKey, OutcomeUnknown, Policy, current
-from oncekey.core.record import LONGEST_RESUME_SECONDS, RESUME_SECONDS, Record, StoredResponse, swap
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import LONGEST_RESUME_SECONDS, RESUME_SECONDS, swap
 from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.resumption import Answer, Resumption
 from oncekey.errors import ConfigurationError, StoreUnavailable

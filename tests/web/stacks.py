@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.swaps import Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry import events

@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from oncekey import Policy
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Event, State
+from oncekey.core.swaps import Swap
 from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore

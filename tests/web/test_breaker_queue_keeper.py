@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from oncekey import Policy
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Event, State
+from oncekey.core.swaps import Swap
 from oncekey.engine.breaker import FAILURES_TO_OPEN
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore

@@ -10,8 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core.record import Reservation, StoredResponse, swap
+from oncekey.core.record import Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event
+from oncekey.core.swaps import swap
 from oncekey.stores.postgres import PostgresStore, rows, statements
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
 from oncekey.stores.postgres.connection import DeadlineConnection, connect

@@ -18,8 +18,9 @@ from werkzeug.test import Client
 
 from oncekey import NotAuthenticated, NotExecuted, OnceKey, OutcomeUnknown, Policy
 from oncekey import Request as KeyRequest
-from oncekey.core.record import Record, Reservation, StoredResponse, swap
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.swaps import swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.flask import protect

@@ -11,10 +11,12 @@ from typing import Any
 
 from oncekey.admin.key_view import look_at
 from oncekey.core import doubts
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import Job, JobState
-from oncekey.core.record import Audit, Record, StoredResponse, Swap, swap
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import FENCES, Actor, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Happened
 from oncekey.engine.owners import Owners
 from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused

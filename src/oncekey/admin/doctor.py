@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncekey.core.diagnosis import Diagnosis, Level
-from oncekey.core.record import COUNTED
+from oncekey.core.health import COUNTED
 from oncekey.core.states import State
 from oncekey.errors import SchemaError, StoreError
 from oncekey.stores.api import Store

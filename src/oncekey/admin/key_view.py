@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from oncekey.admin.outlook import Outlook, outlook
+from oncekey.core.audit import AuditLine
 from oncekey.core.jobs import Job
-from oncekey.core.record import AuditLine, Record
+from oncekey.core.record import Record
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.values import value
 from oncekey.errors import KeyNotFound

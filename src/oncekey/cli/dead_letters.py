@@ -27,7 +27,8 @@ from oncekey.cli.descriptions import (
 from oncekey.cli.options import AsJson, StoreUrl, print_json
 from oncekey.cli.output import key_shown, table
 from oncekey.cli.prompts import Endpoint, Limit, Reveal, Who, Why, Yes, full_scope, in_use, sure
-from oncekey.core.record import AuditLine, Record
+from oncekey.core.audit import AuditLine
+from oncekey.core.record import Record
 from oncekey.core.states import Event, State
 from oncekey.errors import KeyNotFound, MoveRefused
 from oncekey.stores.api import Store

@@ -10,9 +10,10 @@ import orjson
 from oncekey.admin.doctor import span
 from oncekey.admin.key_view import Sight
 from oncekey.cli.output import key_shown, masked, moment, plain, scope_and_endpoint, table
+from oncekey.core.audit import AuditLine
 from oncekey.core.doubts import in_doubt
 from oncekey.core.jobs import Job, JobState
-from oncekey.core.record import AuditLine, Record, StoredResponse
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import FINAL, State
 from oncekey.core.steps import Step
 

@@ -33,8 +33,9 @@ from oncekey.cli.prompts import (
     seconds,
     sure,
 )
+from oncekey.core.audit import Audit
 from oncekey.core.doubts import words_of
-from oncekey.core.record import Audit, Record, StoredResponse
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
 from oncekey.core.states import Event, State
 from oncekey.core.verdicts import Happened

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from oncekey.cli.options import opened
-from oncekey.core.record import Audit
+from oncekey.core.audit import Audit
 from oncekey.engine.once import ENDPOINT_MARK, SINGLE_SCOPE
 from oncekey.errors import ConfigurationError, OperatorError
 from oncekey.stores.api import Store

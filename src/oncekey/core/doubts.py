@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from oncekey.core.record import Audit, Record, Swap, swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Find, Step, StepKind, StepState
+from oncekey.core.swaps import Swap, swap
 
 USE_HAPPENED = (
     "{effects}, and Confirmed(…) skips every phase after it. Use Happened(result, effect='{first}') to let the request "

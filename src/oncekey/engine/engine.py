@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from oncekey.core.audit import Audit
 from oncekey.core.decision import (
     LEASE_RAN_OUT,
     Busy,
@@ -33,8 +34,9 @@ from oncekey.core.decision import (
 )
 from oncekey.core.leases import overdue_lease
 from oncekey.core.policy import Policy
-from oncekey.core.record import Audit, Found, Record, Reservation, StoredResponse, swap
+from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
+from oncekey.core.swaps import swap
 from oncekey.engine.batching.router import Lanes
 from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket, Work
 from oncekey.engine.breaker import Breaker

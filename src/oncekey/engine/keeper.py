@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oncekey.core.leases import LOOKS_PER_LEASE, RENEW_AT
-from oncekey.core.record import Record, StoredResponse, swap
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.core.values import value
 from oncekey.engine import process
 from oncekey.engine.batching.ticket import QuietTicket, Ticket

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncekey.core import doubts
-from oncekey.core.record import Audit, Record, Swap, swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record
 from oncekey.core.states import FINAL, MAY_RERUN, Actor, Event, State
 from oncekey.core.steps import Find, Step, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import (
     Confirmed,
     Happened,

@@ -28,7 +28,7 @@ import orjson
 
 from oncekey.core.doubts import cleared
 from oncekey.core.kept_request import as_step
-from oncekey.core.record import Record, Swap, swap
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import (
     REQUEST,
@@ -40,6 +40,7 @@ from oncekey.core.steps import (
     checked_provider_id,
     remembered_result,
 )
+from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Flow, Pause
 from oncekey.engine.transactions import completion, enlistment
 from oncekey.engine.transactions.adapters.base import LEAVE_IT

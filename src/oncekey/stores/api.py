@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from oncekey.core.audit import Audit, AuditLine
 from oncekey.core.diagnosis import Diagnosis
+from oncekey.core.health import StoreHealth
 from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
-from oncekey.core.record import Audit, AuditLine, Found, Record, Reservation, StoredResponse, StoreHealth, Swap
+from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
+from oncekey.core.swaps import Swap
 
 FOUND = 10
 """How many keys ``find`` names at most: one is right, and a few are enough to see that something is wrong."""

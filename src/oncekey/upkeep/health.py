@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from oncekey.core.health import StoreHealth
 from oncekey.core.jobs import OutboxHealth
-from oncekey.core.record import Record, StoreHealth
+from oncekey.core.record import Record
 from oncekey.core.values import value
 from oncekey.stores.api import Duty, Store
 from oncekey.upkeep.unasked import advice, no_resolver

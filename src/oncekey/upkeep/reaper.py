@@ -25,8 +25,9 @@ from typing import Any
 
 from oncekey.core.policy import STORED_HEADERS
 from oncekey.core.problems import ProfileName, Situation, problem
-from oncekey.core.record import StoredResponse, swap
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Duty, Store

@@ -19,9 +19,12 @@ from functools import partial
 from random import SystemRandom
 from typing import Any
 
-from oncekey.core.record import NO_RESOLVER, Audit, Record, swap
+from oncekey.core.audit import Audit
+from oncekey.core.health import NO_RESOLVER
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import StepsOf
+from oncekey.core.swaps import swap
 from oncekey.core.values import value
 from oncekey.core.verdicts import (
     VERDICTS,

@@ -7,7 +7,7 @@ token and a lease that the keeper renews, and ``core/judgment.py`` judges its en
 it runs. If the retry comes first, the resumer finds that the key has moved, and skips it.
 
 A try is counted when it begins, so that a try that kills the process counts too. The pause between tries grows
-(``core/record.resume_in``); after ``max_tries`` the key is a dead letter, for an operator. If the operation has no
+(``core/swaps.resume_in``); after ``max_tries`` the key is a dead letter, for an operator. If the operation has no
 function here, or is not declared phased here, the resumer leaves the key to other processes for a minute, and then
 looks again every ten minutes.
 """
@@ -21,11 +21,13 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from oncekey.core.audit import Audit
 from oncekey.core.policy import Policy
-from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap, swap
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.responses import as_response
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepsOf
+from oncekey.core.swaps import Swap, swap
 from oncekey.core.values import value
 from oncekey.engine.batching.ticket import Work
 from oncekey.engine.flows import Finished, Flow

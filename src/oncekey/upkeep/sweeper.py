@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from oncekey.core.record import Record, Swap, swap
+from oncekey.core.record import Record
 from oncekey.core.states import MAY_RERUN, Actor, Event
+from oncekey.core.swaps import Swap, swap
 from oncekey.core.values import value
 from oncekey.stores.api import Duty, Store
 from oncekey.telemetry import events

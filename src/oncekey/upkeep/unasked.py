@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oncekey.core.record import UnknownsOf
+from oncekey.core.health import UnknownsOf
 from oncekey.core.states import State
 from oncekey.core.values import value
 from oncekey.core.verdicts import Resolvers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from oncekey.core.record import Reservation, Swap
+from oncekey.core.record import Reservation
+from oncekey.core.swaps import Swap
 from oncekey.engine.batching.ticket import Ticket
 
 MAX_BATCH = 256

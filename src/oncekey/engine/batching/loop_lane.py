@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from oncekey.core.record import Reservation, Swap
+from oncekey.core.record import Reservation
+from oncekey.core.swaps import Swap
 from oncekey.engine.batching.batch import batches
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket, Work
 from oncekey.errors import StoreError, StoreUnavailable

@@ -15,7 +15,8 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from functools import partial
 
-from oncekey.core.record import Reservation, Swap
+from oncekey.core.record import Reservation
+from oncekey.core.swaps import Swap
 from oncekey.engine import process
 from oncekey.engine.batching import loop_lane
 from oncekey.engine.batching.loop_lane import Express

@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from oncekey.core.record import Found, Reservation, Swap, undo
+from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Event, State
 from oncekey.core.steps import Find, StepsOf
+from oncekey.core.swaps import Swap, undo
 from oncekey.engine.batching.batch import MAX_BATCH, batches
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable

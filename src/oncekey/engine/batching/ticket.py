@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.core.record import Reservation, Swap
+from oncekey.core.record import Reservation
 from oncekey.core.steps import Find, StepsOf
+from oncekey.core.swaps import Swap
 from oncekey.errors import StoreUnavailable
 
 Work = Reservation | Swap | tuple[str, str] | StepsOf | Find

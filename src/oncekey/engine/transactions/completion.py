@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from oncekey.core import judgment
-from oncekey.core.record import Record, StoredResponse, Swap, swap
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import FINAL, Actor, Event, State
+from oncekey.core.swaps import Swap, swap
 from oncekey.engine import process
 from oncekey.engine.flows import Call, Finished, Flow, Pause
 from oncekey.engine.transactions.adapters.base import LEAVE_IT, USE_A_SAVEPOINT, Rows

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
-from oncekey.core.record import Audit, Record, StoredResponse, Swap, swap
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import Swap, swap
 from oncekey.stores.api import Duty
 
 

@@ -12,21 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from oncekey.core.audit import AuditLine
 from oncekey.core.diagnosis import Diagnosis, Level
-from oncekey.core.record import (
-    COUNTED,
-    NO_RESOLVER,
-    OPERATIONS,
-    AuditLine,
-    Found,
-    Record,
-    Reservation,
-    StoreHealth,
-    Swap,
-    UnknownsOf,
-)
+from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, StoreHealth, UnknownsOf
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import FINAL, State
 from oncekey.core.steps import Step, StepsOf
+from oncekey.core.swaps import Swap
 from oncekey.stores.api import FOUND, Capabilities, Duty, InLoop
 from oncekey.stores.fairness import Turns
 from oncekey.stores.memory.outbox import NoOutbox

@@ -24,7 +24,8 @@ import psycopg
 from psycopg import abc, pq
 from psycopg.adapt import Transformer
 
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.swaps import Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.postgres import rows

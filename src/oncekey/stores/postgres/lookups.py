@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from oncekey.core.record import COUNTED, NO_RESOLVER, OPERATIONS, AuditLine, Record, StoreHealth, UnknownsOf
+from oncekey.core.audit import AuditLine
+from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, StoreHealth, UnknownsOf
+from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores.api import FOUND

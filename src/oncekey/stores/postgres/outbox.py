@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, LiteralString
 
+from oncekey.core.audit import Audit
+from oncekey.core.health import COUNTED
 from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
-from oncekey.core.record import COUNTED, Audit, StoredResponse
+from oncekey.core.record import StoredResponse
 from oncekey.stores.postgres.arrays import Bytea, Float8, Int4, Text
 from oncekey.stores.sql import outbox_rows, queries
 from oncekey.stores.sql.outbox_rows import HISTORY_KEPT, LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT

@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
-from oncekey.core.record import Record, Reservation, StoredResponse, Swap
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Effects, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import Swap
 from oncekey.errors import StoreError
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
 from oncekey.stores.sql.stored_responses import stored_response

@@ -17,7 +17,8 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.swaps import Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
 from oncekey.stores.api import Capabilities, Duty
 from oncekey.stores.fairness import FAIR, Turns

@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from oncekey.core.record import Reservation, Swap
+from oncekey.core.record import Reservation
+from oncekey.core.swaps import Swap
 from oncekey.core.values import value
 from oncekey.errors import StoreError
 from oncekey.stores.sql import queries

@@ -22,7 +22,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.swaps import Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.sqlite import batch as batches

@@ -9,7 +9,9 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from oncekey.core.record import COUNTED, NO_RESOLVER, OPERATIONS, AuditLine, Record, StoreHealth, UnknownsOf
+from oncekey.core.audit import AuditLine
+from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, StoreHealth, UnknownsOf
+from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores.api import FOUND

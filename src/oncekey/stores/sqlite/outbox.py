@@ -12,8 +12,10 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from oncekey.core.audit import Audit
+from oncekey.core.health import COUNTED
 from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, OutboxHealth
-from oncekey.core.record import COUNTED, Audit, StoredResponse
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import State
 from oncekey.stores.sql import outbox_rows, queries
 from oncekey.stores.sql.outbox_rows import LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 import orjson
 
-from oncekey.core.record import Audit, Record, Reservation, StoredResponse, Swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import FINAL, Effects, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import Swap
 from oncekey.errors import StoreError
 from oncekey.stores.sql.stored_responses import stored_response
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from oncekey.core.record import Found, Record, Reservation, Swap
+from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.swaps import Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import Capabilities, Duty, LostRace
 from oncekey.stores.fairness import FAIR, Turns

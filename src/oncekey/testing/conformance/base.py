@@ -11,9 +11,10 @@ from itertools import count
 
 import pytest
 
-from oncekey.core.record import Record, Reservation, StoredResponse, Swap, swap
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State, Transition, find
 from oncekey.core.steps import STARTED, Step, StepKind, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.stores.api import Store
 
 LEASE = 60.0

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from oncekey.core import doubts
-from oncekey.core.record import Audit, Record, Swap, swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.stores.api import Store
 from oncekey.testing.conformance.base import IN_DOUBT, LEASE, QUARANTINE, RESPONSE, SuiteBase, intend, one, stored
 

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from oncekey.core.record import Reservation, swap
+from oncekey.core.record import Reservation
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
+from oncekey.core.swaps import swap
 from oncekey.stores.api import Store
 from oncekey.testing.company import Child, Signal, in_threads
 from oncekey.testing.conformance.base import RESPONSE, SuiteBase, one, stored

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
-from oncekey.core.record import Audit, swap
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.errors import IllegalTransition
 from oncekey.stores.api import Duty, Store
 from oncekey.testing.conformance.base import LEASE, RESPONSE, RETENTION, one, stored

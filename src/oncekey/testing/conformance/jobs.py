@@ -7,8 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
-from oncekey.core.record import Audit
 from oncekey.core.states import State
 from oncekey.stores.api import Store
 from oncekey.testing.company import in_threads

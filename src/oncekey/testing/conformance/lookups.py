@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import NO_RESOLVER, Record, UnknownsOf, swap
+from oncekey.core.health import NO_RESOLVER, UnknownsOf
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.swaps import swap
 from oncekey.stores.api import FOUND, Store
 from oncekey.testing.conformance.base import AGES, LEASE, SuiteBase, one, stored
 

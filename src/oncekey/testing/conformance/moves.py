@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS, Record, swap, undo
+from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS, Record
 from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
+from oncekey.core.swaps import swap, undo
 from oncekey.stores.api import Store
 from oncekey.testing.conformance.base import (
     LEASE,

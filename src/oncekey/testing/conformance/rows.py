@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import Record, StoredResponse, swap
+from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
+from oncekey.core.swaps import swap
 from oncekey.stores.api import Duty, Store
 from oncekey.testing.conformance.base import (
     AGES,

@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.record import Audit, Record, Swap, swap
+from oncekey.core.audit import Audit
+from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
+from oncekey.core.swaps import Swap, swap
 from oncekey.stores.api import Duty, Store
 from oncekey.testing.company import in_threads
 from oncekey.testing.conformance.base import AGES, LEASE, RESPONSE, RETENTION, SuiteBase, one, stored

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from oncekey.core.record import Audit, swap
+from oncekey.core.audit import Audit
 from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.stores.api import Duty, Store
 from oncekey.stores.fairness import VISITED
 from oncekey.testing.conformance.base import RESPONSE, SuiteBase, one

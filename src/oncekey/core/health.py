@@ -1,0 +1,45 @@
+"""The numbers about keys that a store counts for a health check, and how far it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oncekey.core.states import State
+from oncekey.core.values import value
+
+
+@value
+class UnknownsOf:
+    """The unknown keys of one operation, among those that a health check counts."""
+
+    operation: str
+    keys: int
+    unasked: int
+    """How many of them have ``NO_RESOLVER`` from the last reconciler."""
+
+
+NO_RESOLVER = "no resolver is registered for this operation"
+"""The reconciler writes this into the row of a key whose operation has no resolver."""
+OPERATIONS = 20
+"""How many operations a health check names: those with the most unknown keys."""
+
+
+@value
+class StoreHealth:
+    """The numbers about keys for a health check and ``oncekey doctor``."""
+
+    counts: Mapping[State, int]
+    """Rows in each state. States that share an index are counted together, up to ``COUNTED``."""
+    dead: int
+    """Keys after upkeep's last try: an operator must look (:attr:`Record.dead`). Each kind is counted up to
+    ``COUNTED``."""
+    oldest_unknown_seconds: float
+    """The age of the oldest key, of those counted, whose outcome is unknown; 0 where there is none."""
+    lease_over_seconds: float
+    """For how long the oldest expired lease has waited for the sweeper; 0 where there is none."""
+    unknowns: tuple[UnknownsOf, ...] = ()
+    """By operation, the most keys first; at most ``OPERATIONS``."""
+
+
+COUNTED = 10_000
+"""How far a store counts for a health check: enough to say "too many", without reading all keys."""
