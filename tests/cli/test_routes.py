@@ -349,3 +349,9 @@ def test_contradicting_declarations_exit_with_1_and_both_places(run: Run) -> Non
     assert (code, out) == (1, "")
     assert "POST /listed has two declarations: @once.policy at shop_to_audit:contradicting" in error
     assert 'routes={"POST /listed": …}' in error
+
+
+def test_resolver_of_no_route_is_listed(run: Run) -> None:
+    Path("shop_to_audit.py").write_text(DECLARING + "once.resolver('POST /payy')(print)\n")
+    assert json.loads(run("shop_to_audit:app", "--json")[1])["unused_functions"] == ["resolver of POST /payy"]
+    assert "no route of the app has that operation: resolver of POST /payy\n" in run("shop_to_audit:app")[1]

@@ -19,6 +19,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
 from oncekey import OnceKey, Policy
+from oncekey.core.responses import Response as Answer
+from oncekey.core.verdicts import StillUnknown
 from oncekey.errors import ConfigurationError
 from oncekey.web import flask as on_flask
 from oncekey.web import wsgi
@@ -219,7 +221,7 @@ async def test_declaration_behind_a_decorator_without_wraps_is_refused(framework
     hide = forgetful_and_blocking if framework == "flask" else forgetful
     message = await refusal_at_start(serving(framework, once, lambda f: hide(once.policy(effects="repeatable")(f))))
     assert "POST /pay is served by a decorator's function around tests.web.test_declared_start:" in message
-    assert "put @once.policy above that decorator" in message
+    assert "put @once.policy directly below the route's own decorator" in message
 
 
 async def test_closure_of_a_handler_is_looked_at_and_nothing_in_it_is_called() -> None:
@@ -351,7 +353,7 @@ async def test_declared_handler_without_a_route_is_named_and_the_app_starts(said
     assert "test_declared_start:test_declared_handler_without_a_route_is_named_and_the_app_starts" in warning
     assert ".not_mounted, " in warning
     assert ".socket: no route of this app leads there" in warning
-    assert "next to the route's own decorator" in warning
+    assert "directly below the route's own decorator" in warning
 
 
 async def test_handlers_of_another_app_of_the_same_oncekey_are_not_named(said: list[str]) -> None:
@@ -405,3 +407,29 @@ async def test_declared_handler_of_a_mounted_app_of_another_framework_is_named(s
     assert once.store.read([("single-tenant", "k")]) == [None]
     assert ".pay: no route of this app leads there" in said[0]
     assert "no declaration: POST /sub/pay/. Give" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_there"),
+    [
+        ("POST /pay", True),
+        ("POST /orders/{order}", True),  # another name for the parameter
+        ("POST /orders/7", True),  # one of its paths
+        ("POST /{anything:path}", True),
+        ("POST /payy", False),
+        ("PATCH /pay", False),
+        ("POST /orders/{id}/refund", False),
+    ],
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_function_of_an_operation_that_no_route_has_is_named_at_start(
+    framework: str, operation: str, is_there: bool, said: list[str]
+) -> None:
+    once = new_once()
+    once.resolver(operation)(lambda inquiry: StillUnknown())
+    once.resume(operation, lambda op: Answer(200))
+    await begin(shop(framework, once))
+    never_called = [line for line in said if "so it is never called" in line]
+    assert never_called == ([] if is_there else never_called[:1])
+    if not is_there:
+        assert f"resolver of {operation} and the resume function of {operation}" in never_called[0]

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Policy, current
 from oncekey.core.problems import PROFILES, ProfileName
 from oncekey.core.states import State
+from oncekey.errors import LeaseLost
 from oncekey.telemetry.redaction import redact
 from oncekey.web.fastapi import protect
 from tests.cli.desk import runner
@@ -231,3 +232,18 @@ async def test_reference_of_an_unknown_outcome_is_the_masked_key_that_keys_show_
     code, out, _ = run("keys", "show", redact(KEY), "--json")
     assert code == 0
     assert json.loads(out)["record"]["state"] == "unknown"
+
+
+async def test_attempt_that_lost_its_key_does_not_call_it_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that wakes up past its lease: another attempt has the key, and may have completed it."""
+
+    async def loses_the_key() -> None:
+        op = current()
+        op.lost = True  # as the step that finds out leaves it
+        raise LeaseLost("the key went to another attempt before effect 'charge' was called")
+
+    with _once(tmp_path, Policy()) as once:
+        await _posted(once, loses_the_key)
+    assert _warned(caplog) == []

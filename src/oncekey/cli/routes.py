@@ -69,6 +69,7 @@ def _lines(found: Audit) -> list[str]:
     lines.append(f"{'' if not lines else chr(10)}{len(rows)} that change something: {counts}")
     lines += [f"listed, and no route of the app: {listed}" for listed in found.unused]
     lines += [f"@once.policy, and no route of the app leads there: {place}" for place in found.unused_handlers]
+    lines += [f"never called, since no route of the app has that operation: {each}" for each in found.unused_functions]
     return lines
 
 
@@ -119,4 +120,5 @@ def _as_json(target: str, found: Audit) -> dict[str, Any]:
         ],
         "unused": list(found.unused),
         "unused_handlers": list(found.unused_handlers),
+        "unused_functions": list(found.unused_functions),
     }

@@ -1,6 +1,7 @@
 """Checks at the start of an app what its handlers declare, and logs routes without a declaration.
 
-It runs only if a handler has ``@once.policy``, or with ``only="declared"``, where an undeclared route is unprotected.
+It runs only if a handler has ``@once.policy``, if there is a resolver or a resume function, or with
+``only="declared"``, where an undeclared route is unprotected.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def matcher(endpoints: Iterable[tuple[str, str, Any]], once: OnceKey, only: Only
 
 def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
     """ConfigurationError if a declaration has no effect, or a route has two. Logs a WARNING if it may be intended."""
-    if not Declarations.in_process and only is None:
+    if not Declarations.in_process and only is None and not once.resolvers and not once.resumes:
         return
     from oncekey.web import route_audit
     from oncekey.web.app_routes import Place, walk
@@ -79,10 +80,16 @@ def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
     found = route_audit.audit_spots(spots)
     if unused := [declaration.place for declaration in once.declarations.unused()]:
         _log.warning(
-            "@once.policy has no effect on %s: no route of this app leads there. If a decorator stands between "
-            "@once.policy and the route, put @once.policy above it, next to the route's own decorator; if it is a "
-            "websocket or its router is not part of this app, nothing is wrong",
+            "@once.policy has no effect on %s: no route of this app leads there. If another decorator "
+            "stands between the two, put @once.policy directly below the route's own decorator. If it is a websocket, "
+            "or its router is not part of this app, nothing is wrong",
             ", ".join(unused),
+        )
+    if found.unused_functions:
+        _log.warning(
+            "no route of this app has the operation of the %s, so it is never called. Compare the path with "
+            "`oncekey routes`; if the route belongs to another app, nothing is wrong",
+            " and the ".join(found.unused_functions),
         )
     undeclared = [
         f"{endpoint.method} {endpoint.host}{endpoint.path}"

@@ -129,7 +129,7 @@ def _judged(operation: Operation, status: int | None) -> Judgment:
     if engine is not None and judgment.notice is not None:
         engine.tell_once(operation.name, _NOTICES[judgment.notice])
     error, operation.evidence.cause = operation.evidence.cause, None
-    if engine is not None and judgment.event is Event.DOUBT:
+    if engine is not None and judgment.event is Event.DOUBT and not operation.lost:  # a lost key is not this attempt's
         unknown_outcomes.tell(engine, operation, status, error)
     return judgment
 

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from oncekey.core.declarations import SAFE_METHODS, Declaration
 from oncekey.core.policy import Policy
-from oncekey.core.routes import Routes, plain
+from oncekey.core.routes import compiled, plain
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 from oncekey.web.app_routes import Layer, Place, Spot, walk
@@ -57,6 +57,8 @@ class Audit:
     """Entries of ``routes``."""
     unused_handlers: tuple[str, ...]
     """Handlers with ``@once.policy``."""
+    unused_functions: tuple[str, ...]
+    """Resolvers and resume functions: ``resolver of POST /ride``."""
 
     def count(self, coverage: Coverage) -> int:
         return sum(endpoint.coverage is coverage for endpoint in self.endpoints)
@@ -87,7 +89,7 @@ def audit_spots(found: list[Spot]) -> Audit:
         _refuse_safe_declaration(spot)
     endpoints = tuple(_assess(method, spot) for method, spot in each)
     unused_handlers = tuple(said.place for once in onces for said in once.declarations.unused())
-    return Audit(endpoints, tuple(_unused(found)), unused_handlers)
+    return Audit(endpoints, tuple(_unused(found)), unused_handlers, tuple(_unused_functions(found)))
 
 
 # -- what handlers declare ---------------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def _refuse_lost_declaration(method: str, spot: Spot) -> None:
             if (hidden := declarations.hidden_in(spot.endpoint, method)) is not None:
                 raise ConfigurationError(
                     f"{method} {spot.full} is served by a decorator's function around {hidden.place}, which does not "
-                    "carry its @once.policy: put @once.policy above that decorator, next to the route's own, or use "
+                    "carry its @once.policy: put @once.policy directly below the route's own decorator, or use "
                     "functools.wraps in the decorator"
                 )
 
@@ -206,6 +208,16 @@ def _unused(spots: list[Spot]) -> Iterator[str]:
                 yield listed
 
 
+def _unused_functions(spots: list[Spot]) -> Iterator[str]:
+    """Resolvers and resume functions of operations that no endpoint has: a typo, and the function is never called."""
+    at = [(spot, layer) for spot in spots for layer in spot.place.layers]
+    for once in dict.fromkeys(layer.once for _, layer in at):
+        for what, operations in (("resolver", once.resolvers), ("resume function", once.resumes)):
+            for operation in operations:
+                if not any(layer.once is once and _may_be(spot, layer, operation) for spot, layer in at):
+                    yield f"{what} of {operation}"
+
+
 def _falls_under(spot: Spot, layer: Layer, listed: str) -> bool:
     """Whether requests to ``spot`` may match ``listed``: one of the two patterns matches the other."""
     method, _, path = listed.partition(" ")
@@ -214,7 +226,21 @@ def _falls_under(spot: Spot, layer: Layer, listed: str) -> bool:
     template = layer.sees(method, spot.full)
     if any(layer.once.routes.listed_as(method, example) == listed for example in _examples(template)):
         return True
+    return _matches(template, [path])
+
+
+def _may_be(spot: Spot, layer: Layer, operation: str) -> bool:
+    """Whether a key that ``spot`` takes may have this operation, or one that its pattern matches."""
+    method, _, path = operation.partition(" ")
+    if method not in spot.methods:
+        return False
+    template = layer.sees(method, spot.full)
+    return spot.opaque or _matches(path, _examples(template)) or _matches(template, [path])
+
+
+def _matches(pattern: str, paths: Iterable[str]) -> bool:
     try:
-        return Routes(layer.once.default_policy, {f"{method} {template}": None}).listed_as(method, path) is not None
+        match = compiled(pattern).fullmatch
     except ConfigurationError:
         return False  # a pattern that oncekey cannot read
+    return any(match(path) for path in paths)

@@ -16,10 +16,11 @@ from oncekey.engine.operation import Operation
 from oncekey.telemetry.redaction import redact
 
 _REFUSED = "%s left a key whose outcome is unknown, %s: %s{reason}. Retries of that key get 409 until it is settled. "
-_ONCE = " (docs/endings.md). This is said once per route"
+_ONCE = " (docs/endings.md). The commands take --store URL, or ONCEKEY_STORE. This is said once per route"
 _WITH_RESPONSE = (
     "Find out whether it happened. If it did: `%s --confirm --status 201 --body JSON`, with the response that retries "
-    "get. If it did not: `%s --refute`. A resolver does it without you (docs/reconciliation.md). "
+    "get. If it did not: `%s --refute`, after the route's quarantine. A resolver does it without you "
+    "(docs/reconciliation.md). "
 )
 
 _ANYWHERE = (
@@ -38,7 +39,8 @@ _EFFECT = (
     _REFUSED.format(reason=" while effect '%s', which may not be repeated, had not said how it ended")
     + "Ask the provider of that effect; `oncekey keys show` has its downstream key. If it happened: `%s --happened %s "
     "--result JSON`, with what the effect returns, and the next attempt goes on after it. If it did not: `%s "
-    "--not-happened %s`. A resolver does it without you (docs/reconciliation.md). If the provider honours idempotency "
+    "--not-happened %s`, after the route's quarantine. A resolver does it without you (docs/reconciliation.md). If the "
+    "provider honours idempotency "
     "keys, give it op.downstream_key('%s') and declare the effect repeatable=True: then retries call it again" + _ONCE
 )
 
