@@ -7,7 +7,7 @@
     │   ├── ConfigurationError      a policy, route or store URL that makes no sense
     │   ├── EnlistError             a session that cannot be enlisted, or that the handler ended itself
     │   ├── Dead                    raised BY a task: another attempt would not help, a human must look
-    │   ├── IllegalTransition       code asked for a move that core/states.py does not have
+    │   ├── IllegalTransition       code asked for a move that core/states.py or core/jobs.py does not have
     │   ├── JobLost                 another worker has the job: the result of this attempt is not stored
     │   ├── NoOperation             current() was called outside a protected request
     │   ├── NotAuthenticated        raised BY the app's scope function: the caller is not known (401)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oncekey.core.audit import Audit, AuditLine
-from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob, OutboxHealth
+from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
@@ -71,7 +71,7 @@ class OutboxModel(MemoryStore):
         if job is None:
             return False
         error, released = outbox_rows.told(ended), ended.end is JobEnd.RELEASE
-        after = outbox_rows.AFTER[ended.end]
+        after = ended.end.target
         self._put(
             replace(
                 job,
@@ -120,7 +120,7 @@ class OutboxModel(MemoryStore):
                 until = max(row.expires_at, now + row.retention_seconds)
                 change = swap(row, Event.REOPEN, Actor.OPERATOR)
                 self._rows[job.scope, job.key] = replace(change.moved(row, now), expires_at=until, reconcile_tries=0)
-        event = outbox_rows.redirection(to_state)
+        event = redirection(to_state)
         line = (now, audit.who, event, job.scope, job.key, job_id, JobState.DEAD.value, to_state.value, audit.why)
         self._audit.append(AuditLine(*line))
         return self._put(moved)

@@ -25,7 +25,6 @@ from oncekey.errors import OperatorError, StoreError, StoreUnavailable
 from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.tasks import Task, buried
 from oncekey.stores.api import Store
-from oncekey.stores.sql.outbox_rows import AFTER
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about_job
@@ -288,7 +287,7 @@ class Pump:
     def _was_mine(self, attempt: Attempt) -> bool:
         """After a lost answer: whether the row is as this attempt wanted it (hazard 9)."""
         row, wanted = self._store.job(attempt.job.id), attempt.conclusion
-        return bool(row and wanted and row.owner == attempt.owner and row.state is AFTER[wanted.end])
+        return bool(row and wanted and row.owner == attempt.owner and row.state is wanted.end.target)
 
     def _saved(self, attempt: Attempt, conclusion: Conclusion | None) -> None:
         self._forget(attempt)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 from oncekey.core.audit import Audit
 from oncekey.core.health import COUNTED
-from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
+from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
 from oncekey.stores.postgres.arrays import Bytea, Float8, Int4, Text
 from oncekey.stores.sql import outbox_rows, queries
@@ -110,7 +110,7 @@ class PostgresOutbox:
         return next(iter(self._jobs(_JOB, id=job_id)), None)
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
-        event = outbox_rows.redirection(to_state)
+        event = redirection(to_state)
         moved = self._jobs(_REDIRECT, id=job_id, to_state=to_state.value, event=event, who=audit.who, why=audit.why)
         return next(iter(moved), None)
 

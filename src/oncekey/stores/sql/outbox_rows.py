@@ -7,9 +7,8 @@ from typing import Any
 
 import orjson
 
-from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState
+from oncekey.core.jobs import Conclusion, Job, JobState
 from oncekey.core.record import StoredResponse
-from oncekey.errors import IllegalTransition
 
 HISTORY_KEPT = 20
 """How many attempts a row remembers; the oldest are dropped first."""
@@ -20,13 +19,6 @@ TIMED_OUT_IN_DOUBT = "its job was tried, and not done before the key expired"
 
 _STATES = {state.value: state for state in JobState}
 _TRANSLATE = {0: "\ufffd"}
-
-AFTER = {
-    JobEnd.DONE: JobState.DONE,
-    JobEnd.DEAD: JobState.DEAD,
-    JobEnd.RETRY: JobState.READY,
-    JobEnd.RELEASE: JobState.READY,
-}
 
 
 def job(row: Sequence[Any]) -> Job:
@@ -56,13 +48,3 @@ def remembering(history: str, attempt: int, at: float, error: str) -> str:
 
 def headers_of(response: StoredResponse | None) -> str | None:
     return None if response is None else orjson.dumps(response.headers).decode()
-
-
-def redirection(to_state: JobState) -> str:
-    """The audit's word for an operator's move of a dead letter."""
-    match to_state:
-        case JobState.READY:
-            return "retry_job"
-        case JobState.CANCELLED:
-            return "discard_job"
-    raise IllegalTransition(f"a dead letter goes to ready or cancelled, not to {to_state}")

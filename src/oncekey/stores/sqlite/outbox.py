@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.audit import Audit
 from oncekey.core.health import COUNTED
-from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, OutboxHealth
+from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import State
 from oncekey.stores.sql import outbox_rows, queries
@@ -117,7 +117,7 @@ class SqliteOutbox:
             return None if row is None else outbox_rows.job((*row, self.clock()))
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
-        event = outbox_rows.redirection(to_state)
+        event = redirection(to_state)
         with self._writing() as connection:
             now = self.clock()
             if connection.execute(_REDIRECT, (job_id, to_state.value, now)).rowcount != 1:
@@ -170,7 +170,7 @@ def _conclude(connection: sqlite3.Connection, conclusion: Conclusion, now: float
     if held is None:
         return False
     attempt, history, last_error, run_at, scope, key, key_owner, settles = held
-    after = outbox_rows.AFTER[conclusion.end]
+    after = conclusion.end.target
     error = outbox_rows.told(conclusion)
     if error is not None:
         history = outbox_rows.remembering(history, attempt, now, error)

@@ -14,9 +14,10 @@ For a store that takes no ``clock``, also define how a job ages (:meth:`OutboxSu
 
 from __future__ import annotations
 
+from oncekey.testing.conformance.job_moves import JobMoveSuite
 from oncekey.testing.conformance.job_upkeep import JobUpkeepSuite
 from oncekey.testing.conformance.jobs import JobSuite
 
 
-class OutboxSuite(JobSuite, JobUpkeepSuite):
+class OutboxSuite(JobSuite, JobMoveSuite, JobUpkeepSuite):
     """Subclass it as ``Test…``; see the module's docstring."""
