@@ -1,4 +1,4 @@
-"""The operator's desk on each store, and the command line on it."""
+"""A table of keys on each store, and the command line on it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.desk import Desk, Run, runner
+from tests.cli.key_table import KeyTable, Run, runner
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeyTable]:
     """A store without keys, of each kind."""
     file = f"sqlite:///{tmp_path / 'keys.db'}"
-    desk = Desk(file if request.param == "sqlite" else request.getfixturevalue("ready_url"))
-    yield desk
-    desk.close()
+    table = KeyTable(file if request.param == "sqlite" else request.getfixturevalue("ready_url"))
+    yield table
+    table.close()
 
 
 @pytest.fixture
-def operate(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(desk.url, monkeypatch, capsys)
+def operate(table: KeyTable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(table.url, monkeypatch, capsys)

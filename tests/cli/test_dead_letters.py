@@ -12,19 +12,19 @@ from oncekey.core.jobs import JobState
 from oncekey.core.states import Actor, Event, State
 from oncekey.errors import MoveRefused
 from oncekey.telemetry.redaction import redact
-from tests.cli.desk import Desk, Run
+from tests.cli.key_table import KeyTable, Run
 
 KEY = "order-1-of-today"
 SURE = ("--yes", "--who", "ann", "--why", "the mail server is back")
 WHY = "the mail server is back"
 
 
-def test_both_kinds(desk: Desk, operate: Run) -> None:
+def test_both_kinds(table: KeyTable, operate: Run) -> None:
     """Jobs after their last attempt, and unknown outcomes that are asked about no more; nothing else."""
-    job_id = desk.dead_job(age=7200)
-    desk.add("send_receipt")
-    desk.dead_key(KEY, age=3600)
-    desk.put("order-2-of-today", State.UNKNOWN)
+    job_id = table.dead_job(age=7200)
+    table.add("send_receipt")
+    table.dead_key(KEY, age=3600)
+    table.put("order-2-of-today", State.UNKNOWN)
     code, out, error = operate("dead-letters", "list")
     assert (code, error) == (0, "")
     for words in (job_id, "send_receipt", "2 h", "SMTPError: 550 no such user", redact(KEY), "a dead letter"):
@@ -39,16 +39,16 @@ def test_both_kinds(desk: Desk, operate: Run) -> None:
     assert "ada@example.com" in revealed
 
 
-def test_none(desk: Desk, operate: Run) -> None:
+def test_none(table: KeyTable, operate: Run) -> None:
     assert operate("dead-letters", "list") == (0, "no dead letters\n", "")
 
 
-def test_more_than_are_asked_for(desk: Desk, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_are_asked_for(table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """All unknown outcomes are looked through, page by page, until there are enough."""
     monkeypatch.setattr(dead_letters, "_PAGE", 2)
     for number in range(5):
-        desk.put(f"a-key-{number}-of-today", State.UNKNOWN)
-        desk.dead_key(f"b-key-{number}-of-today")
+        table.put(f"a-key-{number}-of-today", State.UNKNOWN)
+        table.dead_key(f"b-key-{number}-of-today")
     for limit, more in ((4, True), (5, False)):
         code, out, _ = operate("dead-letters", "list", "--json", "--reveal", "--limit", str(limit))
         told = json.loads(out)
@@ -57,9 +57,9 @@ def test_more_than_are_asked_for(desk: Desk, operate: Run, monkeypatch: pytest.M
     assert "first 4 of a kind" in operate("dead-letters", "list", "--limit", "4")[2]
 
 
-def test_one_job(desk: Desk, operate: Run) -> None:
+def test_one_job(table: KeyTable, operate: Run) -> None:
     """Each attempt with its error, who changed it; the payload only where it is asked for."""
-    job_id = desk.dead_job()
+    job_id = table.dead_job()
     code, out, _ = operate("dead-letters", "show", job_id)
     assert code == 0
     for words in (job_id, "dead; tried once", "ATTEMPT", "SMTPError: 550 no such user", "oncekey-down"):
@@ -77,127 +77,127 @@ def test_one_job(desk: Desk, operate: Run) -> None:
     assert (code, "there is no job no-such-job" in error) == (1, True)
 
 
-def test_one_key(desk: Desk, operate: Run) -> None:
+def test_one_key(table: KeyTable, operate: Run) -> None:
     """The same as keys show."""
-    desk.dead_key(KEY)
+    table.dead_key(KEY)
     asked = (KEY, "--scope", "acme")
     assert operate("dead-letters", "show", *asked)[:2] == operate("keys", "show", *asked)[:2]
     told = json.loads(operate("dead-letters", "show", *asked, "--json")[1])
     assert told["record"]["dead_letter"] is True
 
 
-def test_a_job_is_taken_up_again(desk: Desk, operate: Run) -> None:
+def test_a_job_is_taken_up_again(table: KeyTable, operate: Run) -> None:
     """Its attempts start over, the key that only it made unknown is pending again, and the audit says so."""
-    (record,) = desk.pending()
-    job_id = desk.dead_job("pay", of=record)
-    assert desk.key(record).state is State.UNKNOWN
+    (record,) = table.pending()
+    job_id = table.dead_job("pay", of=record)
+    assert table.key(record).state is State.UNKNOWN
     code, out, error = operate("dead-letters", "retry", job_id, "--why", WHY, said="n\n")
-    assert (code, out, desk.get(job_id).state) == (1, "", JobState.DEAD)
+    assert (code, out, table.get(job_id).state) == (1, "", JobState.DEAD)
     assert "RUN again" in error
     code, out, _ = operate("dead-letters", "retry", job_id, *SURE)
     assert (code, out) == (0, f"job {job_id}: dead letter -> ready; in the audit as ann: {WHY}\n")
-    job = desk.get(job_id)
+    job = table.get(job_id)
     assert (job.state, job.attempt) == (JobState.READY, 0)
-    assert desk.key(record).state is State.PENDING
-    assert desk.audit(record.key) == [("ann", "retry_job", "dead", "ready", WHY)]
+    assert table.key(record).state is State.PENDING
+    assert table.audit(record.key) == [("ann", "retry_job", "dead", "ready", WHY)]
     code, _, error = operate("dead-letters", "retry", job_id, *SURE)
     assert (code, f"job {job_id} is ready, and no dead letter" in error) == (1, True)
-    assert len(desk.audit(record.key)) == 1
+    assert len(table.audit(record.key)) == 1
 
 
-def test_a_job_whose_key_was_settled_without_it_is_not_run_again(desk: Desk, operate: Run) -> None:
+def test_a_job_whose_key_was_settled_without_it_is_not_run_again(table: KeyTable, operate: Run) -> None:
     """The reconciler found the charge, or the client's retry was allowed: run again, the old job would charge twice."""
     for event, more in ((Event.CONFIRM, {}), (Event.REFUTE, {"quarantine_seconds": 0.0})):
-        (record,) = desk.pending()
-        job_id = desk.dead_job("pay", of=record)
-        desk.age(record, 3600.0)
-        desk.move(desk.key(record), event, Actor.RECONCILER, **more)
+        (record,) = table.pending()
+        job_id = table.dead_job("pay", of=record)
+        table.age(record, 3600.0)
+        table.move(table.key(record), event, Actor.RECONCILER, **more)
         code, _, error = operate("dead-letters", "retry", job_id, *SURE)
         assert (code, "a second run could repeat" in error) == (1, True)
-        assert desk.get(job_id).state is JobState.DEAD
+        assert table.get(job_id).state is JobState.DEAD
         assert operate("dead-letters", "discard", job_id, *SURE)[0] == 0
 
 
-def test_a_job_is_put_away(desk: Desk, operate: Run) -> None:
+def test_a_job_is_put_away(table: KeyTable, operate: Run) -> None:
     """It is never run; the key that it was to settle stays unknown, and the question says so."""
-    (record,) = desk.pending()
-    job_id = desk.dead_job("pay", of=record)
+    (record,) = table.pending()
+    job_id = table.dead_job("pay", of=record)
     code, _, error = operate("dead-letters", "discard", job_id, "--why", WHY, said="\n")
-    assert (code, "if its key is unknown, settle it with keys resolve" in error, desk.get(job_id).state) == (
+    assert (code, "if its key is unknown, settle it with keys resolve" in error, table.get(job_id).state) == (
         1,
         True,
         JobState.DEAD,
     )
     code, out, _ = operate("dead-letters", "discard", job_id, "--json", *SURE)
     assert (code, json.loads(out)["after"]) == (0, "cancelled")
-    assert desk.get(job_id).state is JobState.CANCELLED
-    assert desk.key(record).state is State.UNKNOWN
-    assert desk.audit(record.key) == [("ann", "discard_job", "dead", "cancelled", WHY)]
+    assert table.get(job_id).state is JobState.CANCELLED
+    assert table.key(record).state is State.UNKNOWN
+    assert table.audit(record.key) == [("ann", "discard_job", "dead", "cancelled", WHY)]
     for command in ("retry", "discard"):
         code, _, error = operate("dead-letters", command, job_id, *SURE)
         assert (code, "is cancelled, and no dead letter" in error) == (1, True)
         assert operate("dead-letters", command, "no-such-job", *SURE)[0] == 1
 
 
-def test_a_key_is_asked_about_again(desk: Desk, operate: Run) -> None:
+def test_a_key_is_asked_about_again(table: KeyTable, operate: Run) -> None:
     """Back on the reconciler's list, with its tries before it."""
-    desk.dead_key(KEY)
+    table.dead_key(KEY)
     asked = ("dead-letters", "retry", KEY, "--scope", "acme")
     assert operate(*asked, "--why", WHY, said="n\n")[0] == 1
     code, out, _ = operate(*asked, *SURE)
     assert (code, "on the reconciler's list" in out) == (0, True)
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert (record.state, record.reconcile_tries, record.last_error) == (
         *(State.UNKNOWN, 0),
         "the provider does not know it",
     )
     assert record.reconcile_at is not None
-    assert desk.audit(KEY) == [("ann", Event.POSTPONE, "unknown", "unknown", WHY)]
+    assert table.audit(KEY) == [("ann", Event.POSTPONE, "unknown", "unknown", WHY)]
     code, _, error = operate(*asked)  # said before anything is asked
     assert (code, "is no dead letter: the reconciler has it on its list" in error, "Why" in error) == (1, True, False)
     with pytest.raises(MoveRefused, match="is no dead letter"):
-        changes.ask_again(desk.store, record, Audit("ann", WHY))
-    assert len(desk.audit(KEY)) == 1
+        changes.ask_again(table.store, record, Audit("ann", WHY))
+    assert len(table.audit(KEY)) == 1
 
 
-def test_half_done_dead_letter_is_listed_and_goes_on_again(desk: Desk, operate: Run) -> None:
+def test_half_done_dead_letter_is_listed_and_goes_on_again(table: KeyTable, operate: Run) -> None:
     """Upkeep tried it for the last time; an operator puts it back on its list, with its tries before it."""
-    desk.half_done("order-2-of-today")
-    dead = desk.dead_half_done(KEY)
+    table.half_done("order-2-of-today")
+    dead = table.dead_half_done(KEY)
     code, out, _ = operate("dead-letters", "list", "--json")
     (listed,) = json.loads(out)["keys"]
     assert (code, listed["state"], listed["key"]) == (0, "failed_retryable", redact(KEY))
     assert "half done, resumed 2 times, and no more: a dead letter" in operate("dead-letters", "list")[1]
-    assert desk.store.counts().dead == 1
+    assert table.store.counts().dead == 1
     asked = ("dead-letters", "retry", KEY, "--scope", "acme")
     code, out, _ = operate(*asked, *SURE)
     assert (code, "dead letter -> on the resumer's list" in out) == (0, True)
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert (record.state, record.owner, record.reconcile_tries) == (State.FAILED_RETRYABLE, dead.owner, 0)
     assert record.reconcile_at is not None
     assert record.last_error == dead.last_error
-    assert desk.audit(KEY) == [("ann", Event.POSTPONE, "failed_retryable", "failed_retryable", WHY)]
+    assert table.audit(KEY) == [("ann", Event.POSTPONE, "failed_retryable", "failed_retryable", WHY)]
     code, _, error = operate(*asked)
     assert (code, "is no dead letter: the next retry runs it" in error) == (1, True)
     assert "no dead letters" in operate("dead-letters", "list")[1]
     assert "half done; upkeep may go on with it now" in operate("keys", "show", KEY, "--scope", "acme")[1]
 
 
-def test_key_without_steps_is_no_dead_letter(desk: Desk, operate: Run) -> None:
-    desk.put(KEY, State.FAILED_RETRYABLE)
+def test_key_without_steps_is_no_dead_letter(table: KeyTable, operate: Run) -> None:
+    table.put(KEY, State.FAILED_RETRYABLE)
     code, _, error = operate("dead-letters", "retry", KEY, "--scope", "acme", *SURE)
     assert (code, "is failed_retryable" in error) == (1, True)
 
 
-def test_a_key_is_not_put_away(desk: Desk, operate: Run) -> None:
+def test_a_key_is_not_put_away(table: KeyTable, operate: Run) -> None:
     """What may have happened does not go away; and what is not unknown has nothing to be asked about."""
-    desk.dead_key(KEY)
-    before = desk.there(KEY)
+    table.dead_key(KEY)
+    before = table.there(KEY)
     code, _, error = operate("dead-letters", "discard", KEY, "--scope", "acme", *SURE)
     assert (code, "`oncekey keys resolve`" in error) == (1, True)
-    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
-    desk.put("order-2-of-today", State.COMPLETED)
+    assert (table.there(KEY), table.audit(KEY)) == (before, [])
+    table.put("order-2-of-today", State.COMPLETED)
     code, _, error = operate("dead-letters", "retry", "order-2-of-today", "--scope", "acme", *SURE)
     assert (code, "only an unknown outcome or a half-done request can be a dead letter" in error) == (1, True)

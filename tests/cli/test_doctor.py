@@ -20,7 +20,7 @@ from oncekey.stores.sql import diagnosis
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite.checks import durability as sqlite_durability
 from oncekey.telemetry.redaction import redact
-from tests.cli.desk import Desk, Run, runner
+from tests.cli.key_table import KeyTable, Run, runner
 
 CHECKS = ["schema", "indexes", "plans", "lease", "clock", "durability", "connections"]
 CHECKS += ["upkeep", "running", "unknown", "resolvers", "dead keys", "outbox", "dead jobs"]
@@ -30,20 +30,20 @@ def lines(out: str) -> dict[str, dict[str, Any]]:
     return {line["check"]: line for line in json.loads(out)["checks"]}
 
 
-def line(desk: Desk, check: str) -> Diagnosis:
-    (found,) = [each for each in examine(desk.store) if each.check == check]
+def line(table: KeyTable, check: str) -> Diagnosis:
+    (found,) = [each for each in examine(table.store) if each.check == check]
     return found
 
 
-def test_all_is_well(desk: Desk, operate: Run) -> None:
+def test_all_is_well(table: KeyTable, operate: Run) -> None:
     """A line for each check. Only the tests' own PostgreSQL is not durable, and the doctor sees that."""
-    desk.put("order-1-of-today", State.COMPLETED)
+    table.put("order-1-of-today", State.COMPLETED)
     code, out, error = operate("doctor", "--json")
     found = lines(out)
     assert list(found) == CHECKS
     bad = [check for check, said in found.items() if said["level"] != "ok"]
-    assert (bad, code, error) == (([], 0, "") if desk.is_sqlite else (["durability"], 2, ""))
-    if not desk.is_sqlite:
+    assert (bad, code, error) == (([], 0, "") if table.is_sqlite else (["durability"], 2, ""))
+    if not table.is_sqlite:
         assert "fsync off" in found["durability"]["found"]
         assert "fsync = on" in found["durability"]["advice"]
     code, out, _ = operate("doctor")
@@ -52,14 +52,14 @@ def test_all_is_well(desk: Desk, operate: Run) -> None:
     assert out.count(" -> ") == len(bad)
 
 
-def test_exit_codes(desk: Desk, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_codes(table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Warnings count with --strict only; failures always."""
-    monkeypatch.setattr(type(desk.store), "diagnose", lambda _: [Diagnosis("schema", Level.OK, "fine")])
+    monkeypatch.setattr(type(table.store), "diagnose", lambda _: [Diagnosis("schema", Level.OK, "fine")])
     assert operate("doctor", "--strict")[0] == 0
-    desk.dead_job()
+    table.dead_job()
     assert operate("doctor")[0] == 0
     assert operate("doctor", "--strict")[0] == 1
-    monkeypatch.setattr(type(desk.store), "diagnose", lambda _: [Diagnosis("plans", Level.FAIL, "bad")])
+    monkeypatch.setattr(type(table.store), "diagnose", lambda _: [Diagnosis("plans", Level.FAIL, "bad")])
     assert operate("doctor")[0] == 2
     assert operate("doctor", "--strict")[0] == 2
     assert worst([]) is Level.OK
@@ -83,9 +83,9 @@ def test_no_tables(postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_store_that_cannot_be_asked(operate: Run, tmp_path: Path, url: str) -> None:
     """Down, or of a later version: a line as any other, exit code 2, and no password."""
     later = tmp_path / "later.db"
-    desk = Desk(f"sqlite:///{later}")
-    desk.execute("INSERT INTO oncekey_schema (number, name, applied_at) VALUES (9999, 'later', 0)")
-    desk.close()
+    table = KeyTable(f"sqlite:///{later}")
+    table.execute("INSERT INTO oncekey_schema (number, name, applied_at) VALUES (9999, 'later', 0)")
+    table.close()
     code, out, error = operate("doctor", "--json", "--store", url.format(tmp_path))
     assert (code, list(lines(out)), lines(out)["store"]["level"]) == (2, ["store"], "fail")
     assert "s3cret" not in out + error
@@ -104,10 +104,10 @@ def test_doctor_without_a_store_to_look_at_exits_2(operate: Run, tmp_path: Path,
     assert not (tmp_path / "none.db").exists()
 
 
-def test_an_index_is_missing(desk: Desk, operate: Run) -> None:
+def test_an_index_is_missing(table: KeyTable, operate: Run) -> None:
     """It is named, the plan that needs it too, and the statement that is given heals both."""
-    desk.execute("DROP INDEX idempotency_keys_leases")
-    desk.store.disconnect()
+    table.execute("DROP INDEX idempotency_keys_leases")
+    table.store.disconnect()
     code, out, _ = operate("doctor", "--json")
     found = lines(out)
     assert code == 2
@@ -116,31 +116,31 @@ def test_an_index_is_missing(desk: Desk, operate: Run) -> None:
     assert "due_expired" not in found["plans"]["found"]
     advice = found["indexes"]["advice"]
     assert advice.startswith("run CREATE INDEX idempotency_keys_leases ON idempotency_keys")
-    desk.execute(advice.removeprefix("run "))
+    table.execute(advice.removeprefix("run "))
     found = lines(operate("doctor", "--json")[1])
     assert (found["indexes"]["level"], found["plans"]["level"]) == ("ok", "ok"), found["plans"]
 
 
-def test_an_index_without_which_the_rows_cannot_be_asked(desk: Desk) -> None:
+def test_an_index_without_which_the_rows_cannot_be_asked(table: KeyTable) -> None:
     """What can be told is told: the index that is missing, and how the rest of the store is set up."""
-    desk.execute("DROP INDEX idempotency_keys_expired")
-    desk.store.disconnect()
-    found = {each.check: each.level for each in examine(desk.store)}
+    table.execute("DROP INDEX idempotency_keys_expired")
+    table.store.disconnect()
+    found = {each.check: each.level for each in examine(table.store)}
     assert found["indexes"] is found["plans"] is Level.FAIL
     assert "durability" in found
 
 
 def test_an_index_that_is_not_valid(postgres_url: str) -> None:
     """What an interrupted CREATE INDEX CONCURRENTLY leaves: there, and worth nothing."""
-    desk = Desk(postgres_url)
+    table = KeyTable(postgres_url)
     where = "indexrelid = 'idempotency_keys_leases'::regclass"
-    desk.execute(f"UPDATE pg_index SET indisvalid = false WHERE {where}")
-    found = line(desk, "indexes")
-    assert (found.level, line(desk, "plans").level) == (Level.FAIL, Level.FAIL)
+    table.execute(f"UPDATE pg_index SET indisvalid = false WHERE {where}")
+    found = line(table, "indexes")
+    assert (found.level, line(table, "plans").level) == (Level.FAIL, Level.FAIL)
     assert found.advice.startswith("run DROP INDEX idempotency_keys_leases; CREATE INDEX idempotency_keys_leases")
-    desk.execute(found.advice.removeprefix("run "))
-    assert line(desk, "indexes").level is Level.OK
-    desk.close()
+    table.execute(found.advice.removeprefix("run "))
+    assert line(table, "indexes").level is Level.OK
+    table.close()
 
 
 def test_every_index_of_the_schema_is_known() -> None:
@@ -152,14 +152,14 @@ def test_every_index_of_the_schema_is_known() -> None:
 
 def test_clocks(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour apart is a warning on either side; what the round trip takes is not a difference."""
-    desk = Desk(postgres_url)
+    table = KeyTable(postgres_url)
     real = checks.host_clock
     for apart, side in ((3600.0, "behind"), (-3600.0, "ahead of")):
         monkeypatch.setattr(checks, "host_clock", lambda apart=apart: real() + apart)
-        found = line(desk, "clock")
+        found = line(table, "clock")
         assert (found.level, f"{side} this host" in found.found) == (Level.WARN, True)
     assert diagnosis.clock(20.0, 16.0).level is Level.OK
-    desk.close()
+    table.close()
 
 
 GOOD = {"synchronous_commit": "on", "fsync": "on", "full_page_writes": "on", "standby": "false"}
@@ -187,9 +187,9 @@ def test_the_database_is_asked_and_not_our_connection(postgres_url: str) -> None
     name = postgres_url.rpartition("/")[2].partition("?")[0]
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off'.encode())
-    desk = Desk(postgres_url)
-    assert "synchronous_commit off" in line(desk, "durability").found
-    desk.close()
+    table = KeyTable(postgres_url)
+    assert "synchronous_commit off" in line(table, "durability").found
+    table.close()
 
 
 def test_durability_of_sqlite(tmp_path: Path) -> None:
@@ -206,14 +206,14 @@ def test_durability_of_sqlite(tmp_path: Path) -> None:
 def test_connections(postgres_url: str) -> None:
     """The tightest limit counts, and what is in use of it."""
     name = postgres_url.rpartition("/")[2].partition("?")[0]
-    desk = Desk(postgres_url)
-    assert line(desk, "connections").level is Level.OK
-    desk.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT 8')
-    found = line(desk, "connections")
+    table = KeyTable(postgres_url)
+    assert line(table, "connections").level is Level.OK
+    table.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT 8')
+    found = line(table, "connections")
     assert (found.level, "1 of 8 are in use (CONNECTION LIMIT of the database)" in found.found) == (Level.WARN, True)
-    desk.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT 9')
-    assert line(desk, "connections").level is Level.OK
-    desk.close()
+    table.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT 9')
+    assert line(table, "connections").level is Level.OK
+    table.close()
 
 
 def test_memory() -> None:
@@ -224,64 +224,64 @@ def test_memory() -> None:
 # -- the rows ------------------------------------------------------------------------------------------------------
 
 
-def finished(desk: Desk, number: int, took: float, lease: float, operation: str = "POST /payments") -> None:
+def finished(table: KeyTable, number: int, took: float, lease: float, operation: str = "POST /payments") -> None:
     """So many keys that took so long, under such a lease."""
     for each in range(number):
-        desk.put(f"key-{took:g}-{each:03d}-{operation}", State.COMPLETED, operation=operation)
-    later = "+ {:g}" if desk.is_sqlite else "+ interval '{:g} seconds'"
+        table.put(f"key-{took:g}-{each:03d}-{operation}", State.COMPLETED, operation=operation)
+    later = "+ {:g}" if table.is_sqlite else "+ interval '{:g} seconds'"
     times = f"finished_at = created_at {later.format(took)}, lease_until = created_at {later.format(lease)}"
-    desk.execute(f"UPDATE idempotency_keys SET {times} WHERE key LIKE 'key-{took:g}-%'")
+    table.execute(f"UPDATE idempotency_keys SET {times} WHERE key LIKE 'key-{took:g}-%'")
 
 
-def test_the_lease_against_what_handlers_take(desk: Desk) -> None:
+def test_the_lease_against_what_handlers_take(table: KeyTable) -> None:
     """The worst operation is named, with a lease that would do; too few keys say nothing."""
-    finished(desk, diagnosis.ENOUGH - 1, 50.0, 90.0, "POST /slow")
-    assert line(desk, "lease").found.startswith("no operation with 20 finished keys")
-    finished(desk, diagnosis.ENOUGH, 1.0, 60.0)
-    found = line(desk, "lease")
+    finished(table, diagnosis.ENOUGH - 1, 50.0, 90.0, "POST /slow")
+    assert line(table, "lease").found.startswith("no operation with 20 finished keys")
+    finished(table, diagnosis.ENOUGH, 1.0, 60.0)
+    found = line(table, "lease")
     assert (found.level, found.found) == (
         Level.OK,
         "POST /payments: 99 % are done within 1 s, and the lease is 60 s",
     )
-    finished(desk, 30, 80.0, 90.0)
-    desk.execute("UPDATE idempotency_keys SET attempt = 2 WHERE key LIKE 'key-80-%'")  # from the first attempt on
-    assert line(desk, "lease") == found
-    finished(desk, 1, 70.0, 90.0)  # renewed in time, and still longer than the lease
-    finished(desk, 1, 90_000.0, 60.0)  # settled by somebody else, long after its lease
-    found = line(desk, "lease")
+    finished(table, 30, 80.0, 90.0)
+    table.execute("UPDATE idempotency_keys SET attempt = 2 WHERE key LIKE 'key-80-%'")  # from the first attempt on
+    assert line(table, "lease") == found
+    finished(table, 1, 70.0, 90.0)  # renewed in time, and still longer than the lease
+    finished(table, 1, 90_000.0, 60.0)  # settled by somebody else, long after its lease
+    found = line(table, "lease")
     assert found.level is Level.WARN
     assert "99 % are done within 70 s, and the lease is 60 s" in found.found
     assert "lease=timedelta(seconds=210)" in found.advice
 
 
-def test_upkeep_that_does_not_run(desk: Desk) -> None:
+def test_upkeep_that_does_not_run(table: KeyTable) -> None:
     """A lease that is over, or a key that is past its expiry, for longer than upkeep ever takes."""
-    desk.put("order-1-of-today", State.IN_PROGRESS, age=200)
-    desk.put("order-2-of-today", State.COMPLETED, age=86_400 + 3600)
-    assert line(desk, "upkeep").level is Level.OK
-    desk.put("order-3-of-today", State.COMPLETED, age=3 * 86_400)
-    found = line(desk, "upkeep")
+    table.put("order-1-of-today", State.IN_PROGRESS, age=200)
+    table.put("order-2-of-today", State.COMPLETED, age=86_400 + 3600)
+    assert line(table, "upkeep").level is Level.OK
+    table.put("order-3-of-today", State.COMPLETED, age=3 * 86_400)
+    found = line(table, "upkeep")
     assert (found.level, "a key expired 2 d ago" in found.found) == (Level.WARN, True)
-    desk.put("order-4-of-today", State.IN_PROGRESS, age=1000)
-    found = line(desk, "upkeep")
+    table.put("order-4-of-today", State.IN_PROGRESS, age=1000)
+    found = line(table, "upkeep")
     assert (found.level, "a lease has been over for 15 min" in found.found) == (Level.WARN, True)
     assert "oncekey upkeep" in found.advice
 
 
-def test_keys_in_progress_for_over_an_hour_are_named(desk: Desk) -> None:
+def test_keys_in_progress_for_over_an_hour_are_named(table: KeyTable) -> None:
     """Their leases are renewed, so nothing else notices. The keys themselves are masked."""
 
     def running(key: str, age: float) -> None:
-        record = desk.put(key, State.IN_PROGRESS, age=age)
-        desk.move(record, Event.RENEW, lease_seconds=60.0)
+        record = table.put(key, State.IN_PROGRESS, age=age)
+        table.move(record, Event.RENEW, lease_seconds=60.0)
 
     running("order-1-of-today", 3000)
-    desk.put("order-2-of-today", State.IN_PROGRESS, age=5000)  # its lease is over: the sweeper's
-    desk.put("order-3-of-today", State.UNKNOWN, age=5000)
-    assert line(desk, "running") == Diagnosis("running", Level.OK, "no key has been in progress for over 1 h")
+    table.put("order-2-of-today", State.IN_PROGRESS, age=5000)  # its lease is over: the sweeper's
+    table.put("order-3-of-today", State.UNKNOWN, age=5000)
+    assert line(table, "running") == Diagnosis("running", Level.OK, "no key has been in progress for over 1 h")
     for number, age in enumerate((4000, 7300, 5000, 6000)):
         running(f"order-{number}-that-hangs", age)
-    found = line(desk, "running")
+    found = line(table, "running")
     assert found.level is Level.WARN
     assert found.found.startswith("4 keys in progress for over 1 h, the oldest for 2 h 1 min; their clients get 409: ")
     named = [redact(f"order-{number}-that-hangs") for number in (1, 3, 2)]
@@ -290,55 +290,55 @@ def test_keys_in_progress_for_over_an_hour_are_named(desk: Desk) -> None:
     assert "max_run" in found.advice
 
 
-def test_unknown_outcomes(desk: Desk) -> None:
-    desk.put("order-1-of-today", State.UNKNOWN)
-    assert line(desk, "unknown").level is Level.OK
-    desk.put("order-2-of-today", State.UNKNOWN, age=1000)  # due, and nobody was asked
-    found = line(desk, "unknown")
+def test_unknown_outcomes(table: KeyTable) -> None:
+    table.put("order-1-of-today", State.UNKNOWN)
+    assert line(table, "unknown").level is Level.OK
+    table.put("order-2-of-today", State.UNKNOWN, age=1000)  # due, and nobody was asked
+    found = line(table, "unknown")
     assert (found.level, "2 keys with an unknown outcome" in found.found) == (Level.WARN, True)
     assert "should have been asked about 16 min" in found.found
     assert "oncekey keys resolve" in found.advice
 
 
-def test_unknown_keys_without_a_resolver_are_counted_by_operation(desk: Desk) -> None:
+def test_unknown_keys_without_a_resolver_are_counted_by_operation(table: KeyTable) -> None:
     """By what the app's own upkeep has written: those that it has not asked about yet are another line's."""
-    desk.put("order-0-of-today", State.UNKNOWN)
-    assert line(desk, "resolvers").level is Level.OK
+    table.put("order-0-of-today", State.UNKNOWN)
+    assert line(table, "resolvers").level is Level.OK
     for number in range(1, 4):
-        record = desk.put(f"order-{number}-of-today", State.UNKNOWN)
-        desk.move(record, Event.POSTPONE, by=Actor.RECONCILER, reconcile_in=60.0, last_error=NO_RESOLVER)
-    found = line(desk, "resolvers")
+        record = table.put(f"order-{number}-of-today", State.UNKNOWN)
+        table.move(record, Event.POSTPONE, by=Actor.RECONCILER, reconcile_in=60.0, last_error=NO_RESOLVER)
+    found = line(table, "resolvers")
     words = "3 keys are unknown and no resolver is registered for POST /payments"
     assert (found.level, found.found) == (Level.WARN, words)
     assert "@once.resolver('POST /payments')" in found.advice
 
 
-def test_an_old_unknown_and_a_dead_one(desk: Desk) -> None:
+def test_an_old_unknown_and_a_dead_one(table: KeyTable) -> None:
     """Nobody asks about it any more, so nothing is due; it is old, and a dead letter."""
-    assert line(desk, "dead keys").level is Level.OK
-    desk.dead_key("order-1-of-today", age=7200)
-    found = line(desk, "unknown")
+    assert line(table, "dead keys").level is Level.OK
+    table.dead_key("order-1-of-today", age=7200)
+    found = line(table, "unknown")
     assert (found.level, "the oldest 2 h old" in found.found) == (Level.WARN, True)
-    found = line(desk, "dead keys")
+    found = line(table, "dead keys")
     assert (found.level, found.found) == (
         Level.WARN,
         "1 key that upkeep leaves alone after the last try: unknown or half done",
     )
 
 
-def test_the_outbox(desk: Desk) -> None:
+def test_the_outbox(table: KeyTable) -> None:
     """Jobs that wait for a worker, and jobs that were given up."""
-    desk.add("send_receipt")
-    assert line(desk, "outbox").level is Level.OK
-    desk.execute(f"UPDATE idempotency_outbox SET run_at = {'100' if desk.is_sqlite else 'to_timestamp(100)'}")
-    found = line(desk, "outbox")
+    table.add("send_receipt")
+    assert line(table, "outbox").level is Level.OK
+    table.execute(f"UPDATE idempotency_outbox SET run_at = {'100' if table.is_sqlite else 'to_timestamp(100)'}")
+    found = line(table, "outbox")
     assert (found.level, found.found.startswith("1 job due, lag "), "oncekey worker" in found.advice) == (
         *(Level.WARN, True),
         True,
     )
-    assert line(desk, "dead jobs").level is Level.OK
-    desk.dead_job("another")
-    assert line(desk, "dead jobs").level is Level.WARN
+    assert line(table, "dead jobs").level is Level.OK
+    table.dead_job("another")
+    assert line(table, "dead jobs").level is Level.WARN
 
 
 def test_the_probes_use_an_index(postgres_url: str) -> None:

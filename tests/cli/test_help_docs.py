@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.desk import Run, runner
+from tests.cli.key_table import Run, runner
 
 DOCS = Path(__file__).parents[2] / "docs"
 HELP = re.compile(r"^```console\n\$ (oncekey [\w -]*--help)\n.*?^```$", re.DOTALL | re.MULTILINE)

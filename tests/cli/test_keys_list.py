@@ -14,7 +14,7 @@ from oncekey.cli.output import plain
 from oncekey.core.states import State
 from oncekey.engine.once import ENDPOINT_MARK
 from oncekey.telemetry.redaction import redact
-from tests.cli.desk import Desk, Run
+from tests.cli.key_table import KeyTable, Run
 
 HOUR = 3600.0
 
@@ -24,11 +24,11 @@ def keys(out: str) -> list[str]:
 
 
 @pytest.fixture
-def full(desk: Desk) -> Desk:
+def full(table: KeyTable) -> KeyTable:
     for number, state in enumerate((State.COMPLETED, State.UNKNOWN, State.IN_PROGRESS, State.PENDING, State.FAILED)):
-        desk.put(f"order-{number}-of-today", state, age=number * HOUR)
-    desk.put("order-9-of-today", State.UNKNOWN, scope="zeta", operation="POST /refunds", age=9 * HOUR)
-    return desk
+        table.put(f"order-{number}-of-today", state, age=number * HOUR)
+    table.put("order-9-of-today", State.UNKNOWN, scope="zeta", operation="POST /refunds", age=9 * HOUR)
+    return table
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def full(desk: Desk) -> Desk:
         (["--limit", "2"], "01"),
     ],
 )
-def test_filters(full: Desk, operate: Run, options: list[str], numbers: str) -> None:
+def test_filters(full: KeyTable, operate: Run, options: list[str], numbers: str) -> None:
     """All that are given hold, in the order of scope and key."""
     code, out, error = operate("keys", "list", "--json", "--reveal", *options)
     assert (code, error) == (0, "")
@@ -55,7 +55,7 @@ def test_filters(full: Desk, operate: Run, options: list[str], numbers: str) -> 
     assert json.loads(out)["more"] == ("--limit" in options)
 
 
-def test_a_listing_is_masked(full: Desk, operate: Run) -> None:
+def test_a_listing_is_masked(full: KeyTable, operate: Run) -> None:
     """The same masks in text and JSON: enough to tell keys apart, too little to use one."""
     code, out, error = operate("keys", "list", "--limit", "5")
     head, *lines = out.splitlines()
@@ -73,14 +73,14 @@ def test_a_listing_is_masked(full: Desk, operate: Run) -> None:
     assert "lease is over for 1 h 59 min" in lines[2]
 
 
-def test_nothing_to_list(desk: Desk, operate: Run) -> None:
+def test_nothing_to_list(table: KeyTable, operate: Run) -> None:
     assert operate("keys", "list") == (0, "no such keys\n", "")
     assert json.loads(operate("keys", "list", "--json")[1]) == {"keys": [], "more": False}
 
 
-def test_what_a_client_wrote_is_only_shown(desk: Desk, operate: Run) -> None:
+def test_what_a_client_wrote_is_only_shown(table: KeyTable, operate: Run) -> None:
     """Neither control sequences nor markup: an operator's terminal is not the client's."""
-    desk.put("key-\x1b[2J\r\u202e-and-more", State.UNKNOWN, scope="[bold red]acme[/]", operation="POST /\x1b]0;x\x07")
+    table.put("key-\x1b[2J\r\u202e-and-more", State.UNKNOWN, scope="[bold red]acme[/]", operation="POST /\x1b]0;x\x07")
     out = operate("keys", "list", "--reveal")[1]
     assert "[bold red]acme[/]" in out
     assert r"key-\x1b[2J\r\u202e-and-more" in out
@@ -88,10 +88,10 @@ def test_what_a_client_wrote_is_only_shown(desk: Desk, operate: Run) -> None:
     assert plain("Grüße 日本") == "Grüße 日本"
 
 
-def test_keys_per_endpoint(desk: Desk, operate: Run) -> None:
+def test_keys_per_endpoint(table: KeyTable, operate: Run) -> None:
     """Their scope is shown without the mark in it, and asked for by tenant and endpoint."""
-    desk.put("order-1-of-today", State.COMPLETED, scope=f"acme{ENDPOINT_MARK}POST /payments")
-    desk.put("order-1-of-today", State.COMPLETED)
+    table.put("order-1-of-today", State.COMPLETED, scope=f"acme{ENDPOINT_MARK}POST /payments")
+    table.put("order-1-of-today", State.COMPLETED)
     asked = ["keys", "list", "--json", "--scope", "acme"]
     (there,) = json.loads(operate(*asked, "--endpoint", "POST /payments")[1])["keys"]
     assert (there["scope"], there["endpoint"]) == ("acme", "POST /payments")
@@ -102,7 +102,7 @@ def test_keys_per_endpoint(desk: Desk, operate: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "-1h", "1w", "h"])
-def test_no_length_of_time(desk: Desk, operate: Run, text: str) -> None:
+def test_no_length_of_time(table: KeyTable, operate: Run, text: str) -> None:
     code, out, error = operate("keys", "list", "--older-than", text)
     assert (code, out) == (2, "")
     assert "no length of time" in error or "No such option" in error
@@ -118,7 +118,7 @@ def test_a_wrong_store_is_not_an_empty_one(operate: Run, tmp_path: Path) -> None
     assert not missing.exists()
 
 
-def test_as_a_program_of_its_own(full: Desk) -> None:
+def test_as_a_program_of_its_own(full: KeyTable) -> None:
     """The real command: JSON alone at standard output, and long lines are not cut where there is no terminal."""
     program = [sys.executable, "-m", "oncekey", "keys", "list", "--reveal"]
     environment = {**os.environ, "ONCEKEY_STORE": full.url, "COLUMNS": "20"}

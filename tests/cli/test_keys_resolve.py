@@ -17,7 +17,7 @@ from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import StepsOf, StepState
 from oncekey.errors import MoveRefused
 from oncekey.telemetry.redaction import redact
-from tests.cli.desk import LEASE, RESPONSE, Desk, Run
+from tests.cli.key_table import LEASE, RESPONSE, KeyTable, Run
 
 KEY = "order-1-of-today"
 RESOLVE = ("keys", "resolve", KEY, "--scope", "acme")
@@ -26,119 +26,119 @@ SURE = ("--yes", "--who", "ann", "--why", "the provider says so")
 PAID = ("--confirm", "--status", "201", "--body", '{"id": "pay_1"}')
 
 
-def test_confirmed(desk: Desk, operate: Run) -> None:
+def test_confirmed(table: KeyTable, operate: Run) -> None:
     """The key is completed with the very bytes that were given, and the audit says who, what and why."""
-    desk.put(KEY, State.UNKNOWN)
+    table.put(KEY, State.UNKNOWN)
     code, out, error = operate(*RESOLVE, *PAID, "--header", "Location: /payments/pay_1", *SURE)
     assert (code, error) == (0, "")
     assert out == f"key {redact(KEY)}: unknown -> completed; in the audit as ann: the provider says so\n"
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert record.state is State.COMPLETED
     headers = (("location", "/payments/pay_1"), ("content-type", "application/json"))
     assert record.response == StoredResponse(201, headers, b'{"id": "pay_1"}')
-    assert desk.audit(KEY) == [("ann", "confirm", "unknown", "completed", "the provider says so")]
+    assert table.audit(KEY) == [("ann", "confirm", "unknown", "completed", "the provider says so")]
     now = json.loads(operate("keys", "show", KEY, "--scope", "acme", "--json")[1])["now"]
     assert (now["runs"], now["status"]) == (False, 201)
 
 
-def test_failed_for_good(desk: Desk, operate: Run) -> None:
-    desk.put(KEY, State.UNKNOWN)
+def test_failed_for_good(table: KeyTable, operate: Run) -> None:
+    table.put(KEY, State.UNKNOWN)
     code, out, _ = operate(*RESOLVE, "--fail", "--status", "402", "--json", *SURE)
     told = json.loads(out)
     assert (code, told["before"], told["after"], told["response"]["status"]) == (0, "unknown", "failed", 402)
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert (record.state, record.response) == (State.FAILED, StoredResponse(402, (), b""))
-    assert desk.audit(KEY) == [("ann", "give_up", "unknown", "failed", "the provider says so")]
+    assert table.audit(KEY) == [("ann", "give_up", "unknown", "failed", "the provider says so")]
 
 
-def test_refuted(desk: Desk, operate: Run) -> None:
+def test_refuted(table: KeyTable, operate: Run) -> None:
     """After the quarantine, which counts from the doubt: the next retry runs it."""
-    desk.put(KEY, State.UNKNOWN, age=301)
+    table.put(KEY, State.UNKNOWN, age=301)
     assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert record.state is State.FAILED_RETRYABLE
-    assert desk.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", "the provider says so")]
+    assert table.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", "the provider says so")]
 
 
-def test_too_early_to_refute(desk: Desk, operate: Run) -> None:
+def test_too_early_to_refute(table: KeyTable, operate: Run) -> None:
     """What was sent may be on its way: nothing is changed, and it says for how long that is so."""
-    desk.put(KEY, State.UNKNOWN, age=100)
-    before = desk.there(KEY)
+    table.put(KEY, State.UNKNOWN, age=100)
+    before = table.there(KEY)
     code, out, error = operate(*RESOLVE, "--refute", *SURE)
     assert (code, out) == (1, "")
     assert "cannot be refuted for another" in error
     assert "may still be on its way" in error
     code, _, error = operate(*RESOLVE, "--refute", "--quarantine", "1d", *SURE)
     assert code == 1
-    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+    assert (table.there(KEY), table.audit(KEY)) == (before, [])
     assert operate(*RESOLVE, "--refute", "--quarantine", "90s", *SURE)[0] == 0
     why = "quarantine cut short from 300 s to 90 s: the provider says so"
-    assert desk.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", why)]
+    assert table.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", why)]
 
 
-def test_quarantine_of_the_route_is_in_the_row(desk: Desk, operate: Run) -> None:
+def test_quarantine_of_the_route_is_in_the_row(table: KeyTable, operate: Run) -> None:
     """Neither shorter nor longer than the route said, without the app's code."""
-    desk.put(KEY, State.UNKNOWN, age=100, quarantine=90.0)
+    table.put(KEY, State.UNKNOWN, age=100, quarantine=90.0)
     assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
-    assert desk.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", "the provider says so")]
-    desk.put("another-key-of-today", State.UNKNOWN, age=1000, quarantine=3600.0)
+    assert table.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", "the provider says so")]
+    table.put("another-key-of-today", State.UNKNOWN, age=1000, quarantine=3600.0)
     other = ("keys", "resolve", "another-key-of-today", "--scope", "acme", "--refute")
     code, _, error = operate(*other, *SURE)
     assert (code, "--quarantine 0s" in error) == (1, True)
 
 
-def test_quarantine_that_is_cut_short_is_asked_about_and_audited(desk: Desk, operate: Run) -> None:
+def test_quarantine_that_is_cut_short_is_asked_about_and_audited(table: KeyTable, operate: Run) -> None:
     """The reason stands behind it, cut where it is too long, and so it does not push the fact out of the line."""
-    desk.put(KEY, State.UNKNOWN, age=1)
+    table.put(KEY, State.UNKNOWN, age=1)
     code, _, error = operate(*RESOLVE, "--refute", "--quarantine", "0s", said="they say so\nn\n")
-    assert (code, "quarantine cut short from 300 s to 0 s\n" in error, desk.audit(KEY)) == (1, True, [])
+    assert (code, "quarantine cut short from 300 s to 0 s\n" in error, table.audit(KEY)) == (1, True, [])
     code, _, error = operate(*RESOLVE, "--refute", "--quarantine", "0s", "--yes")
     assert (code, "--why" in error) == (2, True)
     assert operate(*RESOLVE, "--refute", "--quarantine", "0s", "--yes", "--why", "because " * 100)[0] == 0
-    ((_, _, _, _, why),) = desk.audit(KEY)
+    ((_, _, _, _, why),) = table.audit(KEY)
     assert why.startswith("quarantine cut short from 300 s to 0 s: because because")
     assert len(why) == changes.WHY_CHARS
 
 
 @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING, State.COMPLETED, State.FAILED_RETRYABLE])
 @pytest.mark.parametrize("how", [PAID, ("--refute",), ("--fail", "--status", "500")])
-def test_only_what_is_unknown(desk: Desk, operate: Run, state: State, how: tuple[str, ...]) -> None:
+def test_only_what_is_unknown(table: KeyTable, operate: Run, state: State, how: tuple[str, ...]) -> None:
     """Whatever else it is, it says what that means, before anybody is asked; and nothing is changed."""
-    desk.put(KEY, state, age=LEASE + 301)
-    before = desk.there(KEY)
+    table.put(KEY, state, age=LEASE + 301)
+    before = table.there(KEY)
     code, out, error = operate(*RESOLVE, *how)
     assert (code, out, error.count("\n")) == (1, "", 1)
     assert f"key {redact(KEY)} is {state}: only an unknown outcome can be" in error
-    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+    assert (table.there(KEY), table.audit(KEY)) == (before, [])
 
 
-def test_asked_first(desk: Desk, operate: Run) -> None:
+def test_asked_first(table: KeyTable, operate: Run) -> None:
     """What will happen is shown, why is asked for, and then whether; who is the login name."""
-    desk.put(KEY, State.UNKNOWN)
+    table.put(KEY, State.UNKNOWN)
     code, out, error = operate(*RESOLVE, *PAID, said="it is in their ledger\nn\n")
     assert (code, out) == (1, "")
     assert f"key {redact(KEY)}, POST /payments: unknown becomes completed: retries get 201 with 15 bytes" in error
     assert error.endswith("oncekey: nothing was changed\n")
-    assert desk.audit(KEY) == []
+    assert table.audit(KEY) == []
     code, out, error = operate(*RESOLVE, *PAID, "--json", said="it is in their ledger\ny\n")
     assert (code, json.loads(out)["why"]) == (0, "it is in their ledger")
-    assert desk.audit(KEY) == [(getpass.getuser(), "confirm", "unknown", "completed", "it is in their ledger")]
+    assert table.audit(KEY) == [(getpass.getuser(), "confirm", "unknown", "completed", "it is in their ledger")]
 
 
 @pytest.mark.parametrize("command", [(*RESOLVE, *PAID), FORGET])
-def test_no_answer_is_no(desk: Desk, operate: Run, command: tuple[str, ...]) -> None:
+def test_no_answer_is_no(table: KeyTable, operate: Run, command: tuple[str, ...]) -> None:
     """Without a terminal nothing is done, unless --yes and --why say so."""
-    desk.put(KEY, State.UNKNOWN if "resolve" in command else State.COMPLETED)
-    before = desk.there(KEY)
+    table.put(KEY, State.UNKNOWN if "resolve" in command else State.COMPLETED)
+    before = table.there(KEY)
     assert operate(*command)[0] == 1
     assert operate(*command, "--why", "because", said="")[0] == 1
     for options in (["--yes"], ["--yes", "--why", " "], ["--why", " "]):
         code, _, error = operate(*command, *options)
         assert (code, "--why" in error) == (2, True)
-    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+    assert (table.there(KEY), table.audit(KEY)) == (before, [])
 
 
 @pytest.mark.parametrize(
@@ -167,87 +167,87 @@ def test_no_answer_is_no(desk: Desk, operate: Run, command: tuple[str, ...]) -> 
         (["--confirm", "--status", "201", "--header", "X: a\rb"], 1, "line break"),
     ],
 )
-def test_wrong_options(desk: Desk, operate: Run, options: list[str], code: int, words: str) -> None:
-    desk.put(KEY, State.UNKNOWN, age=1000)
-    before = desk.there(KEY)
+def test_wrong_options(table: KeyTable, operate: Run, options: list[str], code: int, words: str) -> None:
+    table.put(KEY, State.UNKNOWN, age=1000)
+    before = table.there(KEY)
     ended, out, error = operate(*RESOLVE, *options, *SURE)
     assert (ended, out, words in " ".join(error.replace("│", " ").split())) == (code, "", True)
-    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+    assert (table.there(KEY), table.audit(KEY)) == (before, [])
 
 
-def test_where_a_body_comes_from(desk: Desk, operate: Run, tmp_path: Path) -> None:
+def test_where_a_body_comes_from(table: KeyTable, operate: Run, tmp_path: Path) -> None:
     """A file or standard input, byte for byte; what is not JSON says what it is; what is not kept is refused."""
     file = tmp_path / "answer"
     file.write_bytes(b"\xffpaid\n")
     plain = ("--header", "Content-Type: text/plain", "--confirm", "--status", "200")
-    desk.put(KEY, State.UNKNOWN)
+    table.put(KEY, State.UNKNOWN)
     assert operate(*RESOLVE, *plain, "--body", f"@{file}", *SURE)[0] == 0
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert record.response == StoredResponse(200, (("content-type", "text/plain"),), b"\xffpaid\n")
-    desk.put("another-key-of-today", State.UNKNOWN)
+    table.put("another-key-of-today", State.UNKNOWN)
     other = ("keys", "resolve", "another-key-of-today", "--scope", "acme")
     file.write_bytes(b"x" * (MAX_RESPONSE_BYTES + 1))
     code, _, error = operate(*other, *plain, "--body", f"@{file}", *SURE)
     assert (code, "more than oncekey keeps" in error) == (1, True)
     assert operate(*other, "--confirm", "--status", "200", "--body", "@-", *SURE, said='{"a":1}')[0] == 0
-    record = desk.there("another-key-of-today")
+    record = table.there("another-key-of-today")
     assert record is not None
     assert record.response == StoredResponse(200, (("content-type", "application/json"),), b'{"a":1}')
 
 
-def test_a_long_reason_is_cut(desk: Desk, operate: Run) -> None:
+def test_a_long_reason_is_cut(table: KeyTable, operate: Run) -> None:
     """As other texts in the tables are: nobody reads a pasted log in an audit."""
-    desk.put(KEY, State.UNKNOWN)
+    table.put(KEY, State.UNKNOWN)
     assert operate(*RESOLVE, *PAID, "--yes", "--why", "because " * 1000)[0] == 0
-    assert [len(why) for *_, why in desk.audit(KEY)] == [changes.WHY_CHARS]
+    assert [len(why) for *_, why in table.audit(KEY)] == [changes.WHY_CHARS]
 
 
-def test_nobody_without_a_name(desk: Desk, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_without_a_name(table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may have a user without a name: it says what to give, and an audit line always has a name."""
 
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 1234")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    desk.put(KEY, State.UNKNOWN)
+    table.put(KEY, State.UNKNOWN)
     code, _, error = operate(*RESOLVE, *PAID, "--yes", "--why", "paid")
-    assert (code, "--who NAME" in error, desk.audit(KEY)) == (1, True, [])
+    assert (code, "--who NAME" in error, table.audit(KEY)) == (1, True, [])
     assert operate(*RESOLVE, *PAID, *SURE)[0] == 0
 
 
-def test_moved_on_meanwhile(desk: Desk) -> None:
+def test_moved_on_meanwhile(table: KeyTable) -> None:
     """What was decided about one attempt is not done to the next, nor twice."""
-    seen = desk.put(KEY, State.UNKNOWN, age=1000)
+    seen = table.put(KEY, State.UNKNOWN, age=1000)
     audit = Audit("ann", "paid")
-    changes.refute(desk.store, seen, audit)
+    changes.refute(table.store, seen, audit)
     with pytest.raises(MoveRefused, match=r"changed before this, and is now failed_retryable"):
-        changes.confirm(desk.store, seen, RESPONSE, audit)
-    assert len(desk.audit(KEY)) == 1
-    final = desk.put("another-key-of-today", State.COMPLETED)
-    changes.forget(desk.store, final, audit)
+        changes.confirm(table.store, seen, RESPONSE, audit)
+    assert len(table.audit(KEY)) == 1
+    final = table.put("another-key-of-today", State.COMPLETED)
+    changes.forget(table.store, final, audit)
     with pytest.raises(MoveRefused, match="was deleted before this change"):
-        changes.forget(desk.store, final, audit)
-    assert len(desk.audit("another-key-of-today")) == 1
+        changes.forget(table.store, final, audit)
+    assert len(table.audit("another-key-of-today")) == 1
 
 
 def test_held_by_a_transaction(postgres_url: str) -> None:
     """Nobody waits for it: it says so."""
-    desk = Desk(postgres_url)
-    seen = desk.put(KEY, State.UNKNOWN, age=1000)
+    table = KeyTable(postgres_url)
+    seen = table.put(KEY, State.UNKNOWN, age=1000)
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM idempotency_keys FOR UPDATE")
         with pytest.raises(MoveRefused, match="held by a transaction right now"):
-            changes.refute(desk.store, seen, Audit("ann", "paid"))
-    desk.close()
+            changes.refute(table.store, seen, Audit("ann", "paid"))
+    table.close()
 
 
 # -- one effect ----------------------------------------------------------------------------------------------------
 
 
-def test_effect_that_happened_gets_its_result(desk: Desk, operate: Run) -> None:
+def test_effect_that_happened_gets_its_result(table: KeyTable, operate: Run) -> None:
     """The key is retryable under a new owner, the step is done, and the audit says which effect it was."""
-    seen = desk.in_doubt(KEY, "charge")
+    seen = table.in_doubt(KEY, "charge")
     happened = ("--happened", "charge", "--result", '{"id": "ch_7"}', "--provider-id", "ch_7")
     code, out, error = operate(*RESOLVE, *happened, said="it is in their ledger\nn\n")
     assert (code, out) == (1, "")
@@ -255,45 +255,45 @@ def test_effect_that_happened_gets_its_result(desk: Desk, operate: Run) -> None:
     code, out, error = operate(*RESOLVE, *happened, *SURE)
     assert (code, error) == (0, "")
     assert out == f"key {redact(KEY)}: unknown -> failed_retryable; in the audit as ann: the provider says so\n"
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert (record.state, record.effects, record.recovery_point) == (State.FAILED_RETRYABLE, Effects.PHASED, "charge")
     assert record.owner != seen.owner
-    ((_, charge),) = desk.store.steps([StepsOf("acme", KEY)])
+    ((_, charge),) = table.store.steps([StepsOf("acme", KEY)])
     assert (charge.state, charge.result, charge.provider_id) == (StepState.DONE, b'{"id":"ch_7"}', "ch_7")
     why = "effect 'charge' happened: the provider says so"
-    assert desk.audit(KEY) == [("ann", "happened", "unknown", "failed_retryable", why)]
+    assert table.audit(KEY) == [("ann", "happened", "unknown", "failed_retryable", why)]
 
 
-def test_effect_that_did_not_happen_waits_for_the_quarantine(desk: Desk, operate: Run) -> None:
-    desk.in_doubt(KEY, "charge", age=100)
-    before = desk.there(KEY)
+def test_effect_that_did_not_happen_waits_for_the_quarantine(table: KeyTable, operate: Run) -> None:
+    table.in_doubt(KEY, "charge", age=100)
+    before = table.there(KEY)
     code, out, error = operate(*RESOLVE, "--not-happened", "charge", *SURE)
-    assert (code, out, desk.there(KEY), desk.audit(KEY)) == (1, "", before, [])
+    assert (code, out, table.there(KEY), table.audit(KEY)) == (1, "", before, [])
     assert "cannot be said not to have happened for another" in error
     assert operate(*RESOLVE, "--not-happened", "charge", "--quarantine", "0s", *SURE)[0] == 0
     why = "effect 'charge' did not happen: quarantine cut short from 300 s to 0 s: the provider says so"
-    assert desk.audit(KEY) == [("ann", "not_happened", "unknown", "failed_retryable", why)]
-    ((_, charge),) = desk.store.steps([StepsOf("acme", KEY)])
+    assert table.audit(KEY) == [("ann", "not_happened", "unknown", "failed_retryable", why)]
+    ((_, charge),) = table.store.steps([StepsOf("acme", KEY)])
     assert (charge.state, charge.repeatable) == (StepState.INTENDED, True)
 
 
-def test_key_stays_unknown_while_another_effect_is_in_doubt(desk: Desk, operate: Run) -> None:
-    desk.in_doubt(KEY, "charge", "mail", age=1000)
+def test_key_stays_unknown_while_another_effect_is_in_doubt(table: KeyTable, operate: Run) -> None:
+    table.in_doubt(KEY, "charge", "mail", age=1000)
     code, out, _ = operate(*RESOLVE, "--happened", "mail", "--result", "null", *SURE)
     assert (code, out.splitlines()[1]) == (0, "it stays unknown: effect 'charge' is in doubt")
     assert operate(*RESOLVE, "--not-happened", "charge", *SURE)[0] == 0
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert record.state is State.FAILED_RETRYABLE
 
 
-def test_refuting_clears_every_effect_in_doubt(desk: Desk, operate: Run) -> None:
-    desk.in_doubt(KEY, "charge", "mail", age=1000)
+def test_refuting_clears_every_effect_in_doubt(table: KeyTable, operate: Run) -> None:
+    table.in_doubt(KEY, "charge", "mail", age=1000)
     assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
-    ((_, *steps),) = desk.store.steps([StepsOf("acme", KEY)])
+    ((_, *steps),) = table.store.steps([StepsOf("acme", KEY)])
     assert [(step.state, step.repeatable) for step in steps] == [(StepState.INTENDED, True)] * 2
-    assert [event for _, event, *_ in desk.audit(KEY)] == ["not_happened", "not_happened"]
+    assert [event for _, event, *_ in table.audit(KEY)] == ["not_happened", "not_happened"]
 
 
 @pytest.mark.parametrize(
@@ -306,31 +306,31 @@ def test_refuting_clears_every_effect_in_doubt(desk: Desk, operate: Run) -> None
     ],
 )
 def test_what_does_not_fit_the_doubt_is_refused_before_anything_is_asked(
-    desk: Desk, operate: Run, options: list[str], says: str
+    table: KeyTable, operate: Run, options: list[str], says: str
 ) -> None:
-    desk.in_doubt(KEY, "charge", age=1000)
-    before = desk.there(KEY)
+    table.in_doubt(KEY, "charge", age=1000)
+    before = table.there(KEY)
     code, out, error = operate(*RESOLVE, *options)
     assert (code, out, says in error) == (1, "", True)
-    assert (desk.there(KEY), desk.audit(KEY)) == (before, [])
+    assert (table.there(KEY), table.audit(KEY)) == (before, [])
 
 
-def test_key_without_steps_has_no_effect_to_settle(desk: Desk, operate: Run) -> None:
-    desk.put(KEY, State.UNKNOWN, age=1000)
+def test_key_without_steps_has_no_effect_to_settle(table: KeyTable, operate: Run) -> None:
+    table.put(KEY, State.UNKNOWN, age=1000)
     code, _, error = operate(*RESOLVE, "--happened", "charge", "--result", "1", *SURE)
     assert (code, "no effect of this key is in doubt" in error) == (1, True)
 
 
-def test_confirmed_as_final_although_an_effect_is_in_doubt(desk: Desk, operate: Run) -> None:
-    desk.in_doubt(KEY, "charge")
+def test_confirmed_as_final_although_an_effect_is_in_doubt(table: KeyTable, operate: Run) -> None:
+    table.in_doubt(KEY, "charge")
     assert operate(*RESOLVE, "--confirm", "--status", "402", "--final", *SURE)[0] == 0
-    record = desk.there(KEY)
+    record = table.there(KEY)
     assert record is not None
     assert record.state is State.COMPLETED
 
 
-def test_show_names_the_effect_in_doubt_and_what_settles_it(desk: Desk, operate: Run) -> None:
-    desk.in_doubt(KEY, "charge")
+def test_show_names_the_effect_in_doubt_and_what_settles_it(table: KeyTable, operate: Run) -> None:
+    table.in_doubt(KEY, "charge")
     code, out, _ = operate("keys", "show", KEY, "--scope", "acme")
     assert code == 0
     assert "charge: `oncekey keys resolve` with --happened charge or --not-happened charge" in out
@@ -342,33 +342,33 @@ def test_show_names_the_effect_in_doubt_and_what_settles_it(desk: Desk, operate:
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
-def test_forgotten(desk: Desk, operate: Run, state: State) -> None:
+def test_forgotten(table: KeyTable, operate: Run, state: State) -> None:
     """The row and its steps are gone, the audit is not."""
-    record = desk.step(desk.reserve(KEY, effects=Effects.PHASED), "charge")
-    desk.move(record, Event.COMPLETE if state is State.COMPLETED else Event.FAIL, response=RESPONSE)
+    record = table.step(table.reserve(KEY, effects=Effects.PHASED), "charge")
+    table.move(record, Event.COMPLETE if state is State.COMPLETED else Event.FAIL, response=RESPONSE)
     code, _, error = operate(*FORGET, "--why", "a wrong answer", said="n\n")
     assert (code, "RUNS the operation again" in error) == (1, True)
     code, out, _ = operate(*FORGET, "--json", *SURE)
     assert (code, json.loads(out)["before"], json.loads(out)["after"]) == (0, state, None)
-    assert desk.there(KEY) is None
-    assert desk.audit(KEY) == [("ann", "forget", state, None, "the provider says so")]
+    assert table.there(KEY) is None
+    assert table.audit(KEY) == [("ann", "forget", state, None, "the provider says so")]
     assert operate(*FORGET, *SURE)[0] == 1
 
 
 @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING, State.FAILED_RETRYABLE, State.UNKNOWN])
-def test_only_what_is_final_is_forgotten(desk: Desk, operate: Run, state: State) -> None:
-    desk.put(KEY, state, age=1000)
+def test_only_what_is_final_is_forgotten(table: KeyTable, operate: Run, state: State) -> None:
+    table.put(KEY, state, age=1000)
     code, out, error = operate(*FORGET, *SURE)
     assert (code, out) == (1, "")
     assert f"is {state}: only a final key can be forgotten" in error
-    assert desk.there(KEY) is not None
-    assert desk.audit(KEY) == []
+    assert table.there(KEY) is not None
+    assert table.audit(KEY) == []
 
 
-def test_the_reconciler_and_an_operator_leave_the_same_trail(desk: Desk) -> None:
+def test_the_reconciler_and_an_operator_leave_the_same_trail(table: KeyTable) -> None:
     """Both in one history, newest first."""
-    record = desk.dead_key(KEY)
+    record = table.dead_key(KEY)
     line = Audit("reconciler", "asked 1 times")
-    desk.move(record, Event.POSTPONE, Actor.RECONCILER, audit=line)
-    changes.confirm(desk.store, desk.key(record), RESPONSE, Audit("ann", "paid"))
-    assert [who for who, *_ in desk.audit(KEY)] == ["ann", "reconciler"]
+    table.move(record, Event.POSTPONE, Actor.RECONCILER, audit=line)
+    changes.confirm(table.store, table.key(record), RESPONSE, Audit("ann", "paid"))
+    assert [who for who, *_ in table.audit(KEY)] == ["ann", "reconciler"]

@@ -14,18 +14,18 @@ from oncekey.admin import changes
 from oncekey.core.audit import Audit
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.cli.desk import RESPONSE, Desk, Run, runner
+from tests.cli.key_table import RESPONSE, KeyTable, Run, runner
 
 KEY = "order-1-of-today"
 Message = MutableMapping[str, Any]
 
 
-def test_all_of_it(desk: Desk, operate: Run) -> None:
+def test_all_of_it(table: KeyTable, operate: Run) -> None:
     """Record, response, steps, jobs and history; bodies, results and the key only where they are asked for."""
-    record = desk.step(desk.reserve(KEY, effects=Effects.PHASED), "charge")
-    doubted = desk.move(record, Event.DOUBT, last_error="TimeoutError")
-    job_id = desk.add("send_receipt", {"to": "ada@example.com"}, of=record)
-    desk.move(doubted, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=Audit("ann", "it is paid"))
+    record = table.step(table.reserve(KEY, effects=Effects.PHASED), "charge")
+    doubted = table.move(record, Event.DOUBT, last_error="TimeoutError")
+    job_id = table.add("send_receipt", {"to": "ada@example.com"}, of=record)
+    table.move(doubted, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=Audit("ann", "it is paid"))
     code, out, error = operate("keys", "show", KEY, "--scope", "acme")
     assert (code, error) == (0, "")
     for words in ("POST /payments", "completed, attempt 1", "charge", "ch_charge", job_id, "ann", "it is paid"):
@@ -50,30 +50,30 @@ def test_all_of_it(desk: Desk, operate: Run) -> None:
     assert "ada@example.com" in out
 
 
-def test_the_jobs_of_a_key(desk: Desk) -> None:
+def test_the_jobs_of_a_key(table: KeyTable) -> None:
     """Only its own, oldest first, and not more than are asked for."""
-    records = [desk.put(f"order-{number}-of-today", State.COMPLETED) for number in range(2)]
-    added = [desk.add("send_receipt", of=records[number % 2]) for number in range(6)]
+    records = [table.put(f"order-{number}-of-today", State.COMPLETED) for number in range(2)]
+    added = [table.add("send_receipt", of=records[number % 2]) for number in range(6)]
     scope, key = records[0].scope, records[0].key
-    assert [job.id for job in desk.store.jobs_of(scope, key, 10)] == added[::2]
-    assert [job.id for job in desk.store.jobs_of(scope, key, 2)] == added[:4:2]
-    assert desk.store.jobs_of("zeta", key, 10) == []
+    assert [job.id for job in table.store.jobs_of(scope, key, 10)] == added[::2]
+    assert [job.id for job in table.store.jobs_of(scope, key, 2)] == added[:4:2]
+    assert table.store.jobs_of("zeta", key, 10) == []
 
 
-def test_looking_changes_nothing(desk: Desk, operate: Run) -> None:
+def test_looking_changes_nothing(table: KeyTable, operate: Run) -> None:
     """Also where a request would move the key: this one would become unknown."""
-    desk.put(KEY, State.IN_PROGRESS, age=1000)
-    before = desk.there(KEY)
+    table.put(KEY, State.IN_PROGRESS, age=1000)
+    before = table.there(KEY)
     code, out, _ = operate("keys", "show", KEY, "--scope", "acme")
     assert code == 0
     assert "409: The outcome of this Idempotency-Key is not known yet (urn:oncekey:problem:outcome-unknown)" in out
-    assert desk.there(KEY) == before
-    assert desk.audit(KEY) == []
+    assert table.there(KEY) == before
+    assert table.audit(KEY) == []
 
 
-def test_a_key_that_is_not_there(desk: Desk, operate: Run) -> None:
+def test_a_key_that_is_not_there(table: KeyTable, operate: Run) -> None:
     """One sentence; another tenant's key is not there either, and what was asked for is not repeated."""
-    desk.put(KEY, State.COMPLETED)
+    table.put(KEY, State.COMPLETED)
     for key, scope in ((KEY, "zeta"), ("nobodys-key-at-all", "acme")):
         code, out, error = operate("keys", "show", key, "--scope", scope)
         assert (code, out, error.count("\n")) == (1, "", 1)
@@ -81,9 +81,9 @@ def test_a_key_that_is_not_there(desk: Desk, operate: Run) -> None:
         assert key not in error
 
 
-def test_what_is_left_of_a_key(desk: Desk, operate: Run) -> None:
+def test_what_is_left_of_a_key(table: KeyTable, operate: Run) -> None:
     """The history outlives the key."""
-    changes.forget(desk.store, desk.put(KEY, State.FAILED), Audit("ann", "a wrong answer"))
+    changes.forget(table.store, table.put(KEY, State.FAILED), Audit("ann", "a wrong answer"))
     code, out, _ = operate("keys", "show", KEY, "--scope", "acme")
     assert code == 0
     assert "there is no such key any more" in out
@@ -152,9 +152,9 @@ async def test_what_a_client_would_get_is_what_it_gets(
 
     app = IdempotencyMiddleware(pay, once=once)
     assert await ask() == (201, b"paid")
-    desk = Desk(url)
-    desk.execute(f"UPDATE idempotency_keys SET {MOVES[name]}")
-    desk.close()
+    table = KeyTable(url)
+    table.execute(f"UPDATE idempotency_keys SET {MOVES[name]}")
+    table.close()
     run = runner(url, monkeypatch, capsys)
     if name == "forgotten":
         assert run("keys", "show", KEY)[0] == 1

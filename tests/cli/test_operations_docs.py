@@ -15,7 +15,7 @@ import pytest
 
 from oncekey.core.states import Actor, Event, State
 from oncekey.testing.servers import PostgresServer, ServerUnavailable
-from tests.cli.desk import Desk, Run, runner
+from tests.cli.key_table import KeyTable, Run, runner
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -38,15 +38,15 @@ def durable_url() -> Iterator[str]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The shop of the page."""
     monkeypatch.chdir(tmp_path)
-    desk = Desk("sqlite:///shop.db")
-    desk.put("order-7729-51d0", State.COMPLETED, age=2 * HOUR + HALF_A_MINUTE)
-    desk.put("order-7731-9c1e", State.UNKNOWN, age=3 * HOUR + HALF_A_MINUTE)
-    desk.put("order-7732-88f3", State.FAILED_RETRYABLE, age=HOUR + HALF_A_MINUTE)
-    late = desk.put("order-7733-02aa", State.UNKNOWN, age=2 * 60 + HALF_A_MINUTE)
-    desk.move(late, Event.POSTPONE, Actor.RECONCILER, last_error="the provider does not answer")
-    desk.put("order-7735-6e10", State.IN_PROGRESS, scope="zeta", operation="POST /refunds", age=HALF_A_MINUTE)
-    desk.dead_job(age=5 * HOUR + HALF_A_MINUTE)
-    desk.close()
+    table = KeyTable("sqlite:///shop.db")
+    table.put("order-7729-51d0", State.COMPLETED, age=2 * HOUR + HALF_A_MINUTE)
+    table.put("order-7731-9c1e", State.UNKNOWN, age=3 * HOUR + HALF_A_MINUTE)
+    table.put("order-7732-88f3", State.FAILED_RETRYABLE, age=HOUR + HALF_A_MINUTE)
+    late = table.put("order-7733-02aa", State.UNKNOWN, age=2 * 60 + HALF_A_MINUTE)
+    table.move(late, Event.POSTPONE, Actor.RECONCILER, last_error="the provider does not answer")
+    table.put("order-7735-6e10", State.IN_PROGRESS, scope="zeta", operation="POST /refunds", age=HALF_A_MINUTE)
+    table.dead_job(age=5 * HOUR + HALF_A_MINUTE)
+    table.close()
     return runner("sqlite:///shop.db", monkeypatch, capsys)
 
 

@@ -1,4 +1,4 @@
-"""A desk for phased requests, lanes that are closed at the end, and a keeper that looks when it is told to."""
+"""An API with phased requests, lanes that are closed at the end, and a keeper that looks when it is told to."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import pytest
 from oncekey.engine import keeper as keeper_module
 from oncekey.engine.batching.router import Lanes
 from oncekey.engine.keeper import Keeper
-from tests.engine.desk import Desk
 from tests.engine.doubles import Clock, FakeStore
-from tests.engine.keeping import Kept
+from tests.engine.kept_operations import Kept
 from tests.engine.lanes import Open
+from tests.engine.phased_api import PhasedApi
 from tests.enlist.shop import Shop, sqlite_url
 
 
 @pytest.fixture
-async def postgres_desk(ready_url: str) -> AsyncIterator[Desk]:
-    desk = Desk(Shop(ready_url))
-    yield desk
-    await desk.close()
+async def postgres_desk(ready_url: str) -> AsyncIterator[PhasedApi]:
+    phased = PhasedApi(Shop(ready_url))
+    yield phased
+    await phased.close()
 
 
 @pytest.fixture
-async def sqlite_desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    desk = Desk(Shop(sqlite_url(tmp_path)))
-    yield desk
-    await desk.close()
+async def sqlite_desk(tmp_path: Path) -> AsyncIterator[PhasedApi]:
+    phased = PhasedApi(Shop(sqlite_url(tmp_path)))
+    yield phased
+    await phased.close()
 
 
 @pytest.fixture(params=["sqlite_desk", "postgres_desk"])
-def desk(request: pytest.FixtureRequest) -> Desk:
-    desk: Desk = request.getfixturevalue(request.param)
-    return desk
+def phased(request: pytest.FixtureRequest) -> PhasedApi:
+    phased: PhasedApi = request.getfixturevalue(request.param)
+    return phased
 
 
 @pytest.fixture

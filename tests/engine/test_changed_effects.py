@@ -13,7 +13,7 @@ from oncekey.core.states import Effects, State
 from oncekey.engine.operation import Operation
 from oncekey.stores.registry import open_store
 from oncekey.upkeep.sweeper import Sweeper
-from tests.engine.desk import Desk, Serve
+from tests.engine.phased_api import PhasedApi, Serve
 
 EffectsName = Literal["external", "transactional", "phased", "repeatable"]
 EFFECTS: tuple[EffectsName, ...] = ("external", "transactional", "phased", "repeatable")
@@ -37,7 +37,7 @@ class Bank:
 def handler(bank: Bank, effects: EffectsName, *, ends: Literal["well", "raises", "pauses"]) -> Serve:
     """A handler that keeps to its declaration, and charges once."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         if effects == "external":
             bank.charge()
         elif effects == "phased":
@@ -49,7 +49,7 @@ def handler(bank: Bank, effects: EffectsName, *, ends: Literal["well", "raises",
             await bank.go_on.wait()
         if effects == "transactional":
             await op.enlist(connection)
-            await desk.pay(connection)
+            await phased.pay(connection)
         if ends == "raises":
             raise RuntimeError("after the charge")
 
@@ -63,48 +63,48 @@ def runs_again(before: EffectsName, now: EffectsName) -> bool:
 @pytest.mark.parametrize("now", EFFECTS)
 @pytest.mark.parametrize("before", EFFECTS)
 async def test_deploy_with_other_effects_charges_no_second_time(
-    desk: Desk, before: EffectsName, now: EffectsName
+    phased: PhasedApi, before: EffectsName, now: EffectsName
 ) -> None:
     """The first attempt charged and failed. What it did is rolled back, remembered or repeatable under the new
     declaration too: the retry completes. Otherwise the key is unknown."""
     bank = Bank()
-    first = await desk.api(handler(bank, before, ends="raises"), Policy(effects=before)).post()
-    deployed = desk.api(handler(bank, now, ends="well"), Policy(effects=now))
+    first = await phased.api(handler(bank, before, ends="raises"), Policy(effects=before)).post()
+    deployed = phased.api(handler(bank, now, ends="well"), Policy(effects=now))
     retries = [(await deployed.post()).status_code for _ in range(3)]
 
     assert first.status_code == 500
-    assert len(bank.charges) + desk.shop.payments() == 1
+    assert len(bank.charges) + phased.shop.payments() == 1
     if runs_again(before, now):
-        assert (retries, desk.state) == ([201, 201, 201], State.COMPLETED)
+        assert (retries, phased.state) == ([201, 201, 201], State.COMPLETED)
     else:
-        assert (retries, desk.state) == ([409, 409, 409], State.UNKNOWN)
-        assert desk.record.reconcile_at is not None
+        assert (retries, phased.state) == ([409, 409, 409], State.UNKNOWN)
+        assert phased.record.reconcile_at is not None
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["retried", "swept"])
 @pytest.mark.parametrize("now", EFFECTS)
 @pytest.mark.parametrize("before", EFFECTS)
 async def test_deploy_while_the_first_attempt_is_paused_charges_no_second_time(
-    desk: Desk, before: EffectsName, now: EffectsName, swept: bool
+    phased: PhasedApi, before: EffectsName, now: EffectsName, swept: bool
 ) -> None:
     """The lease ran out, and a process of the new version gets the retry, or its sweeper comes first. The paused owner
     wakes up at the end."""
     bank = Bank()
-    old = desk.api(handler(bank, before, ends="pauses"), Policy(effects=before))
+    old = phased.api(handler(bank, before, ends="pauses"), Policy(effects=before))
     paused = asyncio.create_task(old.post())
     await bank.paused.wait()
-    desk.let_the_lease_end()
+    phased.let_the_lease_end()
     if swept:
-        store = open_store(desk.shop.url)
+        store = open_store(phased.shop.url)
         await asyncio.to_thread(Sweeper(store).run)
         store.close()
-    deployed = desk.api(handler(bank, now, ends="well"), Policy(effects=now))
+    deployed = phased.api(handler(bank, now, ends="well"), Policy(effects=now))
     retries = [(await deployed.post()).status_code for _ in range(2)]
-    state = desk.state
+    state = phased.state
     bank.go_on.set()
     await paused
 
-    assert len(bank.charges) + desk.shop.payments() == 1
+    assert len(bank.charges) + phased.shop.payments() == 1
     # A phased attempt that was paused after its step is resumed; all others are as after a failure.
     if runs_again(before, now):
         assert (retries, state) == ([201, 201], State.COMPLETED)
@@ -113,22 +113,22 @@ async def test_deploy_while_the_first_attempt_is_paused_charges_no_second_time(
 
 
 async def test_effect_that_was_only_intended_makes_key_unknown_under_other_effects(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    phased: PhasedApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It raised, so it may have happened, and only its intent is in the row. The log says what to do."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
-        await op.effect("charge", lambda: desk.fail("charge", ConnectionError("cut")), repeatable=True)
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
+        await op.effect("charge", lambda: phased.fail("charge", ConnectionError("cut")), repeatable=True)
 
-    assert (await desk.post(serve)).status_code == 500
-    assert (desk.state, desk.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
+    assert (await phased.post(serve)).status_code == 500
+    assert (phased.state, phased.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
 
-    async def charges(desk: Desk, op: Operation, connection: Any) -> None:
-        desk.call("charge")
+    async def charges(phased: PhasedApi, op: Operation, connection: Any) -> None:
+        phased.call("charge")
 
     with caplog.at_level(logging.WARNING, "oncekey"):
-        assert (await desk.post(charges, policy=Policy(effects="external"))).status_code == 409
-    assert (desk.calls, desk.state) == ({"charge": 1}, State.UNKNOWN)
+        assert (await phased.post(charges, policy=Policy(effects="external"))).status_code == 409
+    assert (phased.calls, phased.state) == ({"charge": 1}, State.UNKNOWN)
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Doubted")]
     assert "effects='phased'" in line
     assert "effects='external' now" in line
@@ -136,9 +136,9 @@ async def test_effect_that_was_only_intended_makes_key_unknown_under_other_effec
     assert "k-1" not in line, "keys are masked in logs"
 
 
-async def test_key_is_resumed_when_the_declaration_is_rolled_back_before_the_retry(desk: Desk) -> None:
+async def test_key_is_resumed_when_the_declaration_is_rolled_back_before_the_retry(phased: PhasedApi) -> None:
     """No request came while the other declaration was deployed: nothing was lost."""
     bank = Bank()
-    await desk.post(handler(bank, "phased", ends="raises"))
-    assert (await desk.post(handler(bank, "phased", ends="well"))).status_code == 201
+    await phased.post(handler(bank, "phased", ends="raises"))
+    assert (await phased.post(handler(bank, "phased", ends="well"))).status_code == 201
     assert len(bank.charges) == 1

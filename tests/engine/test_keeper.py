@@ -16,7 +16,7 @@ from oncekey.telemetry import events
 from tests.engine.doubles import (
     PATIENCE,
 )
-from tests.engine.keeping import Kept, taken_over
+from tests.engine.kept_operations import Kept, taken_over
 
 # ---------------------------------------------------------------- renewing
 

@@ -15,7 +15,7 @@ from tests.engine.doubles import (
     Clock,
     eventually,
 )
-from tests.engine.keeping import Kept, unfinished
+from tests.engine.kept_operations import Kept, unfinished
 
 
 @pytest.fixture

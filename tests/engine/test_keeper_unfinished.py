@@ -17,7 +17,7 @@ from tests.engine.doubles import (
     PATIENCE,
     RESPONSE,
 )
-from tests.engine.keeping import Kept, taken_over, unfinished
+from tests.engine.kept_operations import Kept, taken_over, unfinished
 
 # ---------------------------------------------------------------- when the store is back
 

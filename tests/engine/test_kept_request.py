@@ -20,22 +20,22 @@ from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, StepError
 from oncekey.stores.registry import open_store
 from oncekey.web.flask import protect
-from tests.engine.desk import SCOPE, Desk
+from tests.engine.phased_api import SCOPE, PhasedApi
 
 KEEPS = Policy(effects="phased", keep_request=True, fingerprint_headers=("if-match", "x-account"))
 
 
-async def stumble(desk: Desk, op: Operation, connection: Any) -> Response:
+async def stumble(phased: PhasedApi, op: Operation, connection: Any) -> Response:
     """A row, and a crash on the first attempt."""
-    row = await op.phase("row", desk.pay, connection, on=connection)
+    row = await op.phase("row", phased.pay, connection, on=connection)
     if op.attempt == 1:
         raise ConnectionError("stumbled")
-    last = await op.phase("last", desk.pay, connection, name="last", on=connection)
+    last = await op.phase("last", phased.pay, connection, name="last", on=connection)
     return JSONResponse([row, last], 201)
 
 
-def kept(desk: Desk) -> KeptRequest | None:
-    store = open_store(desk.shop.url)
+def kept(phased: PhasedApi) -> KeptRequest | None:
+    store = open_store(phased.shop.url)
     try:
         (steps,) = store.steps([StepsOf(SCOPE, "k-1")])
     finally:
@@ -43,94 +43,94 @@ def kept(desk: Desk) -> KeptRequest | None:
     return request_in(steps)
 
 
-async def test_request_is_kept_with_its_first_step(desk: Desk) -> None:
-    api = desk.api(stumble, KEEPS)
+async def test_request_is_kept_with_its_first_step(phased: PhasedApi) -> None:
+    api = phased.api(stumble, KEEPS)
     headers = {"X-Account": "a-7", "Authorization": "Bearer secret", "Cookie": "session=secret", "X-Other": "no"}
     answer = await api.post("k-1", 5, **headers)
     assert answer.status_code == 500
-    request = kept(desk)
+    request = kept(phased)
     assert request is not None
     assert (request.method, request.path, request.query) == ("POST", "/payments", "")
     assert request.json() == {"cents": 5}
     assert request.headers == {"content-type": "application/json", "x-account": "a-7"}
-    (row,) = desk.shop.ask(f"SELECT result FROM idempotency_steps WHERE name = '{REQUEST}'")
+    (row,) = phased.shop.ask(f"SELECT result FROM idempotency_steps WHERE name = '{REQUEST}'")
     assert "secret" not in row[0]
 
 
-async def test_kept_request_is_no_step(desk: Desk) -> None:
+async def test_kept_request_is_no_step(phased: PhasedApi) -> None:
     """The next attempt goes on as it would without it, and writes it no second time."""
-    api = desk.api(stumble, KEEPS)
+    api = phased.api(stumble, KEEPS)
     assert (await api.post("k-1", 5)).status_code == 500
-    assert (desk.state, desk.record.recovery_point) == (State.FAILED_RETRYABLE, "row")
-    desk.shop.ask(f"UPDATE idempotency_steps SET result = 'null' WHERE name = '{REQUEST}'")
+    assert (phased.state, phased.record.recovery_point) == (State.FAILED_RETRYABLE, "row")
+    phased.shop.ask(f"UPDATE idempotency_steps SET result = 'null' WHERE name = '{REQUEST}'")
     answer = await api.post("k-1", 5)
     assert (answer.status_code, answer.json()) == (201, [{"paid": 1}, {"paid": 1}])
-    assert desk.steps()[REQUEST].result == b"null", "not written again"
-    assert list(desk.steps()) == [REQUEST, "row", "last"]
+    assert phased.steps()[REQUEST].result == b"null", "not written again"
+    assert list(phased.steps()) == [REQUEST, "row", "last"]
 
 
-async def test_request_is_kept_before_the_first_step_of_a_later_attempt(desk: Desk) -> None:
+async def test_request_is_kept_before_the_first_step_of_a_later_attempt(phased: PhasedApi) -> None:
     """The first attempt took no step, or ran before the policy was changed: the second keeps it."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         if op.attempt == 1:
             raise ConnectionError("before any step")
-        await op.effect("charge", desk.call, "charge", repeatable=True)
+        await op.effect("charge", phased.call, "charge", repeatable=True)
 
-    assert (await desk.post(serve)).status_code == 500
-    assert kept(desk) is None
-    assert (await desk.post(serve, policy=KEEPS)).status_code == 201
-    assert kept(desk) is not None
-    assert list(desk.steps()) == [REQUEST, "charge"]
+    assert (await phased.post(serve)).status_code == 500
+    assert kept(phased) is None
+    assert (await phased.post(serve, policy=KEEPS)).status_code == 201
+    assert kept(phased) is not None
+    assert list(phased.steps()) == [REQUEST, "charge"]
 
 
-async def test_attempt_that_ends_after_its_request_was_kept_has_no_steps(desk: Desk) -> None:
+async def test_attempt_that_ends_after_its_request_was_kept_has_no_steps(phased: PhasedApi) -> None:
     """The step did not begin, so the key has done nothing, and expires as such a key does."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         def refuse() -> None:
             raise NotExecuted("the other side is closed")
 
         await op.phase("row", refuse, on=connection)
 
-    assert (await desk.post(serve, policy=KEEPS)).status_code == 503
-    assert (desk.state, desk.record.has_steps) == (State.FAILED_RETRYABLE, False)
-    desk.let_it_expire()
-    store = open_store(desk.shop.url)
+    assert (await phased.post(serve, policy=KEEPS)).status_code == 503
+    assert (phased.state, phased.record.has_steps) == (State.FAILED_RETRYABLE, False)
+    phased.let_it_expire()
+    store = open_store(phased.shop.url)
     assert store.purge(10) == 1
     store.close()
-    assert desk.steps() == {}
+    assert phased.steps() == {}
 
 
-async def test_handler_sees_the_request_only_where_it_is_kept(desk: Desk) -> None:
+async def test_handler_sees_the_request_only_where_it_is_kept(phased: PhasedApi) -> None:
     seen: list[KeptRequest | None] = []
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         seen.append(op.request)
 
-    await desk.post(serve, "with", KEEPS)
-    await desk.post(serve, "without")
+    await phased.post(serve, "with", KEEPS)
+    await phased.post(serve, "without")
     assert seen[0] is not None
     assert seen[0].json() == {"cents": 5}
     assert seen[1] is None
 
 
-async def test_step_cannot_take_the_name_of_the_request(desk: Desk) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
-        await op.effect(REQUEST, desk.call, "charge", repeatable=True)
+async def test_step_cannot_take_the_name_of_the_request(phased: PhasedApi) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
+        await op.effect(REQUEST, phased.call, "charge", repeatable=True)
 
-    assert (await desk.post(serve)).status_code == 500
-    assert isinstance(desk.errors[0], StepError)
-    assert desk.calls == {}
+    assert (await phased.post(serve)).status_code == 500
+    assert isinstance(phased.errors[0], StepError)
+    assert phased.calls == {}
 
 
 async def test_resolver_and_operator_see_the_request_apart_from_the_steps(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    phased: PhasedApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await desk.post(stumble, policy=KEEPS)
-    store = open_store(desk.shop.url)
+    await phased.post(stumble, policy=KEEPS)
+    store = open_store(phased.shop.url)
     (steps,) = store.steps([StepsOf(SCOPE, "k-1")])
-    inquiry = Inquiry(desk.record, tuple(steps))
+    inquiry = Inquiry(phased.record, tuple(steps))
     assert [step.name for step in inquiry.steps] == ["row"]
     assert inquiry.request is not None
     assert inquiry.request.json() == {"cents": 5}

@@ -19,7 +19,7 @@ from oncekey.engine.batching.router import Lanes
 from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket
 from oncekey.errors import StoreError, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
-from tests.engine.forking import FORK_RESULT, FORK_SCRIPT
+from tests.engine.forked_process import FORK_RESULT, FORK_SCRIPT
 
 
 def submit(lanes: Lanes, *work: object) -> list[SyncTicket]:

@@ -21,7 +21,7 @@ from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
 from oncekey.stores.registry import open_store
 from oncekey.web import fastapi as web
-from tests.engine.desk import Desk, now
+from tests.engine.phased_api import PhasedApi, now
 from tests.enlist.shop import TRANSACTIONAL
 
 Add = Callable[[Operation], Awaitable[Any]]
@@ -30,38 +30,38 @@ Add = Callable[[Operation], Awaitable[Any]]
 def adding(add: Add) -> Any:
     """A handler that enlists, writes its row, and adds a job."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         await op.enlist(connection)
-        await desk.pay(connection)
+        await phased.pay(connection)
         await add(op)
 
     return serve
 
 
-async def test_a_job_is_committed_with_the_row(desk: Desk) -> None:
-    answer = await desk.post(adding(lambda op: op.enqueue("receipt", {"to": "ada"})), policy=TRANSACTIONAL)
+async def test_a_job_is_committed_with_the_row(phased: PhasedApi) -> None:
+    answer = await phased.post(adding(lambda op: op.enqueue("receipt", {"to": "ada"})), policy=TRANSACTIONAL)
     assert answer.status_code == 201
-    rows = desk.jobs("scope, key, key_owner, operation, task, payload, settles, state")
-    owner = desk.record.owner
+    rows = phased.jobs("scope, key, key_owner, operation, task, payload, settles, state")
+    owner = phased.record.owner
     assert rows == [("single-tenant", "k-1", owner, "POST /payments", "receipt", '{"to":"ada"}', False, "ready")]
-    assert desk.shop.payments() == 1
+    assert phased.shop.payments() == 1
 
 
 @pytest.mark.parametrize("status", [500, 429])
-async def test_rolled_back_with_the_row(desk: Desk, status: int) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
-        await adding(lambda op: op.enqueue("receipt"))(desk, op, connection)
+async def test_rolled_back_with_the_row(phased: PhasedApi, status: int) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> Response:
+        await adding(lambda op: op.enqueue("receipt"))(phased, op, connection)
         return JSONResponse({}, status)
 
-    assert (await desk.post(serve, policy=TRANSACTIONAL)).status_code == status
-    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, State.FAILED_RETRYABLE)
+    assert (await phased.post(serve, policy=TRANSACTIONAL)).status_code == status
+    assert (phased.jobs(), phased.shop.payments(), phased.state) == ([], 0, State.FAILED_RETRYABLE)
 
 
-async def test_its_downstream_key_is_the_same_in_every_attempt(desk: Desk) -> None:
+async def test_its_downstream_key_is_the_same_in_every_attempt(phased: PhasedApi) -> None:
     """What was rolled back and is done again is the same job downstream; two of one task are two."""
     keys: list[list[str]] = []
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         await op.enlist(connection)
         await op.enqueue("receipt", 1)
         await op.enqueue("receipt", 2)
@@ -75,18 +75,18 @@ async def test_its_downstream_key_is_the_same_in_every_attempt(desk: Desk) -> No
 
         return completion.execute(op, "SELECT downstream_key FROM idempotency_outbox ORDER BY payload", {})
 
-    api = desk.api(serve, TRANSACTIONAL)
+    api = phased.api(serve, TRANSACTIONAL)
     assert [(await api.post()).status_code for _ in range(2)] == [503, 201]
     assert keys[0] == keys[1]
     assert len(set(keys[0])) == 2
 
 
-async def test_in_a_phase(desk: Desk) -> None:
+async def test_in_a_phase(phased: PhasedApi) -> None:
     """Committed with the phase, once. Jobs of phases that a later attempt does not run again keep their keys."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         async def work(name: str) -> None:
-            await desk.pay(connection)
+            await phased.pay(connection)
             await op.enqueue("receipt", {"of": name})
 
         await op.phase("first", work, "first", on=connection)
@@ -94,25 +94,25 @@ async def test_in_a_phase(desk: Desk) -> None:
             raise ConnectionError("stumbled")
         await op.phase("second", work, "second", on=connection)
 
-    api = desk.api(serve)
+    api = phased.api(serve)
     assert (await api.post()).status_code == 500
-    assert [task for task, _ in desk.jobs()] == ["receipt"]
+    assert [task for task, _ in phased.jobs()] == ["receipt"]
     assert (await api.post()).status_code == 201
-    jobs = desk.jobs("payload, downstream_key")
+    jobs = phased.jobs("payload, downstream_key")
     assert sorted(payload for payload, _ in jobs) == ['{"of":"first"}', '{"of":"second"}']
     assert len({key for _, key in jobs}) == 2, "two jobs share a downstream key: a bank would do one of them"
 
 
-async def test_a_phase_that_fails_takes_its_job_along(desk: Desk) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+async def test_a_phase_that_fails_takes_its_job_along(phased: PhasedApi) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         async def work() -> None:
             await op.enqueue("receipt")
             raise ConnectionError("stumbled")
 
         await op.phase("row", work, on=connection)
 
-    assert (await desk.post(serve)).status_code == 500
-    assert desk.jobs() == []
+    assert (await phased.post(serve)).status_code == 500
+    assert phased.jobs() == []
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ async def test_a_phase_that_fails_takes_its_job_along(desk: Desk) -> None:
     ],
     ids=["an hour from now", "at two hours from now", "now", "an hour ago"],
 )
-async def test_when(desk: Desk, run_at: Callable[[], Any], in_seconds: float) -> None:
-    assert (await desk.post(adding(lambda op: op.enqueue("receipt", run_at=run_at())))).status_code == 201
-    store = open_store(desk.shop.url)
+async def test_when(phased: PhasedApi, run_at: Callable[[], Any], in_seconds: float) -> None:
+    assert (await phased.post(adding(lambda op: op.enqueue("receipt", run_at=run_at())))).status_code == 201
+    store = open_store(phased.shop.url)
     (job,) = store.jobs(JobState.READY, 10)
     assert max(0.0, job.run_at - job.now) == pytest.approx(in_seconds, abs=60)
     assert len(store.claim("a-worker", ["receipt"], 10, 30.0)) == (in_seconds == 0)
@@ -148,61 +148,61 @@ async def test_when(desk: Desk, run_at: Callable[[], Any], in_seconds: float) ->
         (lambda op: op.enqueue("a\nb"), "a task's name"),
     ],
 )
-async def test_jobs_that_cannot_be(desk: Desk, add: Add, says: str) -> None:
-    assert (await desk.post(adding(add))).status_code == 500
-    assert isinstance(desk.errors[0], ApplicationError)
-    assert says in str(desk.errors[0])
-    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, State.FAILED_RETRYABLE)
+async def test_jobs_that_cannot_be(phased: PhasedApi, add: Add, says: str) -> None:
+    assert (await phased.post(adding(add))).status_code == 500
+    assert isinstance(phased.errors[0], ApplicationError)
+    assert says in str(phased.errors[0])
+    assert (phased.jobs(), phased.shop.payments(), phased.state) == ([], 0, State.FAILED_RETRYABLE)
 
 
 @pytest.mark.parametrize("verb", ["enqueue", "defer"])
-async def test_not_without_a_transaction(desk: Desk, verb: str) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+async def test_not_without_a_transaction(phased: PhasedApi, verb: str) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         await getattr(op, verb)("receipt")
 
-    assert (await desk.post(serve)).status_code == 500
-    assert isinstance(desk.errors[0], EnlistError)
-    assert f"{verb}('receipt') adds a row" in str(desk.errors[0])
-    assert "there is none open" in str(desk.errors[0])
-    assert ("inside a phase" in str(desk.errors[0])) == (verb == "enqueue")
+    assert (await phased.post(serve)).status_code == 500
+    assert isinstance(phased.errors[0], EnlistError)
+    assert f"{verb}('receipt') adds a row" in str(phased.errors[0])
+    assert "there is none open" in str(phased.errors[0])
+    assert ("inside a phase" in str(phased.errors[0])) == (verb == "enqueue")
 
 
-async def test_not_in_an_effect(desk: Desk) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+async def test_not_in_an_effect(phased: PhasedApi) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         await op.effect("charge", op.enqueue, "receipt", repeatable=True)
 
-    assert (await desk.post(serve)).status_code == 500
-    assert isinstance(desk.errors[0], EnlistError)
+    assert (await phased.post(serve)).status_code == 500
+    assert isinstance(phased.errors[0], EnlistError)
 
 
-async def test_no_deferring_in_a_phase(desk: Desk) -> None:
+async def test_no_deferring_in_a_phase(phased: PhasedApi) -> None:
     """It commits before the request is over: the job could be done before the key is pending."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         await op.phase("row", op.defer, "charge", on=connection)
 
-    assert (await desk.post(serve)).status_code == 500
-    assert "a phase commits before the request is over" in str(desk.errors[0])
-    assert (desk.jobs(), desk.state) == ([], State.FAILED_RETRYABLE)
+    assert (await phased.post(serve)).status_code == 500
+    assert "a phase commits before the request is over" in str(phased.errors[0])
+    assert (phased.jobs(), phased.state) == ([], State.FAILED_RETRYABLE)
 
 
-async def test_deferred_once(desk: Desk) -> None:
+async def test_deferred_once(phased: PhasedApi) -> None:
     async def twice(op: Operation) -> None:
         await op.defer("charge")
         await op.defer("charge")
 
-    assert (await desk.post(adding(twice))).status_code == 500
-    assert "deferred already" in str(desk.errors[0])
-    assert desk.jobs() == []
+    assert (await phased.post(adding(twice))).status_code == 500
+    assert "deferred already" in str(phased.errors[0])
+    assert phased.jobs() == []
 
 
 # ---------------------------------------------------------------- deferred
 
 
 def deferring(status: int, error: Exception | None = None) -> Any:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> Response:
         await op.enlist(connection)
-        await desk.pay(connection)
+        await phased.pay(connection)
         await op.defer("charge", {"cents": 5})
         if error is not None:
             raise error
@@ -212,17 +212,17 @@ def deferring(status: int, error: Exception | None = None) -> Any:
 
 
 @pytest.mark.parametrize("effects", ["transactional", "phased"])
-async def test_202_until_the_job_has_settled_it(desk: Desk, effects: Any) -> None:
-    api = desk.api(deferring(202), Policy(effects=effects))
+async def test_202_until_the_job_has_settled_it(phased: PhasedApi, effects: Any) -> None:
+    api = phased.api(deferring(202), Policy(effects=effects))
     first = await api.post()
     assert (first.status_code, first.headers["location"]) == (202, "/status/k-1")
-    assert (desk.state, desk.shop.payments()) == (State.PENDING, 1)
+    assert (phased.state, phased.shop.payments()) == (State.PENDING, 1)
     again = await api.post()
     assert (again.status_code, again.headers["location"]) == (202, "/status/k-1")
     assert "retry-after" in again.headers
-    desk.let_the_lease_end()  # a deferred key is no request's to take over
+    phased.let_the_lease_end()  # a deferred key is no request's to take over
     assert (await api.post()).status_code == 202
-    worker = Worker(desk.shop.url)
+    worker = Worker(phased.shop.url)
 
     @worker.task()
     async def charge(ctx: Context, payload: Any) -> Settled:
@@ -231,11 +231,11 @@ async def test_202_until_the_job_has_settled_it(desk: Desk, effects: Any) -> Non
     await worker.serve(until="drained")
     last = await api.post()
     assert (last.status_code, last.json()["charged"]) == (201, 5)
-    assert (desk.state, desk.calls) == (State.COMPLETED, {"pay": 1})
+    assert (phased.state, phased.calls) == (State.COMPLETED, {"pay": 1})
 
 
-async def test_another_request_learns_that_it_is_one(desk: Desk) -> None:
-    api = desk.api(deferring(202), TRANSACTIONAL)
+async def test_another_request_learns_that_it_is_one(phased: PhasedApi) -> None:
+    api = phased.api(deferring(202), TRANSACTIONAL)
     await api.post()
     assert (await api.post(cents=7)).status_code == 422
 
@@ -250,10 +250,10 @@ async def test_another_request_learns_that_it_is_one(desk: Desk) -> None:
         (deferring(202, NotExecuted("not now")), 503, "failed_retryable"),
     ],
 )
-async def test_an_error_is_no_promise(desk: Desk, serve: Any, status: int, state: str) -> None:
+async def test_an_error_is_no_promise(phased: PhasedApi, serve: Any, status: int, state: str) -> None:
     """Row and job are rolled back, and the key does not wait for a job that is not there."""
-    assert (await desk.post(serve, policy=TRANSACTIONAL)).status_code == status
-    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, state)
+    assert (await phased.post(serve, policy=TRANSACTIONAL)).status_code == status
+    assert (phased.jobs(), phased.shop.payments(), phased.state) == ([], 0, state)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ async def test_an_error_is_no_promise(desk: Desk, serve: Any, status: int, state
     ids=["exception with a success", "redirect"],
 )
 async def test_raised_answer_after_defer_is_pending_only_with_its_job(
-    desk: Desk, status: int, sent: int, state: State, rows: int
+    phased: PhasedApi, status: int, sent: int, state: State, rows: int
 ) -> None:
     """A redirect that the endpoint raises is its answer: row and job are committed with it. Any other exception rolls
     back. A key that is pending without a job would wait for ever."""
@@ -278,19 +278,19 @@ async def test_raised_answer_after_defer_is_pending_only_with_its_job(
         raise HTTPException(status, headers={"location": "/status"})
 
     async def now_open() -> Any:
-        connection = desk.connect()
-        opened.append(await connection if desk.shop.kind == "postgresql" else connection)
+        connection = phased.connect()
+        opened.append(await connection if phased.shop.kind == "postgresql" else connection)
         return opened[-1]
 
-    once = OnceKey(desk.shop.url, scope=SINGLE_TENANT, policy=TRANSACTIONAL)
+    once = OnceKey(phased.shop.url, scope=SINGLE_TENANT, policy=TRANSACTIONAL)
     web.protect(app, once)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
         answer = await http.post("/payments", headers={"Idempotency-Key": "k-1"})
-    desk._opened.extend(opened)
+    phased._opened.extend(opened)
     await once.aclose()
-    assert (answer.status_code, desk.state) == (sent, state)
-    assert (len(desk.jobs()), desk.shop.payments()) == (rows, rows)
+    assert (answer.status_code, phased.state) == (sent, state)
+    assert (len(phased.jobs()), phased.shop.payments()) == (rows, rows)
 
 
 # ---------------------------------------------------------------- due after the key is over
@@ -299,29 +299,29 @@ async def test_raised_answer_after_defer_is_pending_only_with_its_job(
 @pytest.mark.parametrize(
     "late", [timedelta(hours=25), timedelta(hours=23), lambda: datetime.now(UTC) + timedelta(days=9)]
 )
-async def test_job_due_after_its_key_is_over_is_refused(desk: Desk, late: Any) -> None:
+async def test_job_due_after_its_key_is_over_is_refused(phased: PhasedApi, late: Any) -> None:
     """The reaper would cancel it before it ran, and the client would get 408. Nothing is committed."""
     run_at = late() if callable(late) else late
     assert (
-        await desk.post(adding(lambda op: op.defer("charge", run_at=run_at)), policy=TRANSACTIONAL)
+        await phased.post(adding(lambda op: op.defer("charge", run_at=run_at)), policy=TRANSACTIONAL)
     ).status_code == 500
-    (error,) = desk.errors
+    (error,) = phased.errors
     assert isinstance(error, ApplicationError)
     assert "longer Policy(ttl=…), at least" in str(error)
-    assert (desk.jobs(), desk.shop.payments(), desk.state) == ([], 0, State.FAILED_RETRYABLE)
+    assert (phased.jobs(), phased.shop.payments(), phased.state) == ([], 0, State.FAILED_RETRYABLE)
 
 
-async def test_ttl_that_the_message_names_is_long_enough(desk: Desk) -> None:
+async def test_ttl_that_the_message_names_is_long_enough(phased: PhasedApi) -> None:
     run_at = timedelta(days=3)
     add = adding(lambda op: op.defer("charge", run_at=run_at))
-    await desk.post(add, policy=TRANSACTIONAL)
-    assert "at least 3 days, 8:00:00" in str(desk.errors[0])
+    await phased.post(add, policy=TRANSACTIONAL)
+    assert "at least 3 days, 8:00:00" in str(phased.errors[0])
     longer = Policy(effects="transactional", ttl=timedelta(days=3, hours=8))
-    await desk.post(add, key="k-2", policy=longer)
-    assert (desk.shop.state("k-2"), len(desk.jobs())) == (State.PENDING, 1)
+    await phased.post(add, key="k-2", policy=longer)
+    assert (phased.shop.state("k-2"), len(phased.jobs())) == (State.PENDING, 1)
 
 
-async def test_job_that_settles_nothing_may_outlive_the_key(desk: Desk) -> None:
+async def test_job_that_settles_nothing_may_outlive_the_key(phased: PhasedApi) -> None:
     add = adding(lambda op: op.enqueue("reminder", run_at=timedelta(days=30)))
-    assert (await desk.post(add, policy=TRANSACTIONAL)).status_code == 201
-    assert len(desk.jobs()) == 1
+    assert (await phased.post(add, policy=TRANSACTIONAL)).status_code == 201
+    assert len(phased.jobs()) == 1

@@ -22,7 +22,7 @@ from oncekey.errors import LeaseLost, StoreUnavailable
 from oncekey.testing import faults
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
-from tests.engine.desk import Desk, Serve, now, short
+from tests.engine.phased_api import PhasedApi, Serve, now, short
 from tests.enlist.shop import Shop
 
 CUT = ConnectionError("the line was cut")
@@ -31,9 +31,9 @@ CUT = ConnectionError("the line was cut")
 def charging(repeatable: bool, error: BaseException = CUT, times: int = 1) -> Serve:
     """One effect, which raises in its first calls."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         def charge() -> Any:
-            return desk.fail("charge", error) if desk.calls["charge"] < times else desk.call("charge")
+            return phased.fail("charge", error) if phased.calls["charge"] < times else phased.call("charge")
 
         await op.effect("charge", charge, repeatable=repeatable)
 
@@ -43,43 +43,43 @@ def charging(repeatable: bool, error: BaseException = CUT, times: int = 1) -> Se
 # ---------------------------------------------------------------- doubt
 
 
-async def test_a_repeatable_effect_that_raised_is_called_again(desk: Desk) -> None:
-    api = desk.api(charging(repeatable=True))
+async def test_a_repeatable_effect_that_raised_is_called_again(phased: PhasedApi) -> None:
+    api = phased.api(charging(repeatable=True))
     assert (await api.post()).status_code == 500
-    assert (desk.state, desk.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
-    assert desk.steps()["charge"].state is StepState.INTENDED
+    assert (phased.state, phased.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
+    assert phased.steps()["charge"].state is StepState.INTENDED
     assert (await api.post()).status_code == 201
-    assert desk.calls == {"charge": 2}
+    assert phased.calls == {"charge": 2}
 
 
-async def test_one_that_may_not_be_repeated_leaves_the_key_unknown(desk: Desk) -> None:
-    api = desk.api(charging(repeatable=False))
+async def test_one_that_may_not_be_repeated_leaves_the_key_unknown(phased: PhasedApi) -> None:
+    api = phased.api(charging(repeatable=False))
     assert (await api.post()).status_code == 500
-    assert (desk.state, desk.record.reconcile_at is not None) == (State.UNKNOWN, True)
+    assert (phased.state, phased.record.reconcile_at is not None) == (State.UNKNOWN, True)
     assert (await api.post()).status_code == 409
-    assert desk.calls == {"charge": 1}
+    assert phased.calls == {"charge": 1}
 
 
-async def test_refuted_it_is_called_once_more(desk: Desk) -> None:
-    api = desk.api(charging(repeatable=False))
+async def test_refuted_it_is_called_once_more(phased: PhasedApi) -> None:
+    api = phased.api(charging(repeatable=False))
     await api.post()
-    desk.refute()
+    phased.refute()
     assert [(await api.post()).status_code for _ in range(2)] == [201, 201]
-    assert (desk.calls, desk.state) == ({"charge": 2}, State.COMPLETED)
+    assert (phased.calls, phased.state) == ({"charge": 2}, State.COMPLETED)
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_not_executed_takes_the_doubt_back(desk: Desk, repeatable: bool) -> None:
-    api = desk.api(charging(repeatable, NotExecuted("the bank was closed")))
+async def test_not_executed_takes_the_doubt_back(phased: PhasedApi, repeatable: bool) -> None:
+    api = phased.api(charging(repeatable, NotExecuted("the bank was closed")))
     assert (await api.post()).status_code == 503
-    assert (desk.state, desk.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
+    assert (phased.state, phased.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
     assert (await api.post()).status_code == 201
-    assert desk.calls == {"charge": 2}
+    assert phased.calls == {"charge": 2}
 
 
-async def test_outcome_unknown_of_a_repeatable_effect(desk: Desk) -> None:
-    assert (await desk.post(charging(True, OutcomeUnknown("who knows")))).status_code == 409
-    assert desk.state is State.UNKNOWN
+async def test_outcome_unknown_of_a_repeatable_effect(phased: PhasedApi) -> None:
+    assert (await phased.post(charging(True, OutcomeUnknown("who knows")))).status_code == 409
+    assert phased.state is State.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -87,154 +87,154 @@ async def test_outcome_unknown_of_a_repeatable_effect(desk: Desk) -> None:
     [(500, "unknown"), (503, "unknown"), (429, "unknown"), (402, "unknown"), (201, "completed")],
 )
 async def test_answer_with_an_open_effect_is_stored_only_if_it_is_a_success(
-    desk: Desk, status: int, state: str
+    phased: PhasedApi, status: int, state: str
 ) -> None:
     """The handler caught the error of an effect that may not be repeated. An error of its own does not say that the
     effect did not happen."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> Response:
         with pytest.raises(ConnectionError):
-            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
+            await op.effect("charge", phased.fail, "charge", CUT, repeatable=False)
         return JSONResponse({}, status)
 
-    api = desk.api(serve)
+    api = phased.api(serve)
     assert (await api.post()).status_code == status
-    assert desk.state == state
+    assert phased.state == state
     await api.post()
-    assert desk.calls == {"charge": 1}
+    assert phased.calls == {"charge": 1}
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_another_effect_does_not_take_the_doubt_back(desk: Desk, repeatable: bool) -> None:
+async def test_another_effect_does_not_take_the_doubt_back(phased: PhasedApi, repeatable: bool) -> None:
     """The first may have happened, whatever becomes of the second. Refuted, it is called again, in its old place."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         if op.attempt == 1:
             with pytest.raises(ConnectionError):
-                await op.effect("first", desk.fail, "first", CUT, repeatable=False)
+                await op.effect("first", phased.fail, "first", CUT, repeatable=False)
         else:
-            await op.effect("first", desk.call, "first", repeatable=False)
-        await op.effect("second", desk.call, "second", repeatable=repeatable)
+            await op.effect("first", phased.call, "first", repeatable=False)
+        await op.effect("second", phased.call, "second", repeatable=repeatable)
         if op.attempt == 1:
             raise ConnectionError("stumbled")
 
-    api = desk.api(serve)
+    api = phased.api(serve)
     assert (await api.post()).status_code == 500
-    assert desk.state is State.UNKNOWN
-    desk.refute()
+    assert phased.state is State.UNKNOWN
+    phased.refute()
     assert (await api.post()).status_code == 201
-    assert desk.calls == {"first": 2, "second": 1}
+    assert phased.calls == {"first": 2, "second": 1}
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_not_executed_of_another_effect_does_not_take_the_doubt_back(desk: Desk, repeatable: bool) -> None:
+async def test_not_executed_of_another_effect_does_not_take_the_doubt_back(phased: PhasedApi, repeatable: bool) -> None:
     """It speaks of itself: the first may have happened, and is not called again (I1)."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         with pytest.raises(ConnectionError):
-            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
-        await op.effect("fallback", desk.fail, "fallback", NotExecuted("closed"), repeatable=repeatable)
+            await op.effect("charge", phased.fail, "charge", CUT, repeatable=False)
+        await op.effect("fallback", phased.fail, "fallback", NotExecuted("closed"), repeatable=repeatable)
 
-    api = desk.api(serve)
+    api = phased.api(serve)
     assert [(await api.post()).status_code for _ in range(2)] == [409, 409]
-    assert desk.state is State.UNKNOWN
-    assert desk.calls == {"charge": 1, "fallback": 1}
+    assert phased.state is State.UNKNOWN
+    assert phased.calls == {"charge": 1, "fallback": 1}
 
 
-async def test_a_handlers_own_not_executed_answers_for_all_of_its_effects(desk: Desk) -> None:
+async def test_a_handlers_own_not_executed_answers_for_all_of_its_effects(phased: PhasedApi) -> None:
     """It has asked the provider, say."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         with pytest.raises(ConnectionError):
-            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
+            await op.effect("charge", phased.fail, "charge", CUT, repeatable=False)
         raise NotExecuted("the provider knows of no charge")
 
-    assert (await desk.post(serve)).status_code == 503
-    assert desk.state is State.FAILED_RETRYABLE
+    assert (await phased.post(serve)).status_code == 503
+    assert phased.state is State.FAILED_RETRYABLE
 
 
-async def test_a_lost_transaction_does_not_take_the_doubt_back(desk: Desk) -> None:
+async def test_a_lost_transaction_does_not_take_the_doubt_back(phased: PhasedApi) -> None:
     """It ends with an enlisted transaction that cannot be committed, which by itself would mean: try again."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         with pytest.raises(ConnectionError):
-            await op.effect("charge", desk.fail, "charge", CUT, repeatable=False)
+            await op.effect("charge", phased.fail, "charge", CUT, repeatable=False)
         await op.enlist(connection)
-        await desk.pay(connection)
+        await phased.pay(connection)
 
     with faults.install("enlist.commit", "before", faults.raising(CUT)):
-        assert (await desk.post(serve)).status_code == 409
-    assert (desk.state, desk.shop.payments()) == (State.UNKNOWN, 0)
+        assert (await phased.post(serve)).status_code == 409
+    assert (phased.state, phased.shop.payments()) == (State.UNKNOWN, 0)
 
 
-async def test_a_crash_in_an_effect(desk: Desk) -> None:
+async def test_a_crash_in_an_effect(phased: PhasedApi) -> None:
     """Whoever finds the lease over sees by the record alone what that means."""
     found = []
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         def look() -> None:
-            found.append((desk.record.effects, desk.record.recovery_point))
+            found.append((phased.record.effects, phased.record.recovery_point))
 
         await op.effect("first", look, repeatable=True)
         await op.effect("second", look, repeatable=False)
         look()
 
-    assert (await desk.post(serve)).status_code == 201
+    assert (await phased.post(serve)).status_code == 201
     assert found == [(Effects.PHASED, "started"), (Effects.EXTERNAL, "first"), (Effects.PHASED, "second")]
 
 
 # ---------------------------------------------------------------- a lease that is lost
 
 
-async def test_lost_at_the_intent(desk: Desk) -> None:
+async def test_lost_at_the_intent(phased: PhasedApi) -> None:
     """Not called."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
-        desk.steal()
-        await op.effect("charge", desk.call, "charge", repeatable=True)
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
+        phased.steal()
+        await op.effect("charge", phased.call, "charge", repeatable=True)
 
-    assert (await desk.post(serve)).status_code == 409
-    assert isinstance(desk.errors[0], LeaseLost)
-    assert (desk.calls, desk.record.owner) == ({}, "a-thief")
+    assert (await phased.post(serve)).status_code == 409
+    assert isinstance(phased.errors[0], LeaseLost)
+    assert (phased.calls, phased.record.owner) == ({}, "a-thief")
 
 
-async def test_lost_at_the_result(desk: Desk) -> None:
+async def test_lost_at_the_result(phased: PhasedApi) -> None:
     """Called, and nothing more is written: the thief decides what becomes of the key."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         def charge() -> None:
-            desk.call("charge")
-            desk.steal()
+            phased.call("charge")
+            phased.steal()
 
         await op.effect("charge", charge, repeatable=True)
 
-    assert (await desk.post(serve)).status_code == 409
-    assert isinstance(desk.errors[0], LeaseLost)
-    assert (desk.calls, desk.record.owner) == ({"charge": 1}, "a-thief")
-    assert desk.steps()["charge"].state is StepState.INTENDED
+    assert (await phased.post(serve)).status_code == 409
+    assert isinstance(phased.errors[0], LeaseLost)
+    assert (phased.calls, phased.record.owner) == ({"charge": 1}, "a-thief")
+    assert phased.steps()["charge"].state is StepState.INTENDED
 
 
-async def test_lost_before_a_phase_writes(desk: Desk) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
-        desk.steal()
-        await op.phase("row", desk.pay, connection, on=connection)
+async def test_lost_before_a_phase_writes(phased: PhasedApi) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
+        phased.steal()
+        await op.phase("row", phased.pay, connection, on=connection)
 
-    assert (await desk.post(serve)).status_code == 409
-    assert isinstance(desk.errors[0], LeaseLost)
-    assert (desk.calls, desk.shop.payments(), desk.is_free()) == ({}, 0, True)
+    assert (await phased.post(serve)).status_code == 409
+    assert isinstance(phased.errors[0], LeaseLost)
+    assert (phased.calls, phased.shop.payments(), phased.is_free()) == ({}, 0, True)
 
 
-async def test_an_intent_that_took_too_long(desk: Desk) -> None:
+async def test_an_intent_that_took_too_long(phased: PhasedApi) -> None:
     """Paused behind the intent for longer than half a lease: the key is looked at again before the call."""
     policy = short(0.6)
 
     def pause() -> None:
-        desk.steal()
+        phased.steal()
         time.sleep(policy.lease_seconds * 0.6)
 
     with faults.install("store.swap", "after", pause):
-        answer = await desk.post(charging(repeatable=True, times=0), policy=policy)
-    assert (answer.status_code, desk.calls) == (409, {})
+        answer = await phased.post(charging(repeatable=True, times=0), policy=policy)
+    assert (answer.status_code, phased.calls) == (409, {})
 
 
 # ---------------------------------------------------------------- a store that is down
@@ -259,65 +259,65 @@ def outage(from_swap: int, swaps: int) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("again_soon")
-async def test_a_result_is_written_when_the_store_is_back(desk: Desk) -> None:
+async def test_a_result_is_written_when_the_store_is_back(phased: PhasedApi) -> None:
     """It has happened, and only we know how it ended."""
     with outage(2, swaps=5):
-        assert (await desk.post(charging(repeatable=False, times=0))).status_code == 201
-    assert (desk.calls, desk.state) == ({"charge": 1}, State.COMPLETED)
+        assert (await phased.post(charging(repeatable=False, times=0))).status_code == 201
+    assert (phased.calls, phased.state) == ({"charge": 1}, State.COMPLETED)
 
 
-async def test_a_result_that_was_written_and_not_confirmed(desk: Desk) -> None:
+async def test_a_result_that_was_written_and_not_confirmed(phased: PhasedApi) -> None:
     """Writing it twice is writing it once."""
     with faults.install("store.swap", "after", faults.raising(StoreUnavailable("its answer was lost")), nth=2):
-        assert (await desk.post(charging(repeatable=False, times=0))).status_code == 201
-    assert (desk.calls, desk.state) == ({"charge": 1}, State.COMPLETED)
+        assert (await phased.post(charging(repeatable=False, times=0))).status_code == 201
+    assert (phased.calls, phased.state) == ({"charge": 1}, State.COMPLETED)
 
 
 @pytest.mark.usefixtures("again_soon")
-async def test_a_store_that_stays_down(desk: Desk) -> None:
+async def test_a_store_that_stays_down(phased: PhasedApi) -> None:
     """For longer than the lease: a call that may not be repeated is unknown, and nobody makes it again."""
     serve = charging(repeatable=False, times=0)
     with outage(2, swaps=500):
-        assert (await desk.post(serve, policy=short(0.3))).status_code in (409, 503)
+        assert (await phased.post(serve, policy=short(0.3))).status_code in (409, 503)
     async with asyncio.timeout(10):
-        while desk.state is State.IN_PROGRESS:  # until the last moment of its lease
-            assert (await desk.post(serve)).status_code == 409  # by another process
+        while phased.state is State.IN_PROGRESS:  # until the last moment of its lease
+            assert (await phased.post(serve)).status_code == 409  # by another process
             await asyncio.sleep(0.02)
-    assert desk.state is State.UNKNOWN
-    assert desk.calls == {"charge": 1}
+    assert phased.state is State.UNKNOWN
+    assert phased.calls == {"charge": 1}
 
 
-async def test_an_intent_that_was_not_written(desk: Desk) -> None:
+async def test_an_intent_that_was_not_written(phased: PhasedApi) -> None:
     """Not called: there is nothing to doubt."""
     with outage(1, swaps=2):
-        assert (await desk.post(charging(repeatable=False, times=0))).status_code == 503
-    assert (desk.calls, desk.state) == ({}, State.FAILED_RETRYABLE)
+        assert (await phased.post(charging(repeatable=False, times=0))).status_code == 503
+    assert (phased.calls, phased.state) == ({}, State.FAILED_RETRYABLE)
 
 
 # ---------------------------------------------------------------- a phase whose commit fails, or ends otherwise
 
 
-async def paying(desk: Desk, op: Operation, connection: Any) -> Response:
-    return JSONResponse(await op.phase("row", desk.pay, connection, on=connection), 201)
+async def paying(phased: PhasedApi, op: Operation, connection: Any) -> Response:
+    return JSONResponse(await op.phase("row", phased.pay, connection, on=connection), 201)
 
 
-async def test_a_commit_that_was_not_heard_of(desk: Desk) -> None:
+async def test_a_commit_that_was_not_heard_of(phased: PhasedApi) -> None:
     """It happened: the steps tell, and the request goes on."""
     with faults.install("enlist.commit", "after", faults.raising(CUT)) as fault:
-        answer = await desk.post(paying)
+        answer = await phased.post(paying)
     assert fault.fired
     assert (answer.status_code, answer.json()) == (201, {"paid": 1})
-    assert (desk.shop.payments(), desk.state, desk.is_free()) == (1, State.COMPLETED, True)
+    assert (phased.shop.payments(), phased.state, phased.is_free()) == (1, State.COMPLETED, True)
 
 
-async def test_a_commit_that_did_not_happen(desk: Desk) -> None:
-    api = desk.api(paying)
+async def test_a_commit_that_did_not_happen(phased: PhasedApi) -> None:
+    api = phased.api(paying)
     with faults.install("enlist.commit", "before", faults.raising(CUT)) as fault:
         assert (await api.post()).status_code == 503
     assert fault.fired
-    assert (desk.shop.payments(), desk.state, desk.is_free()) == (0, State.FAILED_RETRYABLE, True)
+    assert (phased.shop.payments(), phased.state, phased.is_free()) == (0, State.FAILED_RETRYABLE, True)
     assert (await api.post()).status_code == 201
-    assert (desk.shop.payments(), desk.calls) == (1, {"pay": 2})
+    assert (phased.shop.payments(), phased.calls) == (1, {"pay": 2})
 
 
 @pytest.fixture
@@ -327,49 +327,49 @@ def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_commit_cut_on_the_wire(postgres_desk: Desk, proxy: TcpProxy, when: Any) -> None:
+async def test_a_commit_cut_on_the_wire(postgres_desk: PhasedApi, proxy: TcpProxy, when: Any) -> None:
     """Hazard 9, with the app's connection behind a proxy: the retry finds the truth in both cases."""
-    desk = postgres_desk
-    far = Desk(Shop(proxy.rewrite(desk.shop.url)))
-    desk.connect = far._connect
-    api = desk.api(paying)
+    phased = postgres_desk
+    far = PhasedApi(Shop(proxy.rewrite(phased.shop.url)))
+    phased.connect = far._connect
+    api = phased.api(paying)
     cut = proxy.cut_on("to_server", b"COMMIT", when=when)
     answer = await api.post()
     assert cut.wait(5)
-    assert (answer.status_code, desk.shop.payments()) == ((201, 1) if when == "after" else (503, 0))
+    assert (answer.status_code, phased.shop.payments()) == ((201, 1) if when == "after" else (503, 0))
     assert (await api.post()).status_code == 201
-    assert (desk.shop.payments(), desk.calls["pay"]) == (1, 1 if when == "after" else 2)
+    assert (phased.shop.payments(), phased.calls["pay"]) == (1, 1 if when == "after" else 2)
 
 
-async def test_phase_that_commits_by_itself_is_refused_and_commits_nothing(desk: Desk) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+async def test_phase_that_commits_by_itself_is_refused_and_commits_nothing(phased: PhasedApi) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         async def work() -> None:
-            await desk.pay(connection)
+            await phased.pay(connection)
             await now(connection.execute("COMMIT"))
 
         await op.phase("row", work, on=connection)
 
-    api = desk.api(serve)
+    api = phased.api(serve)
     assert (await api.post()).status_code in (409, 500)
-    assert (desk.shop.payments(), desk.state) == (0, State.FAILED_RETRYABLE)
-    assert desk.is_free()
+    assert (phased.shop.payments(), phased.state) == (0, State.FAILED_RETRYABLE)
+    assert phased.is_free()
 
 
-async def test_an_error_of_the_database_is_the_handlers_to_answer(desk: Desk) -> None:
+async def test_an_error_of_the_database_is_the_handlers_to_answer(phased: PhasedApi) -> None:
     """Caught, and answered with a 4xx: that is final, and nothing of the phase is there."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> Response:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> Response:
         async def work() -> None:
-            await desk.pay(connection)
+            await phased.pay(connection)
             await now(connection.execute("INSERT INTO payments (key) VALUES (NULL)"))
 
         with pytest.raises(Exception, match=r"(?i)null"):
             await op.phase("row", work, on=connection)
         return JSONResponse({"duplicate": True}, 422)
 
-    api = desk.api(serve)
+    api = phased.api(serve)
     assert [(await api.post()).status_code for _ in range(2)] == [422, 422]
-    assert (desk.shop.payments(), desk.state, desk.calls) == (0, State.FAILED, {"pay": 1})
+    assert (phased.shop.payments(), phased.state, phased.calls) == (0, State.FAILED, {"pay": 1})
 
 
 # ---------------------------------------------------------------- cancelled
@@ -381,57 +381,57 @@ async def out_of_time(limit: asyncio.Timeout) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_phase_that_ran_out_of_time(desk: Desk) -> None:
+async def test_a_phase_that_ran_out_of_time(phased: PhasedApi) -> None:
     """The handler's own limit: the phase is undone at once, and the handler may go on."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         async def hang() -> None:
-            await desk.pay(connection)
+            await phased.pay(connection)
             await out_of_time(limit)
 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(None) as limit:
                 await op.phase("row", hang, on=connection)
-        assert (op.enlisted, desk.is_free()) == (None, True)
-        await op.phase("note", desk.pay, connection, on=connection)
+        assert (op.enlisted, phased.is_free()) == (None, True)
+        await op.phase("note", phased.pay, connection, on=connection)
 
-    assert (await desk.post(serve)).status_code == 201
-    assert (desk.shop.payments(), desk.state) == (1, State.COMPLETED)
-    assert list(desk.steps()) == ["note"]
+    assert (await phased.post(serve)).status_code == 201
+    assert (phased.shop.payments(), phased.state) == (1, State.COMPLETED)
+    assert list(phased.steps()) == ["note"]
 
 
-async def test_a_handler_that_is_cancelled_in_a_phase(desk: Desk) -> None:
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+async def test_a_handler_that_is_cancelled_in_a_phase(phased: PhasedApi) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         async def work() -> None:
-            await desk.pay(connection)
+            await phased.pay(connection)
             raise asyncio.CancelledError
 
         await op.phase("row", work, on=connection)
 
-    assert (await desk.post(serve)).status_code >= 500
-    assert (desk.shop.payments(), desk.state, desk.is_free()) == (0, State.FAILED_RETRYABLE, True)
+    assert (await phased.post(serve)).status_code >= 500
+    assert (phased.shop.payments(), phased.state, phased.is_free()) == (0, State.FAILED_RETRYABLE, True)
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_an_effect_that_ran_out_of_time(desk: Desk, repeatable: bool) -> None:
+async def test_an_effect_that_ran_out_of_time(phased: PhasedApi, repeatable: bool) -> None:
     """Nobody knows how it ended: the same as if it had raised. The next step is not kept waiting."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(None) as limit:
                 await op.effect("charge", out_of_time, limit, repeatable=repeatable)
-        await op.phase("note", desk.pay, connection, on=connection)
+        await op.phase("note", phased.pay, connection, on=connection)
         raise ConnectionError("stumbled")
 
-    assert (await desk.post(serve)).status_code == 500
-    assert desk.state is (State.FAILED_RETRYABLE if repeatable else State.UNKNOWN)
+    assert (await phased.post(serve)).status_code == 500
+    assert phased.state is (State.FAILED_RETRYABLE if repeatable else State.UNKNOWN)
 
 
-async def test_cancelled_while_the_store_is_asked(desk: Desk) -> None:
+async def test_cancelled_while_the_store_is_asked(phased: PhasedApi) -> None:
     """A step is over when its caller has gone, also while a traceback still holds on to it."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
-        task = asyncio.create_task(op.effect("first", desk.call, "first", repeatable=True))
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
+        task = asyncio.create_task(op.effect("first", phased.call, "first", repeatable=True))
         await asyncio.sleep(0)  # it has asked the store for its intent
         assert op.steps is not None
         assert op.steps.under_way == "first"
@@ -439,23 +439,23 @@ async def test_cancelled_while_the_store_is_asked(desk: Desk) -> None:
         with pytest.raises(asyncio.CancelledError) as cancelled:
             await task
         assert op.steps.under_way is None
-        await op.effect("second", desk.call, "second", repeatable=True)
+        await op.effect("second", phased.call, "second", repeatable=True)
         del cancelled
 
-    assert (await desk.post(serve)).status_code == 201
-    assert desk.calls == {"second": 1}
+    assert (await phased.post(serve)).status_code == 201
+    assert phased.calls == {"second": 1}
 
 
-async def test_effect_that_was_not_executed_is_not_in_doubt_later(desk: Desk) -> None:
+async def test_effect_that_was_not_executed_is_not_in_doubt_later(phased: PhasedApi) -> None:
     """The first effect proved that it did not happen. Only the second is in doubt, and a verdict need not name it."""
 
-    async def serve(desk: Desk, op: Operation, connection: Any) -> None:
+    async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         with contextlib.suppress(NotExecuted):
-            await op.effect("first", desk.fail, "first", NotExecuted("closed"), repeatable=False)
-        await op.effect("second", desk.fail, "second", TimeoutError(), repeatable=False)
+            await op.effect("first", phased.fail, "first", NotExecuted("closed"), repeatable=False)
+        await op.effect("second", phased.fail, "second", TimeoutError(), repeatable=False)
 
-    assert (await desk.post(serve)).status_code == 500
-    assert (desk.state, [step.name for step in in_doubt(desk.record, desk.steps().values())]) == (
+    assert (await phased.post(serve)).status_code == 500
+    assert (phased.state, [step.name for step in in_doubt(phased.record, phased.steps().values())]) == (
         State.UNKNOWN,
         ["second"],
     )

@@ -1,4 +1,4 @@
-"""One shop per test, on each kind of database, and a till for each driver."""
+"""One shop per test, on each kind of database, and a payer for each driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.enlist.shop import POSTGRES, SQLITE, Shop, Till, sqlite_url
+from tests.enlist.shop import POSTGRES, SQLITE, Payer, Shop, sqlite_url
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
 
 
 @pytest.fixture
-async def till(request: pytest.FixtureRequest) -> AsyncIterator[Till]:
-    """Parametrized by (kind, name); its shop is ``till.shop``."""
+async def payer(request: pytest.FixtureRequest) -> AsyncIterator[Payer]:
+    """Parametrized by (kind, name); its shop is ``payer.shop``."""
     kind, name = request.param
     shop = make_shop(kind, request)
-    till = (SQLITE if kind == "sqlite" else POSTGRES)[name](shop)
-    yield till
-    await till.close()
+    payer = (SQLITE if kind == "sqlite" else POSTGRES)[name](shop)
+    yield payer
+    await payer.close()
     for api in shop.apis:
         await api.close()
 

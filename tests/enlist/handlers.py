@@ -10,23 +10,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oncekey import current
-from tests.enlist.shop import ALL, SYNC, Till, paid
+from tests.enlist.shop import ALL, SYNC, Payer, paid
 
 INSERT = "INSERT INTO payments (key, cents) VALUES ('k-1', 5)"
 
-every_driver = pytest.mark.parametrize("till", ALL, ids="-".join, indirect=True)
-every_sync_driver = pytest.mark.parametrize("till", SYNC, ids="-".join, indirect=True)
+every_driver = pytest.mark.parametrize("payer", ALL, ids="-".join, indirect=True)
+every_sync_driver = pytest.mark.parametrize("payer", SYNC, ids="-".join, indirect=True)
 
 
-def handler(till: Till, then: Any = None, **options: Any) -> Any:
+def handler(payer: Payer, then: Any = None, **options: Any) -> Any:
     """Enlists, pays, and ends as the test says."""
 
     async def pay(request: Request) -> Response:
         op = current()
-        thing = await till.open()
+        thing = await payer.open()
         await op.enlist(thing, **options)
-        done = till.pay(thing, op.key)
-        if till.is_async:
+        done = payer.pay(thing, op.key)
+        if payer.is_async:
             await done
         if then is not None:
             answer = then(thing)

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from oncekey import current
 from oncekey.core.states import State
-from tests.enlist.shop import Asyncpg, AsyncpgPool, Shop, SqlAlchemyAsyncpg, Till, paid
+from tests.enlist.shop import Asyncpg, AsyncpgPool, Payer, Shop, SqlAlchemyAsyncpg, paid
 
 Ending = Literal["returns 201", "returns 500", "raises", "fails and raises"]
 ENDINGS: tuple[Ending, ...] = ("returns 201", "returns 500", "raises", "fails and raises")
@@ -66,8 +66,8 @@ WAYS = {
 class Hands:
     """One attempt's hands on what it enlisted: takes the steps of a way with any driver."""
 
-    def __init__(self, till: Till, thing: Any, key: str, attempt: int) -> None:
-        self._till, self._thing = till, thing
+    def __init__(self, payer: Payer, thing: Any, key: str, attempt: int) -> None:
+        self._till, self._thing = payer, thing
         self._insert = INSERT.format(key=key, attempt=attempt)
 
     async def take(self, step: str) -> None:
@@ -129,16 +129,16 @@ async def _done(answer: Any) -> None:
         await answer
 
 
-def handler_of(till: Till, way: Way, ending: Ending, *, swallows: bool) -> Any:
+def handler_of(payer: Payer, way: Way, ending: Ending, *, swallows: bool) -> Any:
     """A handler that enlists, pays, ends its transaction in this way, and then the request in that."""
     attempts: dict[str, int] = {}
 
     async def pay(request: Request) -> Response:
         key = current().key
         attempts[key] = attempt = attempts.get(key, 0) + 1
-        thing = await till.open()
+        thing = await payer.open()
         await current().enlist(thing)
-        hands = Hands(till, thing, key, attempt)
+        hands = Hands(payer, thing, key, attempt)
         await hands.take("write")
         for step in (*way.steps, "fail") if ending == "fails and raises" else way.steps:
             try:
@@ -153,7 +153,7 @@ def handler_of(till: Till, way: Way, ending: Ending, *, swallows: bool) -> Any:
     return pay
 
 
-def check(shop: Shop, till: Till, way: Way, key: str, told: list[int]) -> list[str]:
+def check(shop: Shop, payer: Payer, way: Way, key: str, told: list[int]) -> list[str]:
     """What is wrong after these answers to several sends of one key; nothing, if nothing is."""
     rows = shop.ask(f"SELECT cents, count(*) FROM payments WHERE key = '{key}' GROUP BY cents")
     state, wrong = shop.state(key), []
@@ -169,7 +169,7 @@ def check(shop: Shop, till: Till, way: Way, key: str, told: list[int]) -> list[s
         wrong.append("the key is stuck")
     if state is State.COMPLETED:
         return _told(wrong, state, rows, told)  # the driver did not know the statement, and the handler went on
-    if rows and way.recognised and refuses(till, way):
+    if rows and way.recognised and refuses(payer, way):
         wrong.append("rows were committed that a guard could have refused")
     return _told(wrong, state, rows, told)
 
@@ -178,8 +178,8 @@ def _told(wrong: list[str], *facts: Any) -> list[str]:
     return [f"{each}: {facts}" for each in wrong]
 
 
-def refuses(till: Till, way: Way) -> bool:
+def refuses(payer: Payer, way: Way) -> bool:
     """Whether this driver lets us refuse it: asyncpg does not, neither alone nor beneath SQLAlchemy."""
-    if isinstance(till, SqlAlchemyAsyncpg):
+    if isinstance(payer, SqlAlchemyAsyncpg):
         return not way.beneath
-    return not isinstance(till, Asyncpg)
+    return not isinstance(payer, Asyncpg)

@@ -1,6 +1,6 @@
-"""A shop with one table in the database that also keeps the keys, and a **till** for every driver that can be enlisted.
+"""A shop whose one table is in the database that keeps the keys, and a ``Payer`` for each driver that can be enlisted.
 
-A till opens what a handler enlists, writes a payment with it, and closes it after the response. Nothing here asserts.
+A payer opens what a handler enlists, writes a payment with it, and closes it after the response. Nothing here asserts.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ def paid(key: str) -> Response:
     return JSONResponse({"paid": key}, 201)
 
 
-# ---------------------------------------------------------------- tills
+# ---------------------------------------------------------------- payers
 
 
-class Till:
+class Payer:
     """What a handler enlists with one driver. ``is_async``: enlist and pay are awaited."""
 
     is_async = True
@@ -158,7 +158,7 @@ def _insert(key: str) -> str:
     return f"INSERT INTO payments (key, cents) VALUES ('{key}', 5)"
 
 
-class Sqlite3(Till):
+class Sqlite3(Payer):
     is_async = False
 
     def make(self) -> Any:
@@ -175,7 +175,7 @@ class Sqlite3Autocommit(Sqlite3):
         return sqlite3.connect(self.shop.path, check_same_thread=False, isolation_level=None)
 
 
-class Aiosqlite(Till):
+class Aiosqlite(Payer):
     def make(self) -> Any:
         return aiosqlite.connect(self.shop.path)
 
@@ -183,7 +183,7 @@ class Aiosqlite(Till):
         await thing.execute(_insert(key))
 
 
-class Psycopg(Till):
+class Psycopg(Payer):
     is_async = False
 
     def make(self) -> Any:
@@ -193,7 +193,7 @@ class Psycopg(Till):
         thing.execute(_insert(key))
 
 
-class PsycopgAsync(Till):
+class PsycopgAsync(Payer):
     def make(self) -> Any:
         return psycopg.AsyncConnection.connect(self.shop.url)
 
@@ -201,7 +201,7 @@ class PsycopgAsync(Till):
         await thing.execute(_insert(key))
 
 
-class Asyncpg(Till):
+class Asyncpg(Payer):
     def make(self) -> Any:
         return asyncpg.connect(self.shop.url)
 
@@ -230,7 +230,7 @@ class AsyncpgPool(Asyncpg):
             self.pool = None
 
 
-class SqlAlchemy(Till):
+class SqlAlchemy(Payer):
     """A Session."""
 
     is_async = False
@@ -262,7 +262,7 @@ class SqlAlchemyConnection(SqlAlchemy):
         return self.engine.connect()
 
 
-class SqlAlchemyAsync(Till):
+class SqlAlchemyAsync(Payer):
     """An AsyncSession, on aiosqlite or psycopg."""
 
     def __init__(self, shop: Shop) -> None:
@@ -323,11 +323,11 @@ async def key_of(request: Request) -> str:
 
 
 @asynccontextmanager
-async def closing(shop: Shop, till: Till) -> AsyncIterator[None]:
+async def closing(shop: Shop, payer: Payer) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await till.close()
+        await payer.close()
         for api in shop.apis:
             await api.close()
 

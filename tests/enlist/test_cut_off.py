@@ -18,7 +18,7 @@ from starlette.responses import Response
 from oncekey import current
 from oncekey.core.states import State
 from tests.enlist.handlers import INSERT, every_driver, handler
-from tests.enlist.shop import Api, Asyncpg, PsycopgAsync, Shop, SqlAlchemy, Till, paid
+from tests.enlist.shop import Api, Asyncpg, Payer, PsycopgAsync, Shop, SqlAlchemy, paid
 from tests.web.apps import until
 
 
@@ -62,15 +62,15 @@ async def test_not_awaited(shop: Shop) -> None:
 
 async def test_committed_by_hand(postgres_shop: Shop) -> None:
     """The key's row is as it was, and says nothing of what the handler committed: the server does."""
-    till = Asyncpg(postgres_shop)
+    payer = Asyncpg(postgres_shop)
 
     async def commit(thing: Any) -> Response:
         await thing.execute("COMMIT")
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, commit))
+    api = postgres_shop.api(handler(payer, commit))
     await cut_off(api)
-    await till.close()
+    await payer.close()
     assert await settled(postgres_shop) is State.UNKNOWN
     assert (await api.post()).status_code == 409
     assert postgres_shop.payments() == 1
@@ -79,10 +79,10 @@ async def test_committed_by_hand(postgres_shop: Shop) -> None:
 
 async def test_while_it_was_being_opened(postgres_shop: Shop) -> None:
     """The handler gave up on enlisting, and answered all the same: nothing is done, and the key is not stuck."""
-    till = PsycopgAsync(postgres_shop)
+    payer = PsycopgAsync(postgres_shop)
 
     async def pay(request: Request) -> Response:
-        thing = await till.open()
+        thing = await payer.open()
         with suppress(TimeoutError):
             async with asyncio.timeout(0):
                 await current().enlist(thing)
@@ -90,17 +90,17 @@ async def test_while_it_was_being_opened(postgres_shop: Shop) -> None:
 
     api = postgres_shop.api(pay)
     await cut_off(api)
-    await till.close()
+    await payer.close()
     assert await settled(postgres_shop) is State.FAILED_RETRYABLE
     await api.close()
 
 
 @every_driver
-async def test_anywhere(till: Till) -> None:
+async def test_anywhere(payer: Payer) -> None:
     """Whatever the cut left behind: a retry never pays a second time, and where nothing was paid, it may."""
-    shop, api = till.shop, till.shop.api(handler(till))
+    shop, api = payer.shop, payer.shop.api(handler(payer))
     await cut_off(api)
-    await till.close()  # as the app closes its connection
+    await payer.close()  # as the app closes its connection
     state = await settled(shop)
     before = shop.payments()
     assert (state is State.COMPLETED) == (before == 1)

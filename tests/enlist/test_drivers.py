@@ -17,48 +17,48 @@ from starlette.responses import JSONResponse, Response
 from oncekey import Policy, Refused, current
 from oncekey.core.states import State
 from tests.enlist.handlers import INSERT, every_driver, every_sync_driver, handler
-from tests.enlist.shop import Asyncpg, Till, paid
+from tests.enlist.shop import Asyncpg, Payer, paid
 
 
 @every_driver
-async def test_one_commit(till: Till) -> None:
+async def test_one_commit(payer: Payer) -> None:
     """Business write, response and key are there together, and a retry replays."""
-    api = till.shop.api(handler(till))
+    api = payer.shop.api(handler(payer))
     first = await api.post()
     assert first.status_code == 201, first.text
-    assert till.shop.payments() == 1
-    assert till.shop.state() is State.COMPLETED
+    assert payer.shop.payments() == 1
+    assert payer.shop.state() is State.COMPLETED
     again = await api.post()
     assert (again.status_code, again.content) == (201, first.content)
     assert again.headers["idempotency-replayed"] == "true"
     assert again.headers["idempotency-expires"] == first.headers["idempotency-expires"]
-    assert till.shop.payments() == 1
-    assert len(till.opened) == 1
+    assert payer.shop.payments() == 1
+    assert len(payer.opened) == 1
 
 
 @every_sync_driver
-async def test_a_sync_handler_in_a_thread(till: Till) -> None:
+async def test_a_sync_handler_in_a_thread(payer: Payer) -> None:
     def pay(request: Request) -> Response:
         op = current()
-        thing = till.open_now()
+        thing = payer.open_now()
         op.blocking.enlist(thing)
-        till.pay(thing, op.key)
+        payer.pay(thing, op.key)
         return paid(op.key)
 
-    api = till.shop.api(pay)
+    api = payer.shop.api(pay)
     answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(5)))
     assert [answer.status_code for answer in answers] == [201] * 5
-    assert [till.shop.payments(f"k-{number}") for number in range(5)] == [1] * 5
-    assert till.shop.state("k-4") is State.COMPLETED
+    assert [payer.shop.payments(f"k-{number}") for number in range(5)] == [1] * 5
+    assert payer.shop.state("k-4") is State.COMPLETED
 
 
 @every_sync_driver
-async def test_the_loop_is_not_blocked_by_a_threads_connection(till: Till, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_is_not_blocked_by_a_threads_connection(payer: Payer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler of the thread pool is ended in a thread too."""
     threads: list[int] = []
 
     def pay(request: Request) -> Response:
-        thing = till.open_now()
+        thing = payer.open_now()
         current().blocking.enlist(thing)
         link = current().enlisted.link  # type: ignore[union-attr]
         commit = link.commit
@@ -70,129 +70,129 @@ async def test_the_loop_is_not_blocked_by_a_threads_connection(till: Till, monke
         vars(link)["commit"] = commit_and_tell
         return paid("k-1")
 
-    api = till.shop.api(pay)
+    api = payer.shop.api(pay)
     assert (await api.post()).status_code == 201
     assert threads
     assert threading.get_ident() not in threads
 
 
 @every_driver
-async def test_many_at_once(till: Till) -> None:
+async def test_many_at_once(payer: Payer) -> None:
     """In one event loop: who waits for another does not keep it from going on."""
-    api = till.shop.api(handler(till))
+    api = payer.shop.api(handler(payer))
     answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(8)))
     assert [answer.status_code for answer in answers] == [201] * 8
-    assert [till.shop.payments(f"k-{number}") for number in range(8)] == [1] * 8
+    assert [payer.shop.payments(f"k-{number}") for number in range(8)] == [1] * 8
 
 
 @every_driver
-async def test_what_is_raised_rolls_back(till: Till) -> None:
+async def test_what_is_raised_rolls_back(payer: Payer) -> None:
     def fail(thing: Any) -> Response:
         raise RuntimeError("no")
 
-    api = till.shop.api(handler(till, fail))
+    api = payer.shop.api(handler(payer, fail))
     assert (await api.post()).status_code == 500
-    assert till.shop.payments() == 0
-    assert till.shop.state() is State.FAILED_RETRYABLE
+    assert payer.shop.payments() == 0
+    assert payer.shop.state() is State.FAILED_RETRYABLE
 
 
 @every_driver
-async def test_a_raised_4xx_rolls_back_and_is_stored(till: Till) -> None:
+async def test_a_raised_4xx_rolls_back_and_is_stored(payer: Payer) -> None:
     def refuse(thing: Any) -> Response:
         raise HTTPException(402, "no money")
 
-    api = till.shop.api(handler(till, refuse))
+    api = payer.shop.api(handler(payer, refuse))
     assert (await api.post()).status_code == 402
-    assert till.shop.payments() == 0
-    assert till.shop.state() is State.FAILED
+    assert payer.shop.payments() == 0
+    assert payer.shop.state() is State.FAILED
     assert (await api.post()).status_code == 402
-    assert len(till.opened) == 1
+    assert len(payer.opened) == 1
 
 
 @every_driver
-async def test_refused_too_late_rolls_back_and_is_stored(till: Till) -> None:
+async def test_refused_too_late_rolls_back_and_is_stored(payer: Payer) -> None:
     """``Refused`` after the operation began is a 4xx like any other that is raised."""
 
     def refuse(thing: Any) -> Response:
         raise Refused("not this one")
 
-    api = till.shop.api(handler(till, refuse))
+    api = payer.shop.api(handler(payer, refuse))
     assert (await api.post()).status_code == 422
-    assert (till.shop.state(), till.shop.payments()) == (State.FAILED, 0)
+    assert (payer.shop.state(), payer.shop.payments()) == (State.FAILED, 0)
 
 
 @every_driver
-async def test_a_returned_4xx_commits(till: Till) -> None:
+async def test_a_returned_4xx_commits(payer: Payer) -> None:
     """The app wrote something, and says that the request was no good: both stand."""
-    api = till.shop.api(handler(till, lambda thing: JSONResponse({"declined": True}, 402)))
+    api = payer.shop.api(handler(payer, lambda thing: JSONResponse({"declined": True}, 402)))
     assert (await api.post()).status_code == 402
-    assert till.shop.payments() == 1
-    assert till.shop.state() is State.FAILED
+    assert payer.shop.payments() == 1
+    assert payer.shop.state() is State.FAILED
 
 
 @every_driver
-async def test_a_returned_5xx_rolls_back(till: Till) -> None:
+async def test_a_returned_5xx_rolls_back(payer: Payer) -> None:
     policy = Policy(effects="transactional", on_server_error="replay")
-    api = till.shop.api(handler(till, lambda thing: JSONResponse({}, 502)), policy)
+    api = payer.shop.api(handler(payer, lambda thing: JSONResponse({}, 502)), policy)
     assert (await api.post()).status_code == 502
-    assert till.shop.payments() == 0
-    assert till.shop.state() is State.FAILED
+    assert payer.shop.payments() == 0
+    assert payer.shop.state() is State.FAILED
 
 
 @every_driver
-async def test_a_commit_by_the_handler_is_refused_or_noticed(till: Till, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_commit_by_the_handler_is_refused_or_noticed(payer: Payer, caplog: pytest.LogCaptureFixture) -> None:
     """Business row and key agree: rolled back and retryable, or there and unknown. Never there and retryable."""
 
     async def commit(thing: Any) -> Response:
-        await till.commit(thing)
+        await payer.commit(thing)
         return paid("k-1")
 
-    api = till.shop.api(handler(till, commit))
+    api = payer.shop.api(handler(payer, commit))
     answer = await api.post()
-    if isinstance(till, Asyncpg):  # it sends COMMIT as any other statement
-        assert (answer.status_code, till.shop.state(), till.shop.payments()) == (409, State.UNKNOWN, 1)
+    if isinstance(payer, Asyncpg):  # it sends COMMIT as any other statement
+        assert (answer.status_code, payer.shop.state(), payer.shop.payments()) == (409, State.UNKNOWN, 1)
         assert "oncekey ends it" in caplog.text
     else:
-        assert (answer.status_code, till.shop.state(), till.shop.payments()) == (500, State.FAILED_RETRYABLE, 0)
+        assert (answer.status_code, payer.shop.state(), payer.shop.payments()) == (500, State.FAILED_RETRYABLE, 0)
 
 
 @every_driver
-async def test_a_commit_in_sql(till: Till) -> None:
+async def test_a_commit_in_sql(payer: Payer) -> None:
     """Sent as a statement: refused where the driver tells us of statements, noticed everywhere."""
 
     async def commit(thing: Any) -> Response:
-        is_sqlalchemy = hasattr(till, "engine")
+        is_sqlalchemy = hasattr(payer, "engine")
         done = thing.execute(sa.text("COMMIT") if is_sqlalchemy else "COMMIT")
         if isinstance(done, Awaitable):
             await done
         return paid("k-1")
 
-    api = till.shop.api(handler(till, commit))
+    api = payer.shop.api(handler(payer, commit))
     assert (await api.post()).status_code in (409, 500)
-    if isinstance(till, Asyncpg):
-        assert (till.shop.state(), till.shop.payments()) == (State.UNKNOWN, 1)
+    if isinstance(payer, Asyncpg):
+        assert (payer.shop.state(), payer.shop.payments()) == (State.UNKNOWN, 1)
     else:
-        assert (till.shop.state(), till.shop.payments()) == (State.FAILED_RETRYABLE, 0)
+        assert (payer.shop.state(), payer.shop.payments()) == (State.FAILED_RETRYABLE, 0)
 
 
 @every_driver
-async def test_savepoints_are_the_handlers(till: Till) -> None:
+async def test_savepoints_are_the_handlers(payer: Payer) -> None:
     async def nested(thing: Any) -> Response:
-        is_sqlalchemy = hasattr(till, "engine")
+        is_sqlalchemy = hasattr(payer, "engine")
         for sql in ("SAVEPOINT a", INSERT, "ROLLBACK TO SAVEPOINT a", "SAVEPOINT b", INSERT, "RELEASE SAVEPOINT b"):
             done = thing.execute(sa.text(sql) if is_sqlalchemy else sql)
             if isinstance(done, Awaitable):
                 await done
         return paid("k-1")
 
-    api = till.shop.api(handler(till, nested))
+    api = payer.shop.api(handler(payer, nested))
     assert (await api.post()).status_code == 201
-    assert (till.shop.state(), till.shop.payments()) == (State.COMPLETED, 2)
+    assert (payer.shop.state(), payer.shop.payments()) == (State.COMPLETED, 2)
 
 
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
 @every_driver
-async def test_a_refusal_that_is_swallowed(till: Till, verb: str) -> None:
+async def test_a_refusal_that_is_swallowed(payer: Payer, verb: str) -> None:
     """The handler takes it for nothing, goes on writing, and returns 201: nothing of it is committed."""
 
     async def end(thing: Any) -> Response:
@@ -201,56 +201,56 @@ async def test_a_refusal_that_is_swallowed(till: Till, verb: str) -> None:
             if isinstance(done, Awaitable):
                 await done
         with suppress(Exception):
-            again = till.pay(thing, "k-1")
-            if till.is_async:
+            again = payer.pay(thing, "k-1")
+            if payer.is_async:
                 await again
         return paid("k-1")
 
-    api = till.shop.api(handler(till, end))
+    api = payer.shop.api(handler(payer, end))
     status = (await api.post()).status_code
-    if isinstance(till, Asyncpg):
+    if isinstance(payer, Asyncpg):
         # Without a transaction it commits each statement by itself, and nothing was refused.
-        assert (status, till.shop.state()) == (409, State.UNKNOWN)
+        assert (status, payer.shop.state()) == (409, State.UNKNOWN)
     else:
-        assert (status, till.shop.state(), till.shop.payments()) == (503, State.FAILED_RETRYABLE, 0)
+        assert (status, payer.shop.state(), payer.shop.payments()) == (503, State.FAILED_RETRYABLE, 0)
 
 
 @every_driver
-async def test_closed_in_the_handler(till: Till) -> None:
+async def test_closed_in_the_handler(payer: Payer) -> None:
     """The session is closed, or its connection goes back to the pool: nothing completes in another transaction."""
 
     async def close(thing: Any) -> Response:
-        await till.close()
-        till.opened.clear()
+        await payer.close()
+        payer.opened.clear()
         return paid("k-1")
 
-    api = till.shop.api(handler(till, close))
+    api = payer.shop.api(handler(payer, close))
     answer = await api.post()
     assert answer.status_code == 503, answer.text
-    assert till.shop.payments() == 0
-    assert till.shop.state() is State.FAILED_RETRYABLE
+    assert payer.shop.payments() == 0
+    assert payer.shop.state() is State.FAILED_RETRYABLE
 
 
 @every_driver
-async def test_rolled_back_in_the_handler(till: Till) -> None:
+async def test_rolled_back_in_the_handler(payer: Payer) -> None:
     async def undo(thing: Any) -> Response:
         done = thing.rollback() if hasattr(thing, "rollback") else thing.execute("ROLLBACK")
         if asyncio.iscoroutine(done):
             await done
         return paid("k-1")
 
-    api = till.shop.api(handler(till, undo))
+    api = payer.shop.api(handler(payer, undo))
     answer = await api.post()
-    assert till.shop.payments() == 0
-    if isinstance(till, Asyncpg):  # what the handler wrote after it, we would not know
-        assert (answer.status_code, till.shop.state()) == (409, State.UNKNOWN)
+    assert payer.shop.payments() == 0
+    if isinstance(payer, Asyncpg):  # what the handler wrote after it, we would not know
+        assert (answer.status_code, payer.shop.state()) == (409, State.UNKNOWN)
     else:
         assert answer.status_code in (500, 503)
-        assert till.shop.state() is State.FAILED_RETRYABLE
+        assert payer.shop.state() is State.FAILED_RETRYABLE
 
 
 @every_driver
-async def test_enlisting_twice(till: Till) -> None:
+async def test_enlisting_twice(payer: Payer) -> None:
     seen: list[str] = []
 
     async def twice(thing: Any) -> Response:
@@ -259,7 +259,7 @@ async def test_enlisting_twice(till: Till) -> None:
         seen.append(str(caught.value))
         return paid("k-1")
 
-    api = till.shop.api(handler(till, twice))
+    api = payer.shop.api(handler(payer, twice))
     assert (await api.post()).status_code == 201
     assert seen
-    assert till.shop.payments() == 1
+    assert payer.shop.payments() == 1

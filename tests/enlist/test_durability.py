@@ -30,7 +30,7 @@ async def test_synchronous_commit_off_is_on_in_the_enlisted_transaction(
     shop_and_setting: tuple[Shop, str], driver: str
 ) -> None:
     shop, expected = shop_and_setting
-    till = POSTGRES[driver](shop)
+    payer = POSTGRES[driver](shop)
     seen: list[str] = []
 
     async def ask(thing: Any) -> Response:
@@ -41,8 +41,8 @@ async def test_synchronous_commit_off_is_on_in_the_enlisted_transaction(
             seen.append(thing.execute(sa.text(sql) if driver == "sa-session" else sql).fetchone()[0])
         return paid("k-1")
 
-    api = shop.api(handler(till, ask))
+    api = shop.api(handler(payer, ask))
     assert (await api.post()).status_code == 201
     assert seen == [expected]
-    await till.close()
+    await payer.close()
     await api.close()

@@ -25,12 +25,12 @@ from tests.enlist.handlers import handler
 from tests.enlist.shop import (
     TRANSACTIONAL,
     Asyncpg,
+    Payer,
     Psycopg,
     PsycopgAsync,
     Shop,
     SqlAlchemy,
     SqlAlchemyAsync,
-    Till,
     paid,
 )
 from tests.web.apps import until
@@ -38,8 +38,8 @@ from tests.web.apps import until
 
 async def test_two_commits_in_all(postgres_shop: Shop) -> None:
     """The reservation in the lane, and the handler's own with the completion in it."""
-    till = PsycopgAsync(postgres_shop)
-    api = postgres_shop.api(handler(till))
+    payer = PsycopgAsync(postgres_shop)
+    api = postgres_shop.api(handler(payer))
     assert (await api.post("warm")).status_code == 201
 
     taken = []
@@ -48,7 +48,7 @@ async def test_two_commits_in_all(postgres_shop: Shop) -> None:
         assert (await api.post(f"counted-{number}")).status_code == 201
         taken.append(xids(postgres_shop) - before)
     assert min(taken) == 2, "more only where autovacuum takes a number meanwhile"
-    await till.close()
+    await payer.close()
     await api.close()
 
 
@@ -65,17 +65,17 @@ async def test_a_deferred_constraint_fails_at_commit(postgres_shop: Shop) -> Non
     postgres_shop.ask(
         "CREATE TABLE IF NOT EXISTS orders (name text REFERENCES customers (name) DEFERRABLE INITIALLY DEFERRED)"
     )
-    till = SqlAlchemy(postgres_shop)
+    payer = SqlAlchemy(postgres_shop)
 
     def order(thing: Any) -> Response:
         thing.execute(sa.text("INSERT INTO orders VALUES ('nobody')"))
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, order))
+    api = postgres_shop.api(handler(payer, order))
     answer = await api.post()
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-executed")
     assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.FAILED_RETRYABLE)
-    await till.close()
+    await payer.close()
     await api.close()
 
 
@@ -99,11 +99,11 @@ async def test_a_flush_that_fails_at_the_end(shop: Shop) -> None:
         thing.add(late)
         return paid("k-1")
 
-    till = SqlAlchemy(shop)
-    api = shop.api(handler(till, handle))
+    payer = SqlAlchemy(shop)
+    api = shop.api(handler(payer, handle))
     assert (await api.post()).status_code == 503
     assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
-    await till.close()
+    await payer.close()
     registry.dispose()
     metadata.drop_all(engine)
     engine.dispose()
@@ -111,16 +111,16 @@ async def test_a_flush_that_fails_at_the_end(shop: Shop) -> None:
 
 async def test_with_effects_elsewhere_a_lost_commit_is_unknown(shop: Shop) -> None:
     """The transaction did not happen, but what the handler did outside of it may have: no second run."""
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
 
     def close(thing: Any) -> Response:
         thing.close()
         return paid("k-1")
 
-    api = shop.api(handler(till, close), Policy(effects="external"))
+    api = shop.api(handler(payer, close), Policy(effects="external"))
     assert (await api.post()).status_code == 409
     assert (shop.payments(), shop.state()) == (0, State.UNKNOWN)
-    await till.close()
+    await payer.close()
 
 
 @pytest.mark.parametrize(("status", "payments", "state"), [(201, 1, State.COMPLETED), (404, 0, State.FAILED)])
@@ -128,12 +128,12 @@ async def test_where_returned_and_raised_cannot_be_told_apart(
     shop: Shop, status: int, payments: int, state: State
 ) -> None:
     """A bare ASGI app: a 4xx may have been an exception, and counts as one."""
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        session = await till.open()
+        session = await payer.open()
         await current().enlist(session)
-        till.pay(session, "k-1")
+        payer.pay(session, "k-1")
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -142,32 +142,32 @@ async def test_where_returned_and_raised_cannot_be_told_apart(
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
         assert (await http.post("/payments", headers={"Idempotency-Key": "k-1"})).status_code == status
     assert (shop.payments(), shop.state()) == (payments, state)
-    await till.close()
+    await payer.close()
     await once.aclose()
 
 
 async def test_a_tombstone_commits_with_the_writes(shop: Shop) -> None:
     """A response that is streamed: the key completes in the same commit, and only the body is not kept."""
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b"x" * 2048
         yield b"y" * 2048
 
     policy = Policy(effects="transactional", max_response_bytes=1024)
-    api = shop.api(handler(till, lambda thing: StreamingResponse(chunks())), policy)
+    api = shop.api(handler(payer, lambda thing: StreamingResponse(chunks())), policy)
     assert len((await api.post()).content) == 4096
     assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
     record = shop.record()
     assert record is not None
     assert record.response is not None
     assert record.response.body is None
-    await till.close()
+    await payer.close()
 
 
 async def test_cancelled_while_it_finishes(shop: Shop) -> None:
     """A time limit of the app around its own sending does not cut the commit in two, and waits for its end."""
-    till = SqlAlchemyAsync(shop)
+    payer = SqlAlchemyAsync(shop)
     over: list[bool] = []
 
     class Hasty:
@@ -188,7 +188,7 @@ async def test_cancelled_while_it_finishes(shop: Shop) -> None:
             operation = current()
             await self.app(scope, receive, send_in_no_time)
 
-    api = shop.api(handler(till))
+    api = shop.api(handler(payer))
     api.app.user_middleware.append(Middleware(Hasty))  # further in than ours
     request = asyncio.ensure_future(api.post())
     await until(lambda: over, "cancelled")
@@ -196,7 +196,7 @@ async def test_cancelled_while_it_finishes(shop: Shop) -> None:
     assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
     request.cancel()
     await asyncio.wait([request])
-    await till.close()
+    await payer.close()
 
 
 # ---------------------------------------------------------------- commit="caller"
@@ -245,68 +245,68 @@ async def test_the_app_commits(shop: Shop, commits: bool) -> None:
 
 async def test_the_app_commits_too_early(shop: Shop) -> None:
     """With commit='caller' too, the key must be completed in that transaction."""
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
 
     async def commit(thing: Any) -> Response:
         thing.commit()
         return paid("k-1")
 
-    api = shop.api(handler(till, commit, commit="caller"))
+    api = shop.api(handler(payer, commit, commit="caller"))
     assert (await api.post()).status_code == 500
     assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
-    await till.close()
+    await payer.close()
 
 
 @pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync])
-async def test_early_commit_of_a_callers_psycopg_connection_is_refused(postgres_shop: Shop, kind: type[Till]) -> None:
-    till = kind(postgres_shop)
+async def test_early_commit_of_a_callers_psycopg_connection_is_refused(postgres_shop: Shop, kind: type[Payer]) -> None:
+    payer = kind(postgres_shop)
 
     async def commit(thing: Any) -> Response:
-        await till.commit(thing)
+        await payer.commit(thing)
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, commit, commit="caller"))
+    api = postgres_shop.api(handler(payer, commit, commit="caller"))
     assert (await api.post()).status_code == 500
     assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.FAILED_RETRYABLE)
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 @pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync])
-async def test_callers_block_that_commits_in_the_handler_is_noticed(postgres_shop: Shop, kind: type[Till]) -> None:
+async def test_callers_block_that_commits_in_the_handler_is_noticed(postgres_shop: Shop, kind: type[Payer]) -> None:
     """psycopg ends its blocks by itself, and nothing can refuse that: the server knows what happened."""
-    till = kind(postgres_shop)
+    payer = kind(postgres_shop)
 
     async def pay(request: Request) -> Response:
-        thing = await till.open()
+        thing = await payer.open()
         if isinstance(thing, psycopg.Connection):
             with thing.transaction():
                 await current().enlist(thing, commit="caller")
-                till.pay(thing, "k-1")
+                payer.pay(thing, "k-1")
         else:
             async with thing.transaction():
                 await current().enlist(thing, commit="caller")
-                await till.pay(thing, "k-1")
+                await payer.pay(thing, "k-1")
         return paid("k-1")
 
     api = postgres_shop.api(pay)
     answer = await api.post()
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:oncekey:problem:outcome-unknown")
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.UNKNOWN)
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 async def test_committed_by_hand_and_then_raised(postgres_shop: Shop) -> None:
     """Raising does not undo what the handler has committed: the key must not be free for another run."""
-    till = Asyncpg(postgres_shop)
+    payer = Asyncpg(postgres_shop)
 
     async def commit(thing: Any) -> Response:
         await thing.execute("COMMIT")
         raise RuntimeError("no")
 
-    api = postgres_shop.api(handler(till, commit))
+    api = postgres_shop.api(handler(payer, commit))
     assert (await api.post()).status_code in (409, 500)
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.UNKNOWN)
-    await till.close()
+    await payer.close()
     await api.close()

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from oncekey import Policy, current
 from oncekey.core.states import State
 from tests.enlist.handlers import handler
-from tests.enlist.shop import SQLITE, Api, Shop, Till, paid, sqlite_url
+from tests.enlist.shop import SQLITE, Api, Payer, Shop, paid, sqlite_url
 from tests.web.apps import soon, until
 
 LEASE = timedelta(seconds=1.2)
@@ -24,7 +24,7 @@ DRIVERS = ["sqlite3", "aiosqlite", "sa-session", "sa-async-session"]
 
 
 @pytest.fixture(params=DRIVERS)
-def till(request: pytest.FixtureRequest, tmp_path: Path) -> Till:
+def payer(request: pytest.FixtureRequest, tmp_path: Path) -> Payer:
     return SQLITE[request.param](Shop(sqlite_url(tmp_path)))
 
 
@@ -35,9 +35,9 @@ async def _overstay() -> None:
     await until(lambda: enlisted.held_too_long, "it is overdue")
 
 
-async def _write(till: Till, thing: Any) -> None:
-    done = till.pay(thing, "k-1")
-    if till.is_async:
+async def _write(payer: Payer, thing: Any) -> None:
+    done = payer.pay(thing, "k-1")
+    if payer.is_async:
         await done
 
 
@@ -47,20 +47,20 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("writes_on", [False, True])
 async def test_overdue_phase_is_503_and_its_log_line_names_it(
-    till: Till, writes_on: bool, caplog: pytest.LogCaptureFixture
+    payer: Payer, writes_on: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether it notices, by a statement that fails, or returns as if nothing had happened."""
-    shop = till.shop
+    shop = payer.shop
 
     async def serve(request: Request) -> Response:
         op = current()
-        thing = await till.open()
+        thing = await payer.open()
 
         async def slow() -> None:
             if op.attempt == 1:
                 await _overstay()
             if op.attempt > 1 or writes_on:
-                await _write(till, thing)
+                await _write(payer, thing)
 
         await op.phase("ride_created", slow, on=thing)
         return paid("k-1")
@@ -76,23 +76,23 @@ async def test_overdue_phase_is_503_and_its_log_line_names_it(
     assert "commit()" not in caplog.text
     again = await api.post("k-1")
     assert (again.status_code, shop.payments("k-1")) == (201, 1), again.text
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 @pytest.mark.parametrize("writes_on", [False, True])
 async def test_overdue_enlisted_transaction_is_503_and_its_log_line_names_it(
-    till: Till, writes_on: bool, caplog: pytest.LogCaptureFixture
+    payer: Payer, writes_on: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shop = till.shop
+    shop = payer.shop
 
     async def then(thing: Any) -> Response:
         await _overstay()
         if writes_on:
-            await _write(till, thing)
+            await _write(payer, thing)
         return paid("k-1")
 
-    api = Api(shop.url, handler(till, then), Policy(effects="transactional", lease=LEASE))
+    api = Api(shop.url, handler(payer, then), Policy(effects="transactional", lease=LEASE))
     answer = await api.post("k-1")
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-executed")
     record = shop.record("k-1")
@@ -101,12 +101,12 @@ async def test_overdue_enlisted_transaction_is_503_and_its_log_line_names_it(
     assert record.last_error == "the enlisted transaction held the database longer than 0.4 s"
     assert sum("held the database longer than 0.4 s" in line for line in _lines(caplog)) == 1
     assert "commit()" not in caplog.text
-    await till.close()
+    await payer.close()
     await api.close()
 
 
-async def test_others_write_before_the_handler_of_an_overdue_transaction_has_ended(till: Till) -> None:
-    shop, go, overdue = till.shop, asyncio.Event(), asyncio.Event()
+async def test_others_write_before_the_handler_of_an_overdue_transaction_has_ended(payer: Payer) -> None:
+    shop, go, overdue = payer.shop, asyncio.Event(), asyncio.Event()
 
     async def then(thing: Any) -> Response:
         if current().key == "k-1":
@@ -115,28 +115,28 @@ async def test_others_write_before_the_handler_of_an_overdue_transaction_has_end
             await go.wait()
         return paid(current().key)
 
-    api = Api(shop.url, handler(till, then), Policy(effects="transactional", lease=LEASE))
+    api = Api(shop.url, handler(payer, then), Policy(effects="transactional", lease=LEASE))
     first = asyncio.create_task(api.post("k-1"))
     await soon(overdue.wait())
     assert (await api.post("k-2")).status_code == 201
     go.set()
     assert (await first).status_code == 503
     assert (shop.payments("k-1"), shop.payments("k-2")) == (0, 1)
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 async def test_transaction_opened_late_has_its_whole_time(tmp_path: Path) -> None:
     """The limit counts from the opening of the transaction, and not from the last renewal of the lease."""
     shop = Shop(sqlite_url(tmp_path))
-    till = SQLITE["sqlite3"](shop)
+    payer = SQLITE["sqlite3"](shop)
     opened: list[float] = []
     clock = asyncio.get_running_loop().time
 
     async def serve(request: Request) -> Response:
         op = current()
         await until(lambda: op.renew_at - clock() < 0.1, "a renewal is nearly due")
-        thing = await till.open()
+        thing = await payer.open()
         await op.enlist(thing)
         opened.append(clock())
         await _overstay()
@@ -146,7 +146,7 @@ async def test_transaction_opened_late_has_its_whole_time(tmp_path: Path) -> Non
     api = Api(shop.url, serve, Policy(effects="transactional", lease=LEASE))
     assert (await api.post("k-1")).status_code == 503
     assert opened[1] - opened[0] >= 0.4
-    await till.close()
+    await payer.close()
     await api.close()
 
 

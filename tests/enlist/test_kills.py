@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from oncekey.core.states import State
+from tests.enlist.killed_apps import BAD, GOOD, POINTS, child, run
 from tests.enlist.shop import Shop
-from tests.enlist.toys import BAD, GOOD, POINTS, child, run
 from tests.web.apps import until
 
 

@@ -23,7 +23,7 @@ from oncekey.core.states import State
 from oncekey.errors import EnlistError
 from oncekey.web import fastapi as web
 from tests.enlist.handlers import INSERT, every_driver, handler
-from tests.enlist.shop import TRANSACTIONAL, Asyncpg, Psycopg, PsycopgAsync, Shop, SqlAlchemy, Till, paid
+from tests.enlist.shop import TRANSACTIONAL, Asyncpg, Payer, Psycopg, PsycopgAsync, Shop, SqlAlchemy, paid
 
 COUNT = "SELECT count(*) FROM payments"
 SA_DRIVERS = [
@@ -31,11 +31,11 @@ SA_DRIVERS = [
     for kind in ("sqlite", "postgresql")
     for name in ("sa-session", "sa-connection", "sa-async-session", "sa-async-connection")
 ] + [("postgresql", "sa-asyncpg")]
-every_sqlalchemy = pytest.mark.parametrize("till", SA_DRIVERS, ids="-".join, indirect=True)
+every_sqlalchemy = pytest.mark.parametrize("payer", SA_DRIVERS, ids="-".join, indirect=True)
 
 
-async def execute(till: Till, thing: Any, sql: str) -> Any:
-    done = thing.execute(sa.text(sql) if hasattr(till, "engine") else sql)
+async def execute(payer: Payer, thing: Any, sql: str) -> Any:
+    done = thing.execute(sa.text(sql) if hasattr(payer, "engine") else sql)
     return await done if inspect.isawaitable(done) else done
 
 
@@ -46,26 +46,26 @@ async def end(thing: Any, verb: str) -> None:
 
 
 @every_sqlalchemy
-async def test_rolled_back_session_reads_and_a_write_says_what_to_do(till: Till) -> None:
+async def test_rolled_back_session_reads_and_a_write_says_what_to_do(payer: Payer) -> None:
     seen: list[Any] = []
 
     async def go_on(thing: Any) -> Response:
         await end(thing, "rollback")
-        seen.append((await execute(till, thing, COUNT)).scalar())
+        seen.append((await execute(payer, thing, COUNT)).scalar())
         await end(thing, "commit")  # of a transaction that has only read
         for sql in (INSERT, "UPDATE payments SET cents = 6", "DELETE FROM payments"):
             with pytest.raises(EnlistError, match=r"Put what may fail into a savepoint \(`with .*begin_nested\(\):`\)"):
-                await execute(till, thing, sql)
+                await execute(payer, thing, sql)
         return paid("k-1")
 
-    api = till.shop.api(handler(till, go_on))
+    api = payer.shop.api(handler(payer, go_on))
     assert (await api.post()).status_code == 503
     assert seen == [0]
-    assert (till.shop.payments(), till.shop.state()) == (0, State.FAILED_RETRYABLE)
+    assert (payer.shop.payments(), payer.shop.state()) == (0, State.FAILED_RETRYABLE)
 
 
-@pytest.mark.parametrize("till", [at for at in SA_DRIVERS if at[0] == "postgresql"], ids="-".join, indirect=True)
-async def test_write_that_no_verb_shows_is_refused_by_the_server(till: Till) -> None:
+@pytest.mark.parametrize("payer", [at for at in SA_DRIVERS if at[0] == "postgresql"], ids="-".join, indirect=True)
+async def test_write_that_no_verb_shows_is_refused_by_the_server(payer: Payer) -> None:
     """A CTE that writes: the later transaction is read-only, and cannot be made READ WRITE again."""
     errors: list[str] = []
 
@@ -76,52 +76,54 @@ async def test_write_that_no_verb_shows_is_refused_by_the_server(till: Till) -> 
             f"WITH made AS ({INSERT} RETURNING 1) SELECT count(*) FROM made",
         ):
             with pytest.raises(sa.exc.DBAPIError) as caught:
-                await execute(till, thing, sql)
+                await execute(payer, thing, sql)
             errors.append(str(caught.value))
             await end(thing, "rollback")
         return paid("k-1")
 
-    api = till.shop.api(handler(till, go_on))
+    api = payer.shop.api(handler(payer, go_on))
     assert (await api.post()).status_code == 503
     assert "must be set before any query" in errors[0]
     assert "read-only transaction" in errors[1]
-    assert (till.shop.payments(), till.shop.state()) == (0, State.FAILED_RETRYABLE)
+    assert (payer.shop.payments(), payer.shop.state()) == (0, State.FAILED_RETRYABLE)
 
 
 @pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync])
-async def test_psycopg_after_a_refused_rollback_reads_and_does_not_write(postgres_shop: Shop, kind: type[Till]) -> None:
-    till = kind(postgres_shop)
+async def test_psycopg_after_a_refused_rollback_reads_and_does_not_write(
+    postgres_shop: Shop, kind: type[Payer]
+) -> None:
+    payer = kind(postgres_shop)
     seen: list[Any] = []
 
     async def go_on(thing: Any) -> Response:
         with pytest.raises(EnlistError, match="oncekey ends it"):
             await end(thing, "rollback")
-        cursor = await execute(till, thing, COUNT)
+        cursor = await execute(payer, thing, COUNT)
         row = cursor.fetchone()
         seen.append((await row if inspect.isawaitable(row) else row)[0])
         with pytest.raises(EnlistError, match=r"with connection.transaction\(\):"):
-            await execute(till, thing, INSERT)
+            await execute(payer, thing, INSERT)
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, go_on))
+    api = postgres_shop.api(handler(payer, go_on))
     assert (await api.post()).status_code == 503
     assert seen == [0]
     assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.FAILED_RETRYABLE)
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 @every_driver
-async def test_failed_statement_that_is_raised_can_be_retried(till: Till) -> None:
+async def test_failed_statement_that_is_raised_can_be_retried(payer: Payer) -> None:
     """The most ordinary error there is: a constraint. Its transaction does not answer any more; the server does."""
 
     async def clash(thing: Any) -> Response:
-        await execute(till, thing, "INSERT INTO payments (key, cents) VALUES (NULL, NULL)")
+        await execute(payer, thing, "INSERT INTO payments (key, cents) VALUES (NULL, NULL)")
         return paid("k-1")
 
-    api = till.shop.api(handler(till, clash))
+    api = payer.shop.api(handler(payer, clash))
     assert (await api.post()).status_code == 500
-    assert (till.shop.payments(), till.shop.state()) == (0, State.FAILED_RETRYABLE)
+    assert (payer.shop.payments(), payer.shop.state()) == (0, State.FAILED_RETRYABLE)
 
 
 # ---------------------------------------------------------------- the guards end with the request
@@ -129,12 +131,12 @@ async def test_failed_statement_that_is_raised_can_be_retried(till: Till) -> Non
 
 @pytest.mark.parametrize("ending", ["returned", "rolled back", "raised"])
 @every_sqlalchemy
-async def test_next_user_of_a_pooled_connection_is_not_guarded(till: Till, ending: str) -> None:
+async def test_next_user_of_a_pooled_connection_is_not_guarded(payer: Payer, ending: str) -> None:
     """One connection in the pool: enlisted by one request, and then used by code that knows nothing of oncekey."""
-    url = till.engine.url  # type: ignore[attr-defined]
-    engine: Any = (create_async_engine if till.is_async else sa.create_engine)(url, pool_size=1, max_overflow=0)
-    await _dispose(till.engine)  # type: ignore[attr-defined]
-    till.engine = engine  # type: ignore[attr-defined]
+    url = payer.engine.url  # type: ignore[attr-defined]
+    engine: Any = (create_async_engine if payer.is_async else sa.create_engine)(url, pool_size=1, max_overflow=0)
+    await _dispose(payer.engine)  # type: ignore[attr-defined]
+    payer.engine = engine  # type: ignore[attr-defined]
 
     async def go(thing: Any) -> Response:
         if ending == "rolled back":
@@ -143,17 +145,17 @@ async def test_next_user_of_a_pooled_connection_is_not_guarded(till: Till, endin
             raise ValueError
         return paid("k-1")
 
-    api = till.shop.api(handler(till, go))
+    api = payer.shop.api(handler(payer, go))
     await api.post()
-    await till.close_opened()
-    before = till.shop.payments()
-    thing = await till.open()
-    await execute(till, thing, INSERT)
+    await payer.close_opened()
+    before = payer.shop.payments()
+    thing = await payer.open()
+    await execute(payer, thing, INSERT)
     await end(thing, "commit")
-    await execute(till, thing, INSERT)
+    await execute(payer, thing, INSERT)
     await end(thing, "commit")
-    await till.close_opened()
-    assert till.shop.payments() == before + 2
+    await payer.close_opened()
+    assert payer.shop.payments() == before + 2
 
 
 async def _dispose(engine: Any) -> None:
@@ -163,7 +165,7 @@ async def _dispose(engine: Any) -> None:
 
 
 async def test_background_task_writes_with_the_session_after_the_response(shop: Shop) -> None:
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
 
     def go(thing: Any) -> Response:
         def later() -> None:
@@ -172,11 +174,11 @@ async def test_background_task_writes_with_the_session_after_the_response(shop: 
 
         return JSONResponse({}, 201, background=BackgroundTask(later))
 
-    api = shop.api(handler(till, go))
+    api = shop.api(handler(payer, go))
     assert (await api.post()).status_code == 201
     await api.once.aclose()
     assert (shop.payments(), shop.payments("later")) == (1, 1)
-    await till.close()
+    await payer.close()
 
 
 async def test_connection_given_back_to_its_pool_in_the_handler_is_free(shop: Shop) -> None:
@@ -244,55 +246,55 @@ async def test_caller_that_reads_after_its_end_changes_nothing(shop: Shop, rolls
 
 
 @every_driver
-async def test_phase_that_rolls_back_and_writes_again_commits_nothing_or_is_unknown(till: Till) -> None:
+async def test_phase_that_rolls_back_and_writes_again_commits_nothing_or_is_unknown(payer: Payer) -> None:
     async def pay(request: Request) -> Response:
-        thing = await till.open()
+        thing = await payer.open()
 
         async def work() -> None:
-            await execute(till, thing, INSERT)
+            await execute(payer, thing, INSERT)
             try:
                 await end(thing, "rollback") if hasattr(thing, "rollback") else await thing.execute("ROLLBACK")
             except Exception:
-                assert not isinstance(till, Asyncpg)
-            await execute(till, thing, INSERT)
+                assert not isinstance(payer, Asyncpg)
+            await execute(payer, thing, INSERT)
             await end(thing, "commit") if hasattr(thing, "commit") else None
 
         await current().phase("pay", work, on=thing)
         return paid("k-1")
 
-    api = till.shop.api(pay, Policy(effects="phased"))
+    api = payer.shop.api(pay, Policy(effects="phased"))
     for _ in range(3):
         assert (await api.post()).status_code in (409, 500, 503)
-        await till.close_opened()
-    if isinstance(till, Asyncpg):
-        assert (till.shop.payments(), till.shop.state()) == (1, State.UNKNOWN)
+        await payer.close_opened()
+    if isinstance(payer, Asyncpg):
+        assert (payer.shop.payments(), payer.shop.state()) == (1, State.UNKNOWN)
     else:
-        assert (till.shop.payments(), till.shop.state()) == (0, State.FAILED_RETRYABLE)
+        assert (payer.shop.payments(), payer.shop.state()) == (0, State.FAILED_RETRYABLE)
 
 
 @every_driver
-async def test_phase_after_one_that_rolled_back_works_on_the_same_connection(till: Till) -> None:
+async def test_phase_after_one_that_rolled_back_works_on_the_same_connection(payer: Payer) -> None:
     async def pay(request: Request) -> Response:
-        thing = await till.open()
+        thing = await payer.open()
 
         async def undo() -> None:
-            await execute(till, thing, INSERT)
+            await execute(payer, thing, INSERT)
             await end(thing, "rollback") if hasattr(thing, "rollback") else await thing.execute("ROLLBACK")
 
         async def work() -> None:
-            await execute(till, thing, INSERT)
+            await execute(payer, thing, INSERT)
 
         with suppress(Exception):
             await current().phase("undo", undo, on=thing)
         await current().phase("work", work, on=thing)
         return paid("k-1")
 
-    api = till.shop.api(pay, Policy(effects="phased"))
+    api = payer.shop.api(pay, Policy(effects="phased"))
     status = (await api.post()).status_code
-    if isinstance(till, Asyncpg):  # what it wrote after its rollback, we would not know
-        assert (status, till.shop.payments(), till.shop.state()) == (409, 0, State.UNKNOWN)
+    if isinstance(payer, Asyncpg):  # what it wrote after its rollback, we would not know
+        assert (status, payer.shop.payments(), payer.shop.state()) == (409, 0, State.UNKNOWN)
     else:
-        assert (status, till.shop.payments(), till.shop.state()) == (201, 1, State.COMPLETED)
+        assert (status, payer.shop.payments(), payer.shop.state()) == (201, 1, State.COMPLETED)
 
 
 # ---------------------------------------------------------------- what it costs
@@ -300,14 +302,14 @@ async def test_phase_after_one_that_rolled_back_works_on_the_same_connection(til
 
 async def test_enlisting_takes_two_statements_of_the_apps_connection(shop: Shop) -> None:
     """One at the start and one at the end (SQLite: two each): the guards send none."""
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
     statements: list[str] = []
 
-    @sa.event.listens_for(till.engine, "before_cursor_execute")
+    @sa.event.listens_for(payer.engine, "before_cursor_execute")
     def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         statements.append(statement)
 
-    api = shop.api(handler(till))
+    api = shop.api(handler(payer))
     assert (await api.post()).status_code == 201
     assert len(statements) == 1 + (2 if shop.kind == "postgresql" else 4)
-    await till.close()
+    await payer.close()

@@ -19,12 +19,12 @@ from tests.enlist.handlers import every_driver, handler
 from tests.enlist.shop import (
     Api,
     Asyncpg,
+    Payer,
     Psycopg,
     PsycopgAsync,
     Shop,
     SqlAlchemy,
     SqlAlchemyAsync,
-    Till,
     paid,
 )
 from tests.web.apps import Gate, soon, until
@@ -33,31 +33,31 @@ SHORT = Policy(effects="transactional", lease=timedelta(seconds=1.2))
 
 
 @every_driver
-async def test_a_lost_lease_writes_nothing_and_answers_as_the_record_says(till: Till) -> None:
+async def test_a_lost_lease_writes_nothing_and_answers_as_the_record_says(payer: Payer) -> None:
     """I3: between reservation and enlist the key went to another attempt."""
     gate = Gate()
     went_on: list[Any] = []
 
     async def pay(request: Request) -> Response:
         await gate.wait()
-        return await handler(till, went_on.append)(request)
+        return await handler(payer, went_on.append)(request)
 
-    api = till.shop.api(pay)
+    api = payer.shop.api(pay)
     first = asyncio.create_task(api.post())
     await soon(gate.entered.wait())
-    till.shop.ask("UPDATE idempotency_keys SET owner = 'another', attempt = 2")
+    payer.shop.ask("UPDATE idempotency_keys SET owner = 'another', attempt = 2")
     gate.go.set()
     answer = await first
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:oncekey:problem:in-flight")
     assert not went_on, "the handler is stopped by enlist()"
-    assert till.shop.payments() == 0
-    record = till.shop.record()
+    assert payer.shop.payments() == 0
+    record = payer.shop.record()
     assert record is not None
     assert (record.owner, record.state) == ("another", State.IN_PROGRESS)
 
 
 @every_driver
-async def test_nobody_takes_over_what_is_enlisted(till: Till) -> None:
+async def test_nobody_takes_over_what_is_enlisted(payer: Payer) -> None:
     """The row's lock is the lease: a retry after the end of the lease is told to wait, and the first completes."""
     gate = Gate()
 
@@ -65,32 +65,32 @@ async def test_nobody_takes_over_what_is_enlisted(till: Till) -> None:
         await gate.wait()
         return paid("k-1")
 
-    api = till.shop.api(handler(till, hold))
-    other = Api(till.shop.url, handler(till), Policy(effects="transactional", begin_timeout=timedelta(seconds=0.3)))
-    till.shop.apis.append(other)
+    api = payer.shop.api(handler(payer, hold))
+    other = Api(payer.shop.url, handler(payer), Policy(effects="transactional", begin_timeout=timedelta(seconds=0.3)))
+    payer.shop.apis.append(other)
     first = asyncio.create_task(api.post())
     await soon(gate.entered.wait())
-    if till.shop.kind == "postgresql":  # on SQLite nobody can even write that the lease is over
-        with psycopg.connect(till.shop.url, autocommit=True) as connection:
+    if payer.shop.kind == "postgresql":  # on SQLite nobody can even write that the lease is over
+        with psycopg.connect(payer.shop.url, autocommit=True) as connection:
             connection.execute("SET lock_timeout = 100")
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 connection.execute("UPDATE idempotency_keys SET lease_until = now() - interval '1 hour'")
     assert (await other.post()).status_code in (409, 503)
     gate.go.set()
     assert (await first).status_code == 201
-    assert till.shop.payments() == 1
+    assert payer.shop.payments() == 1
 
 
 async def test_an_enlisted_handler_outlives_its_lease(postgres_shop: Shop) -> None:
     """No renewal passes its lock, and none is needed."""
-    till = PsycopgAsync(postgres_shop)
+    payer = PsycopgAsync(postgres_shop)
     gate = Gate()
 
     async def hold(thing: Any) -> Response:
         await gate.wait()
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, hold), Policy(effects="transactional", lease=timedelta(seconds=0.6)))
+    api = postgres_shop.api(handler(payer, hold), Policy(effects="transactional", lease=timedelta(seconds=0.6)))
     first = asyncio.create_task(api.post())
     await soon(gate.entered.wait())
 
@@ -104,7 +104,7 @@ async def test_an_enlisted_handler_outlives_its_lease(postgres_shop: Shop) -> No
     gate.go.set()
     assert (await first).status_code == 201
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
-    await till.close()
+    await payer.close()
     await api.close()
 
 
@@ -146,7 +146,7 @@ async def test_isolation_levels(postgres_shop: Shop, level: Any, driver: str) ->
         "session": AtLevel,
         "async-session": AsyncAtLevel,
     }
-    till = kinds[driver](postgres_shop)
+    payer = kinds[driver](postgres_shop)
 
     def look(thing: Any) -> Response:
         engine = current().engine
@@ -155,9 +155,9 @@ async def test_isolation_levels(postgres_shop: Shop, level: Any, driver: str) ->
         engine.keeper.look()
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, look), SHORT)
+    api = postgres_shop.api(handler(payer, look), SHORT)
 
     assert (await api.post()).status_code == 201
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
-    await till.close()
+    await payer.close()
     await api.close()

@@ -32,13 +32,13 @@ from tests.enlist.shop import (
     TRANSACTIONAL,
     Api,
     Asyncpg,
+    Payer,
     Psycopg,
     PsycopgAsync,
     Shop,
     SqlAlchemy,
     SqlAlchemyAsync,
     SqlAlchemyAsyncpg,
-    Till,
     paid,
 )
 
@@ -146,19 +146,19 @@ async def test_another_postgres_database(postgres_shop: Shop, postgres_server: P
 
 @pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync, Asyncpg, SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncpg])
 async def test_a_postgres_database_without_our_tables(
-    postgres_shop: Shop, postgres_server: PostgresServer, kind: type[Till]
+    postgres_shop: Shop, postgres_server: PostgresServer, kind: type[Payer]
 ) -> None:
-    till = kind(postgres_shop)
-    till.shop = copy(postgres_shop)
-    till.shop.url = postgres_server.database("bare")
-    till.__init__(till.shop)  # type: ignore[misc]
+    payer = kind(postgres_shop)
+    payer.shop = copy(postgres_shop)
+    payer.shop.url = postgres_server.database("bare")
+    payer.__init__(payer.shop)  # type: ignore[misc]
 
     async def attempt(op: Operation) -> None:
-        await op.enlist(await till.open())
+        await op.enlist(await payer.open())
 
     async with refused(postgres_shop, attempt, "sees no oncekey tables"):
         await postgres_shop.apis[0].close()
-    await till.close()
+    await payer.close()
     postgres_server.drop_database("bare")
 
 

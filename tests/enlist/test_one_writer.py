@@ -25,11 +25,11 @@ from tests.enlist.shop import (
     SQLITE,
     Aiosqlite,
     Api,
+    Payer,
     Shop,
     SqlAlchemy,
     Sqlite3,
     Sqlite3Autocommit,
-    Till,
     paid,
     sqlite_url,
 )
@@ -45,72 +45,72 @@ async def test_another_transaction_on_the_very_same_connection(sqlite_shop: Shop
         def make(self) -> Any:
             return Session(self.engine.connect())
 
-    till = Bound(sqlite_shop)
+    payer = Bound(sqlite_shop)
 
     def again(thing: Any) -> Response:
         thing.rollback()
-        till.pay(thing, "k-1")
+        payer.pay(thing, "k-1")
         return paid("k-1")
 
-    api = sqlite_shop.api(handler(till, again))
+    api = sqlite_shop.api(handler(payer, again))
     assert (await api.post()).status_code == 500, "the write was refused"
     assert (sqlite_shop.payments(), sqlite_shop.state()) == (0, State.FAILED_RETRYABLE)
-    for session in till.opened:
+    for session in payer.opened:
         session.get_bind().close()
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 @pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
 async def test_an_engine_that_begins_by_an_event(sqlite_shop: Shop, begin: str) -> None:
     """The recipe of SQLAlchemy's documentation for SQLite: the transaction is open before we could begin it."""
-    till = SqlAlchemy(sqlite_shop)
+    payer = SqlAlchemy(sqlite_shop)
 
-    @sa.event.listens_for(till.engine, "connect")
+    @sa.event.listens_for(payer.engine, "connect")
     def connect(connection: Any, record: Any) -> None:
         connection.isolation_level = None
 
-    @sa.event.listens_for(till.engine, "begin")
+    @sa.event.listens_for(payer.engine, "begin")
     def on_begin(connection: Any) -> None:
         connection.exec_driver_sql(begin)
 
-    api = sqlite_shop.api(handler(till))
+    api = sqlite_shop.api(handler(payer))
     answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(3)))
     assert [answer.status_code for answer in answers] == [201] * 3
     assert [sqlite_shop.payments(f"k-{number}") for number in range(3)] == [1] * 3
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 @pytest.mark.parametrize("name", ["sqlite3", "aiosqlite", "sa-session", "sa-async-session"])
 async def test_a_commit_is_on_the_disk_in_full(sqlite_shop: Shop, name: str) -> None:
     """Hazard 23: an app that runs with less than synchronous=FULL still keeps what its client has seen."""
-    till = SQLITE[name](sqlite_shop)
+    payer = SQLITE[name](sqlite_shop)
     seen: list[Any] = []
 
     async def look(thing: Any) -> Response:
-        asked = thing.execute(sa.text("PRAGMA synchronous") if hasattr(till, "engine") else "PRAGMA synchronous")
-        row = (await asked if till.is_async else asked).fetchone()
+        asked = thing.execute(sa.text("PRAGMA synchronous") if hasattr(payer, "engine") else "PRAGMA synchronous")
+        row = (await asked if payer.is_async else asked).fetchone()
         seen.append((await row if asyncio.iscoroutine(row) else row)[0])
         return paid("k-1")
 
     async def lax(thing: Any) -> Any:
         done = thing.execute(
-            sa.text("PRAGMA synchronous = OFF") if hasattr(till, "engine") else "PRAGMA synchronous = OFF"
+            sa.text("PRAGMA synchronous = OFF") if hasattr(payer, "engine") else "PRAGMA synchronous = OFF"
         )
-        await done if till.is_async else None
+        await done if payer.is_async else None
         return thing
 
-    make = till.open
+    make = payer.open
 
     async def open_lax() -> Any:
         return await lax(await make())
 
-    vars(till)["open"] = open_lax
-    api = sqlite_shop.api(handler(till, look))
+    vars(payer)["open"] = open_lax
+    api = sqlite_shop.api(handler(payer, look))
     assert (await api.post()).status_code == 201
     assert seen == [2]
-    await till.close()
+    await payer.close()
     await api.close()
 
 
@@ -118,20 +118,20 @@ async def test_rolled_back_by_sqlite_itself(sqlite_shop: Shop) -> None:
     """OR ROLLBACK ends the transaction. Where Python begins none before a write, what came after it stayed."""
     sqlite_shop.ask("CREATE TABLE one (id integer PRIMARY KEY)")
     for kind, state, payments in ((Sqlite3, State.FAILED_RETRYABLE, 0), (Sqlite3Autocommit, State.UNKNOWN, 1)):
-        till, key = kind(sqlite_shop), kind.__name__
+        payer, key = kind(sqlite_shop), kind.__name__
 
-        def clash(thing: Any, till: Till = till, key: str = key) -> Response:
+        def clash(thing: Any, payer: Payer = payer, key: str = key) -> Response:
             thing.execute("INSERT INTO one VALUES (1)")
             with pytest.raises(sqlite3.IntegrityError):
                 thing.execute("INSERT OR ROLLBACK INTO one VALUES (1)")
             with suppress(sqlite3.Error):
-                till.pay(thing, key)
+                payer.pay(thing, key)
             return paid(key)
 
-        api = sqlite_shop.api(handler(till, clash))
+        api = sqlite_shop.api(handler(payer, clash))
         assert (await api.post(key)).status_code == (503 if payments == 0 else 409)
         assert (sqlite_shop.payments(key), sqlite_shop.state(key)) == (payments, state)
-        await till.close()
+        await payer.close()
         await api.close()
 
 
@@ -145,7 +145,7 @@ async def test_an_overdue_sqlite_transaction_is_rolled_back(tmp_path: Path, capl
 
 
 async def _overdue(shop: Shop, name: str) -> None:
-    till = SQLITE[name](shop)
+    payer = SQLITE[name](shop)
     gate = Gate()
     was_free: list[bool] = []
 
@@ -165,7 +165,7 @@ async def _overdue(shop: Shop, name: str) -> None:
             connection.close()
         return True
 
-    api = Api(shop.url, handler(till, hold), SHORT)
+    api = Api(shop.url, handler(payer, hold), SHORT)
     first = asyncio.create_task(api.post(name))
     await soon(gate.entered.wait())
     assert was_free == [False]
@@ -173,19 +173,19 @@ async def _overdue(shop: Shop, name: str) -> None:
     gate.go.set()
     assert (await first).status_code == 503
     assert (shop.payments(name), shop.state(name)) == (0, State.FAILED_RETRYABLE)
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 @pytest.mark.parametrize("driver", ["sqlite3", "aiosqlite"])
 async def test_cancelled_while_it_waits_for_the_file(sqlite_shop: Shop, driver: str) -> None:
     """The turn that nobody takes any more goes to the next."""
-    till = SQLITE[driver](sqlite_shop)
+    payer = SQLITE[driver](sqlite_shop)
     file = gate_of(Path(sqlite_shop.path))
 
     async def pay(request: Request) -> Response:
         op = current()
-        thing = await till.open()
+        thing = await payer.open()
         await asyncio.to_thread(file.acquire, 1.0, lane=False)
         waiting = asyncio.ensure_future(_await(op.enlist(thing)))
         await until(lambda: file.waiting, "it waits")
@@ -200,18 +200,18 @@ async def test_cancelled_while_it_waits_for_the_file(sqlite_shop: Shop, driver: 
     assert file.acquire(0.0, lane=True)
     file.release()
     assert sqlite_shop.state() is State.FAILED_RETRYABLE
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 async def test_cancelled_while_it_begins(sqlite_shop: Shop) -> None:
     """BEGIN waits for another process in the driver's own thread, and succeeds after nobody wants it any more."""
-    till = Aiosqlite(sqlite_shop)
+    payer = Aiosqlite(sqlite_shop)
     rival = sqlite3.connect(sqlite_shop.path, isolation_level=None)
 
     async def pay(request: Request) -> Response:
         op = current()
-        thing = await till.open()
+        thing = await payer.open()
         rival.execute("BEGIN IMMEDIATE")
         opening = asyncio.ensure_future(_await(op.enlist(thing)))
         await until(lambda: op.enlisted is not None and op.enlisted.stage.name == "OPENING", "it opens")
@@ -226,7 +226,7 @@ async def test_cancelled_while_it_begins(sqlite_shop: Shop) -> None:
     assert sqlite_shop.state() is State.FAILED_RETRYABLE
     rival.execute("BEGIN IMMEDIATE")
     rival.close()
-    await till.close()
+    await payer.close()
     await api.close()
 
 
@@ -246,7 +246,7 @@ async def _await(thing: Any) -> Any:
 
 async def test_a_busy_file_is_503(sqlite_shop: Shop) -> None:
     """Somebody else holds the file for longer than a request waits."""
-    till = SqlAlchemy(sqlite_shop)
+    payer = SqlAlchemy(sqlite_shop)
     file = gate_of(Path(sqlite_shop.path))
     policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.2))
     taken = threading.Event()
@@ -255,7 +255,7 @@ async def test_a_busy_file_is_503(sqlite_shop: Shop) -> None:
         file.acquire(1.0, lane=False)
         taken.set()
         try:
-            return await handler(till)(request)
+            return await handler(payer)(request)
         finally:
             file.release()
 
@@ -263,5 +263,5 @@ async def test_a_busy_file_is_503(sqlite_shop: Shop) -> None:
     answer = await api.post()
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-executed")
     assert sqlite_shop.state() is State.FAILED_RETRYABLE
-    await till.close()
+    await payer.close()
     await api.close()

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from oncekey import current
 from tests.enlist.own_endings import WAYS, Ending, check, handler_of
-from tests.enlist.shop import ALL, Till
+from tests.enlist.shop import ALL, Payer
 
 SENDS = 3
 SHORT: tuple[tuple[Ending, bool], ...] = (("returns 201", True), ("fails and raises", True), ("raises", False))
@@ -22,11 +22,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("till", "name"), CASES, indirect=["till"])
-async def test_handler_that_ends_its_transaction_never_commits_twice(till: Till, name: str) -> None:
-    way, shop, wrong = WAYS[name], till.shop, []
+@pytest.mark.parametrize(("payer", "name"), CASES, indirect=["payer"])
+async def test_handler_that_ends_its_transaction_never_commits_twice(payer: Payer, name: str) -> None:
+    way, shop, wrong = WAYS[name], payer.shop, []
     handlers = {
-        ending.replace(" ", "-"): handler_of(till, way, ending, swallows=swallows) for ending, swallows in SHORT
+        ending.replace(" ", "-"): handler_of(payer, way, ending, swallows=swallows) for ending, swallows in SHORT
     }
 
     async def pay(request: Request) -> Response:
@@ -38,6 +38,6 @@ async def test_handler_that_ends_its_transaction_never_commits_twice(till: Till,
         told = []
         for _ in range(SENDS):
             told.append((await api.post(key)).status_code)
-            await till.close_opened()
-        wrong += [f"{key}: {each}" for each in check(shop, till, way, key, told)]
+            await payer.close_opened()
+        wrong += [f"{key}: {each}" for each in check(shop, payer, way, key, told)]
     assert not wrong, "\n".join(wrong)

@@ -19,13 +19,13 @@ from tests.enlist.handlers import handler
 from tests.enlist.shop import (
     Api,
     Asyncpg,
+    Payer,
     Psycopg,
     PsycopgAsync,
     Shop,
     SqlAlchemy,
     SqlAlchemyAsync,
     SqlAlchemyAsyncpg,
-    Till,
     paid,
 )
 from tests.web.apps import until
@@ -37,25 +37,25 @@ def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
         yield proxy
 
 
-async def close_broken(till: Till) -> None:
-    for thing in till.opened:
+async def close_broken(payer: Payer) -> None:
+    for thing in payer.opened:
         try:
             done = thing.close()
             if asyncio.iscoroutine(done):
                 await done
         except Exception:
             continue
-    till.opened.clear()
-    await till.dispose()
+    payer.opened.clear()
+    await payer.dispose()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync, Asyncpg, SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncpg])
-async def test_commit_cut_on_the_wire(postgres_shop: Shop, proxy: TcpProxy, when: Any, kind: type[Till]) -> None:
+async def test_commit_cut_on_the_wire(postgres_shop: Shop, proxy: TcpProxy, when: Any, kind: type[Payer]) -> None:
     """Hazard 9: the same error whether it happened or not; the key tells, and a retry finds the truth."""
     far = Shop(proxy.rewrite(postgres_shop.url))
-    till = kind(far)
-    api = postgres_shop.api(handler(till))
+    payer = kind(far)
+    api = postgres_shop.api(handler(payer))
     cut = proxy.cut_on("to_server", b"COMMIT", when=when)
     answer = await api.post()
     assert cut.wait(5)
@@ -69,30 +69,30 @@ async def test_commit_cut_on_the_wire(postgres_shop: Shop, proxy: TcpProxy, when
     again = await api.post()
     assert again.status_code == 201
     assert postgres_shop.payments() == 1
-    await close_broken(till)
+    await close_broken(payer)
     await api.close()
 
 
 @pytest.mark.parametrize("kind", [Psycopg, PsycopgAsync, Asyncpg, SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncpg])
-async def test_the_connection_dies_in_the_handler(postgres_shop: Shop, proxy: TcpProxy, kind: type[Till]) -> None:
-    till = kind(Shop(proxy.rewrite(postgres_shop.url)))
+async def test_the_connection_dies_in_the_handler(postgres_shop: Shop, proxy: TcpProxy, kind: type[Payer]) -> None:
+    payer = kind(Shop(proxy.rewrite(postgres_shop.url)))
 
     def cut(thing: Any) -> Response:
         proxy.cut()
         return paid("k-1")
 
-    api = postgres_shop.api(handler(till, cut))
+    api = postgres_shop.api(handler(payer, cut))
     assert (await api.post()).status_code == 503
     await until(lambda: postgres_shop.state() is State.FAILED_RETRYABLE, "released")
     assert postgres_shop.payments() == 0
-    await close_broken(till)
+    await close_broken(payer)
     await api.close()
 
 
 async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Shop, proxy: TcpProxy) -> None:
     """COMMIT never arrives, nor do the lane's questions: nothing is claimed until somebody answers."""
     far = Shop(proxy.rewrite(postgres_shop.url))
-    till = Psycopg(postgres_shop)
+    payer = Psycopg(postgres_shop)
 
     def fail() -> None:
         proxy.refuse()
@@ -112,7 +112,7 @@ async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Sh
         return paid("k-1")
 
     policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.5), lease=timedelta(seconds=1.2))
-    api = Api(far.url, handler(till, break_commit), policy)
+    api = Api(far.url, handler(payer, break_commit), policy)
     answer = await api.post()
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:oncekey:problem:not-stored")
     assert postgres_shop.state() is State.IN_PROGRESS
@@ -120,15 +120,15 @@ async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Sh
     await until(lambda: postgres_shop.state() is State.FAILED_RETRYABLE, "released by the keeper")
     assert postgres_shop.payments() == 0
     assert len(completions) == 1, "the app's connection is not the keeper's to use"
-    await till.close()
+    await payer.close()
     await api.close()
 
 
 async def test_with_effects_elsewhere_a_failed_commit_is_unknown(postgres_shop: Shop, proxy: TcpProxy) -> None:
-    till = Psycopg(Shop(proxy.rewrite(postgres_shop.url)))
-    api = postgres_shop.api(handler(till), Policy(effects="external"))
+    payer = Psycopg(Shop(proxy.rewrite(postgres_shop.url)))
+    api = postgres_shop.api(handler(payer), Policy(effects="external"))
     proxy.cut_on("to_server", b"COMMIT", when="before")
     assert (await api.post()).status_code == 409
     assert (postgres_shop.payments(), postgres_shop.state()) == (0, State.UNKNOWN)
-    await close_broken(till)
+    await close_broken(payer)
     await api.close()

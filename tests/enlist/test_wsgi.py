@@ -57,12 +57,12 @@ class Site:
 @pytest.mark.parametrize("parts", [1, 3], ids=["whole", "streamed"])
 async def test_one_commit(request: pytest.FixtureRequest, kind: Any, parts: int) -> None:
     shop: Shop = request.getfixturevalue("sqlite_shop" if kind is OwnThread else "postgres_shop")
-    till = kind(shop)
+    payer = kind(shop)
 
     def app(environ: Any, start_response: Any) -> Iterator[bytes]:
-        thing = till.open_now()
+        thing = payer.open_now()
         current().blocking.enlist(thing)
-        till.pay(thing, current().key)
+        payer.pay(thing, current().key)
         start_response("201 Created", [])
         return iter([b"x" * 100] * parts)
 
@@ -71,39 +71,39 @@ async def test_one_commit(request: pytest.FixtureRequest, kind: Any, parts: int)
     assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
     assert site.post()[0] == 201
     assert shop.payments() == 1
-    await till.close()
+    await payer.close()
     site.once.close()
 
 
 async def test_what_is_raised_rolls_back(shop: Shop) -> None:
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
 
     def app(environ: Any, start_response: Any) -> Any:
-        thing = till.open_now()
+        thing = payer.open_now()
         current().enlist(thing)
-        till.pay(thing, "k-1")
+        payer.pay(thing, "k-1")
         raise RuntimeError("no")
 
     site = Site(app, shop)
     with pytest.raises(RuntimeError, match="no"):
         site.post()
     assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
-    await till.close()
+    await payer.close()
     site.once.close()
 
 
 async def test_a_lost_lease(shop: Shop) -> None:
-    till = SqlAlchemy(shop)
+    payer = SqlAlchemy(shop)
 
     def app(environ: Any, start_response: Any) -> Any:
         shop.ask("UPDATE idempotency_keys SET owner = 'another'")
-        current().enlist(till.open_now())
+        current().enlist(payer.open_now())
         raise AssertionError("not reached")
 
     site = Site(app, shop)
     assert site.post()[0] == 409
     assert shop.payments() == 0
-    await till.close()
+    await payer.close()
     site.once.close()
 
 

@@ -29,8 +29,8 @@ from oncekey.testing.clock import NoCompiler, TurnedClock
 from oncekey.testing.servers import PostgresServer
 from tests.faults.campaign import Fault, NotHere, Run
 from tests.faults.disks import open_folder
-from tests.faults.till import Story, Till, gather
-from tests.faults.till_check import checked, prepare
+from tests.faults.local_app import LocalApp, Story, gather
+from tests.faults.local_app_check import checked, prepare
 
 WAVE = 16
 HOUR = 3600
@@ -48,7 +48,7 @@ def of_the_app(run: Run) -> None:
         def turn(seconds: int) -> None:
             wrong[0] = seconds
 
-        asyncio.run(_jumps(run, Till(store), None, turn))
+        asyncio.run(_jumps(run, LocalApp(store), None, turn))
         return
     url = run.url()
     prepare(url)
@@ -95,7 +95,7 @@ def in_child() -> None:
             time.sleep(0.001)
 
     store = PostgresStore(url) if run.store == "postgres" else SqliteStore(url.removeprefix("sqlite:///"))
-    asyncio.run(_jumps(run, Till(store, url=url), url, turn, stands=run.store == "postgres"))
+    asyncio.run(_jumps(run, LocalApp(store, url=url), url, turn, stands=run.store == "postgres"))
     numbers = {"hits": run.hits, "requests": run.requests, "violations": run.violations, "notes": run.notes}
     print(json.dumps(numbers), flush=True)
 
@@ -113,7 +113,7 @@ class _Turned(PostgresServer):
 
 def of_the_database(run: Run) -> None:
     with _clock() as clock, _Turned(clock.environment) as server:
-        url = server.database("till")
+        url = server.database("local_app")
         prepare(url)
 
         def turn(seconds: int) -> None:
@@ -122,7 +122,7 @@ def of_the_database(run: Run) -> None:
             if abs(float(now or 0) - time.time() - seconds) > 60.0:
                 raise RuntimeError(f"the server's clock was not turned by {seconds} s")
 
-        asyncio.run(_jumps(run, Till(PostgresStore(url), url=url), url, turn))
+        asyncio.run(_jumps(run, LocalApp(PostgresStore(url), url=url), url, turn))
 
 
 @contextmanager
@@ -136,45 +136,45 @@ def _clock() -> Iterator[TurnedClock]:
             yield clock
 
 
-async def _jumps(run: Run, till: Till, url: str | None, turn: Turn, *, stands: bool = False) -> None:
+async def _jumps(run: Run, local: LocalApp, url: str | None, turn: Turn, *, stands: bool = False) -> None:
     """Jump while handlers are in flight. ``stands``: leases are measured on a clock that does not jump."""
     wrong = jumps = 0
-    async with till.open():
+    async with local.open():
         while run.wanting:
-            till.gate, till.waiting = asyncio.Event(), 0
-            stories = [_story(till, number) for number in range(min(WAVE, run.count - run.hits))]
-            asking: list[Any] = [asyncio.create_task(till.pay(story)) for story in stories]
+            local.gate, local.waiting = asyncio.Event(), 0
+            stories = [_story(local, number) for number in range(min(WAVE, run.count - run.hits))]
+            asking: list[Any] = [asyncio.create_task(local.pay(story)) for story in stories]
             held = sum("waits" in story.body for story in stories)
             async with asyncio.timeout(20):
-                while till.waiting < held:
+                while local.waiting < held:
                     await asyncio.sleep(0.005)
             wrong = run.random.choice([each for each in (-HOUR, 0, HOUR) if each != wrong])
             await asyncio.to_thread(turn, wrong)
             jumps += 1
-            asking += [asyncio.create_task(till.ask(story)) for story in stories]  # who finds leases that are over
+            asking += [asyncio.create_task(local.ask(story)) for story in stories]  # who finds leases that are over
             await asyncio.sleep(run.random.uniform(0.0, 0.4))
-            till.gate.set()
+            local.gate.set()
             await gather(asking)
             run.hit(len(stories))
-            run.asked(sum(till.statuses.values()) - run.requests)
+            run.asked(sum(local.statuses.values()) - run.requests)
         await asyncio.to_thread(turn, 0)
-    await checked(run, till, url)
+    await checked(run, local, url)
     if stands:
-        for story in till.stories:
+        for story in local.stories:
             if story.end == "unknown" or f"{story.key}.1" not in story.answers[0][1].decode():
                 run.violated("I3", f"another attempt took over from an owner that was alive\n  {story.told()}")
-    doubted = sum(any("outcome-unknown" in line for line in story.lines) for story in till.stories)
-    again = sum(number > 1 for number in Counter(till.runs.values()).values())
+    doubted = sum(any("outcome-unknown" in line for line in story.lines) for story in local.stories)
+    again = sum(number > 1 for number in Counter(local.runs.values()).values())
     if run.count >= 100 and not stands and not (doubted and again):
         raise RuntimeError("the clock jumped, and no lease was over by it")
     run.notes += [f"{jumps} jumps: {doubted} in doubt meanwhile, {again} taken over"]
 
 
-def _story(till: Till, number: int) -> Story:
+def _story(local: LocalApp, number: int) -> Story:
     """Its handler waits in the middle, unless it would hold the only write lock meanwhile."""
-    kind = till.kinds[number % len(till.kinds)]
-    alone = till.path is not None and kind in ("transactional", "deferred")
-    return till.story(kind, **({} if alone or kind == "deferred" else {"waits": True}))
+    kind = local.kinds[number % len(local.kinds)]
+    alone = local.path is not None and kind in ("transactional", "deferred")
+    return local.story(kind, **({} if alone or kind == "deferred" else {"waits": True}))
 
 
 FAULTS = (

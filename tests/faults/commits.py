@@ -17,8 +17,8 @@ from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.proxy_links import When
 from tests.faults.campaign import Fault, Run
-from tests.faults.till import Till, gather
-from tests.faults.till_check import checked, prepare
+from tests.faults.local_app import LocalApp, gather
+from tests.faults.local_app_check import checked, prepare
 
 LARGEST_WAVE = 24
 _KEY = re.compile(rb"key-\d{6}")
@@ -53,18 +53,20 @@ def cut(when: When, run: Run) -> None:
 
 async def _cut(when: When, run: Run, proxy: TcpProxy, url: str) -> None:
     far = proxy.rewrite(url)
-    till = Till(PostgresStore(far, timeout=2.0), url=far, begin_timeout=1.0, works=True)
+    local = LocalApp(PostgresStore(far, timeout=2.0), url=far, begin_timeout=1.0, works=True)
     half = run.count // 2
     by_engine = by_app = 0
-    async with till.open():
-        await gather([till.pay(till.story()) for _ in range(5)])
+    async with local.open():
+        await gather([local.pay(local.story()) for _ in range(5)])
         while run.wanting:
             size = run.random.randint(1, LARGEST_WAVE)
             times = run.random.choice((1, 1, 1, 2, 3))  # by the third the engine gives up, and the client asks again
             if by_engine < half:
                 batch = Batch(run.random.choice(("reservations", "outcomes")))
                 struck = proxy.cut_on("to_server", batch, when=when, times=times)
-                await gather([till.pay(till.story(run.random.choice(("external", "repeatable")))) for _ in range(size)])
+                await gather(
+                    [local.pay(local.story(run.random.choice(("external", "repeatable")))) for _ in range(size)]
+                )
                 struck.cancel()
                 hit = len(batch.hit) if struck.struck else 0
                 by_engine += hit
@@ -72,15 +74,15 @@ async def _cut(when: When, run: Run, proxy: TcpProxy, url: str) -> None:
                 kinds = ("transactional", "transactional", "phased", "deferred")
                 # A third of them: the first to come are of as many keys, before any of these asks again.
                 struck = proxy.cut_on("to_server", b"COMMIT", when=when, times=max(1, size // 3))
-                await gather([till.pay(till.story(run.random.choice(kinds))) for _ in range(size)])
+                await gather([local.pay(local.story(run.random.choice(kinds))) for _ in range(size)])
                 struck.cancel()
                 hit = struck.struck
                 by_app += hit
             if not hit:
                 raise RuntimeError("a wave of keys went by without a commit that could be cut")
             run.hit(hit)
-            run.asked(sum(till.statuses.values()) - run.requests)
-    await checked(run, till, url)
+            run.asked(sum(local.statuses.values()) - run.requests)
+    await checked(run, local, url)
     run.notes += [f"{by_engine} in batches of the engine, {by_app} in transactions of the app"]
 
 

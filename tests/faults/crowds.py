@@ -29,9 +29,9 @@ from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.company import Child
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests.faults.asgi_request import AsgiRequest, quiet
 from tests.faults.campaign import Fault, Run
 from tests.faults.linearizable import Call, Saw, illegal, told
-from tests.faults.spoken import Spoken, quiet
 
 CLIENTS = 64
 PARTIES = 2
@@ -136,13 +136,13 @@ class Party:
 
     async def _ask(self, key: str, asks: str, who: str, leaves: float = math.inf, cancelled: bool = False) -> Saw:
         path = "/wait" if int(key.rpartition("-")[2]) % 2 else "/conflict"
-        spoken = Spoken(path, key, BODIES[asks])
+        asked = AsgiRequest(path, key, BODIES[asks])
         began = time.monotonic()
-        task = spoken.start(self.app)
+        task = asked.start(self.app)
         if leaves < math.inf:
             await asyncio.wait([task], timeout=leaves)
-            if not spoken.ended:
-                spoken.leave()
+            if not asked.ended:
+                asked.leave()
                 if cancelled:
                     task.cancel()
         try:
@@ -151,8 +151,8 @@ class Party:
             if not cancelled:
                 raise
         ended = time.monotonic()
-        saw = spoken.saw
-        self.calls.append((key, [asks, began, ended, saw.value, spoken.result, f"{self._number}/{who}"]))
+        saw = asked.saw
+        self.calls.append((key, [asks, began, ended, saw.value, asked.result, f"{self._number}/{who}"]))
         return saw
 
 

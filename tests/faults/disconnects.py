@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.faults.asgi_request import AsgiRequest, quiet
 from tests.faults.campaign import Fault, Run
 from tests.faults.linearizable import Saw
 from tests.faults.scenes import BODY, KINDS, Scene, Story, blemishes, make_store, template, without_a_disk
-from tests.faults.spoken import Spoken, quiet
 
 PIECES = (BODY[:4], BODY[4:9], BODY[9:])
 """The body comes in three messages."""
@@ -34,7 +34,7 @@ class Place:
     nth: int
 
 
-class Leaving(Spoken):
+class Leaving(AsgiRequest):
     """A request whose client leaves at one of its messages."""
 
     def __init__(self, path: str, key: str, place: Place | None = None, way: Way = "gone") -> None:
@@ -76,14 +76,14 @@ class Leaving(Spoken):
 
 
 async def _speak(scene: Scene, story: Story, place: Place | None = None, way: Way = "gone") -> Leaving:
-    spoken = Leaving(f"/{story.kind}", story.key, place, way)
-    story.seen.append(spoken)
-    spoken.task = spoken.start(scene.app)
-    await asyncio.wait([spoken.task])
+    asked = Leaving(f"/{story.kind}", story.key, place, way)
+    story.seen.append(asked)
+    asked.task = asked.start(scene.app)
+    await asyncio.wait([asked.task])
     async with asyncio.timeout(5.0):
         while scene.once.engine.tasks:  # a handler whose client has left
             await asyncio.sleep(0.001)
-    return spoken
+    return asked
 
 
 async def _one(run: Run, scene: Scene, kind: str, place: Place, way: Way) -> bool:
@@ -118,8 +118,8 @@ async def _all(run: Run, folder: Path) -> None:
     kinds = [name for name in KINDS if name not in ("slow", "held", "waited") and not _missing(run, name)]
     planned = []
     for kind in kinds:
-        spoken = await _speak(scene, Story(f"{kind}-clean", kind, "nobody leaves"))
-        planned += [(kind, place, way) for place in spoken.passed for way in WAYS]
+        asked = await _speak(scene, Story(f"{kind}-clean", kind, "nobody leaves"))
+        planned += [(kind, place, way) for place in asked.passed for way in WAYS]
     run.notes.append(f"{len(planned)} places and ways of {len(kinds)} kinds of handlers")
     planned = run.random.sample(planned, len(planned)) * AGAIN
     stayed = []

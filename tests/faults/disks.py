@@ -22,8 +22,8 @@ from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.servers import PostgresServer, temporary_root
 from tests.faults.campaign import Fault, NotHere, Run
-from tests.faults.till import PATIENCE_SECONDS, Story, Till, gather
-from tests.faults.till_check import checked, prepare
+from tests.faults.local_app import PATIENCE_SECONDS, LocalApp, Story, gather
+from tests.faults.local_app_check import checked, prepare
 
 SQLITE_MEGABYTES = 8
 POSTGRES_MEGABYTES = 192
@@ -94,19 +94,19 @@ class OnDisk(PostgresServer):
 def full(run: Run) -> None:
     if run.store == "sqlite":
         with small_disk(SQLITE_MEGABYTES) as disk:
-            url = f"sqlite:///{disk.path / 'till.db'}"
+            url = f"sqlite:///{disk.path / 'local_app.db'}"
             prepare(url)
             store = SqliteStore(url.removeprefix("sqlite:///"), timeout=0.3)
-            till = Till(store, url=url, begin_timeout=0.3, works=True)
-            asyncio.run(_fill_and_empty(run, till, url, disk, partial(_no_log, url), _nothing))
+            local = LocalApp(store, url=url, begin_timeout=0.3, works=True)
+            asyncio.run(_fill_and_empty(run, local, url, disk, partial(_no_log, url), _nothing))
         return
     # No old pieces of the log are kept for later: the next one needs room.
     settings = {"wal_recycle": "off", "max_wal_size": "32MB", "min_wal_size": "32MB", "autovacuum": "off"}
     with small_disk(POSTGRES_MEGABYTES) as disk, OnDisk(disk.path, **settings) as server:
-        url = server.database("till")
+        url = server.database("local_app")
         prepare(url)
-        till = Till(PostgresStore(url, timeout=1.0), url=url, begin_timeout=0.5, works=True)
-        till.pad = 1500
+        local = LocalApp(PostgresStore(url, timeout=1.0), url=url, begin_timeout=0.5, works=True)
+        local.pad = 1500
 
         async def panic() -> None:
             """Every second time it is the log that finds no room."""
@@ -120,7 +120,7 @@ def full(run: Run) -> None:
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.start)
 
-        asyncio.run(_fill_and_empty(run, till, url, disk, panic, up_again))
+        asyncio.run(_fill_and_empty(run, local, url, disk, panic, up_again))
     panics = run.notes.count("PANIC")
     run.notes = [note for note in run.notes if note != "PANIC"] + [f"{panics} times PostgreSQL gave up"]
 
@@ -137,43 +137,43 @@ async def _no_log(url: str) -> None:
 
 async def _fill_and_empty(
     run: Run,
-    till: Till,
+    local: LocalApp,
     url: str,
     disk: SmallDisk,
     before: Callable[[], Awaitable[None]],
     after: Callable[[], Awaitable[None]],
 ) -> None:
     refused = 0
-    async with till.open():
+    async with local.open():
         while run.wanting:
-            till.gate, till.waiting = asyncio.Event(), 0
-            held = [till.story(kind, waits=True) for kind in ("external", "repeatable") * (IN_FLIGHT // 2)]
-            asking: list[Any] = [asyncio.create_task(till.pay(story)) for story in held]
+            local.gate, local.waiting = asyncio.Event(), 0
+            held = [local.story(kind, waits=True) for kind in ("external", "repeatable") * (IN_FLIGHT // 2)]
+            asking: list[Any] = [asyncio.create_task(local.pay(story)) for story in held]
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while till.waiting < len(held):
+                while local.waiting < len(held):
                     await asyncio.sleep(0.005)
-            was = till.statuses[503]
+            was = local.statuses[503]
             if run.store == "sqlite":
                 await before()
             disk.fill()
             if run.store == "postgres":
                 await before()
-            till.gate.set()
-            new: list[Story] = [till.story() for _ in range(NEW)]
-            asking += [asyncio.create_task(till.pay(story)) for story in new]
+            local.gate.set()
+            new: list[Story] = [local.story() for _ in range(NEW)]
+            asking += [asyncio.create_task(local.pay(story)) for story in new]
             until = asyncio.get_running_loop().time() + FULL_SECONDS
-            while asyncio.get_running_loop().time() < until or till.statuses[503] == was:
+            while asyncio.get_running_loop().time() < until or local.statuses[503] == was:
                 disk.fill()
                 await asyncio.sleep(0.02)
                 if asyncio.get_running_loop().time() > until + PATIENCE_SECONDS:
                     raise RuntimeError("the disk is full, and nobody noticed")
-            refused += till.statuses[503] - was
+            refused += local.statuses[503] - was
             disk.empty()
             await after()
             await gather(asking)
             run.hit(len(held) + len(new))
-            run.asked(sum(till.statuses.values()) - run.requests)
-    await checked(run, till, url)
+            run.asked(sum(local.statuses.values()) - run.requests)
+    await checked(run, local, url)
     run.notes.append(f"{refused} refused")
 
 

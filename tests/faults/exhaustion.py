@@ -29,8 +29,8 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.company import Child
 from tests.faults.campaign import Fault, Run
 from tests.faults.disks import SQLITE_MEGABYTES, SmallDisk, small_disk
-from tests.faults.till import PATIENCE_SECONDS, Till, gather
-from tests.faults.till_check import checked, prepare
+from tests.faults.local_app import PATIENCE_SECONDS, LocalApp, gather
+from tests.faults.local_app_check import checked, prepare
 
 WAVE = 10
 SECONDS = 0.4
@@ -39,42 +39,42 @@ Want = Callable[[], contextlib.AbstractContextManager[None]]
 """While inside, there is none of it."""
 
 
-async def _waves(run: Run, till: Till, url: str, want: Want, *, certain: bool = True) -> None:
+async def _waves(run: Run, local: LocalApp, url: str, want: Want, *, certain: bool = True) -> None:
     """Keys in flight and new ones meet the want. ``certain``: nothing can be reserved while it lasts."""
     wants = 0
-    async with till.open():
+    async with local.open():
         while run.wanting:
-            await _wave(run, till, url, want, wants if certain else None)
+            await _wave(run, local, url, want, wants if certain else None)
             wants += 1
-    await checked(run, till, url)
+    await checked(run, local, url)
 
 
-async def _wave(run: Run, till: Till, url: str, want: Want, number: int | None) -> None:
-    till.gate, till.waiting = asyncio.Event(), 0
-    done = [till.story(), till.story("external")]
-    await gather([till.pay(story) for story in done])
+async def _wave(run: Run, local: LocalApp, url: str, want: Want, number: int | None) -> None:
+    local.gate, local.waiting = asyncio.Event(), 0
+    done = [local.story(), local.story("external")]
+    await gather([local.pay(story) for story in done])
     for story in done:
         del story.answers[1:]
-    held = [till.story("external", waits=True) for _ in range(WAVE // 2)]
-    asking: list[Any] = [asyncio.create_task(till.pay(story)) for story in held]
+    held = [local.story("external", waits=True) for _ in range(WAVE // 2)]
+    asking: list[Any] = [asyncio.create_task(local.pay(story)) for story in held]
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while till.waiting < len(held):
+        while local.waiting < len(held):
             await asyncio.sleep(0.005)
-    was = till.statuses[503]
+    was = local.statuses[503]
     once = OnceKey(url, scope=SINGLE_TENANT)
     with want():
-        till.outage = lambda: number
+        local.outage = lambda: number
         _starts(run, once)
-        till.gate.set()
-        new = [till.story() for _ in range(WAVE - len(held))]
-        asking += [asyncio.create_task(till.pay(story)) for story in [*new, *done]]
+        local.gate.set()
+        new = [local.story() for _ in range(WAVE - len(held))]
+        asking += [asyncio.create_task(local.pay(story)) for story in [*new, *done]]
         await asyncio.sleep(SECONDS)
-        till.outage = lambda: None
-    if till.statuses[503] == was:
+        local.outage = lambda: None
+    if local.statuses[503] == was:
         raise RuntimeError("there was none of it, and nobody noticed")
     await gather(asking)
     run.hit(WAVE)
-    run.asked(sum(till.statuses.values()) - run.requests)
+    run.asked(sum(local.statuses.values()) - run.requests)
 
 
 def _starts(run: Run, once: OnceKey) -> None:
@@ -99,12 +99,12 @@ def _starts(run: Run, once: OnceKey) -> None:
 def read_only(run: Run) -> None:
     if run.store == "sqlite":
         with small_disk(SQLITE_MEGABYTES) as disk:
-            path = disk.path / "till.db"
+            path = disk.path / "local_app.db"
             prepare(f"sqlite:///{path}")
             asyncio.run(_remounted(run, disk, path))
         return
     with run.own_postgres(fsync=False) as server:
-        url = server.database("till")
+        url = server.database("local_app")
         prepare(url)
 
         @contextmanager
@@ -117,42 +117,42 @@ def read_only(run: Run) -> None:
             finally:
                 server.execute("SELECT pg_promote(true, 30)")
 
-        till = Till(PostgresStore(url, timeout=1.0), url=url, begin_timeout=0.5, works=True)
-        asyncio.run(_waves(run, till, url, standby))
+        local = LocalApp(PostgresStore(url, timeout=1.0), url=url, begin_timeout=0.5, works=True)
+        asyncio.run(_waves(run, local, url, standby))
 
 
 async def _remounted(run: Run, disk: SmallDisk, path: Path) -> None:
     """A file system with open files cannot be made read-only, so nothing is in flight: each app is started on it."""
     url = f"sqlite:///{path}"
-    first = till = Till(SqliteStore(path, timeout=0.3), url=url)
+    first = local = LocalApp(SqliteStore(path, timeout=0.3), url=url)
     while run.wanting:
-        first = Till(SqliteStore(path, timeout=0.3), url=url)
-        first.go_on_from(till)
+        first = LocalApp(SqliteStore(path, timeout=0.3), url=url)
+        first.go_on_from(local)
         async with first.open():
             done = [first.story() for _ in range(WAVE // 2)]
             await gather([first.pay(story) for story in done])
         disk.remount("ro")
-        till = Till(SqliteStore(path, timeout=0.3), url=url, begin_timeout=0.3)
-        till.go_on_from(first)
-        till.outage = lambda: "read-only"
+        local = LocalApp(SqliteStore(path, timeout=0.3), url=url, begin_timeout=0.3)
+        local.go_on_from(first)
+        local.outage = lambda: "read-only"
         try:
             _starts(run, OnceKey(url, scope=SINGLE_TENANT))
-            async with till.open():
-                new = [till.story() for _ in range(WAVE - len(done))]
+            async with local.open():
+                new = [local.story() for _ in range(WAVE - len(done))]
                 for story in done:
                     del story.answers[1:]
-                asking = [asyncio.create_task(till.pay(story)) for story in [*done, *new]]
+                asking = [asyncio.create_task(local.pay(story)) for story in [*done, *new]]
                 await asyncio.sleep(SECONDS)
-                if till.served:
-                    run.violated("I7", f"{till.served} requests were served on a file system that is read-only")
-                till.outage = lambda: None
+                if local.served:
+                    run.violated("I7", f"{local.served} requests were served on a file system that is read-only")
+                local.outage = lambda: None
                 disk.remount("rw")
                 await gather(asking)
         finally:
             disk.remount("rw")
         run.hit(WAVE)
-        run.asked(sum(till.statuses.values()))
-    await checked(run, till, url)
+        run.asked(sum(local.statuses.values()))
+    await checked(run, local, url)
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ async def _remounted(run: Run, disk: SmallDisk, path: Path) -> None:
 
 def connections(run: Run) -> None:
     with run.own_postgres(fsync=False, settings={"max_connections": "24"}) as server:
-        url = server.database("till")
+        url = server.database("local_app")
         prepare(url)
 
         @contextmanager
@@ -178,8 +178,8 @@ def connections(run: Run) -> None:
                         free = _others(first, mine) > 0
                 yield
 
-        till = Till(PostgresStore(url, timeout=1.0), url=url, begin_timeout=0.5)
-        asyncio.run(_waves(run, till, url, taken))
+        local = LocalApp(PostgresStore(url, timeout=1.0), url=url, begin_timeout=0.5)
+        asyncio.run(_waves(run, local, url, taken))
 
 
 _OTHERS = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> ALL (%s)"
@@ -243,8 +243,8 @@ def files(run: Run) -> None:
                     over.set()
                     thread.join()
 
-        till = Till(store, url=url, begin_timeout=0.5)
-        asyncio.run(_waves(run, till, url, none_left, certain=False))  # a lane may be faster than we are
+        local = LocalApp(store, url=url, begin_timeout=0.5)
+        asyncio.run(_waves(run, local, url, none_left, certain=False))  # a lane may be faster than we are
         return {"hits": run.hits, "requests": run.requests, "violations": run.violations, "notes": run.notes}
 
     told = Child(work).result()

@@ -12,9 +12,9 @@ import asyncio
 from tests.faults.campaign import Fault, Run
 from tests.faults.checker import check
 from tests.faults.clients import Name
+from tests.faults.fork_server import Process
 from tests.faults.load import Load
 from tests.faults.shop import Shop
-from tests.faults.warm import Process
 
 QUARANTINE = 5.0
 """Longer than an owner that lives is held up on a machine that is busy. Shorter, and what it is about to do is refuted

@@ -26,6 +26,7 @@ from typing import Any
 
 import oncekey
 from oncekey.testing.company import Child
+from tests.faults.asgi_request import quiet
 from tests.faults.campaign import Fault, Run
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.scenes import (
@@ -39,7 +40,6 @@ from tests.faults.scenes import (
     template,
     without_a_disk,
 )
-from tests.faults.spoken import quiet
 
 ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared with co_filename, a thousand times
 TRACED = (

@@ -11,8 +11,8 @@ from itertools import count
 from tests.faults.app import KINDS
 from tests.faults.campaign import Run
 from tests.faults.clients import Ask, Client, History, Name
+from tests.faults.fork_server import Process
 from tests.faults.shop import Shop
-from tests.faults.warm import Process
 
 SERVERS = 2
 CLIENTS = 40

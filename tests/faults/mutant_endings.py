@@ -9,7 +9,7 @@ from tests.faults.mutant import mutant as _
 EVIDENCE, JUDGMENT, DECISION = "oncekey.core.evidence", "oncekey.core.judgment", "oncekey.core.decision"
 ENDPOINTS, ENDINGS_MODULE, HANDLING = "oncekey.web.endpoints", "oncekey.web.endings", "oncekey.web.handling"
 TABLE = "tests/core/test_judgment.py::test_every_row_of_the_table_gives_its_judgment"
-BUGS = "tests/faults/test_in_place.py::test_answer_in_place_that_was_a_bug_keeps_the_promises"
+BUGS = "tests/faults/test_middleware_answers.py::test_answer_in_place_that_was_a_bug_keeps_the_promises"
 IN_PLACE, WORD = "tests/web/test_answers_in_its_place.py", "tests/web/test_handlers_word.py"
 NEVER, COMMITS = "tests/web/test_never_entered.py", "tests/web/test_answers_and_commits.py"
 DECLARED = "tests/web/verdicts/test_declarations.py"

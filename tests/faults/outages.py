@@ -1,7 +1,7 @@
 """The store is refused, hung or slow at each of its operations, at twenty keys each.
 
 For each operation and kind of outage, keys are brought to its brink and let go together; the first that asks for it
-begins the outage (``ward.py``). Where an operation is not about keys that its caller knows (``due``, ``purge``,
+begins the outage (``store_fault.py``). Where an operation is not about keys that its caller knows (``due``, ``purge``,
 ``claim``), those that wait for it are hit. Clients go on by the rules: one effect, one answer, nobody stuck.
 """
 
@@ -35,9 +35,9 @@ from oncekey.testing import faults
 from oncekey.testing.proxy import TcpProxy
 from oncekey.upkeep import Upkeep
 from tests.faults.campaign import Fault, Run
-from tests.faults.till import PATIENCE_SECONDS, WITHOUT_TABLES, Story, Till, gather, patiently
-from tests.faults.till_check import checked, prepare
-from tests.faults.ward import KINDS, LIMIT, SECONDS, InFile, InMemory, Kind, OnTheWire, Ward
+from tests.faults.local_app import PATIENCE_SECONDS, WITHOUT_TABLES, LocalApp, Story, gather, patiently
+from tests.faults.local_app_check import checked, prepare
+from tests.faults.store_fault import KINDS, LIMIT, SECONDS, InFile, InMemory, Kind, OnTheWire, StoreFault
 
 EACH = 20
 WAVE = 24
@@ -150,16 +150,16 @@ def count_of(store: str) -> int:
 
 
 def every_operation(run: Run) -> None:
-    with _hospital(run) as (ward, till, past):
-        asyncio.run(_rounds(run, ward, till, past))
+    with _hospital(run) as (store_fault, local, past):
+        asyncio.run(_rounds(run, store_fault, local, past))
 
 
 @contextmanager
-def _hospital(run: Run) -> Iterator[tuple[Ward, Callable[[], Till], str | None]]:
+def _hospital(run: Run) -> Iterator[tuple[StoreFault, Callable[[], LocalApp], str | None]]:
     """The store and what makes it ill; the app; and the way to its tables that stays well."""
     if run.store == "memory":
         store = MemoryStore()
-        yield Ward(store, InMemory(run.random)), lambda: Till(store, begin_timeout=LIMIT), None
+        yield StoreFault(store, InMemory(run.random)), lambda: LocalApp(store, begin_timeout=LIMIT), None
         return
     url = run.url()
     prepare(url)
@@ -168,32 +168,36 @@ def _hospital(run: Run) -> Iterator[tuple[Ward, Callable[[], Till], str | None]]
         file = SqliteStore(path, timeout=LIMIT)
         file.check()  # a file that it has never seen it would make anew, when it is away
         with closing(InFile(path)) as lock:
-            yield Ward(file, lock), lambda: Till(file, url=url, begin_timeout=LIMIT, works=True), url
+            yield StoreFault(file, lock), lambda: LocalApp(file, url=url, begin_timeout=LIMIT, works=True), url
         return
     port = urlsplit(url).port
     assert port is not None
     with TcpProxy("127.0.0.1", port) as proxy:
         far = proxy.rewrite(url)
         server = PostgresStore(far, timeout=LIMIT, lock_timeout=0.1)
-        yield Ward(server, OnTheWire(proxy)), lambda: Till(server, url=far, begin_timeout=LIMIT, works=True), url
+        yield (
+            StoreFault(server, OnTheWire(proxy)),
+            lambda: LocalApp(server, url=far, begin_timeout=LIMIT, works=True),
+            url,
+        )
 
 
-async def _rounds(run: Run, ward: Ward, make: Callable[[], Till], past: str | None) -> None:
-    till = make()
-    till.outage = lambda: ward.outage
+async def _rounds(run: Run, store_fault: StoreFault, make: Callable[[], LocalApp], past: str | None) -> None:
+    local = make()
+    local.outage = lambda: store_fault.outage
     todo = cells(run.store)
     if run.count <= EACH:  # the short form: not those that keys come to one after another
         todo = [(operation, kind) for operation, kind in todo if not operation.sql]
     run.random.shuffle(todo)
     slowest = 0.0
-    async with till.open():
+    async with local.open():
         for operation, kind in todo:
             if not run.wanting:
                 break
             began, hit = time.monotonic(), 0
             for _ in range(WAVES):
-                hit += await _wave(run, till, ward, operation, kind)
-                run.asked(sum(till.statuses.values()) - run.requests)
+                hit += await _wave(run, local, store_fault, operation, kind)
+                run.asked(sum(local.statuses.values()) - run.requests)
                 if hit >= EACH:
                     break
             else:
@@ -202,95 +206,95 @@ async def _rounds(run: Run, ward: Ward, make: Callable[[], Till], past: str | No
             slowest = max(slowest, time.monotonic() - began)
         for verb, kind in product(OPERATORS, KINDS):
             if run.wanting:
-                await asyncio.to_thread(_ask_as_operator, run, ward, verb, kind)
-    await checked(run, till, past)
+                await asyncio.to_thread(_ask_as_operator, run, store_fault, verb, kind)
+    await checked(run, local, past)
     run.notes += [f"{len(todo)} operations and kinds", f"the slowest took {slowest:.1f} s"]
 
 
-def _ask_as_operator(run: Run, ward: Ward, verb: str, kind: Kind) -> None:
+def _ask_as_operator(run: Run, store_fault: StoreFault, verb: str, kind: Kind) -> None:
     """Each question gets its answer or an error of ours, in time."""
 
     def ask(number: int) -> str | None:
         began = time.monotonic()
         try:
-            OPERATORS[verb](ward.store)
+            OPERATORS[verb](store_fault.store)
         except StoreError:
             pass
         except Exception as error:
             return f"{verb}, {kind}: {error!r}"
         finally:
-            ward.store.disconnect()
+            store_fault.store.disconnect()
         took = time.monotonic() - began
         return f"{verb}, {kind}: took {took:.1f} s" if took > IN_TIME_SECONDS else None
 
     numbers = count()
-    ward.wait_for(verb, lambda args: {f"{verb} {next(numbers)}"}, kind, EACH)
+    store_fault.wait_for(verb, lambda args: {f"{verb} {next(numbers)}"}, kind, EACH)
     with ThreadPoolExecutor(EACH) as pool:
         told = list(pool.map(ask, range(EACH)))
-    ward.rest()
+    store_fault.rest()
     for wrong in told:
         if wrong:
             run.violated("I7", wrong)
-    run.hit(min(len(ward.hits), run.count - run.hits))
+    run.hit(min(len(store_fault.hits), run.count - run.hits))
 
 
-async def _wave(run: Run, till: Till, ward: Ward, operation: Operation, kind: Kind) -> int:
+async def _wave(run: Run, local: LocalApp, store_fault: StoreFault, operation: Operation, kind: Kind) -> int:
     """Bring keys to the brink, let them go, and wait until all is over; how many were hit."""
     stories = [
-        till.story(operation.kinds[number % len(operation.kinds)], **operation.body, **_held(operation))
+        local.story(operation.kinds[number % len(operation.kinds)], **operation.body, **_held(operation))
         for number in range(WAVE)
     ]
     wave = {story.key for story in stories}
-    till.gate, till.waiting = asyncio.Event(), 0
-    await _to_the_brink(till, operation, stories)
+    local.gate, local.waiting = asyncio.Event(), 0
+    await _to_the_brink(local, operation, stories)
     asking: list[Any] = []
     if operation.brink == "gated":
-        asking = [asyncio.create_task(till.pay(story)) for story in stories]
+        asking = [asyncio.create_task(local.pay(story)) for story in stories]
         async with asyncio.timeout(10):
-            while till.waiting < len(stories):
+            while local.waiting < len(stories):
                 await asyncio.sleep(0.005)
-    with _waited_for(ward, operation, kind, wave):
-        till.gate.set()
+    with _waited_for(store_fault, operation, kind, wave):
+        local.gate.set()
         if operation.brink in ("swept", "expired"):
-            async with Upkeep(till.once, sweep_every=0.05, reap_every=0.05, reconcile_every=60.0):
+            async with Upkeep(local.once, sweep_every=0.05, reap_every=0.05, reconcile_every=60.0):
                 await asyncio.sleep(SECONDS[kind] + 0.3)
         elif operation.brink == "looked at":
-            for status, content in await asyncio.gather(*(till.look(story) for story in stories)):
+            for status, content in await asyncio.gather(*(local.look(story) for story in stories)):
                 if status not in (201, 503):
                     run.violated("I2", f"a look at a finished key got {status} {content!r}")
         if operation.brink != "expired":
-            await gather(asking or [till.pay(story) for story in stories])
+            await gather(asking or [local.pay(story) for story in stories])
     if operation.brink == "expired":
-        del till.stories[-len(stories) :]
-        await _reaped(run, till, wave)
-    return len(ward.hits)
+        del local.stories[-len(stories) :]
+        await _reaped(run, local, wave)
+    return len(store_fault.hits)
 
 
 def _held(operation: Operation) -> dict[str, Any]:
     return {"waits": True} if operation.brink == "gated" else {}
 
 
-async def _to_the_brink(till: Till, operation: Operation, stories: list[Story]) -> None:
+async def _to_the_brink(local: LocalApp, operation: Operation, stories: list[Story]) -> None:
     match operation.brink:
         case "asked":
-            await gather([till.ask(story) for story in stories])
+            await gather([local.ask(story) for story in stories])
         case "answered" | "looked at":
-            await gather([till.pay(story) for story in stories])
+            await gather([local.pay(story) for story in stories])
             for story in stories:
                 del story.answers[1:]
         case "owner died" | "swept":
-            till.leave_behind(stories)
+            local.leave_behind(stories)
         case "expired":
-            till.leave_behind(stories, expired=True)
+            local.leave_behind(stories, expired=True)
 
 
 @contextmanager
-def _waited_for(ward: Ward, operation: Operation, kind: Kind, wave: set[str]) -> Iterator[None]:
+def _waited_for(store_fault: StoreFault, operation: Operation, kind: Kind, wave: set[str]) -> Iterator[None]:
     with ExitStack() as stack:
         if operation.verb in faults.POINTS:
-            stack.enter_context(_Passed(operation.verb, lambda: ward.pass_by(operation.verb, ())))
-        ward.wait_for(operation.verb, partial(operation.hit, wave), kind, EACH)
-        stack.callback(ward.rest)
+            stack.enter_context(_Passed(operation.verb, lambda: store_fault.pass_by(operation.verb, ())))
+        store_fault.wait_for(operation.verb, partial(operation.hit, wave), kind, EACH)
+        stack.callback(store_fault.rest)
         yield
 
 
@@ -307,12 +311,12 @@ class _Passed(faults.Fault):
             self._action()
 
 
-async def _reaped(run: Run, till: Till, wave: set[str]) -> None:
+async def _reaped(run: Run, local: LocalApp, wave: set[str]) -> None:
     """What was past its expiry goes, when the outage is over."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    async with Upkeep(till.once, sweep_every=60.0, reap_every=0.05, reconcile_every=60.0):
+    async with Upkeep(local.once, sweep_every=60.0, reap_every=0.05, reconcile_every=60.0):
         keys = [(SINGLE_SCOPE, key) for key in wave]
-        while left := [record for record in patiently(lambda: till.once.store.read(keys)) if record]:
+        while left := [record for record in patiently(lambda: local.once.store.read(keys)) if record]:
             if time.monotonic() > deadline:
                 run.violated("I4", f"past their expiry, and still there: {left}")
                 return

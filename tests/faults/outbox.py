@@ -17,9 +17,9 @@ from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.outbox.staging import job_parameters
 from tests.faults.campaign import Fault, Run
-from tests.faults.warm import Process, Warm
+from tests.faults.fork_server import ForkServer, Process
 from tests.outbox import jobs as tasks
-from tests.outbox.boxes import POSTGRES_ENQUEUE, Box, errors
+from tests.outbox.outbox_table import POSTGRES_ENQUEUE, OutboxTable, errors
 
 WORKERS = 4
 CONCURRENCY = 16
@@ -39,21 +39,21 @@ def work(url: str, ledger: str) -> None:
 
 
 def kill_workers(run: Run) -> None:
-    box = Box(run.url())
+    outbox = OutboxTable(run.url())
     try:
-        with Warm(roles={"worker": work}, log=run.folder / "workers.log") as warm:
-            campaign = _Campaign(run, box, warm)
+        with ForkServer(roles={"worker": work}, log=run.folder / "workers.log") as forks:
+            campaign = _Campaign(run, outbox, forks)
             campaign.work()
         campaign.check()
     finally:
-        box.close()
+        outbox.close()
 
 
 class _Campaign:
-    def __init__(self, run: Run, box: Box, warm: Warm) -> None:
+    def __init__(self, run: Run, outbox: OutboxTable, forks: ForkServer) -> None:
         self.run = run
-        self.box = box
-        self.warm = warm
+        self.outbox = outbox
+        self.forks = forks
         self.provider = tasks.Provider(run.folder / "provider")
         self.keys: dict[str, Record] = {}
         """Of deferred requests, by the downstream key of the job that settles each."""
@@ -65,33 +65,33 @@ class _Campaign:
 
     def _make_rows(self) -> None:
         """Charges, every tenth of which settles a deferred key, and a few rows of poison, in random order."""
-        pending = iter(self.box.pending(self.run.count // 10))
+        pending = iter(self.outbox.pending(self.run.count // 10))
         poison = set(self.run.random.sample(range(self.run.count), min(POISON, self.run.count)))
         for number in range(self.run.count):
             if number in poison:
-                job = self.box.job("poison")
+                job = self.outbox.job("poison")
                 self.poison.add(job.id)
             else:
                 key = next(pending, None) if number % 10 == 0 else None
                 task = "charge_in_thread" if number % 3 == 0 else "charge"
-                job = self.box.job(task, {"flaky": number % 20 == 0}, of=key)
+                job = self.outbox.job(task, {"flaky": number % 20 == 0}, of=key)
                 if key is not None:
                     self.keys[job.downstream_key] = key
             self.jobs.append(job)
 
     def _add_late(self, jobs: list[NewJob]) -> psycopg.Connection | None:
         """A transaction that inserts first and commits last. SQLite has one writer: there it could only come first."""
-        if self.box.is_sqlite:
-            self.box.insert(jobs)
+        if self.outbox.is_sqlite:
+            self.outbox.insert(jobs)
             return None
-        late = psycopg.connect(self.box.url)
+        late = psycopg.connect(self.outbox.url)
         late.cursor().executemany(POSTGRES_ENQUEUE, [job_parameters(job) for job in jobs])
         return late
 
     # workers
 
     def _start(self) -> Process:
-        return self.warm.spawn("worker", url=self.box.url, ledger=str(self.provider.folder))
+        return self.forks.spawn("worker", url=self.outbox.url, ledger=str(self.provider.folder))
 
     def work(self) -> None:
         self._make_rows()
@@ -102,7 +102,7 @@ class _Campaign:
         progress, since = -1, time.monotonic()
         while True:
             if rest:
-                self.box.insert(rest[:BATCH])
+                self.outbox.insert(rest[:BATCH])
                 del rest[:BATCH]
             elif late is not None:
                 late.commit()
@@ -115,7 +115,7 @@ class _Campaign:
                 workers[place].kill()
                 workers[place] = self._start()
                 self.kills += 1
-            over = self.box.count(JobState.DONE) + self.box.count(JobState.DEAD)
+            over = self.outbox.count(JobState.DONE) + self.outbox.count(JobState.DEAD)
             self.run.hit(over - self.run.hits)
             if over == len(self.jobs):
                 return
@@ -131,7 +131,7 @@ class _Campaign:
     # what must hold
 
     def check(self) -> None:
-        charges, jobs = self.provider.charges(), {job.id: self.box.get(job.id) for job in self.jobs}
+        charges, jobs = self.provider.charges(), {job.id: self.outbox.get(job.id) for job in self.jobs}
         for job in jobs.values():
             charge = charges.get(job.downstream_key)
             if job.id in self.poison:
@@ -145,7 +145,7 @@ class _Campaign:
         if len(set(charges.values())) != len(charges):
             self.run.violated("I1", "two charges share an id")
         for downstream_key, key in self.keys.items():
-            row, charge = self.box.key(key), charges.get(downstream_key)
+            row, charge = self.outbox.key(key), charges.get(downstream_key)
             if row.state is not State.COMPLETED:
                 self.run.violated("I4", f"a deferred key is {row.state}: {row}")
             elif row.response is None or row.response.body != orjson.dumps({"charge": charge}):

@@ -17,12 +17,12 @@ from starlette.responses import Response
 
 from oncekey import current
 from tests.enlist.own_endings import ENDINGS, WAYS, Ending, check, handler_of
-from tests.enlist.shop import POSTGRES, SQLITE, Shop, Till
+from tests.enlist.shop import POSTGRES, SQLITE, Payer, Shop
+from tests.faults.asgi_request import quiet
 from tests.faults.campaign import Fault, Run
-from tests.faults.spoken import quiet
 
 SENDS = 3
-DRIVERS: dict[str, dict[str, type[Till]]] = {"sqlite": SQLITE, "postgres": POSTGRES}
+DRIVERS: dict[str, dict[str, type[Payer]]] = {"sqlite": SQLITE, "postgres": POSTGRES}
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ EVERYTHING = {store: sum(1 for _ in cases(store)) for store in DRIVERS}
 
 
 class Tills:
-    """The cases of one run: one database, a till for each driver, and one app whose handler is the case's."""
+    """The cases of one run: one database, a payer for each driver, and one app whose handler is the case's."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.shop = Shop(run.url())
-        self.tills = {name: till(self.shop) for name, till in DRIVERS[run.store].items()}
+        self.payers = {name: payer(self.shop) for name, payer in DRIVERS[run.store].items()}
         self.api = self.shop.api(self._pay)
         self.ended: Counter[str] = Counter()
 
@@ -61,21 +61,21 @@ class Tills:
         return answer
 
     async def one(self, case: Case) -> None:
-        key, till, way = f"key-{self.run.hits}", self.tills[case.driver], WAYS[case.way]
-        self.handlers = {key: handler_of(till, way, case.ending, swallows=case.swallows)}
+        key, payer, way = f"key-{self.run.hits}", self.payers[case.driver], WAYS[case.way]
+        self.handlers = {key: handler_of(payer, way, case.ending, swallows=case.swallows)}
         told = []
         for _ in range(SENDS):
             told.append((await self.api.post(key)).status_code)
-            await till.close_opened()
+            await payer.close_opened()
         self.run.asked(SENDS)
-        for what in check(self.shop, till, way, key, told):
+        for what in check(self.shop, payer, way, key, told):
             self.run.violated("I1", f"{what}: {case}")
         self.ended[str(self.shop.state(key))] += 1
         self.run.hit()
 
     async def close(self) -> None:
-        for till in self.tills.values():
-            await till.close()
+        for payer in self.payers.values():
+            await payer.close()
         await self.api.close()
 
 
@@ -87,13 +87,13 @@ def own_transactions(run: Run) -> None:
 
     async def play() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        tills = Tills(run)
+        payers = Tills(run)
         try:
             for case in planned:
-                await tills.one(case)
+                await payers.one(case)
         finally:
-            await tills.close()
-        run.notes.append(", ".join(f"{count} {state}" for state, count in tills.ended.most_common()))
+            await payers.close()
+        run.notes.append(", ".join(f"{count} {state}" for state, count in payers.ended.most_common()))
 
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of drivers, about transactions that were ended beneath them

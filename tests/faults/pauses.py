@@ -20,10 +20,10 @@ from tests.faults.app import HELD, PLACES, WITHOUT_ROWS
 from tests.faults.campaign import Fault, Run
 from tests.faults.checker import check, check_doubt
 from tests.faults.clients import Ask, Attempt, Client, History, Name, pay_all
+from tests.faults.fork_server import Process
 from tests.faults.load import Load
 from tests.faults.points import IN_DOUBT
 from tests.faults.shop import Shop
-from tests.faults.warm import Process
 
 LEASE = 0.8
 SHORT_LEASE = 0.4

@@ -29,8 +29,8 @@ from oncekey.core.states import State
 from oncekey.engine.operation import Operation
 from oncekey.testing.company import Child
 from oncekey.web.starlette import protect
+from tests.faults.asgi_request import AsgiRequest, quiet
 from tests.faults.campaign import Fault, Run
-from tests.faults.spoken import Spoken, quiet
 
 Effects = Literal["external", "transactional", "phased", "repeatable"]
 Ending = Literal["dies", "returns 500", "raises", "not executed", "stands still"]
@@ -111,9 +111,9 @@ class Shop:
             await _now(connection.close())
 
     async def send(self, key: str) -> tuple[int, bytes]:
-        spoken = Spoken("/pay", key, b"{}")
-        await asyncio.wait({spoken.start(self.app)})
-        return spoken.status, spoken.body
+        asked = AsgiRequest("/pay", key, b"{}")
+        await asyncio.wait({asked.start(self.app)})
+        return asked.status, asked.body
 
     async def _pay(self, request: Request) -> Response:
         op = current()

@@ -7,8 +7,8 @@ import asyncio
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.servers import PostgresServer
 from tests.faults.campaign import Fault, Run
-from tests.faults.till import PATIENCE_SECONDS, Till, gather
-from tests.faults.till_check import checked, prepare
+from tests.faults.local_app import PATIENCE_SECONDS, LocalApp, gather
+from tests.faults.local_app_check import checked, prepare
 
 CLIENTS = 24
 REQUESTS_EACH = 300
@@ -18,41 +18,41 @@ SHORT_REQUESTS = 40
 
 def restarted_under_load(run: Run) -> None:
     with run.own_postgres() as server:
-        url = server.database("till")
+        url = server.database("local_app")
         prepare(url)
         asyncio.run(_load(run, server, url))
 
 
 async def _load(run: Run, server: PostgresServer, url: str) -> None:
-    till = Till(PostgresStore(url, timeout=2.0), url=url, works=True, upkeep=True)
+    local = LocalApp(PostgresStore(url, timeout=2.0), url=url, works=True, upkeep=True)
     restarts = [0]
-    till.outage = lambda: None if server.running else restarts[0]
+    local.outage = lambda: None if server.running else restarts[0]
     each = SHORT_REQUESTS if run.count < 10 else REQUESTS_EACH
     stop = False
 
     async def client() -> None:
         while not stop:
-            await till.pay(till.story(seconds=run.random.choice((0, 0, 0, 0.02, 0.1))))
+            await local.pay(local.story(seconds=run.random.choice((0, 0, 0, 0.02, 0.1))))
 
-    async with till.open():
+    async with local.open():
         clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
         try:
             while run.wanting:
-                before = till.served
-                while till.served < before + each and not any(task.done() for task in clients):
+                before = local.served
+                while local.served < before + each and not any(task.done() for task in clients):
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(run.random.uniform(0.0, 0.2))
                 restarts[0] += 1
                 await asyncio.to_thread(server.restart, "immediate")
                 run.hit()
-                run.asked(sum(till.statuses.values()) - run.requests)
+                run.asked(sum(local.statuses.values()) - run.requests)
             await asyncio.sleep(0.3)
         finally:
             stop = True
             async with asyncio.timeout(2 * PATIENCE_SECONDS):
                 await gather(clients)
-    await checked(run, till, url)
-    run.notes += [f"{len(till.stories)} keys, {till.served} requests served, {till.statuses[503]} refused"]
+    await checked(run, local, url)
+    run.notes += [f"{len(local.stories)} keys, {local.served} requests served, {local.statuses[503]} refused"]
 
 
 FAULTS = (

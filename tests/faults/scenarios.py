@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from tests.faults.asgi_request import AsgiRequest
 from tests.faults.linearizable import Saw
 from tests.faults.scenes import BODY, OTHER_BODY, PATIENCE, Scene, Story
-from tests.faults.spoken import Spoken
 
 Act = Callable[[Scene, Story], Awaitable[None]]
 
@@ -33,9 +33,9 @@ async def _in_flight(scene: Scene, story: Story) -> None:
     await _warm(scene, story)
     scene.gate.clear()
     while not scene.charged[story.key]:
-        spoken = Spoken(f"/{story.kind}", story.key, BODY)
-        story.seen.append(spoken)
-        task = spoken.start(scene.app)
+        asked = AsgiRequest(f"/{story.kind}", story.key, BODY)
+        story.seen.append(asked)
+        task = asked.start(scene.app)
         while not scene.charged[story.key] and not task.done():  # done: a time-out, where the machine is busy
             await asyncio.sleep(0.001)
 
@@ -74,11 +74,11 @@ async def _ask_and_wait(scene: Scene, story: Story) -> None:
 async def _ask_and_leave(scene: Scene, story: Story) -> None:
     """Cancelled in the handler, which goes on to its end."""
     scene.gate.clear()
-    spoken = Spoken(f"/{story.kind}", story.key, BODY)
-    story.seen.append(spoken)
-    task = spoken.start(scene.app)
+    asked = AsgiRequest(f"/{story.kind}", story.key, BODY)
+    story.seen.append(asked)
+    task = asked.start(scene.app)
     await asyncio.wait([task], timeout=0.01)
-    spoken.leave()
+    asked.leave()
     task.cancel()
     scene.gate.set()
     await _quiet(scene)
@@ -87,11 +87,11 @@ async def _ask_and_leave(scene: Scene, story: Story) -> None:
 async def _leave_the_store(scene: Scene, story: Story) -> None:
     """Cancelled while the lane asks the store: what it reserves then is nobody's."""
     scene.store.slow_reserve = 0.02
-    spoken = Spoken(f"/{story.kind}", story.key, BODY)
-    story.seen.append(spoken)
-    task = spoken.start(scene.app)
+    asked = AsgiRequest(f"/{story.kind}", story.key, BODY)
+    story.seen.append(asked)
+    task = asked.start(scene.app)
     await asyncio.wait([task], timeout=0.01)
-    spoken.leave()
+    asked.leave()
     task.cancel()
     await asyncio.sleep(0.03)
     scene.store.slow_reserve = 0.0

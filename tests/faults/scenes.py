@@ -1,7 +1,7 @@
 """Handlers of every kind behind one app, in this process, and the ledgers that say what they did.
 
-For faults that come at a line or a message, not at a process: each key's request is spoken by hand (``spoken.py``), and
-afterwards its client retries by the rules until it knows how it stands. ``blemishes`` says what is wrong then.
+For faults that come at a line or a message, not at a process: each key's request is sent by hand (``asgi_request.py``).
+Afterwards its client retries by the rules until it knows how it stands. ``blemishes`` says what is wrong then.
 
 The app is as a framework has it: endpoints are wrapped and return a ``Reply``, which is sent when they have returned;
 what an endpoint has opened is closed after that, as a dependency with ``yield`` is. The ``raw`` ones are not wrapped.
@@ -37,8 +37,8 @@ from oncekey.stores.sqlite.in_loop import SqliteInLoop, _Job
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.endpoints import wrapped
+from tests.faults.asgi_request import AsgiRequest
 from tests.faults.linearizable import Saw
-from tests.faults.spoken import Spoken
 
 LEASE = 0.6
 BEGIN = 0.2
@@ -78,7 +78,7 @@ class Wrapped:
         return None
 
 
-class Moody:
+class Breakable:
     """A store that can be slow to reserve, and fail to swap, for a test to say."""
 
     slow_reserve = 0.0
@@ -96,17 +96,17 @@ class Moody:
         return super().swap(batch)  # type: ignore[misc]
 
 
-class MoodyMemory(Moody, MemoryStore):
+class BreakableMemory(Breakable, MemoryStore):
     pass
 
 
-class MoodySqlite(Moody, SqliteStore):
+class BreakableSqlite(Breakable, SqliteStore):
     def in_loop(self) -> SqliteInLoop:
-        return MoodyInLoop(self)
+        return BreakableInLoop(self)
 
 
-class MoodyInLoop(SqliteInLoop):
-    _store: MoodySqlite
+class BreakableInLoop(SqliteInLoop):
+    _store: BreakableSqlite
 
     def _apply(self, packed: Packed, job: _Job) -> tuple[float, bool]:
         if self._store.slow_reserve and packed.begins != "[]":
@@ -173,9 +173,9 @@ KINDS = {
 class Scene:
     """One store, one OnceKey, and all handlers. ``beside``: another OnceKey on the same store, as another process."""
 
-    def __init__(self, store: MoodyMemory | MoodySqlite) -> None:
+    def __init__(self, store: BreakableMemory | BreakableSqlite) -> None:
         self.store = store
-        self.path = store.path if isinstance(store, MoodySqlite) else None
+        self.path = store.path if isinstance(store, BreakableSqlite) else None
         self.charged: Counter[str] = Counter()
         self._known: set[str] = set()
         self.attempts: Counter[str] = Counter()
@@ -385,26 +385,26 @@ class Story:
     kind: str
     what: str
     """The fault."""
-    seen: list[Spoken] = field(default_factory=list)
+    seen: list[AsgiRequest] = field(default_factory=list)
     ended: bool = False
     """It has its answer, or has been told that nobody knows."""
 
-    async def ask(self, app: Any, body: bytes = BODY, *, hangs: float = HANGS) -> Spoken:
-        spoken = Spoken(f"/{self.kind}", self.key, body)
-        self.seen.append(spoken)
-        if not (await asyncio.wait([spoken.start(app)], timeout=hangs))[0]:
+    async def ask(self, app: Any, body: bytes = BODY, *, hangs: float = HANGS) -> AsgiRequest:
+        asked = AsgiRequest(f"/{self.kind}", self.key, body)
+        self.seen.append(asked)
+        if not (await asyncio.wait([asked.start(app)], timeout=hangs))[0]:
             raise TimeoutError
-        return spoken
+        return asked
 
     async def until_ended(self, scene: Scene, app: Any) -> None:
         """Retry by the rules, up to the bound."""
         until, step = time.monotonic() + PATIENCE, 0.02
         while time.monotonic() < until:
-            spoken = await self.ask(app, hangs=PATIENCE)  # many ask at the same time
-            if spoken.status == 202:
+            asked = await self.ask(app, hangs=PATIENCE)  # many ask at the same time
+            if asked.status == 202:
                 await scene.work()
-            elif spoken.saw in (Saw.EXECUTED, Saw.REPLAYED, Saw.UNKNOWN):
-                if self.ended or spoken.saw is Saw.UNKNOWN:
+            elif asked.saw in (Saw.EXECUTED, Saw.REPLAYED, Saw.UNKNOWN):
+                if self.ended or asked.saw is Saw.UNKNOWN:
                     self.ended = True
                     return
                 self.ended = True
@@ -416,7 +416,7 @@ class Story:
         return self.seen[-1].saw is Saw.UNKNOWN
 
     def told(self) -> str:
-        lines = [f"    {spoken.status} {spoken.saw} {spoken.body[:200]!r}" for spoken in self.seen]
+        lines = [f"    {asked.status} {asked.saw} {asked.body[:200]!r}" for asked in self.seen]
         return f"{self.key}, {self.what}\n" + "\n".join(lines)
 
 
@@ -429,15 +429,15 @@ def blemishes(scene: Scene, story: Story) -> list[tuple[str, str]]:
     charged, rows = scene.charged[key], scene.rows(key)
     if charged > 1 or any(row > 1 for row in rows):
         found.append(("I1", f"{charged} charges, rows {rows}: {story.told()}"))
-    finals = [spoken for spoken in story.seen if spoken.result is not None and spoken.status != 202]
+    finals = [asked for asked in story.seen if asked.result is not None and asked.status != 202]
     if finals and (charged < kind.charges or sum(rows) < kind.rows) and not story.unknown:
         found.append(("I1", f"answered, and only {charged} charges and rows {rows}: {story.told()}"))
     if kind.tombstone:  # of the first only the status is kept
-        finals = [spoken for spoken in finals if spoken.replayed]
-    if len({spoken.result for spoken in finals}) > 1:
+        finals = [asked for asked in finals if asked.replayed]
+    if len({asked.result for asked in finals}) > 1:
         found.append(("I2", f"two answers: {story.told()}"))
-    first = min((spoken.ended_at for spoken in finals), default=math.inf)
-    later = {spoken.saw for spoken in story.seen if spoken.began > first and spoken.ended}
+    first = min((asked.ended_at for asked in finals), default=math.inf)
+    later = {asked.saw for asked in story.seen if asked.began > first and asked.ended}
     if later - {Saw.REPLAYED, Saw.MISMATCH, Saw.LOST}:  # lost: a 503, which says nothing
         found.append(("I2", f"answered, and then something else: {story.told()}"))
     return found
@@ -470,10 +470,10 @@ def without_a_disk(folder: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def make_store(kept: Path | None, number: int) -> MoodyMemory | MoodySqlite:
+def make_store(kept: Path | None, number: int) -> BreakableMemory | BreakableSqlite:
     """A store for one key: in memory, or a copy of the template beside it."""
     if kept is None:
-        return MoodyMemory()
+        return BreakableMemory()
     path = kept.parent / f"{number}.db"
     shutil.copyfile(kept, path)
-    return MoodySqlite(path, timeout=1.0)
+    return BreakableSqlite(path, timeout=1.0)

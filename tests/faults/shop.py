@@ -31,7 +31,7 @@ from tests.faults.app import ENTRIES, make_app
 from tests.faults.campaign import Run
 from tests.faults.clients import History
 from tests.faults.evidence import Evidence, Row, Tables, handler_runs, look
-from tests.faults.warm import Process, Warm
+from tests.faults.fork_server import ForkServer, Process
 
 
 class Shop:
@@ -50,8 +50,8 @@ class Shop:
         self._runs = run.folder / "runs.jsonl"
         self.log = run.folder / "apps.log"
         self._desk = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.warm = Warm(make_app, {"provider": provider.serve}, log=self.log)
-        self.port = self.warm.port
+        self.forks = ForkServer(make_app, {"provider": provider.serve}, log=self.log)
+        self.port = self.forks.port
         self.options = {
             "url": self.url, "provider": self._desk.getsockname()[1], "runs": str(self._runs), **options
         }  # fmt: skip
@@ -63,18 +63,18 @@ class Shop:
             store.disconnect()
             store.close()
             self.ask(ENTRIES)
-        self.warm.__enter__()
-        self.provider = self.warm.spawn("provider", path=str(self._ledger), fd=self._desk.fileno())
+        self.forks.__enter__()
+        self.provider = self.forks.spawn("provider", path=str(self._ledger), fd=self._desk.fileno())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.warm.__exit__(kind, error, trace)
+        self.forks.__exit__(kind, error, trace)
         self._desk.close()
 
     def start(self, **options: Any) -> Process:
-        return self.warm.start(**{**self.options, **options})
+        return self.forks.start(**{**self.options, **options})
 
     def ask(self, sql: str) -> list[Any]:
         """SQL that both dialects understand, in a transaction of its own."""
@@ -88,7 +88,7 @@ class Shop:
     def tables(self) -> Tables:
         """As they are now. A memory store is asked for them over HTTP: its process must be running."""
         if self.in_memory:
-            with urllib.request.urlopen(f"{self.warm.url}/evidence", timeout=30) as answer:
+            with urllib.request.urlopen(f"{self.forks.url}/evidence", timeout=30) as answer:
                 tables: Tables = pickle.loads(answer.read())
             return tables
         store = open_store(self.url)

@@ -20,7 +20,7 @@ MODULES: tuple[str, ...] = (
     "crowds",
     "lines",
     "disconnects",
-    "in_place",
+    "middleware_answers",
     "redeployed",
     "own_transactions",
     "model",

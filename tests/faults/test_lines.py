@@ -89,7 +89,7 @@ async def test_out_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    scene = scenes.Scene(scenes.MoodyMemory())
+    scene = scenes.Scene(scenes.BreakableMemory())
     monkeypatch.setattr(threading.Thread, "start", fails)
     await scenes.Story("k-1", "plain", "out of threads").ask(scene.app)
     monkeypatch.undo()

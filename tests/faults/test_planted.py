@@ -16,8 +16,8 @@ from oncekey.core.jobs import JobState
 from tests.faults import one_fault, outbox, pauses, points, report
 from tests.faults.app import KINDS
 from tests.faults.campaign import Fault, Run
-from tests.faults.warm import Warm
-from tests.outbox.boxes import Box
+from tests.faults.fork_server import ForkServer
+from tests.outbox.outbox_table import OutboxTable
 
 
 def test_an_app_that_promises_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,29 +68,29 @@ def test_a_process_that_does_not_die(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def campaign(tmp_path: Path) -> outbox._Campaign:
     run = Run("sqlite", 40, 1, tmp_path)
-    with Warm(roles={"worker": outbox.work}, log=tmp_path / "workers.log") as warm:
-        made = outbox._Campaign(run, Box(run.url()), warm)
+    with ForkServer(roles={"worker": outbox.work}, log=tmp_path / "workers.log") as forks:
+        made = outbox._Campaign(run, OutboxTable(run.url()), forks)
         made.work()
     return made
 
 
 def test_an_outbox_that_was_tampered_with(campaign: outbox._Campaign) -> None:
-    box, run, folder = campaign.box, campaign.run, campaign.provider.folder / "charges"
+    table, run, folder = campaign.outbox, campaign.run, campaign.provider.folder / "charges"
     campaign.check()
     assert run.violations == []
     plain = [job for job in campaign.jobs if job.id not in campaign.poison and job.downstream_key not in campaign.keys]
     (folder / plain[0].downstream_key).unlink()
     (folder / "one-more").write_text("ch_more")
     (folder / plain[1].downstream_key).write_text((folder / plain[2].downstream_key).read_text())
-    box.execute(f"UPDATE idempotency_outbox SET state = '{JobState.READY}' WHERE id = '{plain[3].id}'")
+    table.execute(f"UPDATE idempotency_outbox SET state = '{JobState.READY}' WHERE id = '{plain[3].id}'")
     poison = sorted(campaign.poison)
-    box.execute(f"UPDATE idempotency_outbox SET state = '{JobState.DONE}' WHERE id = '{poison[0]}'")
-    box.execute(f"UPDATE idempotency_outbox SET history = '[]' WHERE id = '{poison[1]}'")
+    table.execute(f"UPDATE idempotency_outbox SET state = '{JobState.DONE}' WHERE id = '{poison[0]}'")
+    table.execute(f"UPDATE idempotency_outbox SET history = '[]' WHERE id = '{poison[1]}'")
     first, second = (key.key for key in list(campaign.keys.values())[:2])
-    box.execute(f"UPDATE idempotency_keys SET state = 'pending' WHERE key = '{first}'")
-    box.execute(f"UPDATE idempotency_keys SET response_status = 201, response_body = x'00' WHERE key = '{second}'")
+    table.execute(f"UPDATE idempotency_keys SET state = 'pending' WHERE key = '{first}'")
+    table.execute(f"UPDATE idempotency_keys SET response_status = 201, response_body = x'00' WHERE key = '{second}'")
     campaign.check()
-    box.close()
+    table.close()
     told = sorted(each.partition("\n")[0] for each in run.violations)
     for says in (
         "I8: not delivered: None by", "I8: not delivered: ch_", "I1: charges that nobody asked for: {'one-more'}",

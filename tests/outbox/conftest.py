@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.outbox.boxes import Box
+from tests.outbox.outbox_table import OutboxTable
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Box]:
+def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutboxTable]:
     """An empty outbox on each store."""
     file = f"sqlite:///{tmp_path / 'keys.db'}"
-    box = Box(file if request.param == "sqlite" else request.getfixturevalue("ready_url"))
-    yield box
-    box.close()
+    outbox = OutboxTable(file if request.param == "sqlite" else request.getfixturevalue("ready_url"))
+    yield outbox
+    outbox.close()

@@ -10,7 +10,7 @@ from typing import Any
 from oncekey.core.jobs import JobState
 from oncekey.core.states import State
 from oncekey.outbox import Worker
-from tests.outbox.boxes import Box
+from tests.outbox.outbox_table import OutboxTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "outbox.md"
 
@@ -30,22 +30,22 @@ class Mail:
         return SimpleNamespace(id=f"ch_{cents}", declined=cents > 1000)
 
 
-async def test_the_pages_tasks_do_what_it_says(box: Box) -> None:
+async def test_the_pages_tasks_do_what_it_says(outbox: OutboxTable) -> None:
     mail = Mail()
     names: dict[str, Any] = {"mail": mail, "provider": mail}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         if "worker" in block:
             exec(block, names)
     worker: Worker = names["worker"]
-    small, large = box.pending(2)
-    receipt = box.add("send_receipt", {"to": "ada@example.com", "cents": 500})
-    box.add("pay", {"cents": 500}, of=small)
-    box.add("pay", {"cents": 5000}, of=large)
-    counts = await worker.serve(store=box.store, until="drained")
+    small, large = outbox.pending(2)
+    receipt = outbox.add("send_receipt", {"to": "ada@example.com", "cents": 500})
+    outbox.add("pay", {"cents": 500}, of=small)
+    outbox.add("pay", {"cents": 5000}, of=large)
+    counts = await worker.serve(store=outbox.store, until="drained")
     assert (counts.done, len(set(mail.keys))) == (3, 3)
-    assert (box.get(receipt).state, box.get(receipt).provider_id) == (JobState.DONE, "mail to ada@example.com")
-    assert [(box.key(key).state) for key in (small, large)] == [State.COMPLETED, State.FAILED]
-    response = box.key(small).response
+    assert (outbox.get(receipt).state, outbox.get(receipt).provider_id) == (JobState.DONE, "mail to ada@example.com")
+    assert [(outbox.key(key).state) for key in (small, large)] == [State.COMPLETED, State.FAILED]
+    response = outbox.key(small).response
     assert response is not None
     assert (response.status, response.body) == (201, b'{"charge":"ch_500"}')
     assert ("location", "/payments/ch_500") in response.headers

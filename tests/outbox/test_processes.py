@@ -16,10 +16,10 @@ import pytest
 
 from oncekey.core.jobs import JobState
 from oncekey.core.states import State
-from tests.cli.desk import runner
+from tests.cli.key_table import runner
 from tests.engine.doubles import eventually
-from tests.outbox.boxes import Box, errors
 from tests.outbox.jobs import Provider
+from tests.outbox.outbox_table import OutboxTable, errors
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -30,12 +30,21 @@ def provider(tmp_path: Path) -> Provider:
 
 
 @pytest.fixture
-def start(box: Box, provider: Provider) -> Iterator[Start]:
+def start(outbox: OutboxTable, provider: Provider) -> Iterator[Start]:
     """Starts ``oncekey worker`` with these options; whatever still runs at the end is killed."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(*options: str, **environ: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "oncekey", "worker", "tests.outbox.jobs:worker", "--store", box.url, *options]
+        command = [
+            sys.executable,
+            "-m",
+            "oncekey",
+            "worker",
+            "tests.outbox.jobs:worker",
+            "--store",
+            outbox.url,
+            *options,
+        ]
         settings = {"ONCEKEY_TEST_LEDGER": str(provider.folder)} | environ
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         begun.append(subprocess.Popen(command, env=os.environ | settings, **pipes))  # type: ignore[call-overload]
@@ -55,118 +64,122 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> str:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.faults), 4])
-def test_workers_never_run_one_job_at_once(box: Box, provider: Provider, start: Start, workers: int) -> None:
+def test_workers_never_run_one_job_at_once(outbox: OutboxTable, provider: Provider, start: Start, workers: int) -> None:
     """Several processes drain 400 jobs: every job once, none beside itself, and nobody did it all."""
-    box.insert([box.job("alone", {"seconds": 0.005}) for _ in range(400)])
+    outbox.insert([outbox.job("alone", {"seconds": 0.005}) for _ in range(400)])
     processes = [start("--drain", "--json") for _ in range(workers)]
     done = [json.loads(ended(process))["done"] for process in processes]
     assert sum(done) == 400
     assert provider.lines("overlaps") == []
     assert set(Counter(provider.lines("ran")).values()) == {1}
-    assert box.count(JobState.DONE) == 400
+    assert outbox.count(JobState.DONE) == 400
 
 
-def test_a_stopped_worker_ends_what_it_has_begun(box: Box, provider: Provider, start: Start) -> None:
+def test_a_stopped_worker_ends_what_it_has_begun(outbox: OutboxTable, provider: Provider, start: Start) -> None:
     """SIGTERM: the running job is finished, the next one is left for others; exit code 0."""
-    first, second = box.add("slow"), box.add("slow")
+    first, second = outbox.add("slow"), outbox.add("slow")
     process = start("--json", "--concurrency", "1", "--grace", "30")
     eventually(lambda: provider.lines("begun"), "it has begun")
     process.send_signal(signal.SIGTERM)
     (provider.folder / "finish").touch()
     assert json.loads(ended(process))["done"] == 1
-    assert [box.get(job_id).state for job_id in (first, second)] == [JobState.DONE, JobState.READY]
+    assert [outbox.get(job_id).state for job_id in (first, second)] == [JobState.DONE, JobState.READY]
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
 def test_a_worker_that_may_not_wait_releases_its_jobs(
-    box: Box, provider: Provider, start: Start, signals: list[signal.Signals]
+    outbox: OutboxTable, provider: Provider, start: Start, signals: list[signal.Signals]
 ) -> None:
     """After the grace, or on a second signal: cancelled, ready at once for others, and the attempt does not count."""
-    job_id = box.add("slow")
+    job_id = outbox.add("slow")
     process = start("--json", "--grace", "0.2" if len(signals) == 1 else "600")
     eventually(lambda: provider.lines("begun"), "it has begun")
     process.send_signal(signals[0])
     if signals[1:]:
         # Two signals at once can be heard as one: the second waits until the first has worked.
-        eventually(lambda: _claims_no_more(box), "it claims no more")
+        eventually(lambda: _claims_no_more(outbox), "it claims no more")
         process.send_signal(signals[1])
     assert json.loads(ended(process))["released"] == 1
-    job = box.get(job_id)
+    job = outbox.get(job_id)
     assert (job.state, job.attempt, len(errors(job))) == (JobState.READY, 0, 1)
     assert len(provider.lines("cancelled")) == 1
 
 
-def _claims_no_more(box: Box) -> bool:
+def _claims_no_more(outbox: OutboxTable) -> bool:
     """Whether a job that is due is still there after several times the worker's poll."""
-    job_id = box.add("charge")
+    job_id = outbox.add("charge")
     time.sleep(0.5)
-    return box.get(job_id).state is JobState.READY
+    return outbox.get(job_id).state is JobState.READY
 
 
-def test_a_thread_that_hangs_does_not_keep_a_worker_alive(box: Box, provider: Provider, start: Start) -> None:
+def test_a_thread_that_hangs_does_not_keep_a_worker_alive(
+    outbox: OutboxTable, provider: Provider, start: Start
+) -> None:
     """The process ends; its job keeps the lease, and is done by another when that is over."""
-    job_id = box.add("slow_in_thread")
+    job_id = outbox.add("slow_in_thread")
     process = start("--grace", "0.1", ONCEKEY_TEST_LEASE="1")
     eventually(lambda: provider.lines("begun"), "it has begun")
     process.send_signal(signal.SIGTERM)
     ended(process)
-    assert box.get(job_id).state is JobState.RUNNING
+    assert outbox.get(job_id).state is JobState.RUNNING
     (provider.folder / "finish").touch()
     start()
-    eventually(lambda: box.get(job_id).state is JobState.DONE, "another worker did it")
-    assert box.get(job_id).attempt == 2
+    eventually(lambda: outbox.get(job_id).state is JobState.DONE, "another worker did it")
+    assert outbox.get(job_id).attempt == 2
 
 
-def test_a_killed_workers_job_is_done_by_another(box: Box, provider: Provider, start: Start) -> None:
+def test_a_killed_workers_job_is_done_by_another(outbox: OutboxTable, provider: Provider, start: Start) -> None:
     """kill -9 in the middle: after the lease a second worker does it, as attempt 2, with the first in the history."""
-    job_id = box.add("slow")
+    job_id = outbox.add("slow")
     first = start(ONCEKEY_TEST_LEASE="1")
     eventually(lambda: provider.lines("begun"), "it has begun")
     first.kill()
     first.wait()
     (provider.folder / "finish").touch()
     start(ONCEKEY_TEST_LEASE="1")
-    eventually(lambda: box.get(job_id).state is JobState.DONE, "another worker did it")
-    job = box.get(job_id)
+    eventually(lambda: outbox.get(job_id).state is JobState.DONE, "another worker did it")
+    job = outbox.get(job_id)
     assert (job.attempt, errors(job)) == (2, ["the worker's lease ran out"])
 
 
-def test_a_paused_worker_comes_back_to_nothing(box: Box, provider: Provider, start: Start) -> None:
+def test_a_paused_worker_comes_back_to_nothing(outbox: OutboxTable, provider: Provider, start: Start) -> None:
     """SIGSTOP past the lease; a second worker does the job; SIGCONT: the first is cancelled, and writes nothing."""
-    (key,) = box.pending()
-    job_id = box.add("slow", of=key)
+    (key,) = outbox.pending()
+    job_id = outbox.add("slow", of=key)
     first = start("--json", ONCEKEY_TEST_LEASE="1")
     eventually(lambda: provider.lines("begun"), "it has begun")
-    box.pause(first.pid)
+    outbox.pause(first.pid)
     second = start("--json", ONCEKEY_TEST_LEASE="1")
     eventually(lambda: len(provider.lines("begun")) == 2, "the second has begun it")
-    before = box.get(job_id)
+    before = outbox.get(job_id)
     assert before.attempt == 2
     first.send_signal(signal.SIGCONT)
     eventually(lambda: provider.lines("cancelled"), "the first has noticed")
     assert provider.lines("cancelled") == [f"{job_id} {first.pid}"]
     first.send_signal(signal.SIGTERM)
     assert json.loads(ended(first))["lost"] == 1
-    assert (box.get(job_id).owner, box.get(job_id).state) == (before.owner, JobState.RUNNING)
-    assert box.key(key).state is State.PENDING
+    assert (outbox.get(job_id).owner, outbox.get(job_id).state) == (before.owner, JobState.RUNNING)
+    assert outbox.key(key).state is State.PENDING
     (provider.folder / "finish").touch()
-    eventually(lambda: box.get(job_id).state is JobState.DEAD, "the second has ended it")  # it returns no response
+    eventually(lambda: outbox.get(job_id).state is JobState.DEAD, "the second has ended it")  # it returns no response
     second.send_signal(signal.SIGTERM)
     ended(second)
-    assert box.key(key).state is State.UNKNOWN
+    assert outbox.key(key).state is State.UNKNOWN
 
 
 @pytest.mark.faults
-def test_a_job_that_kills_its_workers_ends_in_the_dead_letters(box: Box, provider: Provider, start: Start) -> None:
+def test_a_job_that_kills_its_workers_ends_in_the_dead_letters(
+    outbox: OutboxTable, provider: Provider, start: Start
+) -> None:
     """After its attempts it is not run again: a poison that nobody can catch stops killing."""
-    job_id = box.add("deadly")
+    job_id = outbox.add("deadly")
     for _ in range(2):
         process = start(ONCEKEY_TEST_LEASE="0.5")
         process.communicate(timeout=50)
         assert process.returncode == -signal.SIGKILL
     start(ONCEKEY_TEST_LEASE="0.5")
-    eventually(lambda: box.get(job_id).state is JobState.DEAD, "it is a dead letter")
-    job = box.get(job_id)
+    eventually(lambda: outbox.get(job_id).state is JobState.DEAD, "it is a dead letter")
+    job = outbox.get(job_id)
     assert len(provider.lines("begun")) == 2
     assert errors(job)[:2] == ["the worker's lease ran out"] * 2
     assert "used up" in errors(job)[2]
@@ -175,25 +188,25 @@ def test_a_job_that_kills_its_workers_ends_in_the_dead_letters(box: Box, provide
 # the command
 
 
-def test_the_command_drains_and_counts(box: Box, provider: Provider, start: Start) -> None:
+def test_the_command_drains_and_counts(outbox: OutboxTable, provider: Provider, start: Start) -> None:
     """Poison among good ones: the exit code is 0, and the counts say what became of them."""
-    keys = box.pending(3)
-    jobs = [box.job("charge", {"flaky": number == 0}, of=key) for number, key in enumerate(keys)]
-    jobs += [box.job("charge_in_thread") for _ in range(5)] + [box.job("poison"), box.job("hopeless")]
-    box.insert(jobs)
+    keys = outbox.pending(3)
+    jobs = [outbox.job("charge", {"flaky": number == 0}, of=key) for number, key in enumerate(keys)]
+    jobs += [outbox.job("charge_in_thread") for _ in range(5)] + [outbox.job("poison"), outbox.job("hopeless")]
+    outbox.insert(jobs)
     said = json.loads(ended(start("--drain", "--json")))
     assert said["dead"] == 2
     assert said["done"] in (7, 8)  # the flaky one may be due a moment later
     for key in keys[1:]:
-        assert box.key(key).state is State.COMPLETED
+        assert outbox.key(key).state is State.COMPLETED
     assert len(provider.charges()) == 8
     shown = ended(start("--drain"))
     assert "dead" in shown
     assert "/s, lag" in shown
 
 
-def test_one_batch_as_a_command(box: Box, start: Start) -> None:
-    box.insert([box.job("charge") for _ in range(10)])
+def test_one_batch_as_a_command(outbox: OutboxTable, start: Start) -> None:
+    outbox.insert([outbox.job("charge") for _ in range(10)])
     assert json.loads(ended(start("--once", "--json", "--concurrency", "4")))["done"] == 4
 
 

@@ -18,14 +18,14 @@ from oncekey.outbox.attempts import Counts
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry import events
 from tests.engine.doubles import PATIENCE
-from tests.outbox.boxes import Box, errors
+from tests.outbox.outbox_table import OutboxTable, errors
 from tests.outbox.workers import drain, make, until
 
 # running, and the end
 
 
-async def test_no_more_jobs_run_than_there_are_slots(box: Box) -> None:
-    worker = make(box, concurrency=3)
+async def test_no_more_jobs_run_than_there_are_slots(outbox: OutboxTable) -> None:
+    worker = make(outbox, concurrency=3)
     now, most = 0, 0
 
     @worker.task()
@@ -36,13 +36,13 @@ async def test_no_more_jobs_run_than_there_are_slots(box: Box) -> None:
         await asyncio.sleep(0.002)
         now -= 1
 
-    box.insert([box.job("counted") for _ in range(30)])
+    outbox.insert([outbox.job("counted") for _ in range(30)])
     assert (await drain(worker)).done == 30
     assert most == 3
 
 
-async def test_a_stop_lets_running_tasks_end_and_claims_nothing_more(box: Box) -> None:
-    worker = make(box, concurrency=1)
+async def test_a_stop_lets_running_tasks_end_and_claims_nothing_more(outbox: OutboxTable) -> None:
+    worker = make(outbox, concurrency=1)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @worker.task()
@@ -50,7 +50,7 @@ async def test_a_stop_lets_running_tasks_end_and_claims_nothing_more(box: Box) -
         begun.set()
         await go_on.wait()
 
-    first, second = box.add("slow"), box.add("slow")
+    first, second = outbox.add("slow"), outbox.add("slow")
     work = asyncio.ensure_future(worker.serve(grace=PATIENCE))
     await asyncio.wait_for(begun.wait(), PATIENCE)
     worker.stop()
@@ -58,16 +58,16 @@ async def test_a_stop_lets_running_tasks_end_and_claims_nothing_more(box: Box) -
     go_on.set()
     counts = await asyncio.wait_for(work, PATIENCE)
     assert (counts.done, counts.released) == (1, 0)
-    assert [box.get(job_id).state for job_id in (first, second)] == [JobState.DONE, JobState.READY]
+    assert [outbox.get(job_id).state for job_id in (first, second)] == [JobState.DONE, JobState.READY]
 
 
 @pytest.mark.parametrize("attempts", [8, 1])
-async def test_after_the_grace_jobs_are_released(box: Box, attempts: int) -> None:
+async def test_after_the_grace_jobs_are_released(outbox: OutboxTable, attempts: int) -> None:
     """The task is cancelled; its job is ready at once, and the attempt does not count.
 
     One that may be tried once only has been tried: whether it had its effect, nobody knows.
     """
-    worker = make(box)
+    worker = make(outbox)
     begun = asyncio.Event()
 
     @worker.task(max_attempts=attempts)
@@ -75,22 +75,22 @@ async def test_after_the_grace_jobs_are_released(box: Box, attempts: int) -> Non
         begun.set()
         await asyncio.Event().wait()
 
-    job_id = box.add("endless")
+    job_id = outbox.add("endless")
     work = asyncio.ensure_future(worker.serve(grace=0.02))
     await asyncio.wait_for(begun.wait(), PATIENCE)
     worker.stop()
     counts = await asyncio.wait_for(work, PATIENCE)
     assert (counts.released, counts.dead, counts.done) == ((1, 0, 0) if attempts > 1 else (0, 1, 0))
-    job = box.get(job_id)
+    job = outbox.get(job_id)
     assert (job.state, job.attempt) == ((JobState.READY, 0) if attempts > 1 else (JobState.DEAD, 1))
     (told,) = errors(job)
     assert "cut off" in told
 
 
-async def test_after_the_grace_a_thread_keeps_its_lease(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_the_grace_a_thread_keeps_its_lease(outbox: OutboxTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Released, another worker would run the job beside it. The worker ends all the same, and at once."""
     monkeypatch.setattr(worker_module, "END_SECONDS", 3600.0)
-    worker = make(box)
+    worker = make(outbox)
     begun, go_on = threading.Event(), threading.Event()
 
     @worker.task()
@@ -98,43 +98,43 @@ async def test_after_the_grace_a_thread_keeps_its_lease(box: Box, monkeypatch: p
         begun.set()
         go_on.wait(PATIENCE)
 
-    job_id = box.add("endless")
+    job_id = outbox.add("endless")
     work = asyncio.ensure_future(worker.serve(grace=0.02))
     await until(begun.is_set)
     worker.stop()
     await asyncio.wait_for(work, PATIENCE)
-    job = box.get(job_id)
+    job = outbox.get(job_id)
     assert (job.state, job.attempt) == (JobState.RUNNING, 1)
     assert (job.lease_until or 0) > job.now
     go_on.set()
 
 
-async def test_one_batch_and_no_more(box: Box) -> None:
-    worker = make(box, concurrency=4)
+async def test_one_batch_and_no_more(outbox: OutboxTable) -> None:
+    worker = make(outbox, concurrency=4)
 
     @worker.task()
     async def quick(ctx: Context, payload: Any) -> None: ...
 
-    box.insert([box.job("quick") for _ in range(10)])
+    outbox.insert([outbox.job("quick") for _ in range(10)])
     assert (await asyncio.wait_for(worker.serve(until="once"), PATIENCE)).done == 4
-    assert box.count(JobState.READY) == 6
+    assert outbox.count(JobState.READY) == 6
 
 
-async def test_a_drained_worker_does_not_wait_for_what_is_due_later(box: Box) -> None:
-    worker = make(box)
+async def test_a_drained_worker_does_not_wait_for_what_is_due_later(outbox: OutboxTable) -> None:
+    worker = make(outbox)
 
     @worker.task(backoff=600.0)
     async def fails(ctx: Context, payload: Any) -> None:
         raise ConnectionError
 
-    box.add("fails", run_at=time.time() + 600)
-    box.add("fails")
+    outbox.add("fails", run_at=time.time() + 600)
+    outbox.add("fails")
     assert (await drain(worker)).failed == 1
-    assert box.count(JobState.READY) == 2
+    assert outbox.count(JobState.READY) == 2
 
 
-async def test_progress_is_told(box: Box) -> None:
-    worker = make(box)
+async def test_progress_is_told(outbox: OutboxTable) -> None:
+    worker = make(outbox)
     told: list[int] = []
     go_on = asyncio.Event()
 
@@ -146,16 +146,16 @@ async def test_progress_is_told(box: Box) -> None:
         told.append(counts.done)
         go_on.set()
 
-    box.add("slow")
+    outbox.add("slow")
     counts = await worker.serve(until="drained", progress=progress, interval=0.01)
     assert told[0] == 0
     assert counts.as_json()["done"] == 1
     assert counts.as_json()["lag_seconds"] >= 0
 
 
-async def test_events_tell_what_happened_without_keys(box: Box) -> None:
+async def test_events_tell_what_happened_without_keys(outbox: OutboxTable) -> None:
     seen: list[events.Event] = []
-    worker = make(box, on_event=seen.append)
+    worker = make(outbox, on_event=seen.append)
 
     @worker.task(max_attempts=2, backoff=0.0)
     async def fails(ctx: Context, payload: Any) -> None:
@@ -164,8 +164,8 @@ async def test_events_tell_what_happened_without_keys(box: Box) -> None:
     @worker.task()
     async def works(ctx: Context, payload: Any) -> None: ...
 
-    box.add("works")
-    box.add("fails")
+    outbox.add("works")
+    outbox.add("fails")
     await drain(worker)
     kinds = [type(event).__name__ for event in seen]
     assert sorted(kinds) == ["JobDead", "JobDone", "JobRetried", "JobStarted", "JobStarted", "JobStarted"]
@@ -176,12 +176,12 @@ async def test_events_tell_what_happened_without_keys(box: Box) -> None:
 # mistakes
 
 
-async def test_mistakes_are_told_before_anything_runs(box: Box) -> None:
+async def test_mistakes_are_told_before_anything_runs(outbox: OutboxTable) -> None:
     with pytest.raises(ConfigurationError, match="no tasks"):
-        await Worker(box.store).serve()
+        await Worker(outbox.store).serve()
     for wrong in ({"concurrency": 0}, {"lease": 0}, {"poll": -1}):
         with pytest.raises(ConfigurationError, match="more than 0"):
-            Worker(box.store, **wrong)  # type: ignore[arg-type]
+            Worker(outbox.store, **wrong)  # type: ignore[arg-type]
     worker = Worker()
 
     @worker.task()
@@ -207,8 +207,8 @@ async def test_missing_tables_are_said_at_once(postgres_url: str) -> None:
         await worker.serve()
 
 
-async def test_one_run_at_a_time(box: Box) -> None:
-    worker = make(box)
+async def test_one_run_at_a_time(outbox: OutboxTable) -> None:
+    worker = make(outbox)
 
     @worker.task()
     async def known(ctx: Context, payload: Any) -> None: ...
@@ -222,14 +222,14 @@ async def test_one_run_at_a_time(box: Box) -> None:
     assert (await drain(worker)).done == 0  # and again, afterwards
 
 
-async def test_a_worker_takes_the_apps_own_store_and_events(box: Box) -> None:
+async def test_a_worker_takes_the_apps_own_store_and_events(outbox: OutboxTable) -> None:
     seen: list[events.Event] = []
-    with OnceKey(box.store, scope=SINGLE_TENANT, on_event=seen.append) as once:
+    with OnceKey(outbox.store, scope=SINGLE_TENANT, on_event=seen.append) as once:
         worker = Worker(once, poll=0.01)
 
         @worker.task()
         async def known(ctx: Context, payload: Any) -> None: ...
 
-        box.add("known")
+        outbox.add("known")
         assert (await drain(worker)).done == 1
         assert [type(event).__name__ for event in seen] == ["JobStarted", "JobDone"]

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from oncekey.outbox import Context
-from tests.outbox.boxes import Box
+from tests.outbox.outbox_table import OutboxTable
 from tests.outbox.workers import drain, make
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_error(
-    box: Box, in_thread: bool, caplog: pytest.LogCaptureFixture
+    outbox: OutboxTable, in_thread: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = make(box)
+    worker = make(outbox)
 
     def fail() -> None:
         raise ValueError("indigestible")
@@ -38,7 +38,7 @@ async def test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_er
         async def poison(ctx: Context, payload: Any) -> None:
             fail()
 
-    box.add("poison")
+    outbox.add("poison")
     with caplog.at_level(logging.WARNING, logger="oncekey"):
         await drain(worker)
     retried, dead = caplog.records
@@ -53,16 +53,16 @@ async def test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_er
         assert 'raise ValueError("indigestible")' in logging.Formatter().formatException(record.exc_info)
 
 
-def _lines(box: Box, folder: Path, *options: str) -> list[str]:
-    command = [sys.executable, "-m", "oncekey", "worker", "tests.outbox.jobs:worker", "--store", box.url, "--drain"]
+def _lines(outbox: OutboxTable, folder: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "oncekey", "worker", "tests.outbox.jobs:worker", "--store", outbox.url, "--drain"]
     environment = os.environ | {"ONCEKEY_TEST_LEDGER": str(folder)}
     done = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, timeout=50, check=True)
     return done.stderr.splitlines()
 
 
-def test_worker_command_with_log_format_json_writes_one_object_per_line(box: Box, tmp_path: Path) -> None:
-    job_id = box.add("poison")
-    lines = [json.loads(line) for line in _lines(box, tmp_path, "--log-format", "json")]
+def test_worker_command_with_log_format_json_writes_one_object_per_line(outbox: OutboxTable, tmp_path: Path) -> None:
+    job_id = outbox.add("poison")
+    lines = [json.loads(line) for line in _lines(outbox, tmp_path, "--log-format", "json")]
     assert [(line["level"], line["event"]) for line in lines] == [
         *[("WARNING", "JobRetried")] * 2,
         ("ERROR", "JobDead"),
@@ -75,9 +75,9 @@ def test_worker_command_with_log_format_json_writes_one_object_per_line(box: Box
         assert line["traceback"].endswith(f"ValueError: cannot be digested, try {attempt}")
 
 
-def test_worker_command_with_log_level_error_writes_only_dead_letters(box: Box, tmp_path: Path) -> None:
-    box.add("poison")
-    text = "\n".join(_lines(box, tmp_path, "--log-level", "error"))
+def test_worker_command_with_log_level_error_writes_only_dead_letters(outbox: OutboxTable, tmp_path: Path) -> None:
+    outbox.add("poison")
+    text = "\n".join(_lines(outbox, tmp_path, "--log-level", "error"))
     assert " ERROR JobDead " in text
     assert "JobRetried" not in text
     assert text.endswith("ValueError: cannot be digested, try 3")

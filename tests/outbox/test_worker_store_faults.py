@@ -16,7 +16,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.telemetry import events
 from oncekey.testing.servers import PostgresServer
 from tests.engine.doubles import PATIENCE
-from tests.outbox.boxes import Box
+from tests.outbox.outbox_table import OutboxTable
 from tests.outbox.workers import drain, make, until
 
 
@@ -58,13 +58,13 @@ class Faulty(SqliteStore):
 
 @pytest.fixture
 def faulty(tmp_path: Any) -> Any:
-    box = Box(f"sqlite:///{tmp_path}/keys.db")
-    box.store = Faulty(tmp_path / "keys.db")
-    yield box
-    box.close()
+    outbox = OutboxTable(f"sqlite:///{tmp_path}/keys.db")
+    outbox.store = Faulty(tmp_path / "keys.db")
+    yield outbox
+    outbox.close()
 
 
-async def test_an_end_whose_answer_was_lost_is_still_ours(faulty: Box) -> None:
+async def test_an_end_whose_answer_was_lost_is_still_ours(faulty: OutboxTable) -> None:
     """Hazard 9: the retry finds the job done by our own token, and does not call it lost."""
     worker = make(faulty)
 
@@ -77,7 +77,7 @@ async def test_an_end_whose_answer_was_lost_is_still_ours(faulty: Box) -> None:
     assert (counts.done, counts.lost, faulty.get(job_id).state) == (1, 0, JobState.DONE)
 
 
-async def test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too(faulty: Box) -> None:
+async def test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too(faulty: OutboxTable) -> None:
     """It stays unsaved until somebody can say: a place that is never free again stops a worker for good (I8)."""
     worker = make(faulty, concurrency=1)
 
@@ -91,7 +91,7 @@ async def test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_
     assert {faulty.get(each).state for each in jobs} == {JobState.DONE}
 
 
-async def test_a_claim_whose_answer_was_lost_is_given_back(faulty: Box) -> None:
+async def test_a_claim_whose_answer_was_lost_is_given_back(faulty: OutboxTable) -> None:
     """Not after a whole lease, but as soon as the store answers; and no attempt is lost by it."""
     worker = make(faulty, lease=3600.0)
     attempts: list[int] = []
@@ -106,7 +106,7 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(faulty: Box) -> None:
     assert attempts == [1]
 
 
-async def test_one_end_that_cannot_be_stored_harms_nobody_else(faulty: Box) -> None:
+async def test_one_end_that_cannot_be_stored_harms_nobody_else(faulty: OutboxTable) -> None:
     """Hazard 25: the others of its batch are done; it is a dead letter, and its key unknown."""
     worker = make(faulty)
 
@@ -125,7 +125,7 @@ async def test_one_end_that_cannot_be_stored_harms_nobody_else(faulty: Box) -> N
     assert "refused" in (faulty.get(jobs[1].id).last_error or "")
 
 
-async def test_a_lease_that_cannot_be_renewed_ends_the_attempt(faulty: Box) -> None:
+async def test_a_lease_that_cannot_be_renewed_ends_the_attempt(faulty: OutboxTable) -> None:
     """The store does not answer for a whole lease: the job may be a rival's by now, so the task is cancelled."""
     worker = make(faulty, lease=0.3)
     begun, cancelled = asyncio.Event(), asyncio.Event()
@@ -153,9 +153,9 @@ async def test_a_lease_that_cannot_be_renewed_ends_the_attempt(faulty: Box) -> N
 
 async def test_a_store_that_is_down_is_waited_for(postgres_server: PostgresServer, postgres_url: str) -> None:
     """Killed while jobs run, and back: the ends are stored then, and what was added meanwhile is done."""
-    box = Box(postgres_url)
+    outbox = OutboxTable(postgres_url)
     seen: list[events.Event] = []
-    worker = make(box, on_event=seen.append)
+    worker = make(outbox, on_event=seen.append)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @worker.task()
@@ -163,23 +163,23 @@ async def test_a_store_that_is_down_is_waited_for(postgres_server: PostgresServe
         begun.set()
         await go_on.wait()
 
-    box.add("slow")
+    outbox.add("slow")
     work = asyncio.ensure_future(worker.serve())
     await asyncio.wait_for(begun.wait(), PATIENCE)
     postgres_server.kill()
     go_on.set()
     await until(lambda: any(isinstance(event, events.StoreFailed) for event in seen), "it noticed")
     postgres_server.start()  # in this thread: a server ends with the thread that started it
-    box.store.disconnect()
-    box.add("slow")
+    outbox.store.disconnect()
+    outbox.add("slow")
     await until(lambda: worker._shift and worker._shift._pump.counts.done == 2, "both are done")
     worker.stop()
     await asyncio.wait_for(work, PATIENCE)
-    assert box.count(JobState.DONE) == 2
-    box.close()
+    assert outbox.count(JobState.DONE) == 2
+    outbox.close()
 
 
-async def test_a_stop_while_the_store_is_down_is_a_stop(faulty: Box) -> None:
+async def test_a_stop_while_the_store_is_down_is_a_stop(faulty: OutboxTable) -> None:
     worker = make(faulty)
 
     @worker.task()

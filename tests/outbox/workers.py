@@ -13,7 +13,7 @@ from typing import Any
 from oncekey.outbox import Worker
 from oncekey.outbox.attempts import Counts
 from tests.engine.doubles import PATIENCE
-from tests.outbox.boxes import Box
+from tests.outbox.outbox_table import OutboxTable
 
 
 async def until(check: Callable[[], Any], what: str = "") -> None:
@@ -24,8 +24,8 @@ async def until(check: Callable[[], Any], what: str = "") -> None:
         await asyncio.sleep(0.005)
 
 
-def make(box: Box, **settings: Any) -> Worker:
-    return Worker(box.store, **({"poll": 0.01} | settings))
+def make(outbox: OutboxTable, **settings: Any) -> Worker:
+    return Worker(outbox.store, **({"poll": 0.01} | settings))
 
 
 async def drain(worker: Worker) -> Counts:

@@ -15,7 +15,7 @@ from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
 from tests import databases
 from tests.engine.doubles import PATIENCE, eventually
-from tests.engine.forking import FORK_RESULT, FORK_SCRIPT
+from tests.engine.forked_process import FORK_RESULT, FORK_SCRIPT
 from tests.stores.postgres import backend, opened, row
 
 

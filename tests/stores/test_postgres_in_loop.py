@@ -22,7 +22,7 @@ from oncekey.stores.postgres.in_loop import _END, _RESERVE, InLoop
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
 from tests.engine.doubles import RESPONSE, reservation
-from tests.stores.hot import completion, reserved
+from tests.stores.begun_keys import completion, reserved
 
 RIVAL = """
 INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner,

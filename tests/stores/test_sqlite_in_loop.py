@@ -22,7 +22,7 @@ from oncekey.stores.api import LostRace
 from oncekey.stores.sqlite import SqliteStore, batch
 from oncekey.stores.sqlite.in_loop import LOCK_SECONDS, SqliteInLoop
 from tests.engine.doubles import RESPONSE, reservation
-from tests.stores.hot import completion, reserved
+from tests.stores.begun_keys import completion, reserved
 
 
 @pytest.fixture

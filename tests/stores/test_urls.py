@@ -10,7 +10,7 @@ import pytest
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.errors import ConfigurationError
 from oncekey.stores.registry import open_store, plain_url
-from tests.cli.desk import runner
+from tests.cli.key_table import runner
 
 
 @pytest.mark.parametrize(

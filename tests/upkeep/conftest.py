@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.upkeep.places import Place
+from tests.upkeep.key_store import KeyStore
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """An empty place for keys, of every kind in turn."""
+def rows(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeyStore]:
+    """An empty store of each kind in turn."""
     urls = {"memory": lambda: "memory://", "sqlite": lambda: f"sqlite:///{tmp_path / 'keys.db'}"}
     make = urls.get(request.param, lambda: request.getfixturevalue("ready_url"))
-    made = Place(make())
+    made = KeyStore(make())
     yield made
     made.close()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """As ``place``, where there is an outbox."""
-    made = Place(
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeyStore]:
+    """As ``rows``, where there is an outbox."""
+    made = KeyStore(
         f"sqlite:///{tmp_path / 'keys.db'}" if request.param == "sqlite" else request.getfixturevalue("ready_url")
     )
     yield made

@@ -15,8 +15,8 @@ import pytest
 
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.stores.sqlite import SqliteStore
-from tests.cli.desk import runner
-from tests.upkeep.places import Place
+from tests.cli.key_table import runner
+from tests.upkeep.key_store import KeyStore
 
 APP = """
 from oncekey import SINGLE_TENANT, Confirmed, OnceKey
@@ -30,7 +30,7 @@ async def ask(inquiry):
 """
 
 
-def _real(shop: Place) -> Place:
+def _real(shop: KeyStore) -> KeyStore:
     """On SQLite the command reads the host's clock, and so must the test."""
     if isinstance(shop.store, SqliteStore):
         shop.clock.now = time.time()
@@ -61,22 +61,22 @@ def test_running_command_with_log_format_json_writes_only_json_lines(tmp_path: P
     assert process.returncode == 0
 
 
-def test_once_as_json(shop: Place) -> None:
+def test_once_as_json(shop: KeyStore) -> None:
     """A dry run counts and changes nothing; then it is done, and both are one document."""
-    place = _real(shop)
-    keys = place.reserved(2, lease=0.001) + place.reserved(1, effects=Effects.REPEATABLE, lease=0.001)
-    keys += place.finished(3, retention=0.001)
-    place.age(1)
-    if place.kind == "sqlite":
-        time.sleep(max(0.0, place.clock.now - time.time()))
-    code, out, _ = _run("--once", "--dry-run", "--json", "--store", place.url)
+    rows = _real(shop)
+    keys = rows.reserved(2, lease=0.001) + rows.reserved(1, effects=Effects.REPEATABLE, lease=0.001)
+    keys += rows.finished(3, retention=0.001)
+    rows.age(1)
+    if rows.kind == "sqlite":
+        time.sleep(max(0.0, rows.clock.now - time.time()))
+    code, out, _ = _run("--once", "--dry-run", "--json", "--store", rows.url)
     said = json.loads(out)
     assert (code, said["dry_run"]) == (0, True)
     assert said["done"]["sweep"] == {"released": 1, "doubted": 2}
     assert (said["done"]["reap"]["deleted"], "reconcile" in said["done"]) == (3, False)
     assert said["health"]["keys"]["in_progress"] == 3
-    assert place.states(keys) == [State.IN_PROGRESS] * 3 + [State.COMPLETED] * 3
-    code, out, error = _run("--once", "--json", store=place.url)
+    assert rows.states(keys) == [State.IN_PROGRESS] * 3 + [State.COMPLETED] * 3
+    code, out, error = _run("--once", "--json", store=rows.url)
     said = json.loads(out)
     assert (code, said["done"]["sweep"], said["done"]["reap"]["deleted"]) == (0, {"released": 1, "doubted": 2}, 3)
     assert said["health"]["keys"]["unknown"] == 2
@@ -85,14 +85,14 @@ def test_once_as_json(shop: Place) -> None:
     assert keys[0].key not in error
 
 
-def test_with_the_app_resolvers_are_asked(shop: Place, tmp_path: Path) -> None:
-    place = _real(shop)
-    (record,) = place.unknown()
-    (tmp_path / "shopapp.py").write_text(APP.format(url=place.url))
+def test_with_the_app_resolvers_are_asked(shop: KeyStore, tmp_path: Path) -> None:
+    rows = _real(shop)
+    (record,) = rows.unknown()
+    (tmp_path / "shopapp.py").write_text(APP.format(url=rows.url))
     code, out, error = _run("shopapp:once", "--once", cwd=tmp_path)
     assert (code, error) == (0, "")
     assert "reconcile: were 1 due, 1 confirmed, 0 refuted, 0 happened, 0 not happened, 0 postponed, 0 dead" in out
-    found = place.get(record)
+    found = rows.get(record)
     assert found.response is not None
     assert (found.state, found.response.status) == (State.COMPLETED, 201)
 
@@ -109,33 +109,33 @@ async def go_on(op):
 """
 
 
-def test_with_the_app_half_done_requests_go_on(shop: Place, tmp_path: Path) -> None:
+def test_with_the_app_half_done_requests_go_on(shop: KeyStore, tmp_path: Path) -> None:
     """The route's policy comes from the app, and what was done is printed."""
-    place = _real(shop)
-    (record,) = place.half_done()
-    place.moved([record], Event.POSTPONE, Actor.OPERATOR, reconcile_in=0.0)
-    (tmp_path / "ridesapp.py").write_text(RESUMING.format(url=place.url))
+    rows = _real(shop)
+    (record,) = rows.half_done()
+    rows.moved([record], Event.POSTPONE, Actor.OPERATOR, reconcile_in=0.0)
+    (tmp_path / "ridesapp.py").write_text(RESUMING.format(url=rows.url))
     code, out, error = _run("ridesapp:once", "--once", cwd=tmp_path)
     assert (code, error) == (0, "")
     assert "resume: were 1 due, 1 completed, 0 failed, 0 deferred, 0 retryable, 0 unknown, 0 dead, 0 left" in out
-    found = place.get(record)
+    found = rows.get(record)
     assert found.response is not None
     assert (found.state, found.response.body) == (State.COMPLETED, b'{"ride":{"id":7}}')
 
 
-def test_until_it_is_told_to_stop(shop: Place) -> None:
+def test_until_it_is_told_to_stop(shop: KeyStore) -> None:
     """It sweeps by itself; SIGTERM ends it quickly and cleanly, with the health as its last word."""
-    place = _real(shop)
-    (record,) = place.reserved(effects=Effects.REPEATABLE, lease=0.001)
+    rows = _real(shop)
+    (record,) = rows.reserved(effects=Effects.REPEATABLE, lease=0.001)
     running = subprocess.Popen(
-        _command("--store", place.url, "--sweep-every", "0.05", "--json"),
+        _command("--store", rows.url, "--sweep-every", "0.05", "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         deadline = time.monotonic() + 40
-        while place.get(record).state is not State.FAILED_RETRYABLE:
+        while rows.get(record).state is not State.FAILED_RETRYABLE:
             assert time.monotonic() < deadline
             assert running.poll() is None
             time.sleep(0.05)  # another process: nothing here can be waited at
@@ -164,14 +164,14 @@ def test_what_goes_wrong_is_one_sentence(
         assert words in error
 
 
-def test_in_words(shop: Place) -> None:
+def test_in_words(shop: KeyStore) -> None:
     """Without --json: a line for each duty, one about the whole, and what to do where something is wrong."""
-    place = _real(shop)
-    place.unknown()
-    place.age(400)
-    if place.kind == "sqlite":
+    rows = _real(shop)
+    rows.unknown()
+    rows.age(400)
+    if rows.kind == "sqlite":
         return  # the host's clock cannot be moved
-    code, out, _ = _run("--once", "--soft", "--store", place.url)
+    code, out, _ = _run("--once", "--soft", "--store", rows.url)
     assert code == 0
     assert out.splitlines()[:2] == [
         "sweep: were 0 released, 0 doubted",
@@ -183,9 +183,9 @@ def test_in_words(shop: Place) -> None:
 
 def test_a_duty_that_fails(postgres_url: str) -> None:
     """The others are done, both are told, and the exit code is 1."""
-    place = Place(postgres_url)
-    (record,) = place.reserved(effects=Effects.REPEATABLE)
-    place.age(100)
+    rows = KeyStore(postgres_url)
+    (record,) = rows.reserved(effects=Effects.REPEATABLE)
+    rows.age(100)
     with psycopg.connect(postgres_url) as connection:
         connection.execute("ALTER TABLE idempotency_outbox RENAME COLUMN finished_at TO gone")
     code, out, error = _run("--once", "--json", "--store", postgres_url)
@@ -193,7 +193,7 @@ def test_a_duty_that_fails(postgres_url: str) -> None:
     assert (code, said["done"]["sweep"]["released"], said["health"]["ok"]) == (1, 1, False)
     assert "error" in said["done"]["reap"]
     assert "DutyFailed duty=reap" in error
-    assert place.get(record).state is State.FAILED_RETRYABLE
+    assert rows.get(record).state is State.FAILED_RETRYABLE
     code, out, _ = _run("--once", "--store", postgres_url)
     assert (code, "reap: failed:" in out) == (1, True)
-    place.close()
+    rows.close()

@@ -18,7 +18,7 @@ from oncekey.core.states import Event as Move
 from oncekey.core.states import State
 from oncekey.upkeep import Reconciler
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.upkeep.places import LEASE, Place
+from tests.upkeep.key_store import LEASE, KeyStore
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -40,16 +40,16 @@ def run(page: str, part: str, **names: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place("memory://")
+def rows() -> Iterator[KeyStore]:
+    made = KeyStore("memory://")
     yield made
     made.close()
 
 
-def test_the_resolver(place: Place) -> None:
-    records = place.unknown(4)
-    place.age(LEASE + 301)
-    once = place.once()
+def test_the_resolver(rows: KeyStore) -> None:
+    records = rows.unknown(4)
+    rows.age(LEASE + 301)
+    once = rows.once()
     charges = [None, *(SimpleNamespace(id="ch_1", status=status) for status in ("pending", "declined", "paid"))]
 
     class Provider:
@@ -61,21 +61,21 @@ def test_the_resolver(place: Place) -> None:
     reconciler = Reconciler(once, concurrency=1)
     reconciler.run()
     reconciler.close()
-    found = [place.get(record) for record in records]
+    found = [rows.get(record) for record in records]
     assert [each.state for each in found] == [
         *(State.FAILED_RETRYABLE, State.UNKNOWN, State.COMPLETED, State.COMPLETED)
     ]
     assert [each.response.status for each in found if each.response] == [402, 201]
 
 
-def test_the_resolver_of_an_effect_in_doubt(place: Place) -> None:
+def test_the_resolver_of_an_effect_in_doubt(rows: KeyStore) -> None:
     records = [
-        place.step(record, "charge", f"down-{n}", None)
-        for n, record in enumerate(place.reserved(3, operation="POST /rides"))
+        rows.step(record, "charge", f"down-{n}", None)
+        for n, record in enumerate(rows.reserved(3, operation="POST /rides"))
     ]
-    place.moved(records, Move.DOUBT)
-    place.age(301)
-    once = place.once()
+    rows.moved(records, Move.DOUBT)
+    rows.age(301)
+    once = rows.once()
     charges = [None, *(SimpleNamespace(id="ch_1", status=status) for status in ("declined", "paid"))]
 
     class Provider:
@@ -87,13 +87,13 @@ def test_the_resolver_of_an_effect_in_doubt(place: Place) -> None:
     done = reconciler.run()
     reconciler.close()
     assert (done.not_happened, done.confirmed, done.happened) == (1, 1, 1)
-    assert place.states(records) == [State.FAILED_RETRYABLE, State.COMPLETED, State.FAILED_RETRYABLE]
+    assert rows.states(records) == [State.FAILED_RETRYABLE, State.COMPLETED, State.FAILED_RETRYABLE]
 
 
-async def test_the_webhook(place: Place) -> None:
-    (record,) = place.reserved()
-    record = place.step(record, "charge", "down-1", "ch_1")
-    once = place.once()
+async def test_the_webhook(rows: KeyStore) -> None:
+    (record,) = rows.reserved()
+    record = rows.step(record, "charge", "down-1", "ch_1")
+    once = rows.once()
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware, once=once)
     once.routes = type(once.routes)(once.default_policy, {"POST /webhooks/provider": None})
@@ -114,12 +114,12 @@ async def test_the_webhook(place: Place) -> None:
             ).status_code
 
         assert await deliver() == 503, "its owner is still at work"
-        place.age(LEASE + 1)
+        rows.age(LEASE + 1)
         assert [await deliver(), await deliver()] == [200, 200]
-    assert place.get(record).state is State.FAILED_RETRYABLE, "the next attempt goes on after the effect"
-    assert place.audit(record) == [("provider webhook", "unknown", "failed_retryable")]
+    assert rows.get(record).state is State.FAILED_RETRYABLE, "the next attempt goes on after the effect"
+    assert rows.audit(record) == [("provider webhook", "unknown", "failed_retryable")]
     await once.aclose()
 
 
-def test_running_it_in_code(place: Place) -> None:
-    run("upkeep.md", "with Upkeep(", once=place.once())
+def test_running_it_in_code(rows: KeyStore) -> None:
+    run("upkeep.md", "with Upkeep(", once=rows.once())

@@ -15,7 +15,7 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep import Inquiry, Outcome, Reconciler
-from tests.upkeep.places import LEASE, OPERATION, RESPONSE, Place
+from tests.upkeep.key_store import LEASE, OPERATION, RESPONSE, KeyStore
 
 QUARANTINE = 10.0
 CHARGE = Step("charge", StepKind.EFFECT, StepState.INTENDED, False, None, "down-charge")
@@ -23,19 +23,19 @@ MAIL = replace(CHARGE, name="mail", downstream_key="down-mail")
 RIDE = replace(CHARGE, name="ride", state=StepState.DONE, result=b"1", downstream_key="down-ride")
 
 
-def unknown(place: Place, *steps: Step, effects: Effects = Effects.EXTERNAL) -> Record:
+def unknown(rows: KeyStore, *steps: Step, effects: Effects = Effects.EXTERNAL) -> Record:
     """A phased request that became unknown, with these steps."""
-    (record,) = place.reserved(effects=Effects.PHASED, quarantine=QUARANTINE)
+    (record,) = rows.reserved(effects=Effects.PHASED, quarantine=QUARANTINE)
     for step in steps:
-        (record,) = place.moved(
+        (record,) = rows.moved(
             [record], Event.ADVANCE, recovery_point="ride", step=step, effects=effects, lease_seconds=LEASE
         )
-    (record,) = place.moved([record], Event.DOUBT, last_error="TimeoutError")
+    (record,) = rows.moved([record], Event.DOUBT, last_error="TimeoutError")
     return record
 
 
-def steps_of(place: Place, record: Record) -> dict[str, Step]:
-    (steps,) = place.store.steps([StepsOf(record.scope, record.key)])
+def steps_of(rows: KeyStore, record: Record) -> dict[str, Step]:
+    (steps,) = rows.store.steps([StepsOf(record.scope, record.key)])
     return {step.name: step for step in steps}
 
 
@@ -53,30 +53,30 @@ def steps_of(place: Place, record: Record) -> dict[str, Step]:
     ],
 )
 def test_verdict_about_what_is_not_in_doubt_is_refused(
-    place: Place, steps: list[Step], verdict: Verdict, says: str
+    rows: KeyStore, steps: list[Step], verdict: Verdict, says: str
 ) -> None:
-    record = unknown(place, *steps)
-    place.age(QUARANTINE + 1)
-    before, kept = place.get(record), steps_of(place, record)
-    settled = place.once().ingest_blocking(verdict, key=record.key)
+    record = unknown(rows, *steps)
+    rows.age(QUARANTINE + 1)
+    before, kept = rows.get(record), steps_of(rows, record)
+    settled = rows.once().ingest_blocking(verdict, key=record.key)
     assert (settled.outcome, settled.over) == (Outcome.REFUSED, False)
     assert says in (settled.reason or "")
-    after = place.get(record)
-    assert (replace(after, now=0), steps_of(place, record)) == (replace(before, now=0), kept)
-    assert place.audit(record) == []
+    after = rows.get(record)
+    assert (replace(after, now=0), steps_of(rows, record)) == (replace(before, now=0), kept)
+    assert rows.audit(record) == []
 
 
-def test_confirmed_needs_no_final_where_no_effect_is_in_doubt(place: Place) -> None:
-    record = unknown(place, RIDE, effects=Effects.PHASED)
-    assert place.once().ingest_blocking(Confirmed(201), key=record.key).outcome is Outcome.SETTLED
+def test_confirmed_needs_no_final_where_no_effect_is_in_doubt(rows: KeyStore) -> None:
+    record = unknown(rows, RIDE, effects=Effects.PHASED)
+    assert rows.once().ingest_blocking(Confirmed(201), key=record.key).outcome is Outcome.SETTLED
 
 
-def test_effect_that_is_done_is_not_done_again(place: Place) -> None:
+def test_effect_that_is_done_is_not_done_again(rows: KeyStore) -> None:
     """A webhook that is delivered twice, while another effect of the same key is in doubt."""
-    record = unknown(place, RIDE, CHARGE)
-    settled = place.once().ingest_blocking(Happened(2), downstream_key="down-ride")
+    record = unknown(rows, RIDE, CHARGE)
+    settled = rows.once().ingest_blocking(Happened(2), downstream_key="down-ride")
     assert (settled.outcome, settled.over) == (Outcome.ALREADY, True)
-    assert steps_of(place, record)["ride"].result == b"1"
+    assert steps_of(rows, record)["ride"].result == b"1"
 
 
 @pytest.mark.parametrize(
@@ -86,15 +86,15 @@ def test_effect_that_is_done_is_not_done_again(place: Place) -> None:
         (NotHappened("no", "mail"), "the id belongs to effect 'charge', and the verdict is about 'mail'"),
     ],
 )
-def test_webhook_about_one_effect_does_not_settle_another(place: Place, verdict: Verdict, says: str) -> None:
-    record = unknown(place, CHARGE, MAIL)
-    place.age(QUARANTINE + 1)
-    settled = place.once().ingest_blocking(verdict, downstream_key="down-charge")
+def test_webhook_about_one_effect_does_not_settle_another(rows: KeyStore, verdict: Verdict, says: str) -> None:
+    record = unknown(rows, CHARGE, MAIL)
+    rows.age(QUARANTINE + 1)
+    settled = rows.once().ingest_blocking(verdict, downstream_key="down-charge")
     assert (settled.outcome, says in (settled.reason or "")) == (Outcome.REFUSED, True)
-    assert steps_of(place, record) == {"charge": CHARGE, "mail": MAIL}
+    assert steps_of(rows, record) == {"charge": CHARGE, "mail": MAIL}
 
 
-def test_webhook_about_a_job_does_not_settle_an_effect(shop: Place) -> None:
+def test_webhook_about_a_job_does_not_settle_an_effect(shop: KeyStore) -> None:
     record = unknown(shop, CHARGE)
     shop.job(record, settles=False, downstream_key="down-of-a-job")
     settled = shop.once().ingest_blocking(Happened(1), downstream_key="down-of-a-job")
@@ -103,34 +103,34 @@ def test_webhook_about_a_job_does_not_settle_an_effect(shop: Place) -> None:
     assert steps_of(shop, record) == {"charge": CHARGE}
 
 
-def test_not_happened_waits_for_the_quarantine(place: Place) -> None:
-    record = unknown(place, CHARGE)
-    once = place.once()
-    place.age(QUARANTINE - 2)
+def test_not_happened_waits_for_the_quarantine(rows: KeyStore) -> None:
+    record = unknown(rows, CHARGE)
+    once = rows.once()
+    rows.age(QUARANTINE - 2)
     early = once.ingest_blocking(NotHappened("no such charge"), key=record.key)
     assert early.outcome is Outcome.TOO_EARLY
     assert early.retry_in == pytest.approx(2, abs=2)
-    assert (place.get(record).state, steps_of(place, record)) == (State.UNKNOWN, {"charge": CHARGE})
-    place.age(3)
+    assert (rows.get(record).state, steps_of(rows, record)) == (State.UNKNOWN, {"charge": CHARGE})
+    rows.age(3)
     assert once.ingest_blocking(NotHappened("no such charge"), key=record.key).outcome is Outcome.SETTLED
-    assert place.get(record).state is State.FAILED_RETRYABLE
-    assert steps_of(place, record) == {"charge": replace(CHARGE, repeatable=True)}
+    assert rows.get(record).state is State.FAILED_RETRYABLE
+    assert steps_of(rows, record) == {"charge": replace(CHARGE, repeatable=True)}
 
 
-def test_key_stays_unknown_until_every_effect_in_doubt_is_settled(place: Place) -> None:
-    record = unknown(place, CHARGE, MAIL)
-    once = place.once()
+def test_key_stays_unknown_until_every_effect_in_doubt_is_settled(rows: KeyStore) -> None:
+    record = unknown(rows, CHARGE, MAIL)
+    once = rows.once()
     partly = once.ingest_blocking(Happened({"id": 7}, "mail"), key=record.key)
     assert (partly.outcome, partly.over, partly.reason) == (Outcome.PARTLY, True, "effect 'charge' is in doubt")
-    found = place.get(record)
+    found = rows.get(record)
     assert (found.state, found.effects, found.owner != record.owner) == (State.UNKNOWN, Effects.EXTERNAL, True)
     assert found.reconcile_at is not None
-    late = [place.store.swap([change]) for change in _endings(record)]
+    late = [rows.store.swap([change]) for change in _endings(record)]
     assert late == [[None], [None]], "the first owner is fenced already"
     assert once.ingest_blocking(Happened(1), key=record.key).outcome is Outcome.SETTLED, "one is left, so it is that"
-    found = place.get(record)
+    found = rows.get(record)
     assert (found.state, found.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
-    assert [step.result for step in steps_of(place, record).values()] == [b"1", b'{"id":7}']
+    assert [step.result for step in steps_of(rows, record).values()] == [b"1", b'{"id":7}']
 
 
 def _endings(record: Record) -> list[Swap]:
@@ -138,12 +138,12 @@ def _endings(record: Record) -> list[Swap]:
     return [swap(record, event, Actor.OWNER, response=RESPONSE) for event in (Event.COMPLETE, Event.FAIL)]
 
 
-def test_refuted_clears_every_effect_in_doubt(place: Place) -> None:
-    record = unknown(place, RIDE, CHARGE, MAIL)
-    place.age(QUARANTINE + 1)
-    assert place.once().ingest_blocking(Refuted("nothing was sent"), key=record.key).outcome is Outcome.SETTLED
-    assert (place.get(record).state, place.get(record).effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
-    steps = steps_of(place, record)
+def test_refuted_clears_every_effect_in_doubt(rows: KeyStore) -> None:
+    record = unknown(rows, RIDE, CHARGE, MAIL)
+    rows.age(QUARANTINE + 1)
+    assert rows.once().ingest_blocking(Refuted("nothing was sent"), key=record.key).outcome is Outcome.SETTLED
+    assert (rows.get(record).state, rows.get(record).effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
+    steps = steps_of(rows, record)
     assert {name: (step.state, step.repeatable) for name, step in steps.items()} == {
         "ride": (StepState.DONE, False),
         "charge": (StepState.INTENDED, True),
@@ -151,7 +151,7 @@ def test_refuted_clears_every_effect_in_doubt(place: Place) -> None:
     }
 
 
-def test_two_verdicts_at_once_settle_the_effect_once(shop: Place) -> None:
+def test_two_verdicts_at_once_settle_the_effect_once(shop: KeyStore) -> None:
     record = unknown(shop, CHARGE)
     outcomes: list[Outcome] = []
     together = threading.Barrier(4)
@@ -170,14 +170,14 @@ def test_two_verdicts_at_once_settle_the_effect_once(shop: Place) -> None:
     assert shop.audit(record) == [("webhook", "unknown", "failed_retryable")]
 
 
-def test_happened_about_a_key_that_counts_as_not_executed_is_told(place: Place) -> None:
-    record = unknown(place, CHARGE)
-    place.age(QUARANTINE + 1)
-    once = place.once()
+def test_happened_about_a_key_that_counts_as_not_executed_is_told(rows: KeyStore) -> None:
+    record = unknown(rows, CHARGE)
+    rows.age(QUARANTINE + 1)
+    once = rows.once()
     once.ingest_blocking(NotHappened("no such charge"), key=record.key)
-    place.told.clear()
+    rows.told.clear()
     assert once.ingest_blocking(Happened(1, "charge"), key=record.key).outcome is Outcome.OPEN
-    assert place.names() == ["ReconcileFailed"]
+    assert rows.names() == ["ReconcileFailed"]
 
 
 # -- the reconciler ------------------------------------------------------------------------------------------------
@@ -191,28 +191,28 @@ def _reconcile(once: OnceKey, verdict: Verdict) -> dict[str, int]:
     return {name: number for name, number in done.as_json().items() if number}
 
 
-def test_reconciler_counts_what_happened_and_what_did_not(place: Place) -> None:
-    unknown(place, CHARGE)
-    assert _reconcile(place.once(), Happened(1)) == {"due": 1, "happened": 1}
-    unknown(place, CHARGE)
-    place.age(QUARANTINE + 1)
-    assert _reconcile(place.once(), NotHappened("no")) == {"due": 1, "not_happened": 1}
+def test_reconciler_counts_what_happened_and_what_did_not(rows: KeyStore) -> None:
+    unknown(rows, CHARGE)
+    assert _reconcile(rows.once(), Happened(1)) == {"due": 1, "happened": 1}
+    unknown(rows, CHARGE)
+    rows.age(QUARANTINE + 1)
+    assert _reconcile(rows.once(), NotHappened("no")) == {"due": 1, "not_happened": 1}
 
 
 @pytest.mark.parametrize("verdict", [Confirmed(201), Happened(1, "mail"), Happened(1, "ride")])
-def test_reconciler_postpones_a_verdict_that_was_refused_and_says_why(place: Place, verdict: Verdict) -> None:
-    record = unknown(place, RIDE, CHARGE)
-    assert _reconcile(place.once(), verdict) == {"due": 1, "postponed": 1}
-    found = place.get(record)
+def test_reconciler_postpones_a_verdict_that_was_refused_and_says_why(rows: KeyStore, verdict: Verdict) -> None:
+    record = unknown(rows, RIDE, CHARGE)
+    assert _reconcile(rows.once(), verdict) == {"due": 1, "postponed": 1}
+    found = rows.get(record)
     assert (found.state, found.reconcile_tries) == (State.UNKNOWN, 1)
     assert (found.last_error or "").startswith("the verdict was refused: ")
     assert "'charge' is in doubt" in (found.last_error or "")
-    assert "ReconcileFailed" in place.names()
+    assert "ReconcileFailed" in rows.names()
 
 
-def test_inquiry_names_the_effects_in_doubt(place: Place) -> None:
-    record = unknown(place, RIDE, CHARGE, replace(MAIL, repeatable=True))
-    assert Inquiry(record, tuple(steps_of(place, record).values())).in_doubt == ("charge",)
+def test_inquiry_names_the_effects_in_doubt(rows: KeyStore) -> None:
+    record = unknown(rows, RIDE, CHARGE, replace(MAIL, repeatable=True))
+    assert Inquiry(record, tuple(steps_of(rows, record).values())).in_doubt == ("charge",)
 
 
 # -- what a verdict may carry --------------------------------------------------------------------------------------

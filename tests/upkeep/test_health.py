@@ -10,13 +10,13 @@ from oncekey.core.health import NO_RESOLVER, StoreHealth
 from oncekey.core.jobs import Conclusion, JobEnd, OutboxHealth
 from oncekey.core.states import Actor, Event, State
 from oncekey.upkeep.health import DutyHealth, Health, look
-from tests.upkeep.places import LEASE, RETENTION, Place
+from tests.upkeep.key_store import LEASE, RETENTION, KeyStore
 
 
-def test_nothing_is_wrong(place: Place) -> None:
-    place.reserved(2)
-    place.finished(3)
-    health = look(place.store)
+def test_nothing_is_wrong(rows: KeyStore) -> None:
+    rows.reserved(2)
+    rows.finished(3)
+    health = look(rows.store)
     assert health.problems == []
     shown = health.as_json()
     assert (shown["ok"], shown["keys"]["in_progress"], shown["keys"]["completed"]) == (True, 2, 3)
@@ -25,26 +25,26 @@ def test_nothing_is_wrong(place: Place) -> None:
 
 def test_no_connection_is_left_behind(postgres_url: str) -> None:
     """Threads of a web app that show the health come and go."""
-    place = Place(postgres_url)
-    place.store.disconnect()
-    look(place.store)
+    rows = KeyStore(postgres_url)
+    rows.store.disconnect()
+    look(rows.store)
     with psycopg.connect(postgres_url) as own:
         others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         deadline = time.monotonic() + 10
         while own.execute(others).fetchone() != (0,):
             assert time.monotonic() < deadline
             own.execute("SELECT pg_stat_clear_snapshot()")  # the server notices a client that left in its own time
-    place.close()
+    rows.close()
 
 
-def test_what_nobody_has_done(place: Place) -> None:
+def test_what_nobody_has_done(rows: KeyStore) -> None:
     """From what stands in the store alone: no sweeper, no reaper, nobody asked, and a dead letter."""
-    place.reserved(1)
-    unknown, dead = place.unknown(2)
-    place.moved([dead], Event.POSTPONE, Actor.RECONCILER)
-    place.finished(1)
-    place.age(RETENTION + 90_000)
-    health = look(place.store)
+    rows.reserved(1)
+    unknown, dead = rows.unknown(2)
+    rows.moved([dead], Event.POSTPONE, Actor.RECONCILER)
+    rows.finished(1)
+    rows.age(RETENTION + 90_000)
+    health = look(rows.store)
     assert abs(health.keys.lease_over_seconds - (RETENTION + 90_000 - LEASE)) < 60
     assert abs(health.expired_over_seconds - 90_000) < 60
     assert abs(health.reconcile_over_seconds - (RETENTION + 90_000)) < 60
@@ -52,31 +52,31 @@ def test_what_nobody_has_done(place: Place) -> None:
     words = "\n".join(health.problems)
     for part in ("was not swept", "no resolver was asked", "is still there", "1 keys are dead letters"):
         assert part in words
-    assert place.get(unknown).state is State.UNKNOWN
+    assert rows.get(unknown).state is State.UNKNOWN
     assert health.as_json()["ok"] is False
 
 
-def test_asked_again_and_again(place: Place) -> None:
+def test_asked_again_and_again(rows: KeyStore) -> None:
     """A resolver is asked, and nobody knows for hours: that is said, and not that nobody asks."""
-    records = place.unknown(1)
-    place.age(7_000)
-    place.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0)
-    (said,) = look(place.store).problems
+    records = rows.unknown(1)
+    rows.age(7_000)
+    rows.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0)
+    (said,) = look(rows.store).problems
     assert "unknown for 70" in said
 
 
-def test_unknown_keys_without_a_resolver(place: Place) -> None:
+def test_unknown_keys_without_a_resolver(rows: KeyStore) -> None:
     """By operation, as the app's own upkeep has found them: in words with what to do, and as numbers."""
-    records = place.unknown(2, operation="POST /refunds")
-    place.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0, last_error=NO_RESOLVER)
-    place.unknown()
-    health = look(place.store)
+    records = rows.unknown(2, operation="POST /refunds")
+    rows.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0, last_error=NO_RESOLVER)
+    rows.unknown()
+    health = look(rows.store)
     (said,) = health.problems
     assert said.startswith("2 keys are unknown and no resolver is registered for POST /refunds: register one with ")
     assert health.as_json()["unknown_without_resolver"] == {"POST /refunds": 2}
 
 
-def test_the_outbox(shop: Place) -> None:
+def test_the_outbox(shop: KeyStore) -> None:
     late, dead = shop.finished(2)
     first, second = shop.job(late, settles=False), shop.job(dead, settles=False)
     shop.store.claim("worker", ["charge"], 2, 60.0)

@@ -15,7 +15,7 @@ from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep import Inquiry, Outcome, Reconciler
-from tests.upkeep.places import LEASE, OPERATION, RESPONSE, RETENTION, Place
+from tests.upkeep.key_store import LEASE, OPERATION, RESPONSE, RETENTION, KeyStore
 
 PAID = Confirmed(201, {"id": "ch_1"}, reason="charge.succeeded", final=True)
 QUARANTINE = 300.0
@@ -28,12 +28,12 @@ def _poll(once: OnceKey) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_webhook_and_poll(place: Place, when: str) -> None:
+def test_webhook_and_poll(rows: KeyStore, when: str) -> None:
     """Before, during and after the poll, twice each: the same final record, and one line that changed something."""
-    (record,) = place.reserved()
-    record = place.step(record, "charge", "down-1", "ch_1")
-    place.moved([record], Event.DOUBT)
-    once = place.once()
+    (record,) = rows.reserved()
+    record = rows.step(record, "charge", "down-1", "ch_1")
+    rows.moved([record], Event.DOUBT)
+    once = rows.once()
     outcomes: list[Outcome] = []
 
     def webhook() -> None:
@@ -51,35 +51,35 @@ def test_webhook_and_poll(place: Place, when: str) -> None:
     if when == "after":
         webhook()
     _poll(once)
-    found = place.get(record)
+    found = rows.get(record)
     assert (found.state, found.reconcile_at) == (State.COMPLETED, None)
     assert found.response is not None
     assert (found.response.status, found.response.body) == (201, b'{"id":"ch_1"}')
     who = "reconciler" if when == "after" else "webhook"
-    assert place.audit(record) == [(who, "unknown", "completed")]
+    assert rows.audit(record) == [(who, "unknown", "completed")]
     first = Outcome.ALREADY if when == "after" else Outcome.SETTLED
     assert outcomes == [first, Outcome.ALREADY]
 
 
 @pytest.mark.parametrize("by", ["key", "downstream_key", "provider_id"])
-async def test_by_whatever_name(place: Place, by: str) -> None:
+async def test_by_whatever_name(rows: KeyStore, by: str) -> None:
     """The key itself, what we sent to the provider, or what it calls it; here from an event loop."""
-    (record,) = place.reserved()
-    record = place.step(record, "charge", "down-1", "ch_1")
-    place.moved([record], Event.DOUBT)
-    once = place.once()
+    (record,) = rows.reserved()
+    record = rows.step(record, "charge", "down-1", "ch_1")
+    rows.moved([record], Event.DOUBT)
+    once = rows.once()
     name = {"key": record.key, "downstream_key": "down-1", "provider_id": "ch_1"}[by]
     settled = await once.ingest(PAID, who="stripe", **{by: name})
     assert (settled.outcome, settled.over) == (Outcome.SETTLED, True)
     assert settled.record is not None
     assert settled.record.state is State.COMPLETED
-    (line,) = place.store.audit(record.scope, record.key, 10)
+    (line,) = rows.store.audit(record.scope, record.key, 10)
     assert (line.who, line.why) == ("stripe", "charge.succeeded")
     assert (await once.ingest(PAID, key="no-such-key-of-ours")).outcome is Outcome.NOT_FOUND
     assert (await once.ingest(PAID, provider_id="ch_2")).outcome is Outcome.NOT_FOUND
 
 
-def test_by_the_id_of_a_job(shop: Place) -> None:
+def test_by_the_id_of_a_job(shop: KeyStore) -> None:
     """A deferred request whose job was a dead letter: the webhook finds its key by the job's downstream key."""
     (record,) = shop.pending()
     shop.job(record, downstream_key="down-of-the-job")
@@ -90,19 +90,19 @@ def test_by_the_id_of_a_job(shop: Place) -> None:
     assert shop.get(record).state is State.COMPLETED
 
 
-def test_an_id_that_several_keys_carry(place: Place) -> None:
+def test_an_id_that_several_keys_carry(rows: KeyStore) -> None:
     """Nothing is changed: which one it is about, nobody knows."""
-    records = [place.step(record, "charge", f"down-{n}", "ch_1") for n, record in enumerate(place.reserved(2))]
-    place.moved(records, Event.DOUBT)
-    assert place.once().ingest_blocking(PAID, provider_id="ch_1").outcome is Outcome.AMBIGUOUS
-    assert place.states(records) == [State.UNKNOWN] * 2
+    records = [rows.step(record, "charge", f"down-{n}", "ch_1") for n, record in enumerate(rows.reserved(2))]
+    rows.moved(records, Event.DOUBT)
+    assert rows.once().ingest_blocking(PAID, provider_id="ch_1").outcome is Outcome.AMBIGUOUS
+    assert rows.states(records) == [State.UNKNOWN] * 2
 
 
-def test_keys_of_tenants_and_endpoints(place: Place) -> None:
+def test_keys_of_tenants_and_endpoints(rows: KeyStore) -> None:
     """A key belongs to a scope; where each endpoint has keys of its own, also to an operation."""
-    once = OnceKey(place.store, scope=lambda request: "acme", routes={"POST /refunds": Policy(key_per="endpoint")})
-    (plain,) = place.unknown(scope="acme")
-    (refund,) = place.unknown(scope="acme\x1fPOST /refunds", operation="POST /refunds")
+    once = OnceKey(rows.store, scope=lambda request: "acme", routes={"POST /refunds": Policy(key_per="endpoint")})
+    (plain,) = rows.unknown(scope="acme")
+    (refund,) = rows.unknown(scope="acme\x1fPOST /refunds", operation="POST /refunds")
     assert once.ingest_blocking(PAID, key=plain.key, scope="other").outcome is Outcome.NOT_FOUND
     assert once.ingest_blocking(PAID, key=refund.key, scope="acme").outcome is Outcome.NOT_FOUND
     assert once.ingest_blocking(PAID, key=plain.key, scope="acme", operation=OPERATION).over
@@ -115,89 +115,89 @@ def test_keys_of_tenants_and_endpoints(place: Place) -> None:
 @pytest.mark.parametrize(
     "names", [{}, {"key": "a", "provider_id": "b"}, {"provider_id": ""}, {"downstream_key": "a\0b"}]
 )
-def test_named_in_no_way_or_in_two(place: Place, names: dict[str, str]) -> None:
+def test_named_in_no_way_or_in_two(rows: KeyStore, names: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="in one way"):
-        place.once().ingest_blocking(PAID, **names)
+        rows.once().ingest_blocking(PAID, **names)
 
 
-def test_a_key_that_is_settled_already(place: Place) -> None:
+def test_a_key_that_is_settled_already(rows: KeyStore) -> None:
     """By its own handler, for instance: the webhook of a payment that simply worked."""
-    (record,) = place.finished()
-    settled = place.once().ingest_blocking(PAID, key=record.key)
+    (record,) = rows.finished()
+    settled = rows.once().ingest_blocking(PAID, key=record.key)
     assert (settled.outcome, settled.over) == (Outcome.ALREADY, True)
-    found = place.get(record)
+    found = rows.get(record)
     assert found.response == RESPONSE
-    assert place.audit(record) == []
+    assert rows.audit(record) == []
 
 
-def test_its_owner_is_still_at_work(place: Place) -> None:
+def test_its_owner_is_still_at_work(rows: KeyStore) -> None:
     """The webhook is faster than the handler: nothing is changed, and it is told when to come again."""
-    (record,) = place.reserved()
-    settled = place.once().ingest_blocking(PAID, key=record.key)
+    (record,) = rows.reserved()
+    settled = rows.once().ingest_blocking(PAID, key=record.key)
     assert (settled.outcome, settled.over) == (Outcome.OPEN, False)
     assert settled.retry_in is not None
     assert LEASE - 5 < settled.retry_in <= LEASE
-    assert place.get(record).state is State.IN_PROGRESS
-    place.moved([record], Event.COMPLETE, response=RESPONSE)
+    assert rows.get(record).state is State.IN_PROGRESS
+    rows.moved([record], Event.COMPLETE, response=RESPONSE)
 
 
-def test_its_owner_is_dead_and_nobody_swept_yet(place: Place) -> None:
+def test_its_owner_is_dead_and_nobody_swept_yet(rows: KeyStore) -> None:
     """A webhook may come only once: it does not have to wait for the sweeper."""
-    external, harmless = *place.reserved(), *place.reserved(effects=Effects.REPEATABLE)
-    place.age(LEASE + 1)
-    once = place.once()
+    external, harmless = *rows.reserved(), *rows.reserved(effects=Effects.REPEATABLE)
+    rows.age(LEASE + 1)
+    once = rows.once()
     assert once.ingest_blocking(PAID, key=external.key).outcome is Outcome.SETTLED
-    assert place.get(external).state is State.COMPLETED
-    assert place.audit(external) == [("webhook", "unknown", "completed")]
+    assert rows.get(external).state is State.COMPLETED
+    assert rows.audit(external) == [("webhook", "unknown", "completed")]
     assert once.ingest_blocking(PAID, key=harmless.key).outcome is Outcome.OPEN, "a retry does it, without harm"
-    assert place.get(harmless).state is State.IN_PROGRESS
+    assert rows.get(harmless).state is State.IN_PROGRESS
 
 
-def test_confirmed_although_it_counts_as_not_executed(place: Place) -> None:
+def test_confirmed_although_it_counts_as_not_executed(rows: KeyStore) -> None:
     """There is no such move. But a retry would do it twice, so it is told."""
-    (record,) = place.moved(place.reserved(), Event.RELEASE)
-    assert place.once().ingest_blocking(PAID, key=record.key).outcome is Outcome.OPEN
-    assert place.names() == ["ReconcileFailed"]
+    (record,) = rows.moved(rows.reserved(), Event.RELEASE)
+    assert rows.once().ingest_blocking(PAID, key=record.key).outcome is Outcome.OPEN
+    assert rows.names() == ["ReconcileFailed"]
 
 
-def test_refuted(place: Place) -> None:
+def test_refuted(rows: KeyStore) -> None:
     """Before the quarantine is over it is refused, with the time that is left; then it is done, and once."""
-    (record,) = place.unknown()
-    once = place.once()
-    place.age(QUARANTINE - 20)
+    (record,) = rows.unknown()
+    once = rows.once()
+    rows.age(QUARANTINE - 20)
     early = once.ingest_blocking(Refuted("charge.canceled"), key=record.key)
-    assert (early.outcome, early.over, place.audit(record)) == (Outcome.TOO_EARLY, False, [])
+    assert (early.outcome, early.over, rows.audit(record)) == (Outcome.TOO_EARLY, False, [])
     assert early.retry_in is not None
     assert 10 < early.retry_in <= 20
-    place.age(21)
+    rows.age(21)
     assert once.ingest_blocking(Refuted("charge.canceled"), key=record.key).outcome is Outcome.SETTLED
     again = once.ingest_blocking(Refuted("charge.canceled"), key=record.key)
-    assert (again.outcome, place.get(record).state) == (Outcome.OPEN, State.FAILED_RETRYABLE)
-    assert place.audit(record) == [("webhook", "unknown", "failed_retryable")]
+    assert (again.outcome, rows.get(record).state) == (Outcome.OPEN, State.FAILED_RETRYABLE)
+    assert rows.audit(record) == [("webhook", "unknown", "failed_retryable")]
 
 
-def test_quarantine_of_the_row_counts_whatever_the_policy_says_now(place: Place) -> None:
+def test_quarantine_of_the_row_counts_whatever_the_policy_says_now(rows: KeyStore) -> None:
     """The route's own, as it was when the key was reserved; and it counts from the doubt, not from the lease."""
-    (short,), (long,) = place.unknown(quarantine=1.0), place.unknown(quarantine=900.0)
-    place.age(2)
-    once = place.once(quarantine=timedelta(seconds=1))
+    (short,), (long,) = rows.unknown(quarantine=1.0), rows.unknown(quarantine=900.0)
+    rows.age(2)
+    once = rows.once(quarantine=timedelta(seconds=1))
     assert once.ingest_blocking(Refuted("no"), key=short.key).outcome is Outcome.SETTLED
     early = once.ingest_blocking(Refuted("no"), key=long.key)
     assert early.outcome is Outcome.TOO_EARLY
     assert early.retry_in == pytest.approx(898, abs=2)
 
 
-def test_quarantine_counts_from_the_lease_that_a_doubt_has_kept(place: Place) -> None:
+def test_quarantine_counts_from_the_lease_that_a_doubt_has_kept(rows: KeyStore) -> None:
     """The owner's handler may still run: nothing is refuted before its lease and the quarantine are over."""
-    (record,) = place.moved(place.reserved(quarantine=10.0), Event.DOUBT, lease_seconds=LEASE)
-    once = place.once()
-    place.age(LEASE + 8)
+    (record,) = rows.moved(rows.reserved(quarantine=10.0), Event.DOUBT, lease_seconds=LEASE)
+    once = rows.once()
+    rows.age(LEASE + 8)
     assert once.ingest_blocking(Refuted("no"), key=record.key).outcome is Outcome.TOO_EARLY
-    place.age(3)
+    rows.age(3)
     assert once.ingest_blocking(Refuted("no"), key=record.key).outcome is Outcome.SETTLED
 
 
-def test_quarantine_of_a_deferred_request_counts_from_the_dead_letter(shop: Place) -> None:
+def test_quarantine_of_a_deferred_request_counts_from_the_dead_letter(shop: KeyStore) -> None:
     """And not from the lease of a request that ended long before."""
     (record,) = shop.pending(quarantine=10.0)
     shop.job(record)
@@ -210,20 +210,20 @@ def test_quarantine_of_a_deferred_request_counts_from_the_dead_letter(shop: Plac
     assert once.ingest_blocking(Refuted("no"), key=record.key).outcome is Outcome.SETTLED
 
 
-def test_still_unknown_changes_nothing(place: Place) -> None:
-    (record,) = place.unknown()
-    assert place.once().ingest_blocking(StillUnknown(), key=record.key).outcome is Outcome.UNDECIDED
-    assert place.get(record).reconcile_tries == 0
+def test_still_unknown_changes_nothing(rows: KeyStore) -> None:
+    (record,) = rows.unknown()
+    assert rows.once().ingest_blocking(StillUnknown(), key=record.key).outcome is Outcome.UNDECIDED
+    assert rows.get(record).reconcile_tries == 0
 
 
-def test_expired(place: Place) -> None:
-    (record,) = place.finished()
-    place.age(RETENTION + 1)
-    place.moved([record], Event.EXPIRE, Actor.REAPER, to_state=State.EXPIRED)
-    assert place.once().ingest_blocking(PAID, key=record.key).outcome is Outcome.NOT_FOUND
+def test_expired(rows: KeyStore) -> None:
+    (record,) = rows.finished()
+    rows.age(RETENTION + 1)
+    rows.moved([record], Event.EXPIRE, Actor.REAPER, to_state=State.EXPIRED)
+    assert rows.once().ingest_blocking(PAID, key=record.key).outcome is Outcome.NOT_FOUND
 
 
-def test_many_webhooks_at_once(shop: Place) -> None:
+def test_many_webhooks_at_once(shop: KeyStore) -> None:
     """From threads of two processes' worth of apps, all about the same keys: each is settled once."""
     records = shop.unknown(10)
     onces = [shop.once(), shop.once(shop.another())]
@@ -243,9 +243,9 @@ def test_many_webhooks_at_once(shop: Place) -> None:
 
 async def test_somebody_holds_the_row_for_a_moment(postgres_url: str) -> None:
     """A late owner, say: it is tried again, and nobody is told that it is settled before it is."""
-    place = Place(postgres_url)
-    (record,) = place.unknown()
-    once = place.once()
+    rows = KeyStore(postgres_url)
+    (record,) = rows.unknown()
+    once = rows.once()
     async with await psycopg.AsyncConnection.connect(postgres_url) as own:
         await own.execute("SELECT FROM idempotency_keys WHERE key = %s FOR UPDATE", [record.key])
         waiting = asyncio.create_task(once.ingest(PAID, key=record.key))
@@ -254,4 +254,4 @@ async def test_somebody_holds_the_row_for_a_moment(postgres_url: str) -> None:
         await own.rollback()
         assert (await waiting).outcome is Outcome.SETTLED
     await once.aclose()
-    place.close()
+    rows.close()

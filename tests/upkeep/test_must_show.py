@@ -38,10 +38,10 @@ class House:
         self.stands = folder / "stands"
         self.stands.mkdir()
         self.ledger = Ledger(folder / "charges.jsonl")
-        desk = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.server = make_server(desk, self.ledger, honours=False)
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.server = make_server(listener, self.ledger, honours=False)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.provider = f"http://127.0.0.1:{desk.getsockname()[1]}"
+        self.provider = f"http://127.0.0.1:{listener.getsockname()[1]}"
         # We hold the port: clients wait for the next process instead of being refused.
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.listener.getsockname()[1]}", timeout=30)

@@ -14,88 +14,88 @@ from oncekey.errors import ConfigurationError
 from oncekey.telemetry.emitter import Emitter
 from oncekey.upkeep import Reaper
 from oncekey.upkeep.reaper import AUDIT_RETENTION, KEEP_JOBS_SECONDS, timed_out_response
-from tests.upkeep.places import RESPONSE, RETENTION, Place
+from tests.upkeep.key_store import RESPONSE, RETENTION, KeyStore
 
 NOTHING = {"timed_out": 0, "doubted": 0, "expired": 0, "deleted": 0, "jobs": 0, "audit_lines": 0}
 
 
-def _reaper(place: Place, **how: object) -> Reaper:
-    return Reaper(place.store, emitter=Emitter(place.told.append), share=1.0, **how)  # type: ignore[arg-type]
+def _reaper(rows: KeyStore, **how: object) -> Reaper:
+    return Reaper(rows.store, emitter=Emitter(rows.told.append), share=1.0, **how)  # type: ignore[arg-type]
 
 
-def test_only_what_is_over(place: Place) -> None:
+def test_only_what_is_over(rows: KeyStore) -> None:
     """Final and retryable keys past their expiry go; what is in flight or unknown never does."""
-    done = place.finished(3)
-    retryable = place.moved(place.reserved(2), Event.RELEASE)
-    live, unknown = place.reserved(2), place.unknown(2)
-    place.age(RETENTION + 1)
-    fresh = place.finished(1)
-    reaped = _reaper(place).run()
+    done = rows.finished(3)
+    retryable = rows.moved(rows.reserved(2), Event.RELEASE)
+    live, unknown = rows.reserved(2), rows.unknown(2)
+    rows.age(RETENTION + 1)
+    fresh = rows.finished(1)
+    reaped = _reaper(rows).run()
     assert reaped.as_json() == NOTHING | {"deleted": 5}
-    assert place.states([*done, *retryable]) == [None] * 5
-    assert place.states([*live, *unknown, *fresh]) == [
+    assert rows.states([*done, *retryable]) == [None] * 5
+    assert rows.states([*live, *unknown, *fresh]) == [
         *(State.IN_PROGRESS, State.IN_PROGRESS, State.UNKNOWN, State.UNKNOWN, State.COMPLETED)
     ]
-    assert [(type(event).__name__, event.amount) for event in place.told] == [("Pruned", 5)]
-    assert _reaper(place).run().as_json() == NOTHING
+    assert [(type(event).__name__, event.amount) for event in rows.told] == [("Pruned", 5)]
+    assert _reaper(rows).run().as_json() == NOTHING
 
 
-def test_kept_for_as_long_as_its_route_says_from_its_end(place: Place) -> None:
+def test_kept_for_as_long_as_its_route_says_from_its_end(rows: KeyStore) -> None:
     """Retention stands in the row, and counts from the end of the work: a slow request is kept no shorter."""
-    records = place.reserved(1, retention=3600.0) + place.reserved(1, retention=86400.0)
-    place.age(3000)
-    done = place.moved(records, Event.COMPLETE, response=RESPONSE)
-    place.age(3000)  # 6,000 s after it began, 3,000 after it ended
-    assert _reaper(place).run().deleted == 0
-    place.age(601)
-    assert _reaper(place).run().deleted == 1
-    assert place.states(done) == [None, State.COMPLETED]
+    records = rows.reserved(1, retention=3600.0) + rows.reserved(1, retention=86400.0)
+    rows.age(3000)
+    done = rows.moved(records, Event.COMPLETE, response=RESPONSE)
+    rows.age(3000)  # 6,000 s after it began, 3,000 after it ended
+    assert _reaper(rows).run().deleted == 0
+    rows.age(601)
+    assert _reaper(rows).run().deleted == 1
+    assert rows.states(done) == [None, State.COMPLETED]
 
 
-def test_half_done_and_nobody_came_back(place: Place) -> None:
+def test_half_done_and_nobody_came_back(rows: KeyStore) -> None:
     """Unknown, and first on the reconciler's list: a resolver may still find out. Never deleted."""
-    (record,) = place.half_done()
-    place.age(RETENTION + 1)
-    assert _reaper(place).run().as_json() == NOTHING | {"doubted": 1}
-    found = place.get(record)
+    (record,) = rows.half_done()
+    rows.age(RETENTION + 1)
+    assert _reaper(rows).run().as_json() == NOTHING | {"doubted": 1}
+    found = rows.get(record)
     assert (found.state, found.reconcile_tries) == (State.UNKNOWN, 0)
     assert found.reconcile_at is not None
     assert found.reconcile_at <= found.now
-    assert place.names() == ["Doubted", "ReconcileScheduled"]
+    assert rows.names() == ["Doubted", "ReconcileScheduled"]
 
 
-def test_soft_expiry(place: Place) -> None:
+def test_soft_expiry(rows: KeyStore) -> None:
     """A tombstone, without a response, for as long again as the key was kept; then it goes."""
-    (record,) = place.finished()
-    place.age(RETENTION + 1)
-    assert _reaper(place, soft=True).run().as_json() == NOTHING | {"expired": 1}
-    found = place.get(record)
+    (record,) = rows.finished()
+    rows.age(RETENTION + 1)
+    assert _reaper(rows, soft=True).run().as_json() == NOTHING | {"expired": 1}
+    found = rows.get(record)
     assert (found.state, found.response) == (State.EXPIRED, None)
-    place.age(RETENTION - 10)
-    assert _reaper(place, soft=True).run().as_json() == NOTHING
-    place.age(20)
-    assert _reaper(place, soft=True).run().as_json() == NOTHING | {"deleted": 1}
-    assert place.states([record]) == [None]
+    rows.age(RETENTION - 10)
+    assert _reaper(rows, soft=True).run().as_json() == NOTHING
+    rows.age(20)
+    assert _reaper(rows, soft=True).run().as_json() == NOTHING | {"deleted": 1}
+    assert rows.states([record]) == [None]
 
 
-def test_soft_deletes_nothing_that_is_no_tombstone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soft_deletes_nothing_that_is_no_tombstone(rows: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that expires right after the look for such keys waits for the next turn."""
-    (record,) = place.finished()
-    place.age(RETENTION + 1)
-    monkeypatch.setattr(place.store, "due", lambda duty, limit: [])
-    assert _reaper(place, soft=True).run().as_json() == NOTHING
-    assert place.states([record]) == [State.COMPLETED]
+    (record,) = rows.finished()
+    rows.age(RETENTION + 1)
+    monkeypatch.setattr(rows.store, "due", lambda duty, limit: [])
+    assert _reaper(rows, soft=True).run().as_json() == NOTHING
+    assert rows.states([record]) == [State.COMPLETED]
 
 
-def test_tombstones_go_when_soft_is_switched_off(place: Place) -> None:
-    place.finished()
-    place.age(RETENTION + 1)
-    _reaper(place, soft=True).run()
-    place.age(RETENTION + 1)
-    assert _reaper(place).run().deleted == 1
+def test_tombstones_go_when_soft_is_switched_off(rows: KeyStore) -> None:
+    rows.finished()
+    rows.age(RETENTION + 1)
+    _reaper(rows, soft=True).run()
+    rows.age(RETENTION + 1)
+    assert _reaper(rows).run().deleted == 1
 
 
-def test_nobody_settled_it(shop: Place) -> None:
+def test_nobody_settled_it(shop: KeyStore) -> None:
     """A deferred request past its expiry is failed with 408, and its job cancelled; never while a worker runs it."""
     idle, running, orphan = shop.pending(3)
     job, busy = shop.job(idle), shop.job(running)
@@ -118,11 +118,11 @@ def test_nobody_settled_it(shop: Place) -> None:
     assert shop.get(running).state is State.COMPLETED
 
 
-def place_names(place: Place) -> dict[str, int]:
-    return {type(event).__name__: event.amount for event in place.told}
+def place_names(rows: KeyStore) -> dict[str, int]:
+    return {type(event).__name__: event.amount for event in rows.told}
 
 
-def test_jobs_that_are_done(shop: Place) -> None:
+def test_jobs_that_are_done(shop: KeyStore) -> None:
     """Deleted after a week. Dead letters stay."""
     records = shop.finished(2)
     done, dead = (shop.job(record, settles=False) for record in records)
@@ -135,29 +135,29 @@ def test_jobs_that_are_done(shop: Place) -> None:
     assert (shop.store.job(done), shop.store.job(dead) is not None) == (None, True)
 
 
-def test_audit_of_keys_that_are_over_ends_after_its_retention(place: Place) -> None:
+def test_audit_of_keys_that_are_over_ends_after_its_retention(rows: KeyStore) -> None:
     """400 days, or what the reaper was told, in batches. The lines of a key that is still unknown stay."""
     why = Audit("ana@example.com", "the provider's ledger has it")
-    unknown, *settled = place.unknown(4)
-    place.moved([unknown], Event.POSTPONE, Actor.OPERATOR, reconcile_in=0.0, audit=why)
-    settled = place.moved(settled, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=why)
+    unknown, *settled = rows.unknown(4)
+    rows.moved([unknown], Event.POSTPONE, Actor.OPERATOR, reconcile_in=0.0, audit=why)
+    settled = rows.moved(settled, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=why)
 
     def lines() -> list[int]:
-        return [len(place.store.audit(record.scope, record.key, 10)) for record in (unknown, *settled)]
+        return [len(rows.store.audit(record.scope, record.key, 10)) for record in (unknown, *settled)]
 
-    place.age(AUDIT_RETENTION.total_seconds() - 60)
-    assert _reaper(place).run().audit_lines == 0
-    place.age(61)
-    assert (_reaper(place, audit_retention=None).run().audit_lines, lines()) == (0, [1, 1, 1, 1])
+    rows.age(AUDIT_RETENTION.total_seconds() - 60)
+    assert _reaper(rows).run().audit_lines == 0
+    rows.age(61)
+    assert (_reaper(rows, audit_retention=None).run().audit_lines, lines()) == (0, [1, 1, 1, 1])
     stop = _Stop()
-    assert (_reaper(place, batch=2).run(stop).audit_lines, lines()) == (3, [1, 0, 0, 0])
+    assert (_reaper(rows, batch=2).run(stop).audit_lines, lines()) == (3, [1, 0, 0, 0])
     assert len(stop.pauses) == 1
-    assert _reaper(place, audit_retention=timedelta(seconds=1)).run().audit_lines == 0
+    assert _reaper(rows, audit_retention=timedelta(seconds=1)).run().audit_lines == 0
     with pytest.raises(ConfigurationError, match="None keeps the audit for ever"):
-        Reaper(place.store, audit_retention=timedelta(0))
+        Reaper(rows.store, audit_retention=timedelta(0))
 
 
-def test_a_dry_run_counts(shop: Place) -> None:
+def test_a_dry_run_counts(shop: KeyStore) -> None:
     """What would go, and nothing goes."""
     keys = [*shop.finished(3), *shop.pending(2), *shop.half_done(1)]
     shop.age(RETENTION + 1)
@@ -179,34 +179,34 @@ class _Stop(threading.Event):
         return self.is_set()
 
 
-def test_batches_with_pauses(place: Place) -> None:
+def test_batches_with_pauses(rows: KeyStore) -> None:
     """Between two full batches it pauses for as long as its share of the time says; never after the last one."""
-    place.finished(5)
-    place.age(RETENTION + 1)
+    rows.finished(5)
+    rows.age(RETENTION + 1)
     stop = _Stop()
-    assert Reaper(place.store, batch=2, share=0.2).run(stop).deleted == 5
+    assert Reaper(rows.store, batch=2, share=0.2).run(stop).deleted == 5
     assert len(stop.pauses) == 2
     assert all(pause > 0 for pause in stop.pauses)
 
 
-def test_told_to_stop(place: Place) -> None:
-    place.finished(5)
-    place.age(RETENTION + 1)
+def test_told_to_stop(rows: KeyStore) -> None:
+    rows.finished(5)
+    rows.age(RETENTION + 1)
     stop = threading.Event()
     stop.set()
-    assert _reaper(place).run(stop).as_json() == NOTHING
+    assert _reaper(rows).run(stop).as_json() == NOTHING
 
 
-def test_a_share_that_makes_no_sense(place: Place) -> None:
+def test_a_share_that_makes_no_sense(rows: KeyStore) -> None:
     for share in (0.0, 1.5, -1.0):
         with pytest.raises(ConfigurationError, match="share"):
-            Reaper(place.store, share=share)
+            Reaper(rows.store, share=share)
 
 
-def test_a_key_that_starts_over(place: Place) -> None:
+def test_a_key_that_starts_over(rows: KeyStore) -> None:
     """A request that took an expired key a moment before the reaper came is in flight, and stays."""
-    (record,) = place.finished(effects=Effects.REPEATABLE)
-    place.age(RETENTION + 1)
-    (wanted,) = place.reservations(1)
-    place.moved([record], Event.RESERVE, Actor.REQUEST, reservation=wanted)
-    assert _reaper(place).run().as_json() == NOTHING
+    (record,) = rows.finished(effects=Effects.REPEATABLE)
+    rows.age(RETENTION + 1)
+    (wanted,) = rows.reservations(1)
+    rows.moved([record], Event.RESERVE, Actor.REQUEST, reservation=wanted)
+    assert _reaper(rows).run().as_json() == NOTHING

@@ -24,7 +24,7 @@ from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError, OutcomeUnknown
 from oncekey.upkeep import Inquiry, Reconciler
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.upkeep.places import LEASE, OPERATION, RETENTION, Place
+from tests.upkeep.key_store import LEASE, OPERATION, RETENTION, KeyStore
 
 QUARANTINE = 300.0
 """The policy's default."""
@@ -52,131 +52,131 @@ def _remembering(seen: list[Inquiry]) -> Callable[[Inquiry], Verdict]:
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def test_confirmed(place: Place) -> None:
+def test_confirmed(rows: KeyStore) -> None:
     """The key is completed with that response, as a handler's would be; the audit says who and why."""
-    (record,) = place.unknown()
+    (record,) = rows.unknown()
     answer = Confirmed(201, {"id": "pay_9"}, headers={"Location": "/payments/9"}, reason="found in their ledger")
-    assert _resolve(place.once(), lambda inquiry: answer) == {"due": 1, "confirmed": 1}
-    found = place.get(record)
+    assert _resolve(rows.once(), lambda inquiry: answer) == {"due": 1, "confirmed": 1}
+    found = rows.get(record)
     assert (found.state, found.reconcile_at) == (State.COMPLETED, None)
     assert found.response is not None
     assert (found.response.status, found.response.body) == (201, b'{"id":"pay_9"}')
     assert dict(found.response.headers) == {"location": "/payments/9", "content-type": "application/json"}
-    (line,) = place.store.audit(record.scope, record.key, 10)
+    (line,) = rows.store.audit(record.scope, record.key, 10)
     assert (line.who, line.event, line.before, line.after) == ("reconciler", "confirm", "unknown", "completed")
     assert line.why == "found in their ledger"
-    assert place.names() == ["ReconcileResolved"]
+    assert rows.names() == ["ReconcileResolved"]
 
 
-def test_made_and_then_declined(place: Place) -> None:
+def test_made_and_then_declined(rows: KeyStore) -> None:
     """Completed with its failure: it happened, and a retry must not make another."""
-    (record,) = place.unknown()
-    _resolve(place.once(), lambda inquiry: Confirmed(402, {"error": "declined"}))
-    found = place.get(record)
+    (record,) = rows.unknown()
+    _resolve(rows.once(), lambda inquiry: Confirmed(402, {"error": "declined"}))
+    found = rows.get(record)
     assert (found.state, found.response and found.response.status) == (State.COMPLETED, 402)
 
 
-def test_refuted_after_the_quarantine(place: Place) -> None:
-    (record,) = place.unknown()
-    place.age(QUARANTINE + 1)
-    assert _resolve(place.once(), lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
-    found = place.get(record)
+def test_refuted_after_the_quarantine(rows: KeyStore) -> None:
+    (record,) = rows.unknown()
+    rows.age(QUARANTINE + 1)
+    assert _resolve(rows.once(), lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
+    found = rows.get(record)
     assert (found.state, found.last_error) == (State.FAILED_RETRYABLE, "no such charge")
-    assert place.audit(record) == [("reconciler", "unknown", "failed_retryable")]
+    assert rows.audit(record) == [("reconciler", "unknown", "failed_retryable")]
 
 
-def test_refuted_before_the_quarantine_is_over(place: Place) -> None:
+def test_refuted_before_the_quarantine_is_over(rows: KeyStore) -> None:
     """Refused, and asked again when it is over: also at the last try, which would otherwise end in the dead letters."""
-    (record,) = place.unknown()
-    place.age(QUARANTINE - 30)
-    once = place.once()
+    (record,) = rows.unknown()
+    rows.age(QUARANTINE - 30)
+    once = rows.once()
     assert _resolve(once, lambda inquiry: Refuted("no such charge"), max_tries=1) == {"due": 1, "postponed": 1}
-    found = place.get(record)
-    assert (found.state, place.audit(record)) == (State.UNKNOWN, [])
+    found = rows.get(record)
+    assert (found.state, rows.audit(record)) == (State.UNKNOWN, [])
     assert found.reconcile_at is not None
     assert 20 < found.reconcile_at - found.now <= 30
     assert _resolve(once, lambda inquiry: Refuted("no such charge")) == {}
-    place.age(31)
+    rows.age(31)
     assert _resolve(once, lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
 
 
-def test_asked_before_the_quarantine_is_over_and_answered_after_it(place: Place) -> None:
+def test_asked_before_the_quarantine_is_over_and_answered_after_it(rows: KeyStore) -> None:
     """Whoever was asked then could not know: what the paused owner does meanwhile is not in the answer. Asked again."""
-    (record,) = place.unknown()
-    place.age(QUARANTINE - 30)
+    (record,) = rows.unknown()
+    rows.age(QUARANTINE - 30)
     happened: list[str] = []
 
     def slow(inquiry: Inquiry) -> Verdict:
         verdict = Confirmed(201, body="charged") if happened else Refuted("no such charge")
         if not happened:
             happened.append("the owner wakes up, and calls")
-            place.age(60)
+            rows.age(60)
         return verdict
 
-    once = place.once()
+    once = rows.once()
     assert _resolve(once, slow) == {"due": 1, "postponed": 1}
-    assert place.get(record).state is State.UNKNOWN
-    place.age(60)
+    assert rows.get(record).state is State.UNKNOWN
+    rows.age(60)
     assert _resolve(once, slow) == {"due": 1, "confirmed": 1}
 
 
-def test_quarantine_of_the_row_is_the_reconcilers(place: Place) -> None:
-    (record,) = place.unknown(quarantine=10.0)
-    place.age(11)
-    assert _resolve(place.once(), lambda inquiry: Refuted("no")) == {"due": 1, "refuted": 1}
-    assert place.get(record).state is State.FAILED_RETRYABLE
+def test_quarantine_of_the_row_is_the_reconcilers(rows: KeyStore) -> None:
+    (record,) = rows.unknown(quarantine=10.0)
+    rows.age(11)
+    assert _resolve(rows.once(), lambda inquiry: Refuted("no")) == {"due": 1, "refuted": 1}
+    assert rows.get(record).state is State.FAILED_RETRYABLE
 
 
-def test_still_unknown_is_asked_again_later(place: Place) -> None:
+def test_still_unknown_is_asked_again_later(rows: KeyStore) -> None:
     """In growing steps with jitter; the reason stands in the row, the tries are counted, nothing is in the audit."""
-    (record,) = place.unknown()
-    once = place.once()
+    (record,) = rows.unknown()
+    once = rows.once()
     pauses = []
     for tries in (1, 2, 3, 4):
         assert _resolve(once, lambda inquiry: StillUnknown("they are down"), max_backoff=25.0) == {
             "due": 1,
             "postponed": 1,
         }
-        found = place.get(record)
+        found = rows.get(record)
         assert found.reconcile_at is not None
         assert (found.state, found.reconcile_tries, found.last_error) == (State.UNKNOWN, tries, "they are down")
         pauses.append(found.reconcile_at - found.now)
         assert _resolve(once, lambda inquiry: Confirmed(200)) == {}, "not due yet"
-        place.age(pauses[-1] + 0.01)
+        rows.age(pauses[-1] + 0.01)
     for pause, wanted in zip(pauses, (10, 20, 25, 25), strict=True):
         assert 0.74 * wanted <= pause <= 1.26 * wanted
-    assert place.store.audit(record.scope, record.key, 10) == []
+    assert rows.store.audit(record.scope, record.key, 10) == []
 
 
-def test_after_the_last_try_a_dead_letter(place: Place) -> None:
+def test_after_the_last_try_a_dead_letter(rows: KeyStore) -> None:
     """Unknown still, but nobody is asked any more; that is a line in the audit and an error in the log."""
-    (record,) = place.unknown()
-    once = place.once()
+    (record,) = rows.unknown()
+    once = rows.once()
     assert _resolve(once, lambda inquiry: StillUnknown("who knows"), max_tries=2) == {"due": 1, "postponed": 1}
-    place.age(100)
+    rows.age(100)
     assert _resolve(once, lambda inquiry: StillUnknown("who knows"), max_tries=2) == {"due": 1, "dead": 1}
-    found = place.get(record)
+    found = rows.get(record)
     assert (found.state, found.reconcile_at, found.reconcile_tries) == (State.UNKNOWN, None, 2)
-    place.age(1_000_000)
+    rows.age(1_000_000)
     assert _resolve(once, lambda inquiry: Confirmed(200)) == {}
-    (line,) = place.store.audit(record.scope, record.key, 10)
+    (line,) = rows.store.audit(record.scope, record.key, 10)
     assert (line.who, line.before, line.after) == ("reconciler", "unknown", "unknown")
     assert line.why == "asked 2 times, and no more: who knows"
-    assert place.names()[-1] == "ReconcileGaveUp"
-    assert place.store.counts().dead == 1
+    assert rows.names()[-1] == "ReconcileGaveUp"
+    assert rows.store.counts().dead == 1
 
 
 # -- resolvers ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_resolver_is_told(place: Place) -> None:
+def test_what_a_resolver_is_told(rows: KeyStore) -> None:
     """Enough to ask a provider: the key, its steps with their results, and the downstream keys."""
-    (record,) = place.reserved()
-    record = place.step(record, "charge", "down-7", "ch_7")
-    place.moved([record], Event.DOUBT, last_error="TimeoutError")
-    place.age(60)
+    (record,) = rows.reserved()
+    record = rows.step(record, "charge", "down-7", "ch_7")
+    rows.moved([record], Event.DOUBT, last_error="TimeoutError")
+    rows.age(60)
     seen: list[Inquiry] = []
-    once = place.once()
+    once = rows.once()
     _resolve(once, _remembering(seen))
     (inquiry,) = seen
     assert (inquiry.scope, inquiry.key, inquiry.operation) == (record.scope, record.key, OPERATION)
@@ -187,13 +187,13 @@ def test_what_a_resolver_is_told(place: Place) -> None:
     assert 59 < inquiry.age < 90
 
 
-def test_the_downstream_key_of_the_handler(place: Place) -> None:
+def test_the_downstream_key_of_the_handler(rows: KeyStore) -> None:
     """What the handler gave to the provider is what the resolver asks for, and results of steps can be read."""
-    (record,) = place.half_done()
-    place.age(RETENTION + 1)
-    (unknown,) = place.moved([record], Event.DOUBT, Actor.REAPER)
+    (record,) = rows.half_done()
+    rows.age(RETENTION + 1)
+    (unknown,) = rows.moved([record], Event.DOUBT, Actor.REAPER)
     seen: list[Inquiry] = []
-    _resolve(place.once(), _remembering(seen))
+    _resolve(rows.once(), _remembering(seen))
     (inquiry,) = seen
     assert inquiry.downstream_key("charge") == Operation(unknown, Policy(), "t").downstream_key("charge")
     assert (inquiry.result("ride"), inquiry.result("charge"), inquiry.result("other")) == ({"id": 7}, None, None)
@@ -225,25 +225,27 @@ def _quotes_rubbish(inquiry: Inquiry) -> Verdict:
         (_quotes_rubbish, "they said  and ?"),
     ],
 )
-def test_a_resolver_that_fails_does_not_know(place: Place, resolver: Callable[[Inquiry], Verdict], words: str) -> None:
+def test_a_resolver_that_fails_does_not_know(
+    rows: KeyStore, resolver: Callable[[Inquiry], Verdict], words: str
+) -> None:
     """Whatever it does: the others are asked all the same, and its words can be kept."""
-    first, second = *place.unknown(), *place.unknown(operation="POST /refunds")
-    once = place.once()
+    first, second = *rows.unknown(), *rows.unknown(operation="POST /refunds")
+    once = rows.once()
     once.resolve_with("POST /refunds", lambda inquiry: Confirmed(200))
     assert _resolve(once, resolver, timeout=0.05) == {"due": 2, "postponed": 1, "confirmed": 1}
-    found = place.get(first)
+    found = rows.get(first)
     assert (found.state, found.reconcile_tries) == (State.UNKNOWN, 1)
     assert (found.last_error or "").startswith(words)
     assert len(found.last_error or "") <= 500
-    assert place.get(second).state is State.COMPLETED
+    assert rows.get(second).state is State.COMPLETED
 
 
 def test_failing_resolver_logs_its_traceback_its_try_and_the_next_time(
-    place: Place, caplog: pytest.LogCaptureFixture
+    rows: KeyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And whoever answers that it does not know is in the log as well, without a traceback. Keys are masked."""
-    first, second = *place.unknown(), *place.unknown(operation="POST /refunds")
-    once = place.once()
+    first, second = *rows.unknown(), *rows.unknown(operation="POST /refunds")
+    once = rows.once()
     once.resolve_with("POST /refunds", lambda inquiry: StillUnknown("the provider has not decided"))
     once.resolve_with(OPERATION, _raises)
     assert _resolve(once, lambda inquiry: StillUnknown()) == {"due": 2, "postponed": 2}
@@ -266,13 +268,13 @@ def test_failing_resolver_logs_its_traceback_its_try_and_the_next_time(
     assert second.key not in caplog.text
 
 
-def test_async_and_plain_functions_and_objects(place: Place) -> None:
+def test_async_and_plain_functions_and_objects(rows: KeyStore) -> None:
     class Asks:
         async def __call__(self, inquiry: Inquiry) -> Verdict:
             await asyncio.sleep(0)
             return Confirmed(203)
 
-    once = place.once()
+    once = rows.once()
     threads: list[str] = []
 
     @once.resolver("POST /a", "POST /b")
@@ -287,84 +289,84 @@ def test_async_and_plain_functions_and_objects(place: Place) -> None:
 
     once.resolve_with("POST /d", Asks())
     paths = ("/a", "/b", "/c/77", "/c/{id}", "/d")
-    records = [record for path in paths for record in place.unknown(operation=f"POST {path}")]
+    records = [record for path in paths for record in rows.unknown(operation=f"POST {path}")]
     assert _resolve(once, plain) == {"due": 5, "confirmed": 5}
-    responses = [place.get(record).response for record in records]
+    responses = [rows.get(record).response for record in records]
     assert [response and response.status for response in responses] == [201, 201, 202, 202, 203]
     assert all(name.startswith("oncekey-task") for name in threads), "a plain function may block: not in the loop"
 
 
-def test_a_plain_resolver_is_asked_again_after_a_close(place: Place) -> None:
+def test_a_plain_resolver_is_asked_again_after_a_close(rows: KeyStore) -> None:
     """An app may live more than once, and its reconciler with it: the threads of the first life are gone."""
     seen: list[Inquiry] = []
-    once = place.once()
+    once = rows.once()
     once.resolve_with(OPERATION, _remembering(seen))
     reconciler = Reconciler(once)
     for life in (1, 2, 3):
-        place.unknown()
+        rows.unknown()
         reconciler.run()
         reconciler.close()
         assert len({inquiry.key for inquiry in seen}) == life
 
 
-def test_an_operation_without_a_resolver(place: Place) -> None:
+def test_an_operation_without_a_resolver(rows: KeyStore) -> None:
     """It counts as not known, so that it neither blocks the others nor is forgotten."""
-    lonely = place.unknown(3, operation="POST /nobody")
-    place.age(1)
-    (other,) = place.unknown()
-    once = place.once()
+    lonely = rows.unknown(3, operation="POST /nobody")
+    rows.age(1)
+    (other,) = rows.unknown()
+    once = rows.once()
     once.resolve_with(OPERATION, lambda inquiry: Confirmed(200))
     assert _resolve(once, lambda inquiry: Confirmed(200), batch=2) == {"due": 4, "postponed": 3, "confirmed": 1}
-    assert place.get(other).state is State.COMPLETED
-    assert {place.get(record).last_error for record in lonely} == {"no resolver is registered for this operation"}
+    assert rows.get(other).state is State.COMPLETED
+    assert {rows.get(record).last_error for record in lonely} == {"no resolver is registered for this operation"}
 
 
-def test_key_of_an_app_without_any_resolver_ends_as_a_dead_letter(place: Place) -> None:
+def test_key_of_an_app_without_any_resolver_ends_as_a_dead_letter(rows: KeyStore) -> None:
     """Tries count, in the same steps as with a resolver; the last one makes it a dead letter, in the audit."""
-    (record,) = place.unknown()
-    reconciler = Reconciler(place.once(), max_tries=3)
+    (record,) = rows.unknown()
+    reconciler = Reconciler(rows.once(), max_tries=3)
     for tries in (1, 2, 3):
         assert reconciler.run().as_json()["dead"] == (tries == 3)
-        assert place.get(record).reconcile_tries == tries
+        assert rows.get(record).reconcile_tries == tries
         assert reconciler.run().due == 0, "not due yet"
-        place.age(100)
+        rows.age(100)
     reconciler.close()
-    assert [found.key for found in dead_letters(place.store, 10).keys] == [record.key]
-    assert place.store.audit(record.scope, record.key, 1)[0].why == f"asked 3 times, and no more: {NO_RESOLVER}"
-    assert place.names() == ["ReconcileUnasked", "ReconcileScheduled"] * 2 + ["ReconcileUnasked", "ReconcileGaveUp"]
+    assert [found.key for found in dead_letters(rows.store, 10).keys] == [record.key]
+    assert rows.store.audit(record.scope, record.key, 1)[0].why == f"asked 3 times, and no more: {NO_RESOLVER}"
+    assert rows.names() == ["ReconcileUnasked", "ReconcileScheduled"] * 2 + ["ReconcileUnasked", "ReconcileGaveUp"]
 
 
 def test_process_without_the_resolver_leaves_a_key_to_the_one_that_has_it(
-    place: Place, caplog: pytest.LogCaptureFixture
+    rows: KeyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For a minute after it is due, from its second try on: a process that has the resolver asks every few seconds."""
-    (record,) = place.unknown()
-    without, knowing = Reconciler(place.once()), place.once()
+    (record,) = rows.unknown()
+    without, knowing = Reconciler(rows.once()), rows.once()
     assert without.run().as_json()["postponed"] == 1, "the first try, for the doctor to see it"
-    place.age(13)
+    rows.age(13)
     for tries in (2, 3, 4):
-        place.age(46)
-        assert (without.run().due, place.get(record).reconcile_tries) == (1, tries - 1)
+        rows.age(46)
+        assert (without.run().due, rows.get(record).reconcile_tries) == (1, tries - 1)
         assert _resolve(knowing, lambda inquiry: StillUnknown(), backoff=1.0, max_backoff=1.0) == {
             "due": 1,
             "postponed": 1,
         }
-        assert place.get(record).reconcile_tries == tries
-        place.age(2)
+        assert rows.get(record).reconcile_tries == tries
+        rows.age(2)
     assert caplog.text.count("1 key is unknown and no resolver is registered for POST /payments") == 1
-    place.age(60)
+    rows.age(60)
     assert without.run().as_json()["postponed"] == 1, "there is no other process any more"
     without.close()
 
 
 def test_log_names_an_operation_without_a_resolver_once_an_hour(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    rows: KeyStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for each key, and not at each turn; again when there are five times as many."""
-    place.unknown(3, operation="POST /refunds")
-    place.unknown(1, operation="POST /odd\npath")
-    place.unknown()
-    once = place.once()
+    rows.unknown(3, operation="POST /refunds")
+    rows.unknown(1, operation="POST /odd\npath")
+    rows.unknown()
+    once = rows.once()
     once.resolve_with(OPERATION, lambda inquiry: StillUnknown())
     reconciler = Reconciler(once)
     now = 0.0
@@ -372,7 +374,7 @@ def test_log_names_an_operation_without_a_resolver_once_an_hour(
 
     def said() -> list[str]:
         caplog.clear()
-        place.age(10_000)
+        rows.age(10_000)
         assert reconciler.run().due >= 5
         lines = [entry for entry in caplog.records if "no resolver" in entry.getMessage()]
         assert all(entry.levelno == logging.WARNING for entry in lines)
@@ -384,7 +386,7 @@ def test_log_names_an_operation_without_a_resolver_once_an_hour(
     assert "oncekey keys resolve" in first
     assert second.startswith("1 key is unknown and no resolver is registered for 'POST /odd\\npath': ")
     assert said() == []
-    place.unknown(12, operation="POST /refunds")
+    rows.unknown(12, operation="POST /refunds")
     (grown,) = said()
     assert grown.startswith("15 keys are unknown and no resolver is registered for POST /refunds: ")
     now = 3_601.0
@@ -392,8 +394,8 @@ def test_log_names_an_operation_without_a_resolver_once_an_hour(
     reconciler.close()
 
 
-def test_registering_nonsense(place: Place) -> None:
-    once = place.once()
+def test_registering_nonsense(rows: KeyStore) -> None:
+    once = rows.once()
     with pytest.raises(ConfigurationError, match="name the operations"):
         once.resolver()
     with pytest.raises(ConfigurationError, match="name the operations"):
@@ -419,16 +421,16 @@ def test_a_response_that_must_not_be_kept() -> None:
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-def test_all_in_batches(place: Place) -> None:
-    place.unknown(7)
-    assert _resolve(place.once(), lambda inquiry: Confirmed(200), batch=3) == {"due": 7, "confirmed": 7}
+def test_all_in_batches(rows: KeyStore) -> None:
+    rows.unknown(7)
+    assert _resolve(rows.once(), lambda inquiry: Confirmed(200), batch=3) == {"due": 7, "confirmed": 7}
 
 
-def test_another_tenants_key_does_not_wait_for_two_thousand_of_one(place: Place) -> None:
+def test_another_tenants_key_does_not_wait_for_two_thousand_of_one(rows: KeyStore) -> None:
     """Resolvers are asked about a few keys at a time, so what counts is how many stand before it."""
-    place.unknown(2_000, scope="hostile")
-    place.age(1)
-    place.unknown(1, scope="patient")
+    rows.unknown(2_000, scope="hostile")
+    rows.age(1)
+    rows.unknown(1, scope="patient")
     asked: list[str] = []
 
     def resolver(inquiry: Inquiry) -> Verdict:
@@ -439,7 +441,7 @@ def test_another_tenants_key_does_not_wait_for_two_thousand_of_one(place: Place)
         def is_set(self) -> bool:
             return bool(asked)  # one batch
 
-    once = place.once()
+    once = rows.once()
     once.resolve_with(OPERATION, resolver)
     reconciler = Reconciler(once)
     try:
@@ -449,19 +451,19 @@ def test_another_tenants_key_does_not_wait_for_two_thousand_of_one(place: Place)
     assert asked.index("patient") < 16, "two rounds of eight at once"
 
 
-def test_a_dry_run_asks_nobody(place: Place) -> None:
-    (record,) = place.unknown()
-    once = place.once()
+def test_a_dry_run_asks_nobody(rows: KeyStore) -> None:
+    (record,) = rows.unknown()
+    once = rows.once()
 
     @once.resolver(OPERATION)
     def never(inquiry: Inquiry) -> Verdict:
         raise AssertionError
 
     assert Reconciler(once).run(dry_run=True).as_json()["due"] == 1
-    assert (place.get(record).reconcile_tries, place.told) == (0, [])
+    assert (rows.get(record).reconcile_tries, rows.told) == (0, [])
 
 
-def test_two_reconcilers_at_once(shop: Place) -> None:
+def test_two_reconcilers_at_once(shop: KeyStore) -> None:
     """Each key is settled once, with one line in the audit, whoever asks; and hardly any is asked about twice."""
     records = shop.unknown(60)
     asked: list[str] = []
@@ -492,25 +494,25 @@ def test_two_reconcilers_at_once(shop: Place) -> None:
     assert all(len(shop.audit(record)) == 1 for record in records)
 
 
-def test_another_was_faster(place: Place) -> None:
+def test_another_was_faster(rows: KeyStore) -> None:
     """The key is settled while the resolver is being asked: the second verdict changes nothing."""
-    (record,) = place.unknown()
-    once = place.once()
+    (record,) = rows.unknown()
+    once = rows.once()
 
     def slow(inquiry: Inquiry) -> Verdict:
         once.ingest_blocking(Confirmed(201, {"first": True}), key=record.key)
         return Confirmed(500, {"second": True})
 
     assert _resolve(once, slow) == {"due": 1}
-    found = place.get(record)
+    found = rows.get(record)
     assert found.response is not None
-    assert (found.response.status, len(place.audit(record))) == (201, 1)
+    assert (found.response.status, len(rows.audit(record))) == (201, 1)
 
 
-def test_settled_before_it_was_asked_about(place: Place) -> None:
+def test_settled_before_it_was_asked_about(rows: KeyStore) -> None:
     """It looks again right before it asks: of two that were due, a webhook has settled the second meanwhile."""
-    records = place.unknown(2)
-    once = place.once()
+    records = rows.unknown(2)
+    once = rows.once()
     asked = []
 
     def resolver(inquiry: Inquiry) -> Verdict:
@@ -525,31 +527,31 @@ def test_settled_before_it_was_asked_about(place: Place) -> None:
 
 
 @pytest.mark.parametrize("verdict", [Refuted("not there"), Confirmed(201)], ids=["refuted", "confirmed"])
-def test_a_verdict_about_another_attempt(place: Place, verdict: Verdict) -> None:
+def test_a_verdict_about_another_attempt(rows: KeyStore, verdict: Verdict) -> None:
     """Refuted and retried while the resolver was being asked: what it found out is about the attempt before."""
-    (record,) = place.unknown()
-    place.age(LEASE + QUARANTINE + 1)
-    once = place.once()
+    (record,) = rows.unknown()
+    rows.age(LEASE + QUARANTINE + 1)
+    once = rows.once()
     again: list[Record] = []
 
     def slow(inquiry: Inquiry) -> Verdict:
         once.ingest_blocking(Refuted("not there"), key=record.key)
-        (retryable,) = [place.get(record)]
-        (wanted,) = place.reservations(1)
-        taken = place.moved([retryable], Event.RETRY, Actor.REQUEST, reservation=wanted)
-        again.extend(place.moved(taken, Event.DOUBT))
-        place.store.disconnect()  # of this thread
+        (retryable,) = [rows.get(record)]
+        (wanted,) = rows.reservations(1)
+        taken = rows.moved([retryable], Event.RETRY, Actor.REQUEST, reservation=wanted)
+        again.extend(rows.moved(taken, Event.DOUBT))
+        rows.store.disconnect()  # of this thread
         return verdict
 
     assert _resolve(once, slow) == {"due": 1}
-    found = place.get(record)
+    found = rows.get(record)
     assert (found.state, found.owner, found.attempt) == (State.UNKNOWN, again[0].owner, 2)
 
 
 # -- for the client ----------------------------------------------------------------------------------------------------
 
 
-async def test_confirmed_after_its_expiry_is_replayed(place: Place) -> None:
+async def test_confirmed_after_its_expiry_is_replayed(rows: KeyStore) -> None:
     """An unknown never expires. Confirmed after its time, it is replayed for a whole retention, and not run again."""
     calls = 0
 
@@ -558,7 +560,7 @@ async def test_confirmed_after_its_expiry_is_replayed(place: Place) -> None:
         calls += 1
         raise OutcomeUnknown
 
-    once = place.once()
+    once = rows.once()
     routes = [Route("/payments", pay, methods=["POST"])]
     app = Starlette(routes=routes, middleware=[Middleware(IdempotencyMiddleware, once=once)])
     once.resolve_with(OPERATION, lambda inquiry: Confirmed(201, {"id": 9}, headers={"Location": "/payments/9"}))
@@ -571,18 +573,18 @@ async def test_confirmed_after_its_expiry_is_replayed(place: Place) -> None:
             )
 
         assert (await send()).status_code == 409
-        place.age(3 * 86_400)
+        rows.age(3 * 86_400)
         assert (await send()).status_code == 409
         reconciler = Reconciler(once)
         loop = asyncio.get_running_loop()
 
         def reconcile() -> int:
             confirmed = reconciler.run(loop=loop).confirmed
-            place.store.disconnect()
+            rows.store.disconnect()
             return confirmed
 
         assert await asyncio.to_thread(reconcile) == 1
-        place.age(86_000)
+        rows.age(86_000)
         replayed = await send()
         assert (replayed.status_code, replayed.json()) == (201, {"id": 9})
         assert replayed.headers["idempotency-replayed"] == "true"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from oncekey.core.states import State
-from tests.faults.warm import Warm
+from tests.faults.fork_server import ForkServer
 from tests.upkeep.rides import KILLED_AT, TABLES, Rides, tidy
 
 CASES = [f"{point}:{when}:kill" for point in KILLED_AT for when in ("before", "after")]
@@ -23,9 +23,9 @@ ROUNDS = 4
 class House:
     """The database, the provider's ledger, and processes of upkeep."""
 
-    def __init__(self, url: str, folder: Path, warm: Warm, honours: bool) -> None:
+    def __init__(self, url: str, folder: Path, forks: ForkServer, honours: bool) -> None:
         self.folder = folder
-        self.warm = warm
+        self.forks = forks
         self.told: dict[str, Any] = {"url": url, "ledger": str(folder / "ledger"), "honours": honours}
         self.rides = Rides(stumbles=True, **self.told)
         self.rides.once.store.migrate()
@@ -48,7 +48,7 @@ class House:
         """Run one process of upkeep to its end; whether it survived."""
         survived = self.folder / "survived"
         survived.unlink(missing_ok=True)
-        self.warm.spawn("upkeep", survived=str(survived), fault=fault, **self.told).wait()
+        self.forks.spawn("upkeep", survived=str(survived), fault=fault, **self.told).wait()
         return survived.exists()
 
     def state(self, key: str) -> tuple[State, int]:
@@ -80,8 +80,8 @@ def test_upkeep_killed_at_each_step_charges_once(
     kind: str, honours: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = f"sqlite:///{tmp_path / 'rides.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    with Warm(roles={"upkeep": tidy}, log=tmp_path / "log") as warm:
-        house = House(url, tmp_path, warm, honours)
+    with ForkServer(roles={"upkeep": tidy}, log=tmp_path / "log") as forks:
+        house = House(url, tmp_path, forks, honours)
         assert {answer.status_code for answer in asyncio.run(house.send(len(CASES)))} == {500}
         for number, fault in enumerate(CASES):
             key = f"k-{number}"
@@ -112,11 +112,11 @@ def test_upkeep_paused_past_its_lease_cannot_write(
 ) -> None:
     """Another upkeep ends the ride meanwhile. The first wakes up, and what it writes is refused."""
     url = f"sqlite:///{tmp_path / 'rides.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    with Warm(roles={"upkeep": tidy}, log=tmp_path / "log") as warm:
-        house = House(url, tmp_path, warm, honours=True)
+    with ForkServer(roles={"upkeep": tidy}, log=tmp_path / "log") as forks:
+        house = House(url, tmp_path, forks, honours=True)
         assert [answer.status_code for answer in asyncio.run(house.send(1))] == [500]
         house.past("reconcile_at", "k-0")
-        late = warm.spawn("upkeep", survived=str(tmp_path / "late"), fault=point, **house.told)
+        late = forks.spawn("upkeep", survived=str(tmp_path / "late"), fault=point, **house.told)
         until = time.monotonic() + 20
         while not late.paused:
             assert time.monotonic() < until, f"{point} was never passed"

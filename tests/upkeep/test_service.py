@@ -23,7 +23,7 @@ from oncekey.upkeep import Inquiry, Reaper, Reconciler, Sweeper, Upkeep
 from oncekey.upkeep.service import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, _Duty
 from oncekey.upkeep.unasked import Reporter
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.upkeep.places import LEASE, OPERATION, RETENTION, Place
+from tests.upkeep.key_store import LEASE, OPERATION, RETENTION, KeyStore
 
 ALL = ("sweep", "reap", "reconcile", "resume")
 
@@ -54,8 +54,8 @@ def watch() -> Watch:
 
 
 @pytest.fixture
-def once(place: Place, watch: Watch) -> Iterator[OnceKey]:
-    made = OnceKey(place.store, scope=SINGLE_TENANT, on_event=watch)
+def once(rows: KeyStore, watch: Watch) -> Iterator[OnceKey]:
+    made = OnceKey(rows.store, scope=SINGLE_TENANT, on_event=watch)
     yield made
     made.close()
 
@@ -66,18 +66,18 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncekey.upkeep.service.random", SimpleNamespace(uniform=lambda low, high: low))
 
 
-def test_all_duties_together(place: Place, once: OnceKey, watch: Watch) -> None:
+def test_all_duties_together(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """A key of each kind is where it belongs after a few turns, without anybody's help."""
-    gone, external = *place.finished(), *place.reserved()
-    (harmless,) = place.reserved(effects=Effects.REPEATABLE, retention=10 * RETENTION)
-    place.age(RETENTION + 1)
+    gone, external = *rows.finished(), *rows.reserved()
+    (harmless,) = rows.reserved(effects=Effects.REPEATABLE, retention=10 * RETENTION)
+    rows.age(RETENTION + 1)
     once.resolve_with(OPERATION, lambda inquiry: Confirmed(201))
     with Upkeep(once, sweep_every=0.05, reap_every=0.05, reconcile_every=0.05, resume_every=0.05) as upkeep:
         for duty in ALL:
             watch.wait_for(DutyDone, duty, 2)
         watch.wait_for(DutyDone, "reconcile", watch.count(DutyDone, "reconcile") + 2)
         health = upkeep.health()
-    assert place.states([gone, external, harmless]) == [None, State.COMPLETED, State.FAILED_RETRYABLE]
+    assert rows.states([gone, external, harmless]) == [None, State.COMPLETED, State.FAILED_RETRYABLE]
     assert [duty.name for duty in health.duties] == list(ALL)
     for each in health.duties:
         assert each.succeeded_seconds_ago is not None
@@ -96,11 +96,11 @@ class _Broken(Sweeper):
         return super().run(stop, dry_run=dry_run)
 
 
-def test_a_duty_that_fails(place: Place, once: OnceKey, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duty_that_fails(rows: KeyStore, once: OnceKey, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told and tried again, the others go on, and when it works again all is as before."""
     monkeypatch.setattr("oncekey.upkeep.service.FIRST_RETRY_SECONDS", 0.01)
     monkeypatch.setattr("oncekey.upkeep.service.LONGEST_RETRY_SECONDS", 0.02)
-    sweeper = _Broken(place.store)
+    sweeper = _Broken(rows.store)
     with Upkeep(once, sweep_every=0.02, reap_every=0.02, reconcile_every=0.02, sweeper=sweeper) as upkeep:
         watch.wait_for(DutyFailed, "sweep", 2)
         watch.wait_for(DutyDone, "reap", watch.count(DutyDone, "reap") + 2)
@@ -130,9 +130,9 @@ def test_the_pauses_after_failures() -> None:
     assert 8.0 <= duty.pause() <= 12.0
 
 
-def test_a_resolver_that_hangs(place: Place, once: OnceKey, watch: Watch) -> None:
+def test_a_resolver_that_hangs(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """The other duties go on, and a stop does not wait for it. Asked again later, since it said nothing."""
-    (record,) = place.unknown()
+    (record,) = rows.unknown()
     asked, free = threading.Event(), threading.Event()
 
     @once.resolver(OPERATION)
@@ -149,11 +149,11 @@ def test_a_resolver_that_hangs(place: Place, once: OnceKey, watch: Watch) -> Non
     assert upkeep.stop()
     assert time.monotonic() - began < 3
     free.set()
-    assert place.get(record).state is State.UNKNOWN
+    assert rows.get(record).state is State.UNKNOWN
 
 
 @pytest.mark.usefixtures("at_once")
-def test_stop_is_quick_and_start_comes_after(place: Place, once: OnceKey, watch: Watch) -> None:
+def test_stop_is_quick_and_start_comes_after(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """Schedules of an hour do not hold it up; it can be started again; twice at once is refused."""
     upkeep = Upkeep(once, sweep_every=3600, reap_every=3600, reconcile_every=3600)
     others = set(threading.enumerate())
@@ -170,9 +170,9 @@ def test_stop_is_quick_and_start_comes_after(place: Place, once: OnceKey, watch:
     assert not [thread for thread in mine if thread.name in {f"oncekey-{duty}" for duty in ALL}]
 
 
-async def test_in_an_event_loop(place: Place, once: OnceKey, watch: Watch) -> None:
+async def test_in_an_event_loop(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """Async resolvers run in the loop that it was started in: what they use belongs to it."""
-    (record,) = place.unknown()
+    (record,) = rows.unknown()
     loop = asyncio.get_running_loop()
     settled = asyncio.Event()
 
@@ -185,12 +185,12 @@ async def test_in_an_event_loop(place: Place, once: OnceKey, watch: Watch) -> No
     async with Upkeep(once, reconcile_every=0.05):
         await asyncio.wait_for(settled.wait(), 20)
         await asyncio.to_thread(watch.wait_for, DutyDone, "reconcile", 1)
-    assert place.get(record).state is State.COMPLETED
+    assert rows.get(record).state is State.COMPLETED
 
 
-async def test_stopped_while_an_async_resolver_is_asked(place: Place, once: OnceKey) -> None:
+async def test_stopped_while_an_async_resolver_is_asked(rows: KeyStore, once: OnceKey) -> None:
     """It is cancelled, in its own loop, and the key is as it was."""
-    (record,) = place.unknown()
+    (record,) = rows.unknown()
     asked, cancelled = asyncio.Event(), asyncio.Event()
 
     @once.resolver(OPERATION)
@@ -205,10 +205,10 @@ async def test_stopped_while_an_async_resolver_is_asked(place: Place, once: Once
     async with Upkeep(once, reconcile_every=0.05):
         await asyncio.wait_for(asked.wait(), 20)
     assert cancelled.is_set()
-    assert place.get(record).reconcile_tries == 0
+    assert rows.get(record).reconcile_tries == 0
 
 
-def test_its_own_loop_is_one_for_all_turns(place: Place, once: OnceKey, watch: Watch) -> None:
+def test_its_own_loop_is_one_for_all_turns(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """Outside of a loop there is one of its own, always the same: clients of async resolvers belong to one."""
     loops = set()
 
@@ -219,7 +219,7 @@ def test_its_own_loop_is_one_for_all_turns(place: Place, once: OnceKey, watch: W
 
     with Upkeep(once, reconcile_every=0.02):
         for _ in range(2):
-            place.unknown()
+            rows.unknown()
             watch.wait_for(DutyDone, "reconcile", watch.count(DutyDone, "reconcile") + 2)
     assert len(loops) == 1
 
@@ -228,10 +228,10 @@ def test_its_own_loop_is_one_for_all_turns(place: Place, once: OnceKey, watch: W
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_one_line_in_a_lifespan(place: Place, once: OnceKey, watch: Watch) -> None:
+async def test_one_line_in_a_lifespan(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """It runs from the start of the app to the beginning of its end, before the app closes what resolvers use."""
-    (record,) = place.reserved(effects=Effects.REPEATABLE)
-    place.age(LEASE + 1)
+    (record,) = rows.reserved(effects=Effects.REPEATABLE)
+    rows.age(LEASE + 1)
     threads: list[int] = []
     others = set(threading.enumerate())
 
@@ -254,10 +254,10 @@ async def test_one_line_in_a_lifespan(place: Place, once: OnceKey, watch: Watch)
     await serving
     await running()
     assert threads == [1, 0]
-    assert place.get(record).state is State.FAILED_RETRYABLE
+    assert rows.get(record).state is State.FAILED_RETRYABLE
 
 
-async def test_nothing_runs_before_the_lifespan_begins(place: Place, once: OnceKey) -> None:
+async def test_nothing_runs_before_the_lifespan_begins(rows: KeyStore, once: OnceKey) -> None:
     app = IdempotencyMiddleware(Starlette(), once=once)
     others = set(threading.enumerate())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
@@ -268,43 +268,43 @@ async def test_nothing_runs_before_the_lifespan_begins(place: Place, once: OnceK
 # -- once, and how it goes ---------------------------------------------------------------------------------------------
 
 
-def test_run_once(place: Place, once: OnceKey) -> None:
+def test_run_once(rows: KeyStore, once: OnceKey) -> None:
     """One turn of each, in this thread; a dry run only counts."""
     once.resolve_with(OPERATION, lambda inquiry: Confirmed(201))
-    keys = [*place.finished(2), *place.reserved(1)]
-    place.age(RETENTION + 1)
+    keys = [*rows.finished(2), *rows.reserved(1)]
+    rows.age(RETENTION + 1)
     counted = {turn.duty: turn.result.as_json() for turn in Upkeep(once).run_once(dry_run=True) if turn.result}
     assert (counted["sweep"]["doubted"], counted["reap"]["deleted"], counted["reconcile"]["due"]) == (1, 2, 0)
-    assert place.states(keys) == [State.COMPLETED, State.COMPLETED, State.IN_PROGRESS]
+    assert rows.states(keys) == [State.COMPLETED, State.COMPLETED, State.IN_PROGRESS]
     done = {turn.duty: turn.result.as_json() for turn in Upkeep(once).run_once() if turn.result}
     assert done["sweep"]["doubted"] == 1
     assert done["reap"]["deleted"] == 2
     assert done["reconcile"]["confirmed"] == 1
-    assert place.states(keys) == [None, None, State.COMPLETED]
+    assert rows.states(keys) == [None, None, State.COMPLETED]
 
 
-def test_without_an_app(place: Place) -> None:
+def test_without_an_app(rows: KeyStore) -> None:
     """Only a store: unknown keys are reported, and no try is counted: their resolver may run in another process."""
-    (record,) = place.unknown()
-    upkeep = Upkeep(place.store)
+    (record,) = rows.unknown()
+    upkeep = Upkeep(rows.store)
     assert [turn.duty for turn in upkeep.run_once()] == ["sweep", "reap", "report"]
-    assert (place.get(record).state, place.get(record).reconcile_tries) == (State.UNKNOWN, 0)
+    assert (rows.get(record).state, rows.get(record).reconcile_tries) == (State.UNKNOWN, 0)
 
 
-def test_upkeep_without_an_app_says_what_is_unknown(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_upkeep_without_an_app_says_what_is_unknown(rows: KeyStore, caplog: pytest.LogCaptureFixture) -> None:
     """That no upkeep of the app asks, once an hour; and what the app's own upkeep found no resolver for."""
     now = 0.0
-    reporter = Reporter(place.store, lambda: now)
-    place.unknown(2)
+    reporter = Reporter(rows.store, lambda: now)
+    rows.unknown(2)
     assert reporter.run().as_json() == {"unknown": 2, "without_resolver": 0}
     assert caplog.messages == [], "an upkeep of the app may ask in a moment"
-    place.age(61)
+    rows.age(61)
     for _ in range(3):
         reporter.run()
     (line,) = caplog.messages
     assert line.startswith("2 keys are unknown, the oldest has been due for 6")
     assert "oncekey upkeep MODULE:ONCE" in line
-    reconciler = Reconciler(place.once())
+    reconciler = Reconciler(rows.once())
     reconciler.run()
     reconciler.close()
     caplog.clear()
@@ -317,19 +317,19 @@ def test_upkeep_without_an_app_says_what_is_unknown(place: Place, caplog: pytest
     assert len(caplog.messages) == 2
 
 
-def test_settings_that_make_no_sense(place: Place) -> None:
+def test_settings_that_make_no_sense(rows: KeyStore) -> None:
     for name in ("sweep_every", "reap_every", "reconcile_every"):
         with pytest.raises(ConfigurationError, match=name):
-            Upkeep(place.store, **{name: 0.0})  # type: ignore[arg-type]
+            Upkeep(rows.store, **{name: 0.0})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="say it to the reaper"):
-        Upkeep(place.store, soft=True, reaper=Reaper(place.store))
+        Upkeep(rows.store, soft=True, reaper=Reaper(rows.store))
 
 
-def test_soft(place: Place) -> None:
-    (record,) = place.finished()
-    place.age(RETENTION + 1)
-    Upkeep(place.store, soft=True).run_once()
-    assert place.states([record]) == [State.EXPIRED]
+def test_soft(rows: KeyStore) -> None:
+    (record,) = rows.finished()
+    rows.age(RETENTION + 1)
+    Upkeep(rows.store, soft=True).run_once()
+    assert rows.states([record]) == [State.EXPIRED]
 
 
 def test_a_store_that_goes_away_and_comes_back() -> None:
@@ -337,7 +337,7 @@ def test_a_store_that_goes_away_and_comes_back() -> None:
     watch = Watch()
     with PostgresServer(fsync=False) as server:
         url = server.database("upkeep")
-        place = Place(url)
+        rows = KeyStore(url)
         once = OnceKey(url, scope=SINGLE_TENANT, on_event=watch)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("oncekey.upkeep.service.FIRST_RETRY_SECONDS", 0.05)
@@ -350,4 +350,4 @@ def test_a_store_that_goes_away_and_comes_back() -> None:
                 for duty in ("sweep", "reap"):
                     watch.wait_for(DutyDone, duty, watch.count(DutyDone, duty) + 1)
         once.close()
-        place.close()
+        rows.close()

@@ -17,103 +17,103 @@ from oncekey.core.states import Effects, Event, State
 from oncekey.stores.api import Store
 from oncekey.telemetry.emitter import Emitter
 from oncekey.upkeep import Reaper, Sweeper
-from tests.upkeep.places import LEASE, Place
+from tests.upkeep.key_store import LEASE, KeyStore
 
 
 @pytest.mark.parametrize("effects", Effects)
-def test_by_where_the_effects_live(place: Place, effects: Effects) -> None:
+def test_by_where_the_effects_live(rows: KeyStore, effects: Effects) -> None:
     """External keys become unknown and due for the reconciler; all others can be retried."""
-    (record,) = place.reserved(effects=effects)
-    place.age(LEASE + 1)
-    swept = Sweeper(place.store, emitter=Emitter(place.told.append)).run()
-    found = place.get(record)
+    (record,) = rows.reserved(effects=effects)
+    rows.age(LEASE + 1)
+    swept = Sweeper(rows.store, emitter=Emitter(rows.told.append)).run()
+    found = rows.get(record)
     assert found.last_error == "the lease ran out"
     if effects is Effects.EXTERNAL:
         assert (found.state, swept.released, swept.doubted) == (State.UNKNOWN, 0, 1)
         assert found.reconcile_at is not None
         assert found.reconcile_at <= found.now
-        assert place.names() == ["ZombieFound", "Doubted", "ReconcileScheduled"]
+        assert rows.names() == ["ZombieFound", "Doubted", "ReconcileScheduled"]
     else:
         assert (found.state, swept.released, swept.doubted) == (State.FAILED_RETRYABLE, 1, 0)
-        assert place.names() == ["ZombieFound", "Released"]
+        assert rows.names() == ["ZombieFound", "Released"]
 
 
-def test_the_row_decides_and_not_the_route(place: Place) -> None:
+def test_the_row_decides_and_not_the_route(rows: KeyStore) -> None:
     """A phased request inside an effect that may not be repeated says so in its row, and is unknown."""
-    (record,) = place.reserved(effects=Effects.PHASED)
-    (record,) = place.moved(
+    (record,) = rows.reserved(effects=Effects.PHASED)
+    (record,) = rows.moved(
         [record], Event.ADVANCE, recovery_point="started", effects=Effects.EXTERNAL, lease_seconds=LEASE
     )
-    place.age(LEASE + 1)
-    Sweeper(place.store).run()
-    assert place.get(record).state is State.UNKNOWN
+    rows.age(LEASE + 1)
+    Sweeper(rows.store).run()
+    assert rows.get(record).state is State.UNKNOWN
 
 
-def test_a_live_owner_is_left_alone(place: Place) -> None:
+def test_a_live_owner_is_left_alone(rows: KeyStore) -> None:
     """Also one second before the end of its lease, and one that has renewed it."""
-    early = place.reserved(2)
-    place.age(LEASE - 1)
-    renewed = place.moved(early[:1], Event.RENEW, lease_seconds=LEASE)
-    assert Sweeper(place.store).run().as_json() == {"released": 0, "doubted": 0}
-    place.age(2)
-    Sweeper(place.store).run()
-    assert place.states([*renewed, early[1]]) == [State.IN_PROGRESS, State.UNKNOWN]
+    early = rows.reserved(2)
+    rows.age(LEASE - 1)
+    renewed = rows.moved(early[:1], Event.RENEW, lease_seconds=LEASE)
+    assert Sweeper(rows.store).run().as_json() == {"released": 0, "doubted": 0}
+    rows.age(2)
+    Sweeper(rows.store).run()
+    assert rows.states([*renewed, early[1]]) == [State.IN_PROGRESS, State.UNKNOWN]
 
 
-def test_renewed_between_the_look_and_the_move(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewed_between_the_look_and_the_move(rows: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list that a sweeper works on may be old: the move itself compares the lease."""
-    (record,) = place.reserved()
-    place.age(LEASE + 1)
-    due = place.store.due
+    (record,) = rows.reserved()
+    rows.age(LEASE + 1)
+    due = rows.store.due
 
     def slowly(*asked: object) -> list[Record]:
         found = due(*asked)  # type: ignore[arg-type]
-        place.moved([record], Event.RENEW, lease_seconds=LEASE)
+        rows.moved([record], Event.RENEW, lease_seconds=LEASE)
         return found
 
-    monkeypatch.setattr(place.store, "due", slowly)
-    assert Sweeper(place.store).run().doubted == 0
-    assert place.get(record).state is State.IN_PROGRESS
+    monkeypatch.setattr(rows.store, "due", slowly)
+    assert Sweeper(rows.store).run().doubted == 0
+    assert rows.get(record).state is State.IN_PROGRESS
 
 
-def test_all_in_batches(place: Place) -> None:
+def test_all_in_batches(rows: KeyStore) -> None:
     """More than one batch, and a last one that is not full."""
-    place.reserved(5)
-    place.age(LEASE + 1)
-    assert Sweeper(place.store, batch=2).run().doubted == 5
+    rows.reserved(5)
+    rows.age(LEASE + 1)
+    assert Sweeper(rows.store, batch=2).run().doubted == 5
 
 
-def test_a_dry_run_changes_nothing(place: Place) -> None:
-    records = [*place.reserved(2), *place.reserved(3, effects=Effects.REPEATABLE)]
-    place.age(LEASE + 1)
-    before = _rows(place, records)
-    assert Sweeper(place.store).run(dry_run=True).as_json() == {"released": 3, "doubted": 2}
-    assert _rows(place, records) == before
+def test_a_dry_run_changes_nothing(rows: KeyStore) -> None:
+    records = [*rows.reserved(2), *rows.reserved(3, effects=Effects.REPEATABLE)]
+    rows.age(LEASE + 1)
+    before = _rows(rows, records)
+    assert Sweeper(rows.store).run(dry_run=True).as_json() == {"released": 3, "doubted": 2}
+    assert _rows(rows, records) == before
 
 
-def test_told_to_stop(place: Place) -> None:
+def test_told_to_stop(rows: KeyStore) -> None:
     """Nothing more is begun."""
-    place.reserved(2)
-    place.age(LEASE + 1)
+    rows.reserved(2)
+    rows.age(LEASE + 1)
     stop = threading.Event()
     stop.set()
-    assert Sweeper(place.store).run(stop).doubted == 0
+    assert Sweeper(rows.store).run(stop).doubted == 0
 
 
 def test_an_owner_inside_its_transaction(postgres_url: str) -> None:
     """It holds its row, so it lives: it is skipped, and nobody waits for it."""
-    place = Place(postgres_url)
-    held, dead = place.reserved(2)
-    place.age(LEASE + 1)
+    rows = KeyStore(postgres_url)
+    held, dead = rows.reserved(2)
+    rows.age(LEASE + 1)
     with psycopg.connect(postgres_url) as own:
         own.execute("SELECT FROM idempotency_keys WHERE key = %s FOR NO KEY UPDATE", [held.key])
-        assert Sweeper(place.store, batch=1).run().doubted == 0  # the oldest is held, and a batch is one
-        assert Sweeper(place.store).run().doubted == 1
-    assert place.states([held, dead]) == [State.IN_PROGRESS, State.UNKNOWN]
-    place.close()
+        assert Sweeper(rows.store, batch=1).run().doubted == 0  # the oldest is held, and a batch is one
+        assert Sweeper(rows.store).run().doubted == 1
+    assert rows.states([held, dead]) == [State.IN_PROGRESS, State.UNKNOWN]
+    rows.close()
 
 
-def test_a_thousand_live_owners(shop: Place) -> None:
+def test_a_thousand_live_owners(shop: KeyStore) -> None:
     """1,000 keys in flight, past their expiry even, with three sweepers and two reapers at full speed: not one touched.
 
     Each of the five has its own idea of the time, an hour apart. On PostgreSQL that is no matter: the server's clock
@@ -158,7 +158,7 @@ def _clocks(local: threading.local) -> Iterator[None]:
         yield
 
 
-def _rows(place: Place, records: list[Record]) -> list[Record]:
+def _rows(rows: KeyStore, records: list[Record]) -> list[Record]:
     records.sort(key=lambda record: record.key)
-    found = place.store.read([(record.scope, record.key) for record in records])
+    found = rows.store.read([(record.scope, record.key) for record in records])
     return [replace(record, now=0.0) for record in found if record]

@@ -1,7 +1,7 @@
 """The apps that the HTTP tests protect, and the few helpers with which the tests drive them.
 
 ``Api`` is one protected app in this process: its handler counts its runs, and what it answers is the test's to say.
-``World`` is where its keys are. One ASGI request by hand is in tests/web/wire.py, real servers are in
+``World`` is where its keys are. One ASGI request by hand is in tests/web/asgi_server.py, real servers are in
 tests/web/processes.py. Nothing here asserts.
 """
 

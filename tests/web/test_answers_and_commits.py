@@ -24,7 +24,7 @@ from oncekey.core.states import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import CurrentOperation, protect
 from tests.engine.doubles import PATIENCE
-from tests.web.answering import PassesOn, answers, state
+from tests.web.retrying_client import PassesOn, answers, state
 from tests.web.versions import MIDDLEWARE_WAITS
 
 # ---------------------------------------------------------------- a transaction

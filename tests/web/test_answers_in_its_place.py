@@ -28,7 +28,7 @@ from oncekey.web import starlette as once_starlette
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import protect
 from oncekey.web.litestar import OnceKeyPlugin
-from tests.web.answering import KEY, PATIENCE, CopiesScope, Layer, MovesOn, answers, state
+from tests.web.retrying_client import KEY, PATIENCE, CopiesScope, Layer, MovesOn, answers, state
 
 
 class WaitsFor(Layer):

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tests.web.apps import Api, World
+from tests.web.asgi_server import AsgiServer
 from tests.web.processes import served, talk
-from tests.web.wire import Wire
 
 MakeApi = Callable[..., Api]
 BODY = b'{"amount":1000}'
@@ -29,12 +29,12 @@ async def test_body_of_another_length_is_refused_and_takes_no_key(
     make_api: MakeApi, world: World, arrived: bytes
 ) -> None:
     api = make_api()
-    wire = Wire(api.app, body=arrived, headers={"content-length": str(len(BODY))})
-    await wire.start()
-    assert (wire.status, b"body-incomplete" in wire.body) == (400, True)
-    assert b"with the same key" in wire.body
+    server = AsgiServer(api.app, body=arrived, headers={"content-length": str(len(BODY))})
+    await server.start()
+    assert (server.status, b"body-incomplete" in server.body) == (400, True)
+    assert b"with the same key" in server.body
     assert (api.runs, world.record("k-1")) == (0, None)
-    whole = Wire(api.app, body=BODY, headers={"content-length": str(len(BODY))})
+    whole = AsgiServer(api.app, body=BODY, headers={"content-length": str(len(BODY))})
     await whole.start()
     assert (whole.status, api.runs) == (201, 1)
 
@@ -49,9 +49,9 @@ async def test_body_of_another_length_is_refused_and_takes_no_key(
 async def test_body_without_a_length_that_counts_passes(make_api: MakeApi, headers: Any, body: bytes) -> None:
     """RFC 9112: where both are sent, the length does not count (h11 hands both over)."""
     api = make_api()
-    wire = Wire(api.app, body=body, headers=headers)
-    await wire.start()
-    assert (wire.status, api.runs) == (201, 1)
+    server = AsgiServer(api.app, body=body, headers=headers)
+    await server.start()
+    assert (server.status, api.runs) == (201, 1)
 
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])

@@ -26,7 +26,7 @@ from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.apps import SECONDS, Api, Gate, World, paid, soon, until
-from tests.web.wire import Wire
+from tests.web.asgi_server import AsgiServer
 
 MakeApi = Callable[..., Api]
 BODY = b'{"amount":1000,"currency":"EUR"}'
@@ -98,8 +98,8 @@ async def test_cancelled_from_outside_stored_and_replayed(make_api: MakeApi, wor
     """Hazard 3: whoever cancels our coroutine cancels neither the handler nor the storing."""
     gate = Gate()
     api = make_api(held(gate))
-    wire = Wire(api.app)
-    task = wire.start()
+    server = AsgiServer(api.app)
+    task = server.start()
     await soon(gate.entered.wait())
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -120,14 +120,14 @@ async def test_the_disconnect_message_is_not_seen_before_the_response_is_stored(
 
     async def respond(request: Request, run: int) -> Response:
         await request.body()
-        wire.disconnect()
+        server.disconnect()
         looked.append(await request.is_disconnected())
         looked.append(await request.is_disconnected())
         return paid(request, run)
 
     api = make_api(respond)
-    wire = Wire(api.app)
-    await soon(wire.start())
+    server = AsgiServer(api.app)
+    await soon(server.start())
     assert looked == [False, False]
     await stored(world)
     assert (await retry(api)).content == b'{"id":"pay_1"}'
@@ -145,14 +145,14 @@ async def test_a_streaming_response_outlives_its_client(make_api: MakeApi, world
         yield b"two"
 
     api = make_api(lambda request, run: StreamingResponse(pieces(), 201))
-    wire = Wire(api.app, spec_version=spec_version)
-    task = wire.start()
+    server = AsgiServer(api.app, spec_version=spec_version)
+    task = server.start()
     await soon(gate.entered.wait())
-    wire.disconnect()
-    wire.broken = True
+    server.disconnect()
+    server.broken = True
     gate.go.set()
     await soon(task)
-    assert wire.sent == []
+    assert server.sent == []
     await stored(world)
     answer = await retry(api)
     assert (answer.status_code, answer.content) == (201, b"one,two")
@@ -169,12 +169,12 @@ async def test_a_large_stream_goes_on_to_its_tombstone(make_api: MakeApi, world:
         yield b"y" * 2000
 
     api = make_api(lambda request, run: StreamingResponse(pieces(), 201), policy=Policy(max_response_bytes=1000))
-    wire = Wire(api.app, spec_version="2.4")
-    task = wire.start()
+    server = AsgiServer(api.app, spec_version="2.4")
+    task = server.start()
     await soon(gate.entered.wait())
-    assert len(wire.body) == 2000
-    wire.broken = True
-    wire.disconnect()
+    assert len(server.body) == 2000
+    server.broken = True
+    server.disconnect()
     gate.go.set()
     await soon(task)
     await stored(world)
@@ -187,12 +187,12 @@ async def test_background_tasks_run_although_the_client_has_gone(make_api: MakeA
     printed: list[int] = []
 
     def respond(request: Request, run: int) -> Response:
-        wire.broken = True
+        server.broken = True
         return JSONResponse({}, 201, background=BackgroundTask(printed.append, run))
 
     api = make_api(respond)
-    wire = Wire(api.app)
-    await soon(wire.start())
+    server = AsgiServer(api.app)
+    await soon(server.start())
     assert printed == [1]
 
 
@@ -204,12 +204,12 @@ async def test_a_client_that_leaves_before_its_body_is_complete_has_asked_nothin
 ) -> None:
     """Half a body is no request: no row, no run, no answer."""
     api = make_api()
-    wire = Wire(api.app)
-    wire.incoming.get_nowait()
-    wire.incoming.put_nowait({"type": "http.request", "body": BODY[:10], "more_body": True})
-    wire.disconnect()
-    await soon(wire.start())
-    assert (wire.sent, api.runs, world.rows()) == ([], 0, 0)
+    server = AsgiServer(api.app)
+    server.incoming.get_nowait()
+    server.incoming.put_nowait({"type": "http.request", "body": BODY[:10], "more_body": True})
+    server.disconnect()
+    await soon(server.start())
+    assert (server.sent, api.runs, world.rows()) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("store_url", ["memory://"])
@@ -218,7 +218,7 @@ async def test_cancelled_while_the_store_works_leaves_no_reservation(make_api: M
     store = Held()
     api = make_api(store=store)
     store.hold_reserve = True
-    task = Wire(api.app).start()
+    task = AsgiServer(api.app).start()
     await until(store.entered.is_set, "the lane asks the store")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -244,7 +244,7 @@ async def test_cancelled_at_the_moment_of_the_reservation_leaves_none(
         return taken
 
     monkeypatch.setattr(AsyncTicket, "deliver", deliver_and_cancel)
-    task = Wire(api.app).start()
+    task = AsgiServer(api.app).start()
     with pytest.raises(asyncio.CancelledError):
         await task
     monkeypatch.undo()
@@ -270,7 +270,7 @@ async def test_cancelled_at_the_moment_of_a_retry_leaves_it_retryable(
         return taken
 
     monkeypatch.setattr(AsyncTicket, "deliver", deliver_and_cancel)
-    task = Wire(api.app).start()
+    task = AsgiServer(api.app).start()
     with pytest.raises(asyncio.CancelledError):
         await task
     monkeypatch.undo()
@@ -286,7 +286,7 @@ async def test_cancelled_while_waiting_for_the_first_leaves_nothing(make_api: Ma
     api = make_api(held(gate), policy=Policy(in_flight="wait"))
     first = api.start(content=BODY, headers=JSON)
     await soon(gate.entered.wait())
-    waiter = Wire(api.app).start()
+    waiter = AsgiServer(api.app).start()
     await until(lambda: api.once.engine._waiters, "it waits")
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -324,11 +324,11 @@ async def test_no_disconnect_is_seen_while_the_response_is_being_stored(make_api
         seen.append((await soon(listening))["type"])
 
     store.hold_swap = True
-    wire = Wire(IdempotencyMiddleware(app, once=api.once))
-    wire.disconnect()
-    await soon(wire.start())
+    server = AsgiServer(IdempotencyMiddleware(app, once=api.once))
+    server.disconnect()
+    await soon(server.start())
     assert seen == [False, "http.disconnect"]
-    assert wire.body == b"done"
+    assert server.body == b"done"
 
 
 @pytest.mark.parametrize("store_url", ["memory://"])
@@ -355,11 +355,11 @@ async def test_cancelled_from_inside_while_storing_does_not_lose_the_outcome(mak
 
     store.hold_swap = True
     protected = IdempotencyMiddleware(app, once=api.once)
-    await asyncio.gather(Wire(protected).start(), return_exceptions=True)
+    await asyncio.gather(AsgiServer(protected).start(), return_exceptions=True)
     await until(lambda: (row := store.row()) and row.state is not State.IN_PROGRESS, "the key is settled", 3.0)
-    wire = Wire(protected)
-    await soon(wire.start())
-    assert (wire.status, wire.body) == (201, b"done")
+    server = AsgiServer(protected)
+    await soon(server.start())
+    assert (server.status, server.body) == (201, b"done")
     assert runs == [1]
 
 
@@ -370,7 +370,7 @@ async def test_shutdown_waits_for_handlers_and_stores_them(make_api: MakeApi, wo
     """A handler whose client has gone is given time at the end, and its answer is stored."""
     gate = Gate()
     api = make_api(held(gate))
-    task = Wire(api.app).start()
+    task = AsgiServer(api.app).start()
     await soon(gate.entered.wait())
     task.cancel()
     closing = asyncio.create_task(api.once.aclose())

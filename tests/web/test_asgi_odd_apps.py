@@ -25,7 +25,7 @@ from oncekey.core.states import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import CurrentOperation, protect
 from tests.web.apps import Api, Gate, World, soon, until
-from tests.web.wire import Wire
+from tests.web.asgi_server import AsgiServer
 
 MakeApi = Callable[..., Api]
 
@@ -50,7 +50,7 @@ async def lived(app: Any) -> AsyncIterator[httpx.AsyncClient]:
     await soon(life)
 
 
-class Strict(Wire):
+class Strict(AsgiServer):
     """A server that minds: nothing may be sent after the app's callable has ended, as with uvicorn."""
 
     over = False
@@ -81,10 +81,10 @@ async def test_a_handler_does_not_learn_that_nobody_listens_any_more(make_api: M
         return JSONResponse({"run": run}, 201, background=BackgroundTask(printed.append, run))
 
     api = make_api(respond)
-    wire = Strict(api.app)
-    task = wire.start()
+    server = Strict(api.app)
+    task = server.start()
     await soon(gate.entered.wait())
-    await wire.cancel(task)
+    await server.cancel(task)
     gate.go.set()
     await until(lambda: printed == [1], "the receipt is printed")
     retry = Strict(api.app)
@@ -116,10 +116,10 @@ async def test_a_dependency_commits_although_nobody_listens_any_more(tmp_path: P
         await gate.go.wait()
         return {"id": 1}
 
-    wire = Strict(app)
-    task = wire.start()
+    server = Strict(app)
+    task = server.start()
     await soon(gate.entered.wait())
-    await wire.cancel(task)
+    await server.cancel(task)
     gate.go.set()
     await until(lambda: ended, "the dependency has ended")
     assert ended == ["committed"]
@@ -136,10 +136,10 @@ async def test_a_large_stream_ends_well_although_nobody_listens_any_more(make_ap
         yield b"y"
 
     api = make_api(lambda request, run: StreamingResponse(pieces(), 201))
-    wire = Strict(api.app)
-    task = wire.start()
+    server = Strict(api.app)
+    task = server.start()
     await soon(gate.entered.wait())
-    await wire.cancel(task)
+    await server.cancel(task)
     gate.go.set()
     await until(lambda: (row := world.record("k-1")) and row.state is not State.IN_PROGRESS, "it is over")
     assert world.record("k-1").state is State.COMPLETED  # type: ignore[union-attr]
@@ -173,10 +173,10 @@ async def test_an_app_that_gives_up_while_its_answer_is_stored(make_api: MakeApi
             for _ in range(2):
                 await JSONResponse({"error": "too slow"}, 504)(scope, receive, send)
 
-    wire = Wire(IdempotencyMiddleware(app, once=api.once))
-    await soon(wire.start())
-    assert [message["type"] for message in wire.sent] == ["http.response.start", "http.response.body"]
-    assert (wire.status, b"not-stored" in wire.body) == (503, True)
+    server = AsgiServer(IdempotencyMiddleware(app, once=api.once))
+    await soon(server.start())
+    assert [message["type"] for message in server.sent] == ["http.response.start", "http.response.body"]
+    assert (server.status, b"not-stored" in server.body) == (503, True)
     await until(lambda: (row := world.record("k-1")) and row.state is State.COMPLETED, "it is stored later")
 
 
@@ -307,10 +307,10 @@ async def test_a_method_in_small_letters_is_protected(make_api: MakeApi) -> None
         await JSONResponse({}, 201)(scope, receive, send)
 
     for method in ("POST", "post", "Post"):
-        wire = Wire(IdempotencyMiddleware(app, once=api.once))
-        wire.scope["method"] = method
-        await soon(wire.start())
-        assert wire.status == 201
+        server = AsgiServer(IdempotencyMiddleware(app, once=api.once))
+        server.scope["method"] = method
+        await soon(server.start())
+        assert server.status == 201
     assert runs == ["POST"]
 
 
@@ -325,20 +325,20 @@ async def test_headers_that_can_be_read_once(make_api: MakeApi) -> None:
 
     protected = IdempotencyMiddleware(app, once=api.once)
     for _ in range(2):
-        wire = Wire(protected)
-        await soon(wire.start())
-        assert (wire.headers["content-type"], wire.headers["location"]) == ("text/plain", "/orders/1")
+        server = AsgiServer(protected)
+        await soon(server.start())
+        assert (server.headers["content-type"], server.headers["location"]) == ("text/plain", "/orders/1")
 
 
 async def test_every_media_type_counts(make_api: MakeApi) -> None:
     """Of two headers, who reads the request may go by either: neither may differ unseen."""
     api = make_api()
     for types, status in ((["a/a", "b/b"], 201), (["c/c", "b/b"], 422), (["a/a", "c/c"], 422), (["a/a", "b/b"], 201)):
-        wire = Wire(api.app)
-        wire.scope["headers"] = [item for item in wire.scope["headers"] if item[0] != b"content-type"]
-        wire.scope["headers"] += [(b"content-type", each.encode()) for each in types]
-        await soon(wire.start())
-        assert wire.status == status, types
+        server = AsgiServer(api.app)
+        server.scope["headers"] = [item for item in server.scope["headers"] if item[0] != b"content-type"]
+        server.scope["headers"] += [(b"content-type", each.encode()) for each in types]
+        await soon(server.start())
+        assert server.status == status, types
 
 
 # ---------------------------------------------------------------- lifespans

@@ -21,7 +21,7 @@ from oncekey.core.states import State
 from oncekey.telemetry import events
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.apps import Api, Gate, World, same, soon
-from tests.web.wire import Wire
+from tests.web.asgi_server import AsgiServer
 
 MakeApi = Callable[..., Api]
 LARGE = 1024 * 1024 + 1
@@ -135,7 +135,7 @@ async def test_a_header_with_a_line_break_is_never_stored(make_api: MakeApi, wor
         await send({"type": "http.response.body", "body": b"{}"})
 
     api = make_api()
-    await soon(Wire(_protected(app, api)).start())
+    await soon(AsgiServer(_protected(app, api)).start())
     record = world.record("k-1")
     assert record is not None
     assert record.response is not None
@@ -230,10 +230,10 @@ async def test_a_file_goes_through_us_and_not_around(make_api: MakeApi, tmp_path
     file = tmp_path / "receipt.txt"
     file.write_bytes(b"receipt 1")
     api = make_api(lambda request, run: FileResponse(file))
-    wire = Wire(api.app, extensions={"http.response.pathsend": {}, "http.response.debug": {}})
-    await soon(wire.start())
-    assert wire.body == b"receipt 1"
-    assert all(message["type"] != "http.response.pathsend" for message in wire.sent)
+    server = AsgiServer(api.app, extensions={"http.response.pathsend": {}, "http.response.debug": {}})
+    await soon(server.start())
+    assert server.body == b"receipt 1"
+    assert all(message["type"] != "http.response.pathsend" for message in server.sent)
     file.write_bytes(b"receipt 2")
     assert (await api.post(content=b'{"amount":1000,"currency":"EUR"}', headers=JSON)).content == b"receipt 1"
     assert "http.response.debug" in api.requests[0].scope["extensions"]
@@ -298,16 +298,16 @@ async def test_an_event_stream_passes_as_it_comes_and_leaves_a_tombstone(make_ap
         yield b"data: 2\n\n"
 
     api = make_api(lambda request, run: StreamingResponse(stream(), media_type="text/event-stream"))
-    wire = Wire(api.app)
-    task = wire.start()
+    server = AsgiServer(api.app)
+    task = server.start()
     await soon(gate.entered.wait())
-    assert (wire.status, wire.body, wire.ended) == (200, b"data: 1\n\n", False)
+    assert (server.status, server.body, server.ended) == (200, b"data: 1\n\n", False)
     assert (await api.post(content=b'{"amount":1000,"currency":"EUR"}', headers=JSON)).status_code == 409
     gate.go.set()
     await soon(task)
-    assert wire.body == b"data: 1\n\ndata: 2\n\n"
-    assert wire.ended
-    assert "content-length" not in wire.headers
+    assert server.body == b"data: 1\n\ndata: 2\n\n"
+    assert server.ended
+    assert "content-length" not in server.headers
     retry = await api.post(content=b'{"amount":1000,"currency":"EUR"}', headers=JSON)
     assert retry.status_code == 200
     assert retry.headers["content-type"] == "application/json"
@@ -338,9 +338,9 @@ async def test_an_app_that_returns_without_an_end_is_not_stored(make_api: MakeAp
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
 
     api = make_api()
-    wire = Wire(_protected(app, api))
-    await soon(wire.start())
-    assert wire.body == b""
+    server = AsgiServer(_protected(app, api))
+    await soon(server.start())
+    assert server.body == b""
     record = world.record("k-1")
     assert record is not None
     assert record.state is State.UNKNOWN
@@ -402,14 +402,14 @@ async def test_background_tasks_run_after_and_cannot_change_the_record(make_api:
     """The response is stored and sent before a background task begins, and its failure changes nothing."""
     seen: list[Any] = []
 
-    async def later(wire: Wire) -> None:
+    async def later(server: AsgiServer) -> None:
         record = world.record("k-1")
-        seen.append((record.state if record else None, wire.ended, current().attempt))
+        seen.append((record.state if record else None, server.ended, current().attempt))
         raise RuntimeError("the receipt printer is on fire")
 
-    wires: list[Wire] = []
+    wires: list[AsgiServer] = []
     api = make_api(lambda request, run: JSONResponse({"run": run}, 201, background=BackgroundTask(later, wires[0])))
-    wires.append(Wire(api.app))
+    wires.append(AsgiServer(api.app))
     with pytest.raises(RuntimeError, match="on fire"):
         await soon(wires[0].start())
     assert seen == [(State.COMPLETED, True, 1)]
@@ -423,14 +423,14 @@ async def test_background_task_of_an_error_runs_after_the_key_is_moved(make_api:
     """A 5xx is no exception: its background task comes after, and its failure changes nothing."""
     seen: list[Any] = []
 
-    async def later(wire: Wire) -> None:
+    async def later(server: AsgiServer) -> None:
         record = world.record("k-1")
-        seen.append((record.state if record else None, wire.ended))
+        seen.append((record.state if record else None, server.ended))
         raise RuntimeError("on fire")
 
-    wires: list[Wire] = []
+    wires: list[AsgiServer] = []
     api = make_api(lambda request, run: JSONResponse({"run": run}, 503, background=BackgroundTask(later, wires[0])))
-    wires.append(Wire(api.app))
+    wires.append(AsgiServer(api.app))
     with pytest.raises(RuntimeError, match="on fire"):
         await soon(wires[0].start())
     assert seen == [(State.UNKNOWN, True)]
@@ -443,7 +443,7 @@ async def test_a_response_is_stored_before_it_is_sent(make_api: MakeApi, world: 
     """I2: nothing of the answer leaves before the store has all of it."""
     states: list[Any] = []
 
-    class Watching(Wire):
+    class Watching(AsgiServer):
         async def send(self, message: Any) -> None:
             record = world.record("k-1")
             states.append(record.state if record else None)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from oncekey import OnceKey, Refused
 from oncekey.web import starlette as once_starlette
 from oncekey.web.fastapi import protect
-from tests.web.answering import KEY
+from tests.web.retrying_client import KEY
 
 SHOP = "https://shop.test"
 

@@ -23,7 +23,7 @@ from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.states import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import protect
-from tests.web.answering import Layer, answers, replies, state
+from tests.web.retrying_client import Layer, answers, replies, state
 from tests.web.versions import YIELDING_ENDPOINTS
 
 

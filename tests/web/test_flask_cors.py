@@ -9,7 +9,7 @@ from flask import Flask
 
 from oncekey import OnceKey
 from oncekey.web import flask as once_flask
-from tests.web.answering import KEY
+from tests.web.retrying_client import KEY
 
 flask_cors = pytest.importorskip("flask_cors")
 

@@ -21,7 +21,7 @@ from oncekey.core.states import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import protect
 from oncekey.web.litestar import OnceKeyPlugin
-from tests.web.answering import CopiesScope, Layer, PassesOn, answers, state
+from tests.web.retrying_client import CopiesScope, Layer, PassesOn, answers, state
 
 
 @pytest.fixture

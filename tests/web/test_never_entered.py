@@ -23,7 +23,7 @@ from oncekey.web import flask as once_flask
 from oncekey.web import starlette as once_starlette
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import CurrentOperation, protect
-from tests.web.answering import KEY, Layer, answers, state
+from tests.web.retrying_client import KEY, Layer, answers, state
 
 # ---------------------------------------------------------------- refused
 

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from oncekey import OnceKey
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import protect
-from tests.web.answering import CopiesScope, Layer, PassesOn, answers
+from tests.web.retrying_client import CopiesScope, Layer, PassesOn, answers
 from tests.web.versions import ROUTE_IN_SCOPE
 
 user: ContextVar[str] = ContextVar("user", default="nobody")

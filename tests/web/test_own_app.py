@@ -16,7 +16,7 @@ from oncekey.core.states import State
 from oncekey.errors import NoOperation
 from oncekey.web.fastapi import OptionalOperation, protect
 from oncekey.web.litestar import OnceKeyPlugin
-from tests.web.answering import answers, replies, state
+from tests.web.retrying_client import answers, replies, state
 
 
 def client_of(app: Any) -> httpx.AsyncClient:

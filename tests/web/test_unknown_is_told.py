@@ -22,7 +22,7 @@ from oncekey.core.states import State
 from oncekey.errors import LeaseLost
 from oncekey.telemetry.redaction import redact
 from oncekey.web.fastapi import protect
-from tests.cli.desk import runner
+from tests.cli.key_table import runner
 from tests.web.frameworks import STACKS
 from tests.web.stacks import MakeStack
 

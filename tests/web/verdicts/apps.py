@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.web.verdicts import asgi_apps, wsgi_apps
-from tests.web.verdicts.bench import Bench
+from tests.web.verdicts.case_runner import CaseRunner
 
-_APPS: dict[str, Callable[[Bench], Any]] = {
+_APPS: dict[str, Callable[[CaseRunner], Any]] = {
     "fastapi": asgi_apps.fastapi,
-    "fastapi-sync": lambda bench: asgi_apps.fastapi(bench, asynchronous=False),
+    "fastapi-sync": lambda runner: asgi_apps.fastapi(runner, asynchronous=False),
     "starlette": asgi_apps.starlette,
-    "starlette-sync": lambda bench: asgi_apps.starlette(bench, asynchronous=False),
+    "starlette-sync": lambda runner: asgi_apps.starlette(runner, asynchronous=False),
     "litestar": asgi_apps.litestar,
-    "litestar-sync": lambda bench: asgi_apps.litestar(bench, asynchronous=False),
+    "litestar-sync": lambda runner: asgi_apps.litestar(runner, asynchronous=False),
     "asgi": asgi_apps.asgi,
     "mounted": asgi_apps.mounted,
     "flask": wsgi_apps.flask,
@@ -22,8 +22,8 @@ _APPS: dict[str, Callable[[Bench], Any]] = {
 }
 
 
-def app_of(framework: str, bench: Bench) -> Any:
-    return _APPS[framework](bench)
+def app_of(framework: str, runner: CaseRunner) -> Any:
+    return _APPS[framework](runner)
 
 
 def is_async(framework: str) -> bool:

@@ -27,7 +27,7 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import protect
 from oncekey.web.litestar import OnceKeyPlugin
 from tests.web.litestar_parameters import JSONBody
-from tests.web.verdicts.bench import Bench, Declined, Forgiven
+from tests.web.verdicts.case_runner import CaseRunner, Declined, Forgiven
 from tests.web.verdicts.middleware import Asgi, Base, named
 
 
@@ -40,30 +40,30 @@ def location(status: int) -> dict[str, str]:
     return {"Location": "/elsewhere"} if 300 <= status < 400 else {}
 
 
-def ended(bench: Bench) -> Any:
+def ended(runner: CaseRunner) -> Any:
     """The end of an endpoint of Starlette or FastAPI, after its work."""
-    verb, status = split(bench.does)
+    verb, status = split(runner.does)
     match verb:
         case "return":
-            return JSONResponse({"run": bench.runs}, status, headers=location(status))
+            return JSONResponse({"run": runner.runs}, status, headers=location(status))
         case "raise":
             raise HTTPException(status, headers=location(status))
         case "stream":
             return StreamingResponse(breaks_off(), 201, media_type="application/json")
         case "unserializable":
             return {"cannot be JSON": object()}
-    said_or_raised(bench)
-    return JSONResponse({"run": bench.runs}, status)
+    said_or_raised(runner)
+    return JSONResponse({"run": runner.runs}, status)
 
 
-def said_or_raised(bench: Bench) -> None:
+def said_or_raised(runner: CaseRunner) -> None:
     """What is said alike in every framework."""
-    verb, _ = split(bench.does)
+    verb, _ = split(runner.does)
     match verb:
         case "crash":
             raise RuntimeError("after the charge")
         case "crash at first":
-            if bench.runs == 1:
+            if runner.runs == 1:
                 raise RuntimeError("after the charge")
         case "Declined":
             raise Declined
@@ -83,19 +83,19 @@ def split(does: str) -> tuple[str, int]:
     return (verb, int(status)) if status.isdecimal() else (does, 201)
 
 
-def endpoint_of(bench: Bench, asynchronous: bool) -> Callable[..., Any]:
+def endpoint_of(runner: CaseRunner, asynchronous: bool) -> Callable[..., Any]:
     """For Starlette: an endpoint that takes a request."""
 
     async def pay_async(request: Request) -> Any:
-        async with bench.working():
-            if bench.does == "wait":
-                await bench.wait()
+        async with runner.working():
+            if runner.does == "wait":
+                await runner.wait()
                 return JSONResponse({"late": True}, 201)
-            return ended(bench)
+            return ended(runner)
 
     def pay_sync(request: Request) -> Any:
-        with bench.working_blocking():
-            return ended(bench)
+        with runner.working_blocking():
+            return ended(runner)
 
     # FastAPI 0.118 looks names of annotations up in the module of a decorator, where Request need not be known.
     for endpoint in (pay_async, pay_sync):
@@ -117,15 +117,15 @@ async def crashes(request: Any, error: Any) -> Response:
 # ---------------------------------------------------------------- Starlette
 
 
-def starlette(bench: Bench, asynchronous: bool = True) -> Any:
+def starlette(runner: CaseRunner, asynchronous: bool = True) -> Any:
     app = Starlette(
-        routes=[Route("/payments", endpoint_of(bench, asynchronous), methods=["POST"])],
+        routes=[Route("/payments", endpoint_of(runner, asynchronous), methods=["POST"])],
         exception_handlers={Declined: answers(409), Forgiven: answers(200)},
     )
-    app.add_middleware(IdempotencyMiddleware, once=bench.once)
-    if bench.case.around:
-        by_base = named(bench.case.around)[0] in Base.VERBS
-        app.user_middleware.append(Middleware(Base if by_base else Asgi, bench=bench))
+    app.add_middleware(IdempotencyMiddleware, once=runner.once)
+    if runner.case.around:
+        by_base = named(runner.case.around)[0] in Base.VERBS
+        app.user_middleware.append(Middleware(Base if by_base else Asgi, runner=runner))
     return app
 
 
@@ -140,47 +140,47 @@ class Receipt(BaseModel):
     id: int
 
 
-def fastapi(bench: Bench, asynchronous: bool = True) -> Any:
+def fastapi(runner: CaseRunner, asynchronous: bool = True) -> Any:
     """Its routes are added after ``protect``, as the README does."""
     app = FastAPI(openapi_url=None)
-    protect(app, bench.once)
+    protect(app, runner.once)
 
     def gate() -> None:
-        if bench.gate == "crash":
+        if runner.gate == "crash":
             raise RuntimeError("a dependency broke")
-        if isinstance(bench.gate, int):
-            raise HTTPException(bench.gate)
+        if isinstance(runner.gate, int):
+            raise HTTPException(runner.gate)
 
     async def pay_async(payment: Payment, response: Response) -> Any:
-        async with bench.working():
-            if bench.does == "wait":
-                await bench.wait()
+        async with runner.working():
+            if runner.does == "wait":
+                await runner.wait()
                 return {"late": True}
             return said(response)
 
     def pay_sync(payment: Payment, response: Response) -> Any:
-        with bench.working_blocking():
+        with runner.working_blocking():
             return said(response)
 
     def said(response: Response) -> Any:
-        verb, status = split(bench.does)
+        verb, status = split(runner.does)
         if verb == "inject":
             response.status_code = status
         if verb in ("inject", "plain"):
-            return {"run": bench.runs}
+            return {"run": runner.runs}
         if verb == "model mismatch":
             return {"no": "receipt"}
-        return ended(bench)
+        return ended(runner)
 
-    model = Receipt if bench.does == "model mismatch" else None
+    model = Receipt if runner.does == "model mismatch" else None
     pay = pay_async if asynchronous else pay_sync
     app.post("/payments", status_code=201, response_model=model, dependencies=[Depends(gate)])(pay)
     app.add_exception_handler(Declined, answers(409))
     app.add_exception_handler(Forgiven, answers(200))
-    if bench.case.validation_handler_crashes:
+    if runner.case.validation_handler_crashes:
         app.add_exception_handler(RequestValidationError, crashes)
-    if bench.case.around:
-        app.user_middleware.append(Middleware(Asgi, bench=bench))
+    if runner.case.around:
+        app.user_middleware.append(Middleware(Asgi, runner=runner))
     return app
 
 
@@ -192,43 +192,43 @@ class Order:
     amount: int
 
 
-def litestar_ended(bench: Bench) -> Any:
-    verb, status = split(bench.does)
+def litestar_ended(runner: CaseRunner) -> Any:
+    verb, status = split(runner.does)
     match verb:
         case "return":
-            return LitestarResponse({"run": bench.runs}, status_code=status, headers=location(status))
+            return LitestarResponse({"run": runner.runs}, status_code=status, headers=location(status))
         case "raise":
             raise LitestarHTTPException(status_code=status, headers=location(status))
         case "stream":
             return Stream(breaks_off(), status_code=201, media_type="application/json")
         case "unserializable":
             return {"cannot be JSON": object()}
-    said_or_raised(bench)
-    return LitestarResponse({"run": bench.runs}, status_code=status)
+    said_or_raised(runner)
+    return LitestarResponse({"run": runner.runs}, status_code=status)
 
 
-def litestar(bench: Bench, asynchronous: bool = True) -> Any:
+def litestar(runner: CaseRunner, asynchronous: bool = True) -> Any:
     def guard(connection: Any, handler: Any) -> None:
-        if bench.gate == "crash":
+        if runner.gate == "crash":
             raise RuntimeError("a guard broke")
-        if isinstance(bench.gate, int):
-            raise LitestarHTTPException(status_code=bench.gate)
+        if isinstance(runner.gate, int):
+            raise LitestarHTTPException(status_code=runner.gate)
 
     async def pay_async(data: JSONBody[Order]) -> Any:
-        async with bench.working():
-            if bench.does == "wait":
-                await bench.wait()
+        async with runner.working():
+            if runner.does == "wait":
+                await runner.wait()
                 return {"late": True}
-            return litestar_ended(bench)
+            return litestar_ended(runner)
 
     def pay_sync(data: JSONBody[Order]) -> Any:
-        with bench.working_blocking():
-            return litestar_ended(bench)
+        with runner.working_blocking():
+            return litestar_ended(runner)
 
-    verb, status, _ = named(bench.case.around)
+    verb, status, _ = named(runner.case.around)
 
     def inside(app: Any) -> Any:
-        return Asgi(app, bench)
+        return Asgi(app, runner)
 
     def hook(response: Any) -> Any:
         if verb == "crashing hook":
@@ -245,7 +245,7 @@ def litestar(bench: Bench, asynchronous: bool = True) -> Any:
         raise RuntimeError("the error handler has a bug")
 
     handlers: dict[Any, Any] = {Declined: by_handler(409), Forgiven: by_handler(200)}
-    if bench.case.validation_handler_crashes:
+    if runner.case.validation_handler_crashes:
         handlers[ValidationException] = broken
     threads: dict[str, Any] = {} if asynchronous else {"sync_to_thread": True}
     pay: Any = pay_async if asynchronous else pay_sync
@@ -261,36 +261,36 @@ def litestar(bench: Bench, asynchronous: bool = True) -> Any:
         exception_handlers=handlers,
         openapi_config=None,
         logging_config=None,
-        plugins=[OnceKeyPlugin(bench.once)],
+        plugins=[OnceKeyPlugin(runner.once)],
     )
 
 
 # ---------------------------------------------------------------- no framework
 
 
-def raw_endpoint(bench: Bench) -> Any:
+def raw_endpoint(runner: CaseRunner) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        async with bench.working():
-            if bench.does == "wait":
-                await bench.wait()
-            elif split(bench.does)[0] == "stream":
+        async with runner.working():
+            if runner.does == "wait":
+                await runner.wait()
+            elif split(runner.does)[0] == "stream":
                 await send({"type": "http.response.start", "status": 201, "headers": []})
                 await send({"type": "http.response.body", "body": b'{"half":', "more_body": True})
                 raise RuntimeError("the source of the body broke")
-            await ended(bench)(scope, receive, send)
+            await ended(runner)(scope, receive, send)
 
     return app
 
 
-def asgi(bench: Bench) -> Any:
-    app = raw_endpoint(bench)
-    return IdempotencyMiddleware(Asgi(app, bench) if bench.case.around else app, bench.once)
+def asgi(runner: CaseRunner) -> Any:
+    app = raw_endpoint(runner)
+    return IdempotencyMiddleware(Asgi(app, runner) if runner.case.around else app, runner.once)
 
 
-def mounted(bench: Bench) -> Any:
+def mounted(runner: CaseRunner) -> Any:
     """A foreign app under a path of a FastAPI app."""
     app = FastAPI(openapi_url=None)
-    protect(app, bench.once)
-    app.mount("/legacy", raw_endpoint(bench))
-    bench.prefix = "/legacy"
+    protect(app, runner.once)
+    app.mount("/legacy", raw_endpoint(runner))
+    runner.prefix = "/legacy"
     return app

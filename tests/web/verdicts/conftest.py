@@ -1,4 +1,4 @@
-"""One database for all cases, and benches that are closed at the end."""
+"""One database for all cases, and runners that are closed at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.enlist.shop import Shop
-from tests.web.verdicts.bench import Bench, MakeBench
+from tests.web.verdicts.case_runner import CaseRunner, MakeBench
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +21,12 @@ def sqlite_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 @pytest.fixture
 async def make_bench() -> AsyncIterator[MakeBench]:
-    made: list[Bench] = []
+    made: list[CaseRunner] = []
 
-    def make(*args: Any, **options: Any) -> Bench:
-        made.append(Bench(*args, **options))
+    def make(*args: Any, **options: Any) -> CaseRunner:
+        made.append(CaseRunner(*args, **options))
         return made[-1]
 
     yield make
-    for bench in made:
-        await bench.close()
+    for runner in made:
+        await runner.close()

@@ -9,15 +9,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tests.web.verdicts.bench import Bench
+from tests.web.verdicts.case_runner import CaseRunner
 
-DECLARATIONS: dict[str, Callable[[Bench], Any]] = {}
+DECLARATIONS: dict[str, Callable[[CaseRunner], Any]] = {}
 """Makes the protected app of each way."""
-FOREIGN: dict[str, Callable[[Bench], Any]] = {}
+FOREIGN: dict[str, Callable[[CaseRunner], Any]] = {}
 """The same, where an endpoint may count as not wrapped: it answers by itself, in ASGI."""
 
 
-def declared(make: Callable[[Bench], Any]) -> Callable[[Bench], Any]:
+def declared(make: Callable[[CaseRunner], Any]) -> Callable[[CaseRunner], Any]:
     DECLARATIONS[make.__name__] = make
     return make
 
@@ -32,7 +32,7 @@ def decorated(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     return outer
 
 
-def foreign(make: Callable[[Bench], Any]) -> Callable[[Bench], Any]:
+def foreign(make: Callable[[CaseRunner], Any]) -> Callable[[CaseRunner], Any]:
     FOREIGN[make.__name__] = make
     return make
 

@@ -14,7 +14,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tests.web.verdicts.bench import SECONDS, Bench
+from tests.web.verdicts.case_runner import SECONDS, CaseRunner
 
 
 def named(around: str) -> tuple[str, int, bool]:
@@ -27,10 +27,10 @@ def named(around: str) -> tuple[str, int, bool]:
 class Asgi:
     """Plain ASGI middleware."""
 
-    def __init__(self, app: Any, bench: Bench) -> None:
+    def __init__(self, app: Any, runner: CaseRunner) -> None:
         self.app = app
-        self.bench = bench
-        self.verb, self.status, self.copied = named(bench.case.around)
+        self.runner = runner
+        self.verb, self.status, self.copied = named(runner.case.around)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -50,7 +50,7 @@ class Asgi:
             await self._until_entered(inner, receive, send, cancel=True)
         elif self.verb == "abandon":
             running = await self._until_entered(inner, receive, send, cancel=False)
-            self.bench.go.set()
+            self.runner.go.set()
             await own(scope, receive, send)
             await asyncio.wait([running], timeout=SECONDS)
             return
@@ -65,10 +65,10 @@ class Asgi:
 
     async def _until_entered(self, scope: Any, receive: Any, send: Any, *, cancel: bool) -> asyncio.Task[None]:
         """As ``asyncio.wait_for`` does when the time is over; here that is when the endpoint was entered."""
-        self.bench.entered.clear()
-        self.bench.go.clear()
+        self.runner.entered.clear()
+        self.runner.go.clear()
         running = asyncio.ensure_future(self.app(scope, receive, send))
-        await asyncio.wait_for(self.bench.entered.wait(), SECONDS)
+        await asyncio.wait_for(self.runner.entered.wait(), SECONDS)
         if cancel:
             running.cancel()
             await asyncio.wait([running], timeout=SECONDS)
@@ -100,10 +100,10 @@ class Base(BaseHTTPMiddleware):
 
     VERBS = ("answer", "turn into", "catch", "timeout")
 
-    def __init__(self, app: Any, bench: Bench) -> None:
+    def __init__(self, app: Any, runner: CaseRunner) -> None:
         super().__init__(app)
-        self.bench = bench
-        self.verb, self.status, _ = named(bench.case.around)
+        self.runner = runner
+        self.verb, self.status, _ = named(runner.case.around)
 
     async def dispatch(self, request: Request, call_next: Any) -> Response:
         own = JSONResponse({"by": "middleware"}, self.status)
@@ -116,23 +116,23 @@ class Base(BaseHTTPMiddleware):
                 return own
             return passed
         elif self.verb == "timeout":
-            self.bench.entered.clear()
-            self.bench.go.clear()
+            self.runner.entered.clear()
+            self.runner.go.clear()
             calling = asyncio.ensure_future(call_next(request))
-            await asyncio.wait_for(self.bench.entered.wait(), SECONDS)
+            await asyncio.wait_for(self.runner.entered.wait(), SECONDS)
             calling.cancel()
             await asyncio.wait([calling], timeout=SECONDS)
-            self.bench.go.set()  # cancelling call_next does not cancel the app: the endpoint goes on, and returns late
+            self.runner.go.set()  # cancelling call_next does not cancel the app: the endpoint goes on, and returns late
         return own
 
 
 class Wsgi:
     """WSGI middleware."""
 
-    def __init__(self, app: Any, bench: Bench) -> None:
+    def __init__(self, app: Any, runner: CaseRunner) -> None:
         self.app = app
-        self.bench = bench
-        self.verb, self.status, _ = named(bench.case.around)
+        self.runner = runner
+        self.verb, self.status, _ = named(runner.case.around)
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
         if self.verb == "turn into":

@@ -16,53 +16,53 @@ from litestar import Controller, Litestar, Router, post
 from oncekey.web import flask as flask_web
 from oncekey.web.litestar import OnceKeyPlugin
 from tests.web.verdicts.asgi_apps import litestar_ended
-from tests.web.verdicts.bench import Bench
+from tests.web.verdicts.case_runner import CaseRunner
 from tests.web.verdicts.declared import declared
 from tests.web.verdicts.wsgi_apps import flask_ended
 
 
-def of_litestar(bench: Bench, *handlers: Any) -> Any:
-    return Litestar(list(handlers), openapi_config=None, logging_config=None, plugins=[OnceKeyPlugin(bench.once)])
+def of_litestar(runner: CaseRunner, *handlers: Any) -> Any:
+    return Litestar(list(handlers), openapi_config=None, logging_config=None, plugins=[OnceKeyPlugin(runner.once)])
 
 
 @declared
-def litestar_controller(bench: Bench) -> Any:
+def litestar_controller(runner: CaseRunner) -> Any:
     class Payments(Controller):
         path = "/payments"
 
         @post("/")
         async def pay(self) -> Any:
-            async with bench.working():
-                return litestar_ended(bench)
+            async with runner.working():
+                return litestar_ended(runner)
 
-    return of_litestar(bench, Payments)
+    return of_litestar(runner, Payments)
 
 
 @declared
-def litestar_router(bench: Bench) -> Any:
+def litestar_router(runner: CaseRunner) -> Any:
     @post("/payments", sync_to_thread=False)
     def pay() -> Any:
-        with bench.working_blocking():
-            return litestar_ended(bench)
+        with runner.working_blocking():
+            return litestar_ended(runner)
 
-    bench.prefix = "/v1"
-    return of_litestar(bench, Router("/v1", route_handlers=[pay]))
+    runner.prefix = "/v1"
+    return of_litestar(runner, Router("/v1", route_handlers=[pay]))
 
 
 @declared
-def litestar_registered_later(bench: Bench) -> Any:
+def litestar_registered_later(runner: CaseRunner) -> Any:
     @post("/payments")
     async def pay() -> Any:
-        async with bench.working():
-            return litestar_ended(bench)
+        async with runner.working():
+            return litestar_ended(runner)
 
-    app = of_litestar(bench)
+    app = of_litestar(runner)
     app.register(pay)
     return app
 
 
 @declared
-def litestar_after_request(bench: Bench) -> Any:
+def litestar_after_request(runner: CaseRunner) -> Any:
     """A hook that hands the response on."""
 
     async def hand_on(response: Any) -> Any:
@@ -70,58 +70,58 @@ def litestar_after_request(bench: Bench) -> Any:
 
     @post("/payments", after_request=hand_on)
     async def pay() -> Any:
-        async with bench.working():
-            return litestar_ended(bench)
+        async with runner.working():
+            return litestar_ended(runner)
 
-    return of_litestar(bench, pay)
+    return of_litestar(runner, pay)
 
 
-def view_of(bench: Bench) -> Callable[..., Any]:
+def view_of(runner: CaseRunner) -> Callable[..., Any]:
     def pay() -> Any:
-        with bench.working_blocking():
-            return flask_ended(bench)
+        with runner.working_blocking():
+            return flask_ended(runner)
 
     return pay
 
 
-def of_flask(bench: Bench) -> Flask:
+def of_flask(runner: CaseRunner) -> Flask:
     app = Flask("payments")
-    flask_web.protect(app, bench.once)
+    flask_web.protect(app, runner.once)
     return app
 
 
 @declared
-def flask_before_protect(bench: Bench) -> Any:
+def flask_before_protect(runner: CaseRunner) -> Any:
     app = Flask("payments")
-    app.post("/payments")(view_of(bench))
-    flask_web.protect(app, bench.once)
+    app.post("/payments")(view_of(runner))
+    flask_web.protect(app, runner.once)
     return app
 
 
 @declared
-def flask_class(bench: Bench) -> Any:
+def flask_class(runner: CaseRunner) -> Any:
     class Payments(MethodView):
         def post(self) -> Any:
-            return view_of(bench)()
+            return view_of(runner)()
 
-    app = of_flask(bench)
+    app = of_flask(runner)
     app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
     return app
 
 
 @declared
-def flask_blueprint(bench: Bench) -> Any:
-    app, blueprint = of_flask(bench), Blueprint("payments", __name__)
-    blueprint.post("/payments")(view_of(bench))
+def flask_blueprint(runner: CaseRunner) -> Any:
+    app, blueprint = of_flask(runner), Blueprint("payments", __name__)
+    blueprint.post("/payments")(view_of(runner))
     app.register_blueprint(blueprint)
     return app
 
 
 @declared
-def flask_replaced_view(bench: Bench) -> Any:
+def flask_replaced_view(runner: CaseRunner) -> Any:
     """As extensions do that put their own function around every view."""
-    app = of_flask(bench)
-    app.post("/payments", endpoint="pay")(view_of(bench))
+    app = of_flask(runner)
+    app.post("/payments", endpoint="pay")(view_of(runner))
     inner: Any = app.view_functions["pay"]
 
     def around(**arguments: Any) -> Any:
@@ -132,14 +132,14 @@ def flask_replaced_view(bench: Bench) -> Any:
 
 
 @declared
-def flask_async_view(bench: Bench) -> Any:
+def flask_async_view(runner: CaseRunner) -> Any:
     """A coroutine function: Flask runs it in a loop of its own."""
     pytest.importorskip("asgiref")
-    app = of_flask(bench)
+    app = of_flask(runner)
 
     @app.post("/payments")
     async def pay() -> Any:
-        with bench.working_blocking():
-            return flask_ended(bench)
+        with runner.working_blocking():
+            return flask_ended(runner)
 
     return app

@@ -14,134 +14,134 @@ from starlette.routing import Router as StarletteRouter
 
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.verdicts.asgi_apps import endpoint_of, raw_endpoint
-from tests.web.verdicts.bench import Bench
+from tests.web.verdicts.case_runner import CaseRunner
 from tests.web.verdicts.declared import AfterFirstRequest, HandsOn, declared, decorated, foreign
 
 
-def of_starlette(*routes: Any, bench: Bench) -> Any:
+def of_starlette(*routes: Any, runner: CaseRunner) -> Any:
     app = Starlette(routes=list(routes))
-    app.add_middleware(IdempotencyMiddleware, once=bench.once)
+    app.add_middleware(IdempotencyMiddleware, once=runner.once)
     return app
 
 
 @declared
-def starlette_class(bench: Bench) -> Any:
+def starlette_class(runner: CaseRunner) -> Any:
     class Payments(HTTPEndpoint):
         async def post(self, request: Request) -> Any:
-            return await endpoint_of(bench, True)(request)
+            return await endpoint_of(runner, True)(request)
 
-    return of_starlette(Route("/payments", Payments), bench=bench)
+    return of_starlette(Route("/payments", Payments), runner=runner)
 
 
 @declared
-def starlette_sync_class(bench: Bench) -> Any:
+def starlette_sync_class(runner: CaseRunner) -> Any:
     class Payments(HTTPEndpoint):
         def post(self, request: Request) -> Any:
-            return endpoint_of(bench, False)(request)
+            return endpoint_of(runner, False)(request)
 
-    return of_starlette(Route("/payments", Payments), bench=bench)
+    return of_starlette(Route("/payments", Payments), runner=runner)
 
 
 @declared
-def starlette_partial(bench: Bench) -> Any:
+def starlette_partial(runner: CaseRunner) -> Any:
     async def pay(extra: str, request: Request) -> Any:
-        return await endpoint_of(bench, True)(request)
+        return await endpoint_of(runner, True)(request)
 
-    return of_starlette(Route("/payments", functools.partial(pay, "extra"), methods=["POST"]), bench=bench)
+    return of_starlette(Route("/payments", functools.partial(pay, "extra"), methods=["POST"]), runner=runner)
 
 
 @declared
-def starlette_method(bench: Bench) -> Any:
+def starlette_method(runner: CaseRunner) -> Any:
     class Payments:
         async def pay(self, request: Request) -> Any:
-            return await endpoint_of(bench, True)(request)
+            return await endpoint_of(runner, True)(request)
 
-    return of_starlette(Route("/payments", Payments().pay, methods=["POST"]), bench=bench)
-
-
-@declared
-def starlette_decorated(bench: Bench) -> Any:
-    return of_starlette(Route("/payments", decorated(endpoint_of(bench, True)), methods=["POST"]), bench=bench)
+    return of_starlette(Route("/payments", Payments().pay, methods=["POST"]), runner=runner)
 
 
 @declared
-def starlette_mount_of_routes(bench: Bench) -> Any:
-    bench.prefix = "/v1"
-    inner = [Route("/payments", endpoint_of(bench, True), methods=["POST"])]
-    return of_starlette(Mount("/v1", routes=inner), bench=bench)
+def starlette_decorated(runner: CaseRunner) -> Any:
+    return of_starlette(Route("/payments", decorated(endpoint_of(runner, True)), methods=["POST"]), runner=runner)
 
 
 @declared
-def starlette_mounted_app(bench: Bench) -> Any:
-    bench.prefix = "/v1"
-    inner = Starlette(routes=[Route("/payments", endpoint_of(bench, True), methods=["POST"])])
-    return of_starlette(Mount("/v1", app=inner), bench=bench)
+def starlette_mount_of_routes(runner: CaseRunner) -> Any:
+    runner.prefix = "/v1"
+    inner = [Route("/payments", endpoint_of(runner, True), methods=["POST"])]
+    return of_starlette(Mount("/v1", routes=inner), runner=runner)
 
 
 @declared
-def starlette_mounted_router(bench: Bench) -> Any:
-    bench.prefix = "/v1"
-    inner = StarletteRouter(routes=[Route("/payments", endpoint_of(bench, True), methods=["POST"])])
-    return of_starlette(Mount("/v1", app=inner), bench=bench)
+def starlette_mounted_app(runner: CaseRunner) -> Any:
+    runner.prefix = "/v1"
+    inner = Starlette(routes=[Route("/payments", endpoint_of(runner, True), methods=["POST"])])
+    return of_starlette(Mount("/v1", app=inner), runner=runner)
 
 
 @declared
-def starlette_added_later(bench: Bench) -> Any:
-    app = of_starlette(bench=bench)
-    app.router.routes.append(Route("/payments", endpoint_of(bench, True), methods=["POST"]))
+def starlette_mounted_router(runner: CaseRunner) -> Any:
+    runner.prefix = "/v1"
+    inner = StarletteRouter(routes=[Route("/payments", endpoint_of(runner, True), methods=["POST"])])
+    return of_starlette(Mount("/v1", app=inner), runner=runner)
+
+
+@declared
+def starlette_added_later(runner: CaseRunner) -> Any:
+    app = of_starlette(runner=runner)
+    app.router.routes.append(Route("/payments", endpoint_of(runner, True), methods=["POST"]))
     return app
 
 
 @declared
-def starlette_around(bench: Bench) -> Any:
+def starlette_around(runner: CaseRunner) -> Any:
     """The middleware is put around the finished app by hand."""
-    app = Starlette(routes=[Route("/payments", endpoint_of(bench, True), methods=["POST"])])
-    return IdempotencyMiddleware(app, bench.once)
+    app = Starlette(routes=[Route("/payments", endpoint_of(runner, True), methods=["POST"])])
+    return IdempotencyMiddleware(app, runner.once)
 
 
 @declared
-def starlette_route_with_middleware(bench: Bench) -> Any:
-    route = Route("/payments", endpoint_of(bench, True), methods=["POST"], middleware=[Middleware(HandsOn)])
-    return of_starlette(route, bench=bench)
+def starlette_route_with_middleware(runner: CaseRunner) -> Any:
+    route = Route("/payments", endpoint_of(runner, True), methods=["POST"], middleware=[Middleware(HandsOn)])
+    return of_starlette(route, runner=runner)
 
 
 @declared
-def starlette_replaced_after_first_request(bench: Bench) -> Any:
+def starlette_replaced_after_first_request(runner: CaseRunner) -> Any:
     async def other(request: Request) -> Any:
         raise AssertionError("not reached")
 
-    app = of_starlette(Route("/payments", other, methods=["POST"]), bench=bench)
+    app = of_starlette(Route("/payments", other, methods=["POST"]), runner=runner)
 
     def replace() -> None:
-        app.router.routes[0] = Route("/payments", endpoint_of(bench, True), methods=["POST"])
+        app.router.routes[0] = Route("/payments", endpoint_of(runner, True), methods=["POST"])
 
     return AfterFirstRequest(app, replace)
 
 
 @foreign
-def starlette_own_dispatch(bench: Bench) -> Any:
+def starlette_own_dispatch(runner: CaseRunner) -> Any:
     """A class that answers every method in one place."""
 
     class Payments(HTTPEndpoint):
         async def dispatch(self) -> None:
             request = Request(self.scope, self.receive)
-            response = await endpoint_of(bench, True)(request)
+            response = await endpoint_of(runner, True)(request)
             await response(self.scope, self.receive, self.send)
 
-    return of_starlette(Route("/payments", Payments), bench=bench)
+    return of_starlette(Route("/payments", Payments), runner=runner)
 
 
 @foreign
-def starlette_asgi_object(bench: Bench) -> Any:
+def starlette_asgi_object(runner: CaseRunner) -> Any:
     class Payments:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            await raw_endpoint(bench)(scope, receive, send)
+            await raw_endpoint(runner)(scope, receive, send)
 
-    return of_starlette(Route("/payments", Payments(), methods=["POST"]), bench=bench)
+    return of_starlette(Route("/payments", Payments(), methods=["POST"]), runner=runner)
 
 
 @foreign
-def starlette_function_as_middleware(bench: Bench) -> Any:
+def starlette_function_as_middleware(runner: CaseRunner) -> Any:
     """A closure around the endpoint, as decorators for ASGI apps make it."""
 
     def hands_on(app: Any) -> Any:
@@ -150,13 +150,13 @@ def starlette_function_as_middleware(bench: Bench) -> Any:
 
         return inner
 
-    route = Route("/payments", endpoint_of(bench, True), methods=["POST"], middleware=[Middleware(hands_on)])
-    return of_starlette(route, bench=bench)
+    route = Route("/payments", endpoint_of(runner, True), methods=["POST"], middleware=[Middleware(hands_on)])
+    return of_starlette(route, runner=runner)
 
 
 @foreign
-def starlette_own_default(bench: Bench) -> Any:
+def starlette_own_default(runner: CaseRunner) -> Any:
     """The router hands what it does not know to an app of its own."""
-    app = of_starlette(bench=bench)
-    app.router.default = raw_endpoint(bench)
+    app = of_starlette(runner=runner)
+    app.router.default = raw_endpoint(runner)
     return app

@@ -9,7 +9,7 @@ import pytest
 
 from tests.enlist.shop import Shop
 from tests.web.verdicts import fastapi_declarations, other_declarations, starlette_declarations
-from tests.web.verdicts.bench import Bench, MakeBench, is_replay
+from tests.web.verdicts.case_runner import CaseRunner, MakeBench, is_replay
 from tests.web.verdicts.cases import NEVER_ENTERED, RETURNED_4XX, Case
 from tests.web.verdicts.declared import DECLARATIONS, FOREIGN
 
@@ -24,22 +24,22 @@ async def test_endpoint_is_heard_however_it_is_declared(
     name: str, does: str, rows: int, effects: str, sqlite_shop: Shop, make_bench: MakeBench
 ) -> None:
     shop = sqlite_shop if effects == "transactional" else None
-    bench: Bench = make_bench(Case(name, does, RETURNED_4XX, 402), effects, shop)
-    app, asgi = DECLARATIONS[name](bench), not name.startswith("flask")
-    first = await bench.send(app, asgi)
-    again = await bench.send(app, asgi)
-    assert (first.status_code, await bench.state()) == (402, "failed")
-    assert bench.rows == (rows if shop else 0)
+    runner: CaseRunner = make_bench(Case(name, does, RETURNED_4XX, 402), effects, shop)
+    app, asgi = DECLARATIONS[name](runner), not name.startswith("flask")
+    first = await runner.send(app, asgi)
+    again = await runner.send(app, asgi)
+    assert (first.status_code, await runner.state()) == (402, "failed")
+    assert runner.rows == (rows if shop else 0)
     assert is_replay(again)
-    assert bench.runs == 1
+    assert runner.runs == 1
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
 async def test_path_beside_a_declared_endpoint_leaves_its_key_unused(name: str, make_bench: MakeBench) -> None:
-    bench: Bench = make_bench(Case(name, "return 201", NEVER_ENTERED, 404, path="/nowhere"), "external")
-    app, asgi = DECLARATIONS[name](bench), not name.startswith("flask")
-    assert (await bench.send(app, asgi)).status_code == 404
-    assert (await bench.state(), bench.runs) == (None, 0)
+    runner: CaseRunner = make_bench(Case(name, "return 201", NEVER_ENTERED, 404, path="/nowhere"), "external")
+    app, asgi = DECLARATIONS[name](runner), not name.startswith("flask")
+    assert (await runner.send(app, asgi)).status_code == 404
+    assert (await runner.state(), runner.runs) == (None, 0)
 
 
 @pytest.mark.parametrize("effects", ["transactional", "external"])
@@ -50,10 +50,10 @@ async def test_endpoint_that_is_not_wrapped_counts_as_entered(
     """Its 402 is final, and rolled back; where it can be wrapped after all, its row may be committed. What it must not
     be is a request that never reached its endpoint: that would run again."""
     shop = sqlite_shop if effects == "transactional" else None
-    bench: Bench = make_bench(Case(name, "return 402", RETURNED_4XX, 402), effects, shop)
-    app = FOREIGN[name](bench)
-    first = await bench.send(app, True)
-    again = await bench.send(app, True)
-    assert (first.status_code, await bench.state(), bench.runs) == (402, "failed", 1)
+    runner: CaseRunner = make_bench(Case(name, "return 402", RETURNED_4XX, 402), effects, shop)
+    app = FOREIGN[name](runner)
+    first = await runner.send(app, True)
+    again = await runner.send(app, True)
+    assert (first.status_code, await runner.state(), runner.runs) == (402, "failed", 1)
     assert is_replay(again)
-    assert bench.rows in (0, int(shop is not None))
+    assert runner.rows in (0, int(shop is not None))

@@ -15,7 +15,7 @@ from oncekey.web.fastapi import CurrentOperation, enlisted_session, protect
 from tests.enlist.shop import Shop
 from tests.web.verdicts.apps import app_of, is_async
 from tests.web.verdicts.asgi_apps import Payment, ended
-from tests.web.verdicts.bench import Bench, MakeBench, is_replay
+from tests.web.verdicts.case_runner import CaseRunner, MakeBench, is_replay
 from tests.web.verdicts.cases import GATED, NOT_PROCESSED, NOT_WRAPPED, OURS, SUCCESS, TRIED_TWICE, WRAPPED, Case
 
 EFFECTS = ("external", "transactional", "phased", "repeatable")
@@ -42,36 +42,36 @@ async def test_refusal_before_endpoint_on_later_attempt_leaves_key_as_it_was(
     framework: str, refusal: int, effects: str, sqlite_shop: Shop, make_bench: MakeBench
 ) -> None:
     case = Case("not processed at first", "return 429", NOT_PROCESSED, 429)
-    bench: Bench = make_bench(case, effects, keeping(effects, sqlite_shop))
-    app, asgi = app_of(framework, bench), is_async(framework)
-    assert (await bench.send(app, asgi)).status_code == 429
-    before = bench.record()
+    runner: CaseRunner = make_bench(case, effects, keeping(effects, sqlite_shop))
+    app, asgi = app_of(framework, runner), is_async(framework)
+    assert (await runner.send(app, asgi)).status_code == 429
+    before = runner.record()
     assert before is not None
 
-    bench.gate = refusal
-    assert (await bench.send(app, asgi)).status_code == refusal
-    after = bench.record()
+    runner.gate = refusal
+    assert (await runner.send(app, asgi)).status_code == refusal
+    after = runner.record()
     assert after is not None, "the key's history was erased"
     assert (after.state, after.recovery_point) == (State.FAILED_RETRYABLE, before.recovery_point)
-    assert (bench.runs, bench.rows) == (1, 0)
+    assert (runner.runs, runner.rows) == (1, 0)
 
-    bench.gate, bench.does = None, "return 201"
-    paid = await bench.send(app, asgi)
-    again = await bench.send(app, asgi)
+    runner.gate, runner.does = None, "return 201"
+    paid = await runner.send(app, asgi)
+    again = await runner.send(app, asgi)
     assert (paid.status_code, again.status_code, is_replay(paid), is_replay(again)) == (201, 201, False, True)
-    assert (await bench.state(), bench.runs) == (State.COMPLETED, 2)
-    assert bench.rows == int(effects == "transactional")
+    assert (await runner.state(), runner.runs) == (State.COMPLETED, 2)
+    assert runner.rows == int(effects == "transactional")
     if effects == "phased":
-        assert bench.charges == 1, "the step of the first attempt was lost"
+        assert runner.charges == 1, "the step of the first attempt was lost"
 
 
 @pytest.mark.parametrize("framework", WRAPPED)
 async def test_refusal_on_first_attempt_leaves_key_to_another_request(framework: str, make_bench: MakeBench) -> None:
     """The key is unused: the corrected request has another body, and may come under the same key."""
-    bench: Bench = make_bench(Case("refused", "return 201", SUCCESS, 201, around="answer 403"), "external")
-    assert (await bench.send(app_of(framework, bench), is_async(framework))).status_code == 403
-    other: Bench = make_bench(PAID, "external", once=bench.once)
-    other.key, other.body = bench.key, b'{"amount": 999}'
+    runner: CaseRunner = make_bench(Case("refused", "return 201", SUCCESS, 201, around="answer 403"), "external")
+    assert (await runner.send(app_of(framework, runner), is_async(framework))).status_code == 403
+    other: CaseRunner = make_bench(PAID, "external", once=runner.once)
+    other.key, other.body = runner.key, b'{"amount": 999}'
     assert (await other.send(app_of(framework, other), is_async(framework))).status_code == 201
 
 
@@ -85,28 +85,28 @@ async def test_second_try_inside_of_us_never_stores_success_without_its_work(
 ) -> None:
     """Whether the second try may enlist or take a step again is ours to say. A 201 has its one row, or its one effect,
     and no other answer has a row."""
-    bench: Bench = make_bench(TRIED_TWICE, effects, keeping(effects, sqlite_shop))
-    app, asgi = app_of(framework, bench), is_async(framework)
+    runner: CaseRunner = make_bench(TRIED_TWICE, effects, keeping(effects, sqlite_shop))
+    app, asgi = app_of(framework, runner), is_async(framework)
     paid = False
     for _ in range(3):
-        answer = await bench.send(app, asgi)
+        answer = await runner.send(app, asgi)
         paid = paid or answer.status_code < 400
-        said = f"saw {answer.status_code}, state {await bench.state()}, runs {bench.runs}"
-        assert await bench.state() == (State.COMPLETED if paid else State.FAILED_RETRYABLE), said
+        said = f"saw {answer.status_code}, state {await runner.state()}, runs {runner.runs}"
+        assert await runner.state() == (State.COMPLETED if paid else State.FAILED_RETRYABLE), said
         if effects == "transactional":
-            assert bench.rows == int(paid), said
+            assert runner.rows == int(paid), said
         else:
-            assert bench.charges == 1, said
+            assert runner.charges == 1, said
     assert paid, "the key is stuck"
 
 
 async def test_second_try_under_flask_is_answered_by_us(make_bench: MakeBench) -> None:
     """Flask's first answer is stored inside of the framework. A success that follows is not stored, and not sent."""
     case = Case("entered twice", "crash at first", SUCCESS, 201, around="retry once")
-    bench: Bench = make_bench(case, "external")
-    app = app_of("flask", bench)
-    assert [(await bench.send(app, False)).status_code for _ in range(2)] == [409, 409]
-    assert await bench.state() == State.UNKNOWN
+    runner: CaseRunner = make_bench(case, "external")
+    app = app_of("flask", runner)
+    assert [(await runner.send(app, False)).status_code for _ in range(2)] == [409, 409]
+    assert await runner.state() == State.UNKNOWN
 
 
 # ---------------------------------------------------------------- what is told
@@ -117,11 +117,11 @@ async def test_route_that_is_not_wrapped_is_told_once(
     framework: str, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oncekey")
-    bench: Bench = make_bench(PAID, "external")
-    app, asgi = app_of(framework, bench), is_async(framework)
+    runner: CaseRunner = make_bench(PAID, "external")
+    app, asgi = app_of(framework, runner), is_async(framework)
     for _ in range(3):
-        assert (await bench.send(app, asgi, key=uuid.uuid4().hex)).status_code == 201
-    assert len(warnings(caplog, f"POST {bench.prefix}/payments")) == 1, caplog.text
+        assert (await runner.send(app, asgi, key=uuid.uuid4().hex)).status_code == 201
+    assert len(warnings(caplog, f"POST {runner.prefix}/payments")) == 1, caplog.text
 
 
 @pytest.mark.parametrize("framework", WRAPPED)
@@ -129,8 +129,8 @@ async def test_wrapped_route_is_not_told(
     framework: str, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oncekey")
-    bench: Bench = make_bench(PAID, "external")
-    assert (await bench.send(app_of(framework, bench), is_async(framework))).status_code == 201
+    runner: CaseRunner = make_bench(PAID, "external")
+    assert (await runner.send(app_of(framework, runner), is_async(framework))).status_code == 201
     assert warnings(caplog, "POST /payments") == []
 
 
@@ -139,10 +139,10 @@ async def test_success_that_middleware_gave_by_itself_is_told_once(
     framework: str, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oncekey")
-    bench: Bench = make_bench(Case("by itself", "return 201", SUCCESS, 200, around="answer 200"), "external")
-    app, asgi = app_of(framework, bench), is_async(framework)
+    runner: CaseRunner = make_bench(Case("by itself", "return 201", SUCCESS, 200, around="answer 200"), "external")
+    app, asgi = app_of(framework, runner), is_async(framework)
     for _ in range(3):
-        assert (await bench.send(app, asgi, key=uuid.uuid4().hex)).status_code == 200
+        assert (await runner.send(app, asgi, key=uuid.uuid4().hex)).status_code == 200
     assert len(warnings(caplog, "POST /payments")) == 1, caplog.text
 
 
@@ -152,12 +152,12 @@ async def test_success_over_an_unrepeatable_effect_that_failed_is_a_warning(
 ) -> None:
     """The handler took the risk. Each such key is completed and told, so that an operator can look for its effect."""
     caplog.set_level(logging.WARNING, "oncekey")
-    bench: Bench = make_bench(Case("swallowed", "return 200", SUCCESS, 200, work="failed effect"), "phased")
-    app, asgi = app_of(framework, bench), is_async(framework)
-    assert (await bench.send(app, asgi, key="first-key")).status_code == 200
-    bench.key = "other-key"
-    assert (await bench.send(app, asgi)).status_code == 200
-    assert await bench.state() == State.COMPLETED
+    runner: CaseRunner = make_bench(Case("swallowed", "return 200", SUCCESS, 200, work="failed effect"), "phased")
+    app, asgi = app_of(framework, runner), is_async(framework)
+    assert (await runner.send(app, asgi, key="first-key")).status_code == 200
+    runner.key = "other-key"
+    assert (await runner.send(app, asgi)).status_code == 200
+    assert await runner.state() == State.COMPLETED
     told = [record for record in caplog.records if record.name == "oncekey" and record.levelno == logging.WARNING]
     assert len(told) == 2, caplog.text
     assert told[0].getMessage() != told[1].getMessage(), "it does not tell which key"
@@ -166,21 +166,21 @@ async def test_success_over_an_unrepeatable_effect_that_failed_is_a_warning(
 # ---------------------------------------------------------------- verbs before the endpoint
 
 
-def app_with_session(bench: Bench, shop: Shop, *, refuses: bool = False) -> Any:
+def app_with_session(runner: CaseRunner, shop: Shop, *, refuses: bool = False) -> Any:
     """The ordinary FastAPI app: a dependency gives an enlisted session, and ends after the response."""
     app = FastAPI(openapi_url=None)
-    protect(app, bench.once)
-    assert bench.engine is not None
-    given = Annotated[Session, Depends(enlisted_session(sessionmaker(bench.engine)))]
+    protect(app, runner.once)
+    assert runner.engine is not None
+    given = Annotated[Session, Depends(enlisted_session(sessionmaker(runner.engine)))]
 
     def check(session: given) -> None:
         if refuses:
             raise HTTPException(403)
 
     def pay(payment: Payment, session: given, operation: CurrentOperation) -> Any:
-        bench.runs += 1
-        bench._pay(session, operation.key)
-        return ended(bench)
+        runner.runs += 1
+        runner._pay(session, operation.key)
+        return ended(runner)
 
     pay.__annotations__ |= {"session": given, "payment": Payment, "operation": CurrentOperation}
     check.__annotations__ |= {"session": given}
@@ -202,13 +202,13 @@ def app_with_session(bench: Bench, shop: Shop, *, refuses: bool = False) -> Any:
 async def test_session_of_a_dependency_follows_the_endpoint(
     does: str, state: str, rows: int, sqlite_shop: Shop, make_bench: MakeBench
 ) -> None:
-    bench: Bench = make_bench(Case(does, does, SUCCESS, 201), "transactional", sqlite_shop)
-    app = app_with_session(bench, sqlite_shop)
-    first = await bench.send(app, True)
+    runner: CaseRunner = make_bench(Case(does, does, SUCCESS, 201), "transactional", sqlite_shop)
+    app = app_with_session(runner, sqlite_shop)
+    first = await runner.send(app, True)
     said = f"saw {first.status_code}"
-    assert (await bench.state(), bench.rows) == (state, rows), said
-    assert is_replay(await bench.send(app, True)) == (state in ("completed", "failed"))
-    assert bench.rows == rows
+    assert (await runner.state(), runner.rows) == (state, rows), said
+    assert is_replay(await runner.send(app, True)) == (state in ("completed", "failed"))
+    assert runner.rows == rows
 
 
 async def test_redirect_raised_through_a_session_dependency_is_no_success(
@@ -216,9 +216,9 @@ async def test_redirect_raised_through_a_session_dependency_is_no_success(
 ) -> None:
     """The dependency ends before the response is made, and takes the transaction with it. Where it stays open until
     the response (the issue allows both), the redirect is stored with its row."""
-    bench: Bench = make_bench(Case("redirect", "raise 303", SUCCESS, 303), "transactional", sqlite_shop)
-    answer = await bench.send(app_with_session(bench, sqlite_shop), True)
-    outcome = (answer.status_code, await bench.state(), bench.rows)
+    runner: CaseRunner = make_bench(Case("redirect", "raise 303", SUCCESS, 303), "transactional", sqlite_shop)
+    answer = await runner.send(app_with_session(runner, sqlite_shop), True)
+    outcome = (answer.status_code, await runner.state(), runner.rows)
     assert outcome == (303, "completed", 1) or (answer.status_code in OURS and outcome[1:] == ("failed_retryable", 0))
 
 
@@ -229,9 +229,9 @@ async def test_refusal_after_a_dependency_enlisted_keeps_no_rows(
     """The operation may count as begun, since a dependency used a verb. A careful user expects that nothing is
     committed and that the endpoint was not run; whether the refusal replays is open."""
     body = "invalid" if how == "validation 422" else "ok"
-    bench: Bench = make_bench(Case(how, "return 201", SUCCESS, 201, body=body), "transactional", sqlite_shop)
-    app = app_with_session(bench, sqlite_shop, refuses=how != "validation 422")
+    runner: CaseRunner = make_bench(Case(how, "return 201", SUCCESS, 201, body=body), "transactional", sqlite_shop)
+    app = app_with_session(runner, sqlite_shop, refuses=how != "validation 422")
     expected = 422 if how == "validation 422" else 403
-    assert [(await bench.send(app, True)).status_code for _ in range(2)] == [expected, expected]
-    assert await bench.state() in (None, "failed", "failed_retryable")
-    assert (bench.runs, bench.rows) == (0, 0)
+    assert [(await runner.send(app, True)).status_code for _ in range(2)] == [expected, expected]
+    assert await runner.state() in (None, "failed", "failed_retryable")
+    assert (runner.runs, runner.rows) == (0, 0)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.enlist.shop import Shop
 from tests.web.verdicts.apps import app_of, is_async
-from tests.web.verdicts.bench import Bench, MakeBench, is_replay
+from tests.web.verdicts.case_runner import CaseRunner, MakeBench, is_replay
 from tests.web.verdicts.cases import CASES, Case, Verdict
 
 
@@ -46,17 +46,17 @@ async def test_three_sends_of_one_key_follow_the_table_on_postgres(
     await three_sends(make_bench(case, "transactional", Shop(ready_url)), framework)
 
 
-async def three_sends(bench: Bench, framework: str) -> None:
-    case = bench.case
-    verdict: Verdict = getattr(case.row, bench.effects)
-    app, asgi = app_of(framework, bench), is_async(framework)
+async def three_sends(runner: CaseRunner, framework: str) -> None:
+    case = runner.case
+    verdict: Verdict = getattr(case.row, runner.effects)
+    app, asgi = app_of(framework, runner), is_async(framework)
 
-    first = await bench.send(app, asgi)
-    state = await bench.state()
-    answers = [first, await bench.send(app, asgi), await bench.send(app, asgi)]
+    first = await runner.send(app, asgi)
+    state = await runner.state()
+    answers = [first, await runner.send(app, asgi), await runner.send(app, asgi)]
 
     saw = [each.status_code for each in answers]
-    said = f"saw {saw}, state {state}, runs {bench.runs}, rows {bench.rows}, charges {bench.charges}"
+    said = f"saw {saw}, state {state}, runs {runner.runs}, rows {runner.rows}, charges {runner.charges}"
     assert state == verdict.state, said
     assert first.status_code in (verdict.seen or {case.status}), said
     assert not is_replay(first), said
@@ -71,8 +71,8 @@ async def three_sends(bench: Bench, framework: str) -> None:
             assert not is_replay(later), said
             assert later.status_code in (verdict.seen or {case.status}), said
     runs = 0 if not case.enters else case.runs_at_first if verdict.again != "run" else 3
-    assert bench.runs == runs, said
-    enlisted = bench.effects == "transactional" and case.enters
-    assert bench.rows == int(enlisted and verdict.committed), said
-    if bench.effects == "phased":
-        assert bench.charges == min(bench.runs, 1), said  # a later attempt keeps the steps that are done
+    assert runner.runs == runs, said
+    enlisted = runner.effects == "transactional" and case.enters
+    assert runner.rows == int(enlisted and verdict.committed), said
+    if runner.effects == "phased":
+        assert runner.charges == min(runner.runs, 1), said  # a later attempt keeps the steps that are done

@@ -10,16 +10,16 @@ from flask import Flask, Response, abort, jsonify, redirect
 from oncekey.web.flask import protect
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.verdicts.asgi_apps import breaks_off, location, said_or_raised, split
-from tests.web.verdicts.bench import Bench, Declined, Forgiven
+from tests.web.verdicts.case_runner import CaseRunner, Declined, Forgiven
 from tests.web.verdicts.middleware import Wsgi, named
 
 
-def flask_ended(bench: Bench) -> Any:
+def flask_ended(runner: CaseRunner) -> Any:
     """The end of a view, after its work."""
-    verb, status = split(bench.does)
+    verb, status = split(runner.does)
     match verb:
         case "return":
-            return jsonify({"run": bench.runs}), status, location(status)
+            return jsonify({"run": runner.runs}), status, location(status)
         case "raise" if 300 <= status < 400:
             abort(redirect("/elsewhere", status))
         case "raise" if status in (402, 425):  # Werkzeug has no exception of its own for them
@@ -30,34 +30,34 @@ def flask_ended(bench: Bench) -> Any:
             return Response(breaks_off(), 201, content_type="application/json")
         case "unserializable":
             return {"cannot be JSON": object()}
-    said_or_raised(bench)
-    return jsonify({"run": bench.runs}), status
+    said_or_raised(runner)
+    return jsonify({"run": runner.runs}), status
 
 
-def flask(bench: Bench) -> Any:
+def flask(runner: CaseRunner) -> Any:
     """Its view is added after ``protect``, as the README does; its middleware stands inside of ours."""
     app = Flask("payments")
-    verb, status, _ = named(bench.case.around)
-    app.config["PROPAGATE_EXCEPTIONS"] = bench.case.propagates or verb == "retry once"
-    by_error_handler = verb == "catch" and not bench.case.propagates
+    verb, status, _ = named(runner.case.around)
+    app.config["PROPAGATE_EXCEPTIONS"] = runner.case.propagates or verb == "retry once"
+    by_error_handler = verb == "catch" and not runner.case.propagates
     if verb and "hook" not in verb and not by_error_handler:
-        app.wsgi_app = Wsgi(app.wsgi_app, bench)  # type: ignore[method-assign]
-    protect(app, bench.once)
+        app.wsgi_app = Wsgi(app.wsgi_app, runner)  # type: ignore[method-assign]
+    protect(app, runner.once)
 
     @app.before_request
     def gate() -> Any:
-        if bench.gate == "crash":
+        if runner.gate == "crash":
             raise RuntimeError("a before_request function broke")
-        if isinstance(bench.gate, int):
-            if bench.gate < 400:
-                return {"by": "before_request"}, bench.gate
-            abort(bench.gate)
+        if isinstance(runner.gate, int):
+            if runner.gate < 400:
+                return {"by": "before_request"}, runner.gate
+            abort(runner.gate)
         return None
 
     @app.post("/payments")
     def pay() -> Any:
-        with bench.working_blocking():
-            return flask_ended(bench)
+        with runner.working_blocking():
+            return flask_ended(runner)
 
     app.register_error_handler(Declined, lambda error: ({"by": "error handler"}, 409))
     app.register_error_handler(Forgiven, lambda error: ({"by": "error handler"}, 200))
@@ -74,15 +74,15 @@ def flask(bench: Bench) -> Any:
     return app
 
 
-def wsgi(bench: Bench) -> Any:
+def wsgi(runner: CaseRunner) -> Any:
     def app(environ: Any, start_response: Any) -> Any:
-        with bench.working_blocking():
-            verb, status = split(bench.does)
-            said_or_raised(bench)
+        with runner.working_blocking():
+            verb, status = split(runner.does)
+            said_or_raised(runner)
             start_response(f"{status} Status", [("Content-Type", "application/json"), *location(status).items()])
-            return breaks_off_later() if verb == "stream" else [b'{"run": %d}' % bench.runs]
+            return breaks_off_later() if verb == "stream" else [b'{"run": %d}' % runner.runs]
 
     def breaks_off_later() -> Iterator[bytes]:
         yield from breaks_off()
 
-    return IdempotencyMiddleware(Wsgi(app, bench) if bench.case.around else app, bench.once)
+    return IdempotencyMiddleware(Wsgi(app, runner) if runner.case.around else app, runner.once)

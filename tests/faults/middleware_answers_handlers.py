@@ -1,7 +1,7 @@
 """What handlers do whose middleware answers in their place, and a provider that counts.
 
 A handler stands still at a point and tells its middleware, whose patience is over at that moment: no clock decides.
-What a handler and its middleware do is in the :class:`Case`; the apps (``in_place_apps.py``) read it from the
+What a handler and its middleware do is in the :class:`Case`; the apps (``middleware_answers_apps.py``) read it from the
 :class:`Stage` they stand on.
 """
 

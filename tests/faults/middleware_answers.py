@@ -19,9 +19,10 @@ from typing import Any, get_args
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.states import State
+from tests.faults.asgi_request import AsgiRequest, quiet
 from tests.faults.campaign import Fault, Run
-from tests.faults.in_place_apps import MAKERS
-from tests.faults.in_place_stage import (
+from tests.faults.middleware_answers_apps import MAKERS
+from tests.faults.middleware_answers_handlers import (
     BLOCKING,
     EFFECTS,
     FRAMEWORKS,
@@ -34,7 +35,6 @@ from tests.faults.in_place_stage import (
     Shape,
     Stage,
 )
-from tests.faults.spoken import Spoken, quiet
 
 STATUSES = (200, 303, 400, 408, 429, 500, 504)
 SENDS = 3
@@ -111,9 +111,9 @@ class Trials:
     async def _send(self, app: Any, case: Case, key: str) -> tuple[int, bytes]:
         if case.framework in BLOCKING:
             return await asyncio.to_thread(_speak_wsgi, app, case.path, key)
-        spoken = Spoken(case.path, key, BODY)
-        await asyncio.wait({spoken.start(app)})
-        return (spoken.status, spoken.body) if spoken.ended else (500, b"")  # as a server answers what was raised
+        asked = AsgiRequest(case.path, key, BODY)
+        await asyncio.wait({asked.start(app)})
+        return (asked.status, asked.body) if asked.ended else (500, b"")  # as a server answers what was raised
 
     async def _until_handlers_ended(self) -> None:
         self.stage.goes_on.set()
@@ -202,7 +202,7 @@ def _speak_wsgi(app: Any, path: str, key: str) -> tuple[int, bytes]:
     return int(started[0][:3]), body
 
 
-def in_place(run: Run) -> None:
+def middleware_answers(run: Run) -> None:
     """All cases, or a sample of them."""
     planned = list(cases())
     if run.count < len(planned):
@@ -230,7 +230,7 @@ def in_place(run: Run) -> None:
 FAULTS = (
     Fault(
         "middleware answers in the handler's place",
-        in_place,
+        middleware_answers,
         counts={"sqlite": EVERYTHING, "postgres": EVERYTHING},
         short=60,
         promises=("I1", "I2", "I4"),

@@ -1,8 +1,8 @@
-"""A store that falls ill at exactly one operation: refused, hung or slow from the moment that it is about to be asked.
+"""A store that fails at exactly one operation: refused, hung or slow from the moment before that operation.
 
-:class:`Ward` stands in front of a store's verbs and looks at what is asked. When the operation comes that it was told
-to wait for, the outage begins, for all operations, and ends by itself a little later. Whatever reached that operation
-while it lasted was hit. What an outage is depends on the store:
+:class:`StoreFault` stands in front of a store's verbs and looks at each call. When the operation comes that it waits
+for, the outage begins, for all operations, and ends by itself a little later. Every key that reached that operation
+during the outage was hit. What an outage is depends on the store:
 
 ==========  ==========================  ==============================  ==========================
 store       refused                     hung                            slow
@@ -11,7 +11,7 @@ memory      every verb raises           every verb waits for the end,   every ve
                                         then acts after all, or raises
 sqlite      the file is moved away      another writer holds the file   the same, for 60 ms
 postgres    connections are reset, and  the network is gone; what was   every byte takes 10 ms
-            nobody listens              sent arrives when it is back
+            nothing listens             sent arrives when it is back
 ==========  ==========================  ==============================  ==========================
 """
 
@@ -56,8 +56,8 @@ Hit = Callable[[tuple[Any, ...]], Iterable[str]]
 """The keys that a call of a verb is about, of those that are waited for; none: let it pass."""
 
 
-class Illness(Protocol):
-    """How one kind of store falls ill."""
+class Outage(Protocol):
+    """How one kind of store fails."""
 
     def begin(self, kind: Kind) -> bool:
         """Whether nothing can be reserved from now on."""
@@ -70,18 +70,18 @@ class Illness(Protocol):
         ...
 
 
-class Ward:
-    def __init__(self, store: Store, illness: Illness) -> None:
+class StoreFault:
+    def __init__(self, store: Store, outage_kind: Outage) -> None:
         self.store = store
         self.outage: int | None = None
         """The number of the outage in which nothing can be reserved, while there is one."""
         self.hits: set[str] = set()
-        self._illness = illness
+        self._outage_kind = outage_kind
         self._verb = ""
         self._hit: Hit = lambda args: ()
         self._kind: Kind = "refused"
         self._enough = 0
-        self._ill = False
+        self._failing = False
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -115,14 +115,14 @@ class Ward:
         keys = set(self._hit(args)) - self.hits if verb == self._verb else set()
         if keys and len(self.hits) < self._enough:
             with self._lock:
-                if not self._ill:
+                if not self._failing:
                     self._begin()
             self.hits |= keys
 
     def _begin(self) -> None:
         self._over.clear()
-        gone = self._illness.begin(self._kind)
-        self._ill = True
+        gone = self._outage_kind.begin(self._kind)
+        self._failing = True
         self.outage = next(self._numbers) if gone else None
         timer = threading.Timer(SECONDS[self._kind], self._end)
         timer.daemon = True
@@ -131,15 +131,15 @@ class Ward:
     def _end(self) -> None:
         with self._lock:
             self.outage = None  # before it is over: who is let through from now on may be
-            self._illness.end()
-            self._ill = False
+            self._outage_kind.end()
+            self._failing = False
         self._over.set()
 
     def _watched(self, verb: str, ask: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.pass_by(verb, args)
-            if self._ill:
-                self._illness.suffer(verb)
+            if self._failing:
+                self._outage_kind.suffer(verb)
             return ask(*args, **kwargs)
 
         return watched

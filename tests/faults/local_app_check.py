@@ -1,6 +1,6 @@
-"""The tables of the till, and the check: what clients saw, what was charged, what the tables say, against the promises.
+"""The tables of the app, and the check: what clients saw, what was charged, what the tables say, against the promises.
 
-``test_till.py`` plants a violation of each.
+``test_local_app.py`` plants a violation of each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oncekey.stores.api import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.registry import open_store
 from tests.faults.campaign import Run
-from tests.faults.till import Story, Till
+from tests.faults.local_app import LocalApp, Story
 
 Rows = Mapping[str, Mapping[str, int]]
 """Key -> what -> how many rows of the business table."""
@@ -36,7 +36,7 @@ def prepare(url: str) -> None:
     store = open_store(url)
     store.migrate()
     store.close()
-    ask(url, "CREATE TABLE till (key text NOT NULL, what text NOT NULL)")
+    ask(url, "CREATE TABLE app_rows (key text NOT NULL, what text NOT NULL)")
 
 
 def ask(url: str, sql: str) -> list[Any]:
@@ -49,50 +49,50 @@ def ask(url: str, sql: str) -> list[Any]:
         return cursor.fetchall() if cursor.description else []
 
 
-async def checked(run: Run, till: Till, url: str | None) -> None:
+async def checked(run: Run, local: LocalApp, url: str | None) -> None:
     """The check, with what is in the tables at ``url``: not the way by which the app goes. None: in memory."""
     if url is None:
-        store = till.once.store
+        store = local.once.store
         assert isinstance(store, MemoryStore)
-        check(run, till, store, {})
+        check(run, local, store, {})
         return
     rows: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for key, what in ask(url, "SELECT key, what FROM till"):
+    for key, what in ask(url, "SELECT key, what FROM app_rows"):
         rows[key][what] += 1
     store = open_store(url)
     try:
-        check(run, till, store, rows)
+        check(run, local, store, rows)
     finally:
         store.close()
 
 
-def check(run: Run, till: Till, store: Store, rows: Rows) -> None:
+def check(run: Run, local: LocalApp, store: Store, rows: Rows) -> None:
     """Compare all that is over."""
-    records = store.read([(SINGLE_SCOPE, story.key) for story in till.stories])
-    for story, record in zip(till.stories, records, strict=True):
-        for promise, what in _broken(till, story, record, rows.get(story.key, {})):
-            run.violated(promise, f"{what}\n  {story.told()}\n    charges {till.charges[story.key]}, {record}")
-    run.asked(max(0, sum(till.statuses.values()) - run.requests))
-    run.notes += [f"{sum(story.end == 'unknown' for story in till.stories)} unknown"]
+    records = store.read([(SINGLE_SCOPE, story.key) for story in local.stories])
+    for story, record in zip(local.stories, records, strict=True):
+        for promise, what in _broken(local, story, record, rows.get(story.key, {})):
+            run.violated(promise, f"{what}\n  {story.told()}\n    charges {local.charges[story.key]}, {record}")
+    run.asked(max(0, sum(local.statuses.values()) - run.requests))
+    run.notes += [f"{sum(story.end == 'unknown' for story in local.stories)} unknown"]
 
 
-def _broken(till: Till, story: Story, record: Record | None, rows: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+def _broken(local: LocalApp, story: Story, record: Record | None, rows: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     state, response = (record.state, record.response) if record else (None, None)
-    charged = till.charges[story.key]
+    charged = local.charges[story.key]
     if charged > 1 or max(rows.values(), default=0) > 1:
         yield "I1", f"{charged} charges, rows {dict(rows)}"
     if len({*story.answers}) > 1:
         yield "I2", "two answers"
-    if early := [name for name in story.refused if name in till.runs]:
+    if early := [name for name in story.refused if name in local.runs]:
         yield "I7", f"refused for want of the store, and the handler was called: {early}"
-    if open_door := [name for name in till.failed_open if till.runs[name] == story.key]:
+    if open_door := [name for name in local.failed_open if local.runs[name] == story.key]:
         yield "I7", f"the store was not there, and the handler was called: {open_door}"
     if story.end not in ("answered", "unknown"):
         yield ("I4", "it is stuck") if not story.end else ("I7", f"it {story.end}")
     if story.end == "answered":
         if state not in FINAL or response is None or response.body != story.answers[0][1]:
             yield "I2", f"answered, and the store says {state}"
-        wanted = WANTED.get(story.kind, {}) if till.url else {}
+        wanted = WANTED.get(story.kind, {}) if local.url else {}
         if story.answers[0][0] == 201 and (rows != wanted or charged != (story.kind != "transactional")):
             yield "I1", f"answered, and {charged} charges, rows {dict(rows)}"
     if story.end == "unknown" and state not in (State.UNKNOWN, State.COMPLETED):

@@ -1,8 +1,8 @@
-"""An app in the campaign's own process, for faults of the store: nobody has to die for them.
+"""An app in the campaign's own process, for faults of the store: no process is killed.
 
-One route for each kind of effects, a ledger that counts what really happened, clients that retry by the rules of seed
-000, and the check of what they saw against ledger, business table and idempotency table. Each run of a handler answers
-something else, so that two runs cannot pass for one.
+One route for each kind of effects, a ledger that counts what really happened, clients that retry by the rules of
+docs/clients.md, and the check of what they saw against ledger, business table and idempotency table. Each run of a
+handler answers something else, so that two runs cannot pass for one.
 
 ``/external``       charges, and honours no key: asked twice, it charges twice
 ``/repeatable``     charges under the downstream key, which the ledger honours
@@ -45,7 +45,7 @@ from oncekey.stores.api import Store
 from oncekey.upkeep import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.status import status_app
-from tests.faults.spoken import quiet
+from tests.faults.asgi_request import quiet
 
 _T = TypeVar("_T")
 
@@ -80,7 +80,7 @@ class Story:
         return f"{self.key} /{self.kind} {self.body}\n    " + "\n    ".join(self.lines)
 
 
-class Till:
+class LocalApp:
     def __init__(
         self,
         store: Store | str,
@@ -128,13 +128,13 @@ class Till:
             self._worker.task("charge", **limits)(self._charge_later)
         self._upkeep = Upkeep(self.once, sweep_every=0.2, reap_every=0.2, reconcile_every=0.2) if upkeep else None
 
-    def go_on_from(self, other: Till) -> None:
+    def go_on_from(self, other: LocalApp) -> None:
         """Another app with the same clients and the same ledger."""
         self.stories, self.charges, self.runs = other.stories, other.charges, other.runs
         self._honoured, self._numbers = other._honoured, other._numbers
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Till]:
+    async def open(self) -> AsyncIterator[LocalApp]:
         """With its worker and its upkeep, where it has them."""
         with quiet():
             async with self._running():
@@ -274,7 +274,7 @@ class Till:
         return connection
 
     async def _insert(self, connection: Any, key: str, what: str) -> dict[str, str]:
-        done = connection.execute(f"INSERT INTO till VALUES ('{key}', '{what}')")
+        done = connection.execute(f"INSERT INTO app_rows VALUES ('{key}', '{what}')")
         if inspect.isawaitable(done):
             await done
         return {"row": what}
@@ -390,7 +390,7 @@ class Till:
 
 
 def _scope(story: Story, name: str) -> dict[str, Any]:
-    headers = [(b"content-type", b"application/json"), (b"host", b"till"), (b"x-request", name.encode())]
+    headers = [(b"content-type", b"application/json"), (b"host", b"local_app"), (b"x-request", name.encode())]
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -403,7 +403,7 @@ def _scope(story: Story, name: str) -> dict[str, Any]:
         "root_path": "",
         "headers": [*headers, (b"idempotency-key", story.key.encode())],
         "client": ("127.0.0.1", 1),
-        "server": ("till", 80),
+        "server": ("local_app", 80),
         "state": {},
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Wire:
+class AsgiServer:
     """One ASGI request, driven by hand: what the server would send in, and everything that came out."""
 
     def __init__(

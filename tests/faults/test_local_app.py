@@ -25,20 +25,20 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.testing.clock import NoCompiler, TurnedClock
 from tests.faults import clocks, outages
 from tests.faults.campaign import Run
-from tests.faults.till import Till
-from tests.faults.till_check import Rows, check, checked
+from tests.faults.local_app import LocalApp
+from tests.faults.local_app_check import Rows, check, checked
 
 
-def paid(run: Run, spoil: Callable[[Till], Any]) -> list[str]:
+def paid(run: Run, spoil: Callable[[LocalApp], Any]) -> list[str]:
     """One key of each kind, and then something is spoiled. The promises that the check finds broken."""
 
     async def pay() -> None:
-        till = Till(MemoryStore())
-        async with till.open():
+        local = LocalApp(MemoryStore())
+        async with local.open():
             for _ in range(3):
-                await till.pay(till.story())
-            spoil(till)
-            await checked(run, till, None)
+                await local.pay(local.story())
+            spoil(local)
+            await checked(run, local, None)
 
     asyncio.run(pay())
     return [violation[:2] for violation in run.violations]
@@ -50,27 +50,27 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_nothing_is_found_where_nothing_is(run: Run) -> None:
-    assert paid(run, lambda till: None) == []
+    assert paid(run, lambda local: None) == []
 
 
-def key(till: Till) -> str:
-    return till.stories[0].key
+def key(local: LocalApp) -> str:
+    return local.stories[0].key
 
 
 @pytest.mark.parametrize(
     ("promise", "spoil"),
     [
-        ("I1", lambda till: till.charges.update([key(till)])),
-        ("I1", lambda till: till.charges.clear()),
-        ("I2", lambda till: till.stories[0].answers.__setitem__(1, (201, b"another"))),
-        ("I2", lambda till: till.once.store._rows.clear()),
-        ("I4", lambda till: setattr(till.stories[0], "end", "")),
-        ("I7", lambda till: setattr(till.stories[0], "end", "was answered with 404")),
-        ("I7", lambda till: till.stories[0].refused.append(f"{key(till)}.1")),
-        ("I7", lambda till: till.failed_open.append(f"{key(till)}.1")),
+        ("I1", lambda local: local.charges.update([key(local)])),
+        ("I1", lambda local: local.charges.clear()),
+        ("I2", lambda local: local.stories[0].answers.__setitem__(1, (201, b"another"))),
+        ("I2", lambda local: local.once.store._rows.clear()),
+        ("I4", lambda local: setattr(local.stories[0], "end", "")),
+        ("I7", lambda local: setattr(local.stories[0], "end", "was answered with 404")),
+        ("I7", lambda local: local.stories[0].refused.append(f"{key(local)}.1")),
+        ("I7", lambda local: local.failed_open.append(f"{key(local)}.1")),
     ],
 )
-def test_a_planted_violation(run: Run, promise: str, spoil: Callable[[Till], Any]) -> None:
+def test_a_planted_violation(run: Run, promise: str, spoil: Callable[[LocalApp], Any]) -> None:
     assert promise in paid(run, spoil)
     assert key_of(run.violations[0]), "with the history of the key"
 
@@ -81,10 +81,10 @@ def key_of(violation: str) -> bool:
 
 def test_business_rows_are_compared(run: Run) -> None:
     async def pay(rows: Rows) -> None:
-        till = Till(MemoryStore())
-        async with till.open():
-            await till.pay(till.story())
-            check(run, till, till.once.store, rows)
+        local = LocalApp(MemoryStore())
+        async with local.open():
+            await local.pay(local.story())
+            check(run, local, local.once.store, rows)
 
     asyncio.run(pay({}))
     assert not run.violations

@@ -147,7 +147,7 @@ def _url(url: str) -> str:
 # ---------------------------------------------------------------- the test's side
 
 _warm = multiprocessing.get_context("forkserver")
-_warm.set_forkserver_preload(["pytest", "tests.enlist.toys"])  # pytest: a child looks into our main module
+_warm.set_forkserver_preload(["pytest", "tests.enlist.killed_apps"])  # pytest: a child looks into our main module
 
 
 class Child:

@@ -1,12 +1,12 @@
 """App processes that are up at once: forked from one that has everything imported, and killed, paused or stopped.
 
-``Warm`` forks its nursery when it is entered, so enter it before any event loop or thread exists; from then on it may
-be used from wherever. Each app process serves real HTTP by uvicorn on one socket, which we hold open: clients wait for
-the next process instead of being refused. ::
+``ForkServer`` forks its nursery when it is entered, so enter it before any event loop or thread exists; from then on it
+may be used from wherever. Each app process serves real HTTP by uvicorn on one socket, which we hold open: clients wait
+for the next process instead of being refused. ::
 
-    with Warm(make_app) as warm:            # make_app(**options) -> an ASGI app, called in the new process
-        server = warm.start(url=..., lease=0.5)
-        ...                                 # clients talk to warm.url
+    with ForkServer(make_app) as forks:            # make_app(**options) -> an ASGI app, called in the new process
+        server = forks.start(url=..., lease=0.5)
+        ...                                 # clients talk to forks.url
         server.kill()                       # and pause(), resume(), stop()
 
 An option ``fault`` ("effect.call:after:kill", see ``oncekey.testing.faults``; several with commas between them) is
@@ -107,7 +107,7 @@ class Process:
         return True
 
 
-class Warm:
+class ForkServer:
     """See the module's docstring. ``log``: where processes write what goes wrong in them."""
 
     def __init__(

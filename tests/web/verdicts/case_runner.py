@@ -1,6 +1,6 @@
 """What every case of the verdict tests stands on: one key, its store, and an endpoint that counts what it does.
 
-``Bench`` gives each framework's app the work of its endpoint (``working``) and sends requests to the app. The work
+``CaseRunner`` gives each framework's app the work of its endpoint (``working``) and sends requests to the app. The work
 follows ``effects``: one row in the enlisted transaction, one effect of a phased operation, or a count. Nothing here
 asserts.
 """
@@ -37,7 +37,7 @@ class EffectFailed(Exception):
     """The provider did not say whether it charged."""
 
 
-class Bench:
+class CaseRunner:
     """One case on one place for keys. ``shop``: the database; None keeps the keys in memory."""
 
     def __init__(self, case: Case, effects: Any, shop: Shop | None = None, once: OnceKey | None = None) -> None:
@@ -187,7 +187,7 @@ def is_replay(answer: httpx.Response) -> bool:
     return answer.headers.get("idempotency-replayed") == "true"
 
 
-MakeBench = Callable[..., Bench]
+MakeBench = Callable[..., CaseRunner]
 
 
 class Declined(Exception):

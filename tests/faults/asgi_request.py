@@ -1,4 +1,4 @@
-"""A request spoken in ASGI by hand, so that a fault can come at any message of it, and thousands cost little."""
+"""A request sent in ASGI by hand, so that a fault can come at any message of it, and thousands cost little."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROBLEMS = {
 }
 
 
-class Spoken:
+class AsgiRequest:
     """One request under a key: its messages, and what came back. The client is there until it leaves."""
 
     def __init__(self, path: str, key: str, *pieces: bytes) -> None:

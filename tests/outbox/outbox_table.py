@@ -24,7 +24,7 @@ from tests import databases
 POSTGRES_ENQUEUE = re.sub(r":(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
 
 
-class Box:
+class OutboxTable:
     def __init__(self, url: str) -> None:
         self.url = url
         self.store: Store = open_store(url)

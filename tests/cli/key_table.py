@@ -1,4 +1,4 @@
-"""An operator's desk: a real store of either kind, keys in any state, and time that passes when it is told to."""
+"""A table of keys for the operator's commands: a real store of either kind, keys in any state, a way to age them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.core.swaps import swap
-from tests.outbox.boxes import Box
+from tests.outbox.outbox_table import OutboxTable
 
 RESPONSE = StoredResponse(201, (("content-type", "application/json"),), b'{"id":"pay_1","card":"4242"}')
 LEASE = 60.0
@@ -27,7 +27,7 @@ _TIMES = ("created_at", "lease_until", "expires_at", "finished_at", "reconcile_a
 Run = Callable[..., tuple[int, str, str]]
 
 
-class Desk(Box):
+class KeyTable(OutboxTable):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._keys = count(1)

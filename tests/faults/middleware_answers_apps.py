@@ -1,4 +1,4 @@
-"""Apps of every framework with middleware in them that answers in the handler's place: see ``in_place_stage.py``."""
+"""Apps of every framework whose middleware answers in the handler's place: see ``middleware_answers_handlers.py``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from oncekey import OnceKey, current
 from oncekey.web import fastapi, flask, starlette, wsgi
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.litestar import OnceKeyPlugin
-from tests.faults.in_place_stage import PATIENCE, Framework, Layer, Stage
+from tests.faults.middleware_answers_handlers import PATIENCE, Framework, Layer, Stage
 
 # -- ASGI --------------------------------------------------------------------------------------------------------------
 
 
-class InPlace:
+class AnsweringMiddleware:
     """The middleware of the case, as ASGI has it."""
 
     def __init__(self, app: Any, stage: Stage, layer: Layer) -> None:
@@ -95,7 +95,7 @@ async def _send_status(send: Any, status: int, message: MutableMapping[str, Any]
     await send({**message, "status": status} if "status" in message else message)
 
 
-class _InPlaceResponse(Response):
+class _AnsweringResponse(Response):
     """Sent, it lets the handler go on: Starlette waits for that before the request is over."""
 
     def __init__(self, stage: Stage) -> None:
@@ -107,7 +107,7 @@ class _InPlaceResponse(Response):
         self._stage.goes_on.set()
 
 
-class InPlaceByHttp(BaseHTTPMiddleware):
+class AnsweringHttpMiddleware(BaseHTTPMiddleware):
     """The same on Starlette's own base class."""
 
     def __init__(self, app: Any, stage: Stage) -> None:
@@ -116,7 +116,7 @@ class InPlaceByHttp(BaseHTTPMiddleware):
 
     async def dispatch(self, request: Request, call_next: Any) -> Response:
         case = self.stage.case
-        instead = _InPlaceResponse(self.stage)
+        instead = _AnsweringResponse(self.stage)
         if case.shape == "replaced":
             first = self.stage.calls == 0
             answer: Response = await call_next(request)
@@ -164,9 +164,9 @@ def _starlette(stage: Stage, once: OnceKey, layer: Layer, paths: list[str]) -> A
 
 def _add(app: Starlette, stage: Stage, layer: Layer) -> None:
     if layer == "BaseHTTPMiddleware":
-        app.add_middleware(InPlaceByHttp, stage=stage)
+        app.add_middleware(AnsweringHttpMiddleware, stage=stage)
     else:
-        app.add_middleware(InPlace, stage=stage, layer=layer)
+        app.add_middleware(AnsweringMiddleware, stage=stage, layer=layer)
 
 
 def _litestar(stage: Stage, once: OnceKey, layer: Layer, paths: list[str]) -> Any:
@@ -174,21 +174,21 @@ def _litestar(stage: Stage, once: OnceKey, layer: Layer, paths: list[str]) -> An
     async def pay() -> LitestarResponse[dict[str, str]]:
         return LitestarResponse({"run": current().owner}, status_code=await stage.handle())
 
-    def in_place(app: Any) -> Any:
-        return InPlace(app, stage, layer)
+    def middleware_answers(app: Any) -> Any:
+        return AnsweringMiddleware(app, stage, layer)
 
-    router = Router("/", route_handlers=[pay], middleware=[in_place])
+    router = Router("/", route_handlers=[pay], middleware=[middleware_answers])
     return Litestar([router], plugins=[OnceKeyPlugin(once)], logging_config=None, openapi_config=None)
 
 
 def _asgi(stage: Stage, once: OnceKey, layer: Layer, paths: list[str]) -> Any:
-    return IdempotencyMiddleware(InPlace(partial(_raw, stage), stage, layer), once=once)
+    return IdempotencyMiddleware(AnsweringMiddleware(partial(_raw, stage), stage, layer), once=once)
 
 
 # -- WSGI --------------------------------------------------------------------------------------------------------------
 
 
-class InPlaceBlocking:
+class AnsweringWsgiMiddleware:
     """The middleware of the case, as WSGI has it. A thread cannot be cancelled, so its timeout leaves it running."""
 
     def __init__(self, app: Any, stage: Stage, layer: Layer) -> None:
@@ -250,7 +250,7 @@ def _raw_blocking(stage: Stage, environ: Any, start_response: Any) -> Any:
 
 
 def _flask(stage: Stage, once: OnceKey, layer: Layer, paths: list[str]) -> Any:
-    app = Flask("in_place")
+    app = Flask("middleware_answers")
     app.config["PROPAGATE_EXCEPTIONS"] = True  # so that there is something to catch
 
     def pay() -> Any:
@@ -259,12 +259,12 @@ def _flask(stage: Stage, once: OnceKey, layer: Layer, paths: list[str]) -> Any:
 
     for path in paths:
         app.add_url_rule(path, path[1:], pay, methods=["POST"])
-    app.wsgi_app = InPlaceBlocking(app.wsgi_app, stage, layer)  # type: ignore[method-assign]
+    app.wsgi_app = AnsweringWsgiMiddleware(app.wsgi_app, stage, layer)  # type: ignore[method-assign]
     return flask.protect(app, once)
 
 
 def _wsgi(stage: Stage, once: OnceKey, layer: Layer, paths: list[str]) -> Any:
-    return wsgi.IdempotencyMiddleware(InPlaceBlocking(partial(_raw_blocking, stage), stage, layer), once)
+    return wsgi.IdempotencyMiddleware(AnsweringWsgiMiddleware(partial(_raw_blocking, stage), stage, layer), once)
 
 
 MAKERS: dict[Framework, Callable[[Stage, OnceKey, Layer, list[str]], Any]] = {

@@ -1,4 +1,4 @@
-"""Where keys are, for the tests of upkeep: each store in turn, ways to make keys of any kind, and to let time pass."""
+"""A store with keys for the tests of upkeep: ways to make keys of any kind, and to let time pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oncekey.stores.registry import open_store
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.telemetry.events import Event as Told
 from tests import databases
-from tests.outbox.boxes import POSTGRES_ENQUEUE
+from tests.outbox.outbox_table import POSTGRES_ENQUEUE
 
 SCOPE = "single-tenant"
 OPERATION = "POST /payments"
@@ -43,7 +43,7 @@ class Clock:
         return self.now
 
 
-class Place:
+class KeyStore:
     """One empty store, and what it tells."""
 
     def __init__(self, url: str) -> None:

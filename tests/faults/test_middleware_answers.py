@@ -10,9 +10,9 @@ import pytest
 from oncekey.core.judgment import Judgment
 from oncekey.core.states import Event
 from oncekey.web import endings, flask
-from tests.faults import in_place
+from tests.faults import middleware_answers
 from tests.faults.campaign import Run
-from tests.faults.in_place_stage import EFFECTS, FRAMEWORKS, Case
+from tests.faults.middleware_answers_handlers import EFFECTS, FRAMEWORKS, Case
 
 BUGS = {
     "an effect that begins while the request is answered": Case(
@@ -34,8 +34,8 @@ BUGS = {
 
 def violations(folder: Path, case: Case) -> list[str]:
     run = Run("sqlite", 1, 1, folder)
-    with patch.object(in_place, "cases", lambda: iter([case])):
-        in_place.in_place(run)
+    with patch.object(middleware_answers, "cases", lambda: iter([case])):
+        middleware_answers.middleware_answers(run)
     assert run.hits == 1
     return run.violations
 
@@ -67,8 +67,8 @@ def test_answer_that_is_not_stored_is_noticed(tmp_path: Path) -> None:
 
 
 def test_every_framework_shape_and_declaration_has_its_cases() -> None:
-    cases = list(in_place.cases())
-    assert len(cases) == len(set(cases)) == in_place.EVERYTHING
+    cases = list(middleware_answers.cases())
+    assert len(cases) == len(set(cases)) == middleware_answers.EVERYTHING
     assert {case.framework for case in cases} == set(FRAMEWORKS)
     assert {case.effects for case in cases} == set(EFFECTS)
     assert {case.shape for case in cases if case.framework == "litestar"} == {case.shape for case in cases}

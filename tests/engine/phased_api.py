@@ -1,6 +1,6 @@
-"""A desk at which phased requests are served: a real database, the real middleware, and a count of what was called.
+"""An API with phased requests: a real database, the real middleware, and a count of what was called.
 
-A test writes ``async def serve(desk, op, connection)``; the desk opens the connection, counts, and closes it.
+A test writes ``async def serve(phased, op, connection)``; the API opens the connection, counts, and closes it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.enlist.shop import Api, Shop
 PHASED = Policy(effects="phased")
 SCOPE = "single-tenant"
 
-Serve = Callable[["Desk", Operation, Any], Awaitable[Response | None]]
+Serve = Callable[["PhasedApi", Operation, Any], Awaitable[Response | None]]
 
 
-class Desk:
+class PhasedApi:
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
         self.calls: Counter[str] = Counter()
