@@ -42,9 +42,10 @@ from tests.faults.scenes import (
 )
 
 ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared with co_filename, a thousand times
+WEB = ("asgi.py", "asgi_shell.py", "exchange.py", "handling.py", "endings.py", "endpoints.py")
 TRACED = (
     ROOT + "engine" + os.sep,
-    *(ROOT + "web" + os.sep + name for name in ("asgi.py", "handling.py", "endings.py", "endpoints.py")),
+    *(ROOT + "web" + os.sep + name for name in WEB),
     *(ROOT + "core" + os.sep + name for name in ("evidence.py", "judgment.py")),
 )
 ERRORS: tuple[type[BaseException], ...] = (RuntimeError, asyncio.CancelledError)

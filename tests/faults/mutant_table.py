@@ -190,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
       (f"{SQLITE}/outbox_late", "AND (i.attempt > 0 OR i.history <> '[]')", "AND 0")),
     # 12: the store is down
     _(12, "I7", "store down: 503, and no call", "tests/web/test_store_faults.py::test_a_locked_sqlite_file_is_503_and_the_handler_is_not_called",
-      ("oncekey.web.asgi", "            await self._refuse(Situation.STORE_UNAVAILABLE, retry_after=UNAVAILABLE_RETRY_SECONDS)\n", "            await self.app(self.scope, self.receive, self.send)\n")),
+      ("oncekey.web.asgi_shell", "            await self._answer(exchange.unavailable())\n", "            await self.app(self.scope, self.receive, self.send)\n")),
     _(12, "I7", "a file that vanished is not begun anew", "tests/stores/test_sqlite_files.py::test_a_file_that_vanished_is_never_begun_anew",
       (f"{SQLITE}.connections", "if known is not None and _file_id(self.path) != known:", "if False:"),
       (f"{SQLITE}.connections", "        if _file_id(self.path) != handle.file_id:\n", "        if False:\n")),
@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(20, "I7", "what a parser cannot read is bytes, and no error", "tests/web/test_bad_input.py::test_odd_bodies_are_protected_like_any_other",
       ("oncekey.core.json_form", "and accepts pairs\n    except (ValueError, TypeError):", "and accepts pairs\n    except KeyError:")),
     _(20, "I7", "a body has a cap", "tests/web/test_bad_input.py::test_a_body_over_the_cap_is_413",
-      ("oncekey.web.asgi", "            if size > limit:\n", "            if False:\n")),
+      ("oncekey.web.asgi_shell", "        if len(body) > self.exchange.policy.max_request_bytes:\n", "        if False:\n")),
     # 21: a new boundary
     _(21, "I5", "form data is hashed by its parts", "tests/core/test_multipart.py::test_a_new_boundary_is_the_same_request",
       ("oncekey.core.fingerprint", "        parts = canonical_parts(body, boundary)\n", "        parts = None\n")),
@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.engine.batching.thread_lane", "with {type(error).__name__}\")", "with {error}\")")),
     # 30: who may not ask any more
     _(30, "I6", "authentication comes before the replay", "tests/web/test_asgi_auth.py::test_a_revoked_user_gets_no_replay",
-      ("oncekey.web.asgi", "            await self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)\n            return\n", "            tenant = \"ann\"\n")),
+      ("oncekey.web.asgi_shell", "            await self._answer(exchange.refuse_caller(error))\n            return\n", "            tenant = \"ann\"\n")),
     _(30, "I6", "a key is its tenant's", "tests/web/test_asgi_auth.py::test_a_key_of_somebody_else_looks_unused",
       ("oncekey.engine.once", "            scope = self.key_scope(tenant, None if", "            scope = self.key_scope(\"everybody\", None if")),
     _(30, "I6", "who has no name shares no keys", "tests/web/test_asgi_auth.py::test_a_tenant_that_cannot_be_one_never_runs",

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from oncekey import Policy
 from oncekey.telemetry import events
-from oncekey.web.asgi import LARGE_BODY_BYTES
+from oncekey.web.asgi_shell import LARGE_BODY_BYTES
 from tests.web.apps import MakeApi, World, same, soon
 from tests.web.processes import served, talk
 

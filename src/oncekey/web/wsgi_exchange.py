@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Protocol
 
 from oncekey.core.decision import Execute
-from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
-from oncekey.core.record import Record, Reservation
+from oncekey.core.record import Record
 from oncekey.core.routes import Route
 from oncekey.core.states import Event
 from oncekey.engine.keeper import Unfinished
@@ -24,14 +23,13 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.endings import Move, answer_instead, answered, in_place_of, raised
+from oncekey.web.exchange import Exchange as _Exchange
 from oncekey.web.responses import (
     UNAVAILABLE_RETRY_SECONDS,
     Headers,
     answer_headers,
-    answer_to,
     body_length,
     first_headers,
-    read_key,
     refusal,
 )
 from oncekey.web.wsgi_bodies import AppBody, Streamed
@@ -84,13 +82,11 @@ class Exchange:
         self.once = middleware.once
         self.covered = middleware.covered
         self.dress = middleware.dress
-        self.route = route
+        self.exchange = _Exchange(self.once, route)
         self.policy = route.policy
         self.environ = environ
         self.start_response = start_response
         self.path = path
-        self.key_header: bytes | None = None
-        self.wanted: Reservation
         self.operation: Operation
         self.concluded = False
         self.judged: tuple[Event, int | None]
@@ -113,47 +109,33 @@ class Exchange:
     # -- before the handler --------------------------------------------------------------------------------------
 
     def run(self) -> Iterable[bytes]:
-        raw_key = self.environ.get("HTTP_IDEMPOTENCY_KEY")
+        exchange, once, environ = self.exchange, self.once, self.environ
+        raw_key = environ.get("HTTP_IDEMPOTENCY_KEY")
         if raw_key is None and not self.policy.required:
-            return self.app(self.environ, self.start_response)
+            return self.app(environ, self.start_response)
         try:
-            if (tenant := self.once.single_tenant) is None or self.once.authorize is not None:
+            if (tenant := once.single_tenant) is None or once.authorize is not None:
                 tenant = self._tenant(authorize=raw_key is not None)
-        except NotAuthenticated as error:
-            return self._refuse(Situation.NOT_AUTHENTICATED, detail=str(error) or None)
-        except NotAuthorized as error:
-            return self._refuse(Situation.NOT_AUTHORIZED, detail=str(error) or None)
-        values = [] if raw_key is None else [raw_key.encode("latin-1")]
-        key = read_key(values, self.policy, self.once)
-        if isinstance(key, Answer):
-            return self._answer(key, None)
-        self.key_header = values[0].strip()
-        body = self._read_body()
+        except (NotAuthenticated, NotAuthorized) as error:
+            return self._answer(exchange.refuse_caller(error), None)
+        length = body_length(environ.get("CONTENT_LENGTH"))
+        refused = exchange.admit([] if raw_key is None else [raw_key.encode("latin-1")], length)
+        if refused is not None:
+            return self._answer(refused, None)
+        body = self._read_body(length)
         if isinstance(body, Answer):
             return self._answer(body, None)
-        self.wanted = self.once.reservation(
-            self.route,
-            tenant=tenant,
-            key=key,
-            owner=self.once.engine.owners.new(),
-            parts=(
-                method_of(self.environ),
-                self.path,
-                self.environ.get("QUERY_STRING", "").encode("latin-1"),
-                self.environ.get("CONTENT_TYPE") or None,
-                body,
-                partial(header_lines, self.environ),
-            ),
-            lines=header_lines(self.environ, self.policy.recipe.headers),
-        )
-        engine = self.once.engine
+        query, content_type = environ.get("QUERY_STRING", "").encode("latin-1"), environ.get("CONTENT_TYPE") or None
+        parts = (method_of(environ), self.path, query, content_type, body, partial(header_lines, environ))
+        exchange.reserve(tenant, parts, header_lines(environ, self.policy.recipe.headers))
         try:
-            decision = engine.run_blocking(engine.begin(self.wanted, self.policy), self.policy.begin_seconds)
+            decision = once.engine.run_blocking(exchange.begin(), self.policy.begin_seconds)
         except OperatorError:
-            return self._refuse(Situation.STORE_UNAVAILABLE, retry_after=UNAVAILABLE_RETRY_SECONDS)
-        if isinstance(decision, Execute):
-            return self._execute(decision.record, tenant, body)
-        return self._answer(answer_to(decision, self.policy, self.once), decision.record)
+            return self._answer(exchange.unavailable(), None)
+        if not isinstance(decision, Execute):
+            return self._answer(exchange.answer_to(decision), exchange.record)
+        self.operation = exchange.execute(decision, covered=self.covered)
+        return self._execute(body)
 
     def _tenant(self, *, authorize: bool) -> str:
         """The tenant of the request. Also asks ``authorize``, before the key is looked up."""
@@ -162,34 +144,28 @@ class Exchange:
         request = Request(method_of(environ), path, environ, all_headers(environ))
         tenant: str = once.single_tenant or not_async(once.scope(request), "scope")  # type: ignore[operator]
         if authorize and once.authorize is not None:
-            allowed(not_async(once.authorize(request, self.route.operation), "authorize"))
+            allowed(not_async(once.authorize(request, self.exchange.route.operation), "authorize"))
         return tenant
 
-    def _read_body(self) -> bytes | Answer:
+    def _read_body(self, length: int | None) -> bytes | Answer:
         """The whole body, or the answer that refuses it: it is larger than the policy allows, or incomplete."""
         limit = self.policy.max_request_bytes
         stream = self.environ["wsgi.input"]
-        length = body_length(self.environ.get("CONTENT_LENGTH"))
         body = b""
         try:
             if length is not None:
-                if length > limit:
-                    return refusal(self.once, Situation.BODY_TOO_LARGE)
                 body = stream.read(length)
                 if len(body) < length:  # the client disconnected before it had sent the whole request
-                    return refusal(self.once, Situation.BODY_INCOMPLETE)
+                    return self.exchange.refuse(Situation.BODY_INCOMPLETE)
             elif self.environ.get("wsgi.input_terminated"):
                 body = stream.read(limit + 1)  # chunked
         except OSError:  # malformed chunks, or a broken connection
-            return refusal(self.once, Situation.BODY_INCOMPLETE)
-        return refusal(self.once, Situation.BODY_TOO_LARGE) if len(body) > limit else body
+            return self.exchange.refuse(Situation.BODY_INCOMPLETE)
+        return self.exchange.refuse(Situation.BODY_TOO_LARGE) if len(body) > limit else body
 
     # -- the handler ---------------------------------------------------------------------------------------------
 
-    def _execute(self, record: Record, tenant: str, body: bytes) -> Iterable[bytes]:
-        self.operation = Operation(record, self.policy, tenant, self.once.engine, covered=self.covered)
-        if self.policy.keep_request:
-            self.operation.request = kept_request(self.wanted.parts, self.policy.recipe.headers)
+    def _execute(self, body: bytes) -> Iterable[bytes]:
         self.once.engine.keeper.watch(self.operation)
         environ = dict(self.environ)
         environ.pop("HTTP_ACCEPT_ENCODING", None)  # bodies are stored uncompressed; compress outside of the middleware
@@ -253,13 +229,17 @@ class Exchange:
             self.instead = in_place_of(event, self.operation, self.once)
         if self.instead is not None:
             return self._answer(self.instead, self.record)
-        headers = first_headers(self.operation, self.status, self.headers, len(body), self.key_header, self.record)
+        headers = first_headers(
+            self.operation, self.status, self.headers, len(body), self.exchange.key_header, self.record
+        )
         self._send_start(headers)
         return [body]
 
     def _stream(self, chunks: list[bytes], rest: AppBody) -> Iterable[bytes]:
         record = self.record or self.operation.record
-        self._send_start(first_headers(self.operation, self.status, self.headers, None, self.key_header, record))
+        self._send_start(
+            first_headers(self.operation, self.status, self.headers, None, self.exchange.key_header, record)
+        )
         return Streamed(self, chunks, rest)
 
     def _is_event_stream(self) -> bool:
@@ -321,7 +301,7 @@ class Exchange:
         if move.event is not Event.DISCARD:  # an unused key has no expiry to show
             self.record = finished.record
         if not finished.stored:
-            self.instead = answer_instead(finished, self.operation, self.wanted, self.once)
+            self.instead = answer_instead(finished, self.operation, self.exchange.wanted, self.once)
 
     def settle(self) -> None:
         """The app has returned, so it has committed or never will: finish, and set ``instead`` if it has not."""
@@ -335,14 +315,9 @@ class Exchange:
         self.started = True
         self.start_response(self.status_line, [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers])
 
-    def _refuse(
-        self, situation: Situation, *, detail: str | None = None, retry_after: float | None = None
-    ) -> Iterable[bytes]:
-        return self._answer(refusal(self.once, situation, detail=detail, retry_after=retry_after), None)
-
     def _answer(self, answer: Answer, record: Record | None) -> Iterable[bytes]:
         if self.dress is not None:
             answer = self.dress(self.environ, answer)
         self.status_line = status_line(answer.status)
-        self._send_start(answer_headers(answer, self.key_header, record))
+        self._send_start(answer_headers(answer, self.exchange.key_header, record))
         return [answer.body]
