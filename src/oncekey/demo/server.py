@@ -51,7 +51,7 @@ def run(
     host: str = "127.0.0.1",
 ) -> int:
     """Serve until interrupted; restart every child that is killed."""
-    listener, listener = _listen(host, port), _listen(host, 0)
+    listener, bank = _listen(host, port), _listen(host, 0)
     port = listener.getsockname()[1]
     ledger = ledger or ledger_of(store)
     _prepare(store)
@@ -62,11 +62,11 @@ def run(
     start = secrets.token_hex(3)  # new keys at each start: the keys of an earlier start are already used
     keys = {"first": f"first-{start}", "crash": f"crash-{start}"}
     print((_CURL + (_LATER if background else _NOW)).format(port=port, **keys), flush=True)
-    provider = [f"http://{host}:{listener.getsockname()[1]}", "yes" if honours else "no"]
+    provider = [f"http://{host}:{bank.getsockname()[1]}", "yes" if honours else "no"]
     app = [str(listener.fileno()), store, *provider, "background" if background else "now"]
     members = [
         Member(
-            "provider", "oncekey.demo.provider", [str(listener.fileno()), str(ledger), provider[1]], fds=[listener.fileno()]
+            "provider", "oncekey.demo.provider", [str(bank.fileno()), str(ledger), provider[1]], fds=[bank.fileno()]
         ),
         Member("app", "oncekey.demo.server", app, fds=[listener.fileno()]),
     ]
