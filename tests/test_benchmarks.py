@@ -50,7 +50,7 @@ def bare() -> Iterator[Served]:
 
 @needs_compiler
 @pytest.mark.parametrize("mode", ["bare", "first"])
-def test_generator_counts_what_the_server_answers(generator: Path, bare: Served, mode: load.Mode) -> None:
+def test_generator_counts_the_responses_of_the_server(generator: Path, bare: Served, mode: load.Mode) -> None:
     measured = load.run(generator, bare.port, mode, connections=8, seconds=0.5, warmup=0.1)
     assert measured.requests > 0
     assert measured.replayed == 0
@@ -171,7 +171,9 @@ def test_generator_reads_chunked_answers_and_nothing_else_for_one(
                 load.run(generator, port, "bare", connections=1, seconds=0.2, warmup=0)
 
 
-def test_only_who_answers_alike_and_runs_once_is_measured(bare: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contestant_is_measured_only_if_it_runs_once_and_answers_alike(
+    bare: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "8 answers" in proof.prove(BARE, bare, "uvicorn")
     with pytest.raises(proof.NotProven, match="8 different answers"):
         proof.prove(ONCEKEY_MEMORY, bare, "uvicorn")
@@ -234,7 +236,7 @@ def test_ratios_are_taken_inside_a_round() -> None:
     assert verdict([], {("first@64", "oncekey sqlite")}, strict=False) == 1
 
 
-def test_the_best_peer_is_the_best_of_each_round_and_latency_is_what_was_added() -> None:
+def test_best_peer_is_taken_per_round_and_latency_is_the_added_one() -> None:
     samples = [
         *(first("oncekey postgres", number, 1000.0) for number in (0, 1)),
         *(first("idemkit redis", number, rate) for number, rate in enumerate((200.0, 100.0))),
@@ -258,7 +260,7 @@ def test_every_round_measures_everyone_with_the_bare_app_around_them() -> None:
     assert len({tuple(order(ALL, number)) for number in range(4)}) == 4
 
 
-def test_what_only_chooses() -> None:
+def test_only_chooses_workloads_and_contestants() -> None:
     assert [workload.id for workload, _ in chosen(set())] == [workload.id for workload in WORKLOADS]
     [(workload, contestants)] = chosen({"first@64", "idemkit postgres"})
     assert (workload.id, contestants) == ("first@64", [BARE, IDEMKIT_POSTGRES])
@@ -331,9 +333,7 @@ def test_options_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("mode", instructions.MODES)
-def test_what_is_counted_is_requests_that_are_answered(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counted_requests_are_answered(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "settle", lambda: None)  # it is for a process of its own
     instructions.serve(mode, 2 if mode in instructions.DOCUMENTS else 40, f"sqlite:///{tmp_path / 'counted.db'}")
 
@@ -345,7 +345,7 @@ def test_an_answer_that_was_not_asked_for_is_not_counted(monkeypatch: pytest.Mon
     assert told.group_contains(RuntimeError, match="not the answer that was asked for: b'HTTP/1.1 500")
 
 
-def test_without_valgrind_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_valgrind_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["instructions"])
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(SystemExit, match="valgrind is not installed"):

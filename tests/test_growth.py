@@ -26,7 +26,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return found
 
 
-def test_what_is_filled_is_what_the_product_finds(url: str) -> None:
+def test_filled_store_has_the_keys_that_the_product_finds(url: str) -> None:
     """Twice, since the small stores are filled anew; then every kind of work once."""
     for _ in range(2):
         fill(url, SHAPE, lambda _: None)
@@ -110,6 +110,6 @@ def test_batches_grow_with_the_load_and_the_nearest_limit_is_named() -> None:
     assert capacity.show([step]).count("\n") == 2
 
 
-def test_the_table_of_the_docs_is_what_the_simulation_says() -> None:
+def test_table_in_the_docs_equals_the_simulation() -> None:
     text = (Path(__file__).parents[1] / "docs/scaling.md").read_text()
     assert capacity.show(capacity.table(capacity.Constants(), capacity.Machine(), 24.0)) in text

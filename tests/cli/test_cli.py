@@ -128,7 +128,7 @@ def test_help_has_every_command_and_its_store(run: Run, monkeypatch: pytest.Monk
         ("memory://", "memory://"),
     ],
 )
-def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
+def test_shown_url_has_no_password(url: str, shown: str) -> None:
     """Never a password, wherever it stands in the URL."""
     assert named(url) == shown
 

@@ -233,7 +233,7 @@ def finished(table: KeyTable, number: int, took: float, lease: float, operation:
     table.execute(f"UPDATE idempotency_keys SET {times} WHERE key LIKE 'key-{took:g}-%'")
 
 
-def test_the_lease_against_what_handlers_take(table: KeyTable) -> None:
+def test_doctor_warns_if_handlers_take_longer_than_the_lease(table: KeyTable) -> None:
     """The worst operation is named, with a lease that would do; too few keys say nothing."""
     finished(table, diagnosis.ENOUGH - 1, 50.0, 90.0, "POST /slow")
     assert line(table, "lease").found.startswith("no operation with 20 finished keys")

@@ -78,7 +78,7 @@ def test_nothing_to_list(table: KeyTable, operate: Run) -> None:
     assert json.loads(operate("keys", "list", "--json")[1]) == {"keys": [], "more": False}
 
 
-def test_what_a_client_wrote_is_only_shown(table: KeyTable, operate: Run) -> None:
+def test_control_characters_and_markup_of_a_client_are_escaped(table: KeyTable, operate: Run) -> None:
     """Neither control sequences nor markup: an operator's terminal is not the client's."""
     table.put("key-\x1b[2J\r\u202e-and-more", State.UNKNOWN, scope="[bold red]acme[/]", operation="POST /\x1b]0;x\x07")
     out = operate("keys", "list", "--reveal")[1]

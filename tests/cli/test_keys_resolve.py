@@ -105,7 +105,9 @@ def test_quarantine_that_is_cut_short_is_asked_about_and_audited(table: KeyTable
 
 @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING, State.COMPLETED, State.FAILED_RETRYABLE])
 @pytest.mark.parametrize("how", [PAID, ("--refute",), ("--fail", "--status", "500")])
-def test_only_what_is_unknown(table: KeyTable, operate: Run, state: State, how: tuple[str, ...]) -> None:
+def test_resolve_refuses_keys_that_are_not_unknown(
+    table: KeyTable, operate: Run, state: State, how: tuple[str, ...]
+) -> None:
     """Whatever else it is, it says what that means, before anybody is asked; and nothing is changed."""
     table.put(KEY, state, age=LEASE + 301)
     before = table.there(KEY)
@@ -203,7 +205,9 @@ def test_a_long_reason_is_cut(table: KeyTable, operate: Run) -> None:
     assert [len(why) for *_, why in table.audit(KEY)] == [changes.WHY_CHARS]
 
 
-def test_nobody_without_a_name(table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_by_a_user_without_a_name_asks_for_who(
+    table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container may have a user without a name: it says what to give, and an audit line always has a name."""
 
     def nobody() -> str:
@@ -305,7 +309,7 @@ def test_refuting_clears_every_effect_in_doubt(table: KeyTable, operate: Run) ->
         (["--confirm", "--status", "201"], "--confirm skips every phase after it. Use `--happened charge"),
     ],
 )
-def test_what_does_not_fit_the_doubt_is_refused_before_anything_is_asked(
+def test_verdict_that_does_not_fit_the_effects_is_refused_before_any_prompt(
     table: KeyTable, operate: Run, options: list[str], says: str
 ) -> None:
     table.in_doubt(KEY, "charge", age=1000)
@@ -321,7 +325,7 @@ def test_key_without_steps_has_no_effect_to_settle(table: KeyTable, operate: Run
     assert (code, "no effect of this key is in doubt" in error) == (1, True)
 
 
-def test_confirmed_as_final_although_an_effect_is_in_doubt(table: KeyTable, operate: Run) -> None:
+def test_confirm_with_final_completes_a_key_with_an_effect_in_doubt(table: KeyTable, operate: Run) -> None:
     table.in_doubt(KEY, "charge")
     assert operate(*RESOLVE, "--confirm", "--status", "402", "--final", *SURE)[0] == 0
     record = table.there(KEY)
@@ -329,7 +333,7 @@ def test_confirmed_as_final_although_an_effect_is_in_doubt(table: KeyTable, oper
     assert record.state is State.COMPLETED
 
 
-def test_show_names_the_effect_in_doubt_and_what_settles_it(table: KeyTable, operate: Run) -> None:
+def test_show_names_the_effect_in_doubt_and_the_command_that_settles_it(table: KeyTable, operate: Run) -> None:
     table.in_doubt(KEY, "charge")
     code, out, _ = operate("keys", "show", KEY, "--scope", "acme")
     assert code == 0
@@ -356,7 +360,7 @@ def test_forgotten(table: KeyTable, operate: Run, state: State) -> None:
 
 
 @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING, State.FAILED_RETRYABLE, State.UNKNOWN])
-def test_only_what_is_final_is_forgotten(table: KeyTable, operate: Run, state: State) -> None:
+def test_forget_refuses_keys_that_are_not_final(table: KeyTable, operate: Run, state: State) -> None:
     table.put(KEY, state, age=1000)
     code, out, error = operate(*FORGET, *SURE)
     assert (code, out) == (1, "")

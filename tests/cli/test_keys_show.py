@@ -81,7 +81,7 @@ def test_a_key_that_is_not_there(table: KeyTable, operate: Run) -> None:
         assert key not in error
 
 
-def test_what_is_left_of_a_key(table: KeyTable, operate: Run) -> None:
+def test_show_of_a_forgotten_key_has_its_history(table: KeyTable, operate: Run) -> None:
     """The history outlives the key."""
     changes.forget(table.store, table.put(KEY, State.FAILED), Audit("ann", "a wrong answer"))
     code, out, _ = operate("keys", "show", KEY, "--scope", "acme")
@@ -120,7 +120,7 @@ def once(tmp_path: Path, name: str) -> Iterator[OnceKey]:
 
 
 @pytest.mark.parametrize("name", MOVES)
-async def test_what_a_client_would_get_is_what_it_gets(
+async def test_predicted_response_equals_the_real_response(
     name: str,
     once: OnceKey,
     tmp_path: Path,

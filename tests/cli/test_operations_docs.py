@@ -58,7 +58,7 @@ def stable(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
 
 
-def test_the_page_shows_what_is_printed(run: Run, durable_url: str) -> None:
+def test_page_shows_the_real_output_of_every_command(run: Run, durable_url: str) -> None:
     """Every command of the page, its output and its errors as in a terminal, 100 columns wide."""
     shop = "postgresql://app@db/shop"
     assert run("migrate", "--store", durable_url)[0] == 0

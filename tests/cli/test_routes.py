@@ -45,7 +45,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize("make", APPS)
-async def test_what_it_says_is_what_requests_meet(make: Callable[[], Any]) -> None:
+async def test_reported_coverage_equals_the_headers_of_real_responses(make: Callable[[], Any]) -> None:
     """One request to every endpoint: our headers are on the answer exactly where it says protected."""
     app = make()
     found = audit(app).endpoints
@@ -287,7 +287,7 @@ def test_as_json(run: Run) -> None:
         ("shop_to_audit:make", "--factory"),
     ],
 )
-def test_what_is_no_app(run: Run, target: str, words: str) -> None:
+def test_target_that_is_no_app_exits_1_with_one_sentence(run: Run, target: str, words: str) -> None:
     """One sentence that says what to give, and exit code 1."""
     code, out, error = run(target)
     assert (code, out, error.count("\n")) == (1, "", 1)

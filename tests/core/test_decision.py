@@ -139,7 +139,7 @@ def test_an_unknown_outcome_is_never_claimed() -> None:
                 assert isinstance(decision, Unknown), row
 
 
-def test_the_same_request_gets_what_its_state_says() -> None:
+def test_same_request_gets_the_decision_of_its_state() -> None:
     """The seven states as a literal table, for the same request before expiry."""
     expected: dict[State, type] = {
         State.COMPLETED: Replay,

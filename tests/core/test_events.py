@@ -149,7 +149,7 @@ def test_an_event_about_a_record_shows_a_hint_of_its_key() -> None:
     assert KEY not in repr(event)
 
 
-def test_redacted_keys_can_be_told_apart_but_not_read() -> None:
+def test_redacted_keys_are_distinct_and_unreadable() -> None:
     """At most four characters and a short hash: equal for equal keys only, the same in every process."""
     assert redact(KEY) == "550e~a3a9e1ed"
     assert redact(KEY) == redact(KEY[:])
@@ -242,7 +242,7 @@ def test_nothing_is_logged_below_the_level(logger: logging.Logger, caplog: pytes
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_an_emitter_wants_what_somebody_reads(logger: logging.Logger) -> None:
+def test_emitter_wants_events_that_a_hook_or_the_log_level_takes(logger: logging.Logger) -> None:
     """With a hook everything; without, what the logger's level lets through, also after it changed."""
     silent = Emitter(None)
     logger.setLevel(logging.WARNING)

@@ -41,7 +41,7 @@ def test_call_that_was_cancelled_has_neither_returned_nor_raised(error: BaseExce
     assert (evidence.calls, evidence.running, evidence.returned, evidence.raised) == (1, 0, None, False)
 
 
-def test_later_call_forgets_what_an_earlier_one_said() -> None:
+def test_later_call_replaces_the_evidence_of_an_earlier_one() -> None:
     evidence = Evidence()
     evidence.entered()
     evidence.raised_with(NotExecuted("closed"), 503)

@@ -323,7 +323,7 @@ def test_a_dot_in_a_name_is_no_path() -> None:
         "a=1",
     ],
 )
-def test_fields_of_what_is_no_object_are_the_whole_body(body: str) -> None:
+def test_fields_of_a_body_that_is_no_object_count_the_whole_body(body: str) -> None:
     """Where there is nothing to choose from, every byte counts, not just the part that would be chosen."""
     assert of(body, fields=["a"]) != of(body + " ", fields=["a"])
     assert of(body, fields=["a"]) != of('{"a":1}', fields=["a"])

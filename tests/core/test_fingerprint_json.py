@@ -172,7 +172,7 @@ NOT_I_JSON = {
 
 
 @pytest.mark.parametrize("body", NOT_I_JSON.values(), ids=NOT_I_JSON.keys())
-def test_what_is_not_i_json_is_raw(body: bytes) -> None:
+def test_body_that_is_not_i_json_is_hashed_raw(body: bytes) -> None:
     """It is no error, it counts by its bytes, and is not the same as those bytes under another type."""
     assert fast(body) is None
     assert slow(body) is None

@@ -232,7 +232,9 @@ ENDINGS = [
 
 @pytest.mark.parametrize("effects", EFFECTS)
 @pytest.mark.parametrize("on_server_error", ON_SERVER_ERROR)
-def test_word_of_the_handler_wins_over_what_is_declared(effects: EffectsName, on_server_error: OnServerError) -> None:
+def test_exception_of_the_handler_wins_over_the_declared_effects(
+    effects: EffectsName, on_server_error: OnServerError
+) -> None:
     policy = Policy(effects=effects, on_server_error=on_server_error)
     for evidence, status in ENDINGS:
         assert judge(evidence, status, policy, word="outcome_unknown") == UNKNOWN

@@ -164,7 +164,7 @@ def test_outcome_unknown_is_never_anything_else(cases: Cases) -> None:
             assert found.event is Event.DOUBT, case
 
 
-def test_answer_without_a_call_is_told_unless_the_key_stays_unused(cases: Cases) -> None:
+def test_success_without_an_endpoint_call_has_a_notice(cases: Cases) -> None:
     for case, found in cases:
         if not case.evidence.calls and found.event is Event.COMPLETE:
             assert found.notice is not None, case

@@ -116,7 +116,7 @@ GOOD = body([([NAME], b"1")])
         GOOD.replace(b"\r\n\r\n", b"\r\n"),
     ],
 )
-def test_what_is_not_strict_is_raw(bad: bytes) -> None:
+def test_multipart_that_is_not_strict_is_hashed_raw(bad: bytes) -> None:
     """Whatever parsers could read differently has no form, and its raw bytes count with their boundary."""
     assert canonical_parts(bad, b"XX") is None
     assert hashed(bad, "multipart/form-data; boundary=XX") != hashed(bad, "multipart/form-data; boundary=X")

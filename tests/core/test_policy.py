@@ -78,7 +78,7 @@ def test_a_shortest_key_longer_than_the_longest_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NEVER_STORED))
-def test_no_route_can_store_what_must_not_be_replayed(name: str) -> None:
+def test_policy_refuses_to_store_headers_of_the_never_list(name: str) -> None:
     """Each header of the never-list is refused, in any case."""
     with pytest.raises(ConfigurationError, match=name):
         Policy(stored_headers=frozenset({name.upper()}))

@@ -160,7 +160,7 @@ def test_governance_is_a_fault(situation: Situation) -> None:
     assert body_of(problem("governance", situation))["fault"]["faultId"] == ""
 
 
-def test_governance_calls_a_mismatch_what_the_seed_calls_it() -> None:
+def test_mismatch_in_the_governance_profile_has_its_code_and_words() -> None:
     """The code and the first words that clients of the governance profile know."""
     (error,) = body_of(problem("governance", Situation.MISMATCH))["fault"]["errors"]
     assert error["errorCode"] == "IDEMPOTENCY_CONFLICT"
@@ -228,7 +228,7 @@ def test_every_503_says_to_keep_the_key(profile: ProfileName, situation: Situati
     assert "same Idempotency-Key" in message_of(profile, problem(profile, situation))
 
 
-def test_only_what_is_certain_is_called_not_executed() -> None:
+def test_not_executed_is_said_only_before_the_handler_ran() -> None:
     """Before the handler nothing ran; after it, with the result not stored, nobody can say so."""
     assert "not executed" in message_of("ietf", problem("ietf", Situation.STORE_UNAVAILABLE))
     assert "no effect" in message_of("ietf", problem("ietf", Situation.NOT_EXECUTED))
@@ -242,7 +242,7 @@ def test_only_what_is_certain_is_called_not_executed() -> None:
 
 
 @each_profile
-def test_unknown_tells_the_client_what_to_do_and_nothing_of_our_settings(profile: ProfileName) -> None:
+def test_unknown_problem_tells_the_client_what_to_do_and_names_no_setting(profile: ProfileName) -> None:
     """The developer's hint is a line in the log (web/endings.py)."""
     message = message_of(profile, problem(profile, Situation.UNKNOWN))
     for words in ("Keep the key", "The operator of this API settles the outcome", "contact the operator"):

@@ -36,7 +36,7 @@ def test_identical_request_is_the_same_under_any_two_recipes(row: Recipe, ours: 
     assert same_request(2, row.text, digest, parts(b'{"amount":2,"at":1}'), ours.text) is False
 
 
-def test_what_counts_is_what_the_row_was_made_of() -> None:
+def test_comparison_uses_the_recipe_of_the_row() -> None:
     """A header that the row did not count makes no difference, one that it did does, whatever this process counts."""
     off, accept = Recipe.of(None, ()), Recipe.of(None, ("accept",))
     other = parts(lines=[(b"accept", b"c/d")])

@@ -60,7 +60,7 @@ def test_one_segment_is_one_segment() -> None:
 
 
 @pytest.mark.parametrize("path", ["/stock", "/stock/", "/stock\n", "/stock/\n", "//stock", "///stock/", "stock"])
-def test_what_a_framework_takes_for_the_same_path_is_protected_too(path: str) -> None:
+def test_path_variants_that_a_framework_accepts_are_protected(path: str) -> None:
     """Flask's ``strict_slashes=False``, Werkzeug's way with slashes in front, Starlette's ``$`` before a line break."""
     for written in ("PUT /stock", "PUT /stock/", "PUT /{what}"):
         assert Routes(Policy(), {written: OWN}).match("PUT", path) is not None, written
@@ -77,7 +77,7 @@ def test_an_exemption_is_exempt_as_it_is_written(path: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["payments", "POST payments", "POST /a/{id", "POST /a/{}", "POST /a/{i d}"])
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+def test_malformed_route_pattern_is_refused(pattern: str) -> None:
     """A typing error in a route is said at the start, not found out by a double charge."""
     with pytest.raises(ConfigurationError, match="routes"):
         Routes(Policy(), {pattern: None})
@@ -97,7 +97,7 @@ def test_two_long_paths_never_share_a_name() -> None:
     assert operation("/" + "x" * 5000) != operation("/" + "x" * 5001)
 
 
-def test_who_decided() -> None:
+def test_listed_route_is_distinct_from_the_policy_of_the_app() -> None:
     """A listed route is told from the app's policy, also where both let a request pass."""
     routes = Routes(Policy(), {"post /login": None, "PUT /files/{id}": OWN})
     assert routes.listed == {"POST /login": None, "PUT /files/{id}": OWN}
@@ -115,7 +115,7 @@ def test_remembered_or_not_the_answer_is_the_same() -> None:
         assert routes.match("POST", "/login") is None
 
 
-def test_what_clients_ask_for_fills_no_memory() -> None:
+def test_remembered_routes_are_bounded() -> None:
     """So many are remembered, and none that is long."""
     routes = Routes(Policy())
     for method, path in (("POST", "/" + "x" * MAX_NAME_LENGTH), ("X" * MAX_NAME_LENGTH, "/")):

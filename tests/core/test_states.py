@@ -194,7 +194,7 @@ def test_every_state_is_reachable_and_can_be_left() -> None:
     assert {move.source for move in TABLE if move.source != move.target} == {None, *State}
 
 
-def test_what_may_have_happened_never_expires() -> None:
+def test_in_progress_and_unknown_never_expire() -> None:
     """in_progress and unknown have no way to expired, and to no row only the discard of a first attempt."""
     ways_out = {
         (move.source, move.event)
@@ -227,7 +227,7 @@ def test_final_states_are_left_by_time_or_an_operator_only() -> None:
             assert "past expiry" in move.when or (move.event is Event.FORGET and move.by == {Actor.OPERATOR})
 
 
-def test_whoever_is_not_the_owner_waits_for_the_lease() -> None:
+def test_moves_of_a_running_key_need_its_owner_or_a_lapsed_lease() -> None:
     """A row in progress is moved by its owner, or by others under a condition on the lease."""
     for move in TABLE:
         if move.source is State.IN_PROGRESS and move.by != {Actor.OWNER}:
@@ -279,7 +279,7 @@ def test_a_retryable_record_with_steps_never_starts_over(event: Event, actor: Ac
     assert build(half_done, Event.RETRY, Actor.REQUEST).attempt == 2
 
 
-def test_request_cannot_doubt_a_retryable_key_without_effects() -> None:
+def test_request_cannot_make_a_retryable_key_unknown_without_repeatable_effects() -> None:
     """Proven not executed, or rolled back: a request has no reason to make it unknown."""
     for effects in Effects:
         record = make_record(state=State.FAILED_RETRYABLE, effects=effects)
@@ -432,7 +432,7 @@ def test_a_plain_swap_changes_one_row_and_nothing_that_its_mover_has_not_seen() 
 
 
 @pytest.mark.parametrize("event", sorted(FENCES))
-def test_settling_an_effect_needs_the_effect_a_new_owner_and_a_doubt(event: Event) -> None:
+def test_settling_an_effect_needs_its_name_a_new_owner_and_an_effect_in_doubt(event: Event) -> None:
     record = make_record(state=State.UNKNOWN, recovery_point="started")
     target = State.FAILED_RETRYABLE
     assert build(record, event, Actor.OPERATOR, to_state=target).new_owner == "owner-2"
@@ -462,7 +462,7 @@ def test_refute_waits_for_the_quarantine_of_the_row_unless_another_is_named() ->
         assert made.lease_over_by == waits
 
 
-def test_doubt_ends_the_lease_unless_its_owner_names_one() -> None:
+def test_becoming_unknown_ends_the_lease_unless_the_owner_gives_one() -> None:
     """So that the quarantine counts from the doubt; a key that is unknown already keeps the time of its doubt."""
     for move in TABLE:
         if move.target is not State.UNKNOWN or move.source is None:

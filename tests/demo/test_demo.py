@@ -70,7 +70,7 @@ def test_order_and_white_space_do_not_matter(demo: Demo) -> None:
     assert one.content == two.content
 
 
-def test_two_tenants_and_nobody(demo: Demo) -> None:
+def test_one_key_of_two_tenants_is_two_payments_and_others_get_401(demo: Demo) -> None:
     """One key, two tenants, two payments; anybody else is 401."""
     ours, theirs = demo.pay("tenants-0001"), demo.pay("tenants-0001", tenant="tenant-b")
     assert (ours.status_code, theirs.status_code) == (201, 201)

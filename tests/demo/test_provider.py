@@ -42,7 +42,7 @@ def test_a_key_that_is_not_honoured_is_a_charge_each_time(ledger: Ledger) -> Non
     assert len(ledger.charges()) == 2
 
 
-def test_what_is_charged_stays_charged(ledger: Ledger, path: Path) -> None:
+def test_charge_is_in_the_ledger_of_the_next_process(ledger: Ledger, path: Path) -> None:
     """It is in the file when it is answered, and in the next process."""
     charge = ledger.charge(ASKED, "k-1", honours=True)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [charge]

@@ -65,7 +65,7 @@ def test_a_reservation_of_its_own_is_executed(flows: Flows) -> None:
         (State.COMPLETED, None, 0),
     ],
 )
-def test_what_is_final_is_replayed(flows: Flows, state: State, response: StoredResponse | None, status: int) -> None:
+def test_final_key_is_replayed(flows: Flows, state: State, response: StoredResponse | None, status: int) -> None:
     """A stored answer is given again, and the event says with which status."""
     record = record_of(RIVAL, state, response=response)
     assert flows.begin(Found(record)).result == Replay(record)
@@ -82,7 +82,7 @@ def test_what_is_final_is_replayed(flows: Flows, state: State, response: StoredR
         (record_of(reservation(owner="rival", fingerprint=b"g" * 32)), Mismatch, "Misused"),
     ],
 )
-def test_what_is_not_ours_is_answered_and_reported(flows: Flows, record: Any, decision: Any, kind: str) -> None:
+def test_key_of_another_owner_is_decided_without_a_claim(flows: Flows, record: Any, decision: Any, kind: str) -> None:
     """In flight, deferred, unknown or another request: one question, one answer, one event, no claim."""
     played = flows.begin(Found(record))
     assert played.asked == [WANTED]
@@ -124,7 +124,7 @@ def test_a_lapsed_lease_is_taken_over_where_a_second_run_is_harmless(flows: Flow
     assert flows.heard.kinds() == ["ZombieFound", "TakenOver"]
 
 
-def test_a_lapsed_lease_is_doubted_where_it_is_not(flows: Flows) -> None:
+def test_lapsed_lease_with_external_effects_becomes_unknown(flows: Flows) -> None:
     """External effects: the key becomes unknown, is on the reconciler's list, and no handler runs (hazard 2)."""
     seen = record_of(EXTERNAL, lease_until=999.0)
     moved = record_of(EXTERNAL, State.UNKNOWN)
@@ -174,7 +174,7 @@ def test_a_key_that_keeps_changing_is_busy_in_the_end(flows: Flows) -> None:
     assert flows.heard.kinds() == ["FoundInFlight"]
 
 
-def test_nobody_listening_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_without_a_listener_builds_no_quiet_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a listener the same decisions fall, and the quiet events are not built."""
     engine = Engine(FakeStore())
     emitted: list[str] = []
@@ -258,7 +258,7 @@ def test_waiting_ends(flows: Flows, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("policy", [POLICY, WAITING])
-def test_duplicate_of_an_overdue_lease_is_told_what_is_left_of_it(flows: Flows, clock: Clock, policy: Policy) -> None:
+def test_duplicate_of_an_overdue_lease_gets_the_remaining_seconds(flows: Flows, clock: Clock, policy: Policy) -> None:
     """Also when it has waited."""
     busy = record_of(RIVAL, lease_until=1_029.0, created_at=969.0)
     flow = flows.engine.begin(WANTED, policy)
@@ -269,7 +269,7 @@ def test_duplicate_of_an_overdue_lease_is_told_what_is_left_of_it(flows: Flows, 
     assert ended.value.value == Busy(busy, 29.0)
 
 
-def test_a_waiter_claims_what_was_released(flows: Flows, clock: Clock) -> None:
+def test_waiter_claims_a_released_key(flows: Flows, clock: Clock) -> None:
     """Waiting restores the claims: a waiter that lost three of them may claim again after its pause."""
     seen = record_of(RIVAL, State.FAILED_RETRYABLE)
     mine = record_of(WANTED, attempt=2)

@@ -27,7 +27,7 @@ def it() -> Watched:
     return Watched()
 
 
-def test_it_opens_after_five_failures_in_a_row(it: Watched) -> None:
+def test_breaker_opens_after_five_failures_in_a_row(it: Watched) -> None:
     """Four failures change nothing; the fifth refuses everybody, and is reported once with its cause."""
     it.fail(FAILURES_TO_OPEN - 1)
     assert it.breaker.allows()
@@ -85,7 +85,7 @@ def test_a_probe_that_succeeds_closes_it(it: Watched) -> None:
     assert it.breaker.allows()
 
 
-def test_it_may_close_while_somebody_asks(it: Watched) -> None:
+def test_breaker_that_closes_during_a_look_lets_the_request_pass(it: Watched) -> None:
     """A success between the look and the lock: the request passes, and the breaker stays closed."""
     it.fail(FAILURES_TO_OPEN)
     lock = it.breaker._lock
@@ -103,7 +103,7 @@ def test_it_may_close_while_somebody_asks(it: Watched) -> None:
     assert all(it.breaker.allows() for _ in range(3))
 
 
-def test_nobody_has_to_listen() -> None:
+def test_breaker_without_a_listener_opens_and_closes() -> None:
     """Without a listener it opens and closes all the same."""
     breaker = Breaker(Clock())
     for _ in range(FAILURES_TO_OPEN):

@@ -96,7 +96,7 @@ def test_a_released_key_is_retried_and_counted(it: Open, drive: Drive) -> None:
     assert it.heard.kinds() == ["Reserved", "Released", "Retried"]
 
 
-def test_a_lapsed_external_key_is_doubted_once(it: Open, drive: Drive) -> None:
+def test_lapsed_external_key_becomes_unknown_once(it: Open, drive: Drive) -> None:
     """The lease is over: unknown for this request and for every other, and no handler runs."""
     it.store.put(reservation(effects=Effects.EXTERNAL, lease=-1.0))
     for _ in range(2):
@@ -255,7 +255,7 @@ def test_a_waiter_that_is_cancelled_is_forgotten(it: Open, patient: None) -> Non
     assert it.engine._waiters == {}
 
 
-def test_a_waiter_whose_loop_is_closed_harms_nobody(it: Open, patient: None) -> None:
+def test_waiter_of_a_closed_loop_does_not_stop_the_others(it: Open, patient: None) -> None:
     """A loop was closed under its waiter: the finish of that key is stored and says so, and wakes the others."""
     begun = blocking(it.engine, it.engine.begin(reservation(), Policy()))
     loop = asyncio.new_event_loop()
@@ -300,7 +300,7 @@ def test_closing_finishes_and_lets_go(it: Open, drive: Drive) -> None:
     assert it.store.closed
 
 
-def test_closing_with_a_hung_store_is_said(it: Open) -> None:
+def test_closing_with_a_hung_store_returns_false(it: Open) -> None:
     """False, in time, and the store is closed all the same, which ends the hung call where that is possible."""
     gate = it.store.hold("reserve")
     it.engine.lanes.submit(SyncTicket(reservation()))

@@ -40,7 +40,7 @@ def test_the_first_of_each_verb_goes_by_the_lanes_and_the_rest_without_a_thread(
     run(main)
 
 
-def test_what_ends_and_what_begins_share_a_commit() -> None:
+def test_completions_and_reservations_share_a_commit() -> None:
     """One question for both; the end comes first, so that who asks for the same key again finds its response."""
 
     async def main() -> None:
@@ -65,7 +65,7 @@ def test_what_ends_and_what_begins_share_a_commit() -> None:
     run(main)
 
 
-def test_what_comes_while_a_batch_is_under_way_is_the_next_batch() -> None:
+def test_work_that_arrives_during_a_batch_is_the_next_batch() -> None:
     """Group commit: one batch for all that waited, each key once, the same for callers of the same key."""
 
     async def main() -> None:
@@ -91,7 +91,7 @@ def test_what_comes_while_a_batch_is_under_way_is_the_next_batch() -> None:
 # ---------------------------------------------------------------- what takes the lanes
 
 
-def test_what_it_cannot_carry_takes_the_lanes() -> None:
+def test_other_work_goes_to_the_thread_lanes() -> None:
     """Whatever is not a reservation or the end of an attempt, and ends of rows that were not seen."""
     wanted = reservation("a")
     record = wanted.record(1_000.0)
@@ -152,7 +152,7 @@ def test_a_store_that_leaves_most_keys_to_the_lanes_is_hardly_asked() -> None:
     run(main)
 
 
-def test_a_full_express_refuses_who_begins() -> None:
+def test_full_loop_lane_refuses_reservations() -> None:
     """The bound of the queue holds here as well."""
 
     async def main() -> None:
@@ -183,7 +183,7 @@ def test_a_full_express_refuses_who_begins() -> None:
 # ---------------------------------------------------------------- loops, and the end
 
 
-def test_closing_waits_for_what_is_under_way() -> None:
+def test_closing_waits_for_the_running_batch() -> None:
     """A completion that the loop has sent is not cut off by the close."""
 
     async def main() -> None:

@@ -107,7 +107,7 @@ def test_an_error_of_the_lanes_reaches_the_caller() -> None:
     run(main)
 
 
-def test_who_was_left_to_the_lanes_is_not_left_to_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticket_given_to_a_thread_lane_is_not_given_to_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A race is lost for one piece, then the loop ends during the next: what the lane has answered stays answered, also
     when the store is down by then."""
     monkeypatch.setattr(batch, "MAX_BATCH", 1)
@@ -151,7 +151,7 @@ def test_who_was_left_to_the_lanes_is_not_left_to_them_again(monkeypatch: pytest
 # ---------------------------------------------------------------- callers and loops that are gone
 
 
-def test_who_waits_too_long_gives_up_and_leaves_no_reservation() -> None:
+def test_caller_that_times_out_leaves_no_reservation() -> None:
     """One look for all: the overdue caller gets its 503 while the batch is under way, and its row is undone."""
 
     async def main() -> None:
@@ -174,7 +174,7 @@ def test_who_waits_too_long_gives_up_and_leaves_no_reservation() -> None:
     run(main)
 
 
-def test_who_left_a_batch_that_was_then_cut_is_undone_too() -> None:
+def test_reservation_of_a_gone_caller_is_undone_after_a_cut_batch() -> None:
     """It may have been reserved before the cut, and nobody will come back for it."""
 
     async def main() -> None:
@@ -192,7 +192,7 @@ def test_who_left_a_batch_that_was_then_cut_is_undone_too() -> None:
     run(main)
 
 
-def test_who_left_while_the_lane_was_busy_is_undone_too() -> None:
+def test_reservation_of_a_gone_caller_is_undone_by_a_busy_lane() -> None:
     """The express had reserved for it and lost the answer; the lane drops what nobody waits for any more."""
 
     async def main() -> None:

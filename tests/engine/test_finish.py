@@ -96,7 +96,7 @@ def test_a_tombstone_without_a_reason_has_one(flows: Flows) -> None:
     assert flows.heard.of(events.Released)[0].reason == ""
 
 
-def test_nobody_listening_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_without_a_listener_builds_no_quiet_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a listener the moves are made, and the quiet events are not built."""
     engine = Engine(FakeStore())
     emitted: list[str] = []
@@ -143,7 +143,7 @@ def test_a_late_owner_of_an_unknown_key_may_fail_it(flows: Flows) -> None:
     assert played.result == Finished(True, failed)
 
 
-def test_a_doubt_that_somebody_else_had_is_stored(flows: Flows) -> None:
+def test_doubt_counts_as_stored_if_the_sweeper_was_first(flows: Flows) -> None:
     """The sweeper made it unknown before us: that is what we wanted."""
     unknown = record_of(MINE, State.UNKNOWN)
     assert flows.finish(Event.DOUBT, None, unknown).result == Finished(True, unknown)

@@ -21,7 +21,7 @@ from tests.engine.kept_operations import Kept, taken_over
 # ---------------------------------------------------------------- renewing
 
 
-def test_only_what_is_older_than_a_third_of_its_lease_is_renewed(kept: Kept) -> None:
+def test_lease_is_renewed_after_a_third_of_its_time(kept: Kept) -> None:
     """A quick handler costs the store nothing; each lease counts from its own start and by its own length."""
     kept.start("long", 60.0)
     kept.start("short", 30.0)
@@ -68,7 +68,7 @@ def test_live_handler_of_this_process_is_not_overdue_whatever_its_row_says(kept:
     assert kept.engine.overdue_lease(aged, operation.policy) == 10.0
 
 
-def test_what_is_due_together_is_renewed_in_one_batch(kept: Kept) -> None:
+def test_leases_due_together_are_renewed_in_one_batch(kept: Kept) -> None:
     """Twenty leases are one statement, and one event that says how many."""
     gate = kept.store.hold("read")
     blocker = SyncTicket(("tenant-1", "x"))
@@ -100,7 +100,7 @@ def test_a_renewal_is_not_repeated_at_every_look(kept: Kept) -> None:
     assert len(kept.store.asked("swap")) == 2
 
 
-def test_what_has_ended_is_not_renewed(kept: Kept) -> None:
+def test_unwatched_lease_is_not_renewed(kept: Kept) -> None:
     """Unwatched is unwatched, also twice."""
     operation = kept.start()
     kept.keeper.unwatch(operation)
@@ -165,7 +165,7 @@ def test_a_full_queue_does_not_stop_the_keeper(kept: Kept) -> None:
     assert not any(operation.lost for operation in operations)
 
 
-def test_nobody_has_to_listen_to_renewals(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_are_renewed_without_a_listener(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are renewed also where nobody wants the event."""
     monkeypatch.setattr(type(kept.engine.emitter), "wants", lambda self, kind: False)
     kept.start()

@@ -74,7 +74,7 @@ def test_an_adopted_outcome_wakes_the_keeper(running: Kept) -> None:
     eventually(lambda: running.store.row("long").state is State.COMPLETED)  # type: ignore[union-attr]
 
 
-def test_after_a_reopening_it_stores_what_was_left(running: Kept) -> None:
+def test_reopened_keeper_stores_unfinished_outcomes(running: Kept) -> None:
     """By itself: until the next request its lease may be over, and its outcome lost to a sweeper."""
     operation = running.start("long", 3600.0)
     running.keeper.close(PATIENCE)
@@ -103,7 +103,7 @@ def test_a_keeper_that_stumbles_goes_on(
     assert "the keeper failed unexpectedly" in caplog.text
 
 
-def test_closing_stores_what_is_unfinished(running: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_stores_unfinished_outcomes(running: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last try is made on the way out, after the thread has ended."""
     monkeypatch.setattr(Keeper, "look", lambda self: None)
     operation = running.start()

@@ -95,7 +95,7 @@ def test_two_callers_for_one_key_have_one_winner(open_lanes: Open) -> None:
     blocker[0].wait(PATIENCE)
 
 
-def test_an_error_goes_to_all_who_wanted_the_key(open_lanes: Open) -> None:
+def test_error_goes_to_all_callers_of_the_key(open_lanes: Open) -> None:
     """Callers that shared a row of the batch share its failure too: nobody is left with an empty answer."""
     store = FakeStore()
     lanes, gate = open_lanes(store), store.hold("reserve")
@@ -202,7 +202,7 @@ def test_two_writers_reserve_and_swap_side_by_side(open_lanes: Open) -> None:
 
 
 @pytest.mark.parametrize("trouble", [None, "before", "after"])
-def test_what_begins_and_what_ends_share_a_commit(open_lanes: Open, trouble: str | None) -> None:
+def test_reservations_and_completions_share_a_commit(open_lanes: Open, trouble: str | None) -> None:
     """Where the store can; and where that fails, whether it had happened or not, each verb is asked by itself."""
     store = FakeStore()
     store.capabilities = replace(store.capabilities, together=True)
@@ -322,7 +322,7 @@ def test_a_quiet_ticket_tells_its_function(open_lanes: Open) -> None:
     assert done.state is State.COMPLETED
 
 
-def test_a_function_that_raises_harms_nobody(open_lanes: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_function_of_a_quiet_ticket_that_raises_is_logged(open_lanes: Open, caplog: pytest.LogCaptureFixture) -> None:
     """What a quiet ticket's function raises is logged, and the next caller of the same batch is answered."""
     store = FakeStore()
     lanes, gate = open_lanes(store), store.hold("read")

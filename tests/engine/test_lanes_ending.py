@@ -37,7 +37,7 @@ def took(call: Callable[[], object]) -> tuple[object, float]:
 # ---------------------------------------------------------------- closing
 
 
-def test_closing_answers_whoever_is_queued() -> None:
+def test_closing_answers_queued_tickets() -> None:
     """Tickets that were queued before the close are worked off, then the connection is let go of."""
     store = FakeStore()
     lanes, gate = Lanes(store), store.hold("reserve")
@@ -53,7 +53,7 @@ def test_closing_answers_whoever_is_queued() -> None:
     assert store.disconnects == 1
 
 
-def test_after_closing_nobody_is_taken() -> None:
+def test_ticket_after_the_close_is_refused() -> None:
     """A ticket that comes after the close is refused at once, whether lanes ever ran or not."""
     for used in (True, False):
         lanes = Lanes(FakeStore())

@@ -167,7 +167,7 @@ def test_a_row_that_was_only_found_is_not_touched(open_lanes: Open) -> None:
     assert row == replace(theirs, now=row.now)
 
 
-def test_giving_back_never_deletes_what_a_rival_took_meanwhile(open_lanes: Open) -> None:
+def test_undo_of_a_reservation_keeps_a_row_of_another_owner(open_lanes: Open) -> None:
     """The undo compares the owner: a key that has a new owner by then stays as it is (I3)."""
     store = FakeStore()
     lanes, gate = open_lanes(store), store.hold("reserve")
@@ -308,7 +308,7 @@ def down(store: FakeStore) -> None:
     store.break_("swap", lambda: StoreUnavailable("down"))
 
 
-def test_what_is_owed_is_given_back_when_the_store_is_back(open_lanes: Open) -> None:
+def test_owed_undo_is_made_when_the_store_is_back(open_lanes: Open) -> None:
     """The insert happened and both answers were lost: the idle lane tries until it can delete the row."""
     store = FakeStore()
     errors: list[str] = []
@@ -323,7 +323,7 @@ def test_what_is_owed_is_given_back_when_the_store_is_back(open_lanes: Open) -> 
     eventually(lambda: store.row() is None)
 
 
-def test_what_is_owed_is_not_given_back_twice(open_lanes: Open) -> None:
+def test_owed_undo_is_made_once(open_lanes: Open) -> None:
     """Once the row is gone, the debt is forgotten: the lane asks no more."""
     store = FakeStore()
     lanes = open_lanes(store)
@@ -338,7 +338,7 @@ def test_what_is_owed_is_not_given_back_twice(open_lanes: Open) -> None:
     assert len(store.asked("swap")) == asked
 
 
-def test_what_is_owed_stays_owed_when_the_store_goes_while_it_is_paid(open_lanes: Open) -> None:
+def test_owed_undo_survives_an_outage_in_the_middle(open_lanes: Open) -> None:
     """A bad row had them paid one by one, and the store went down after the first of them."""
     store = FakeStore()
     lanes = open_lanes(store)

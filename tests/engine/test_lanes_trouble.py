@@ -120,7 +120,7 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_tokens(open_lanes: Open)
     assert store.asked("swap") == []
 
 
-def test_who_has_an_answer_keeps_it(open_lanes: Open) -> None:
+def test_ticket_with_a_result_keeps_it(open_lanes: Open) -> None:
     """Asked about twice, by a rescue that came too late: the second asking fails, and what is in use is not undone."""
     store = FakeStore()
     lanes = open_lanes(store)
@@ -168,7 +168,7 @@ def test_the_next_batch_after_an_outage_works(open_lanes: Open) -> None:
     assert owner_found(ask(lanes, wanted)) == wanted.owner
 
 
-def test_wrong_tables_are_said_to_all_and_not_row_by_row(open_lanes: Open) -> None:
+def test_schema_error_goes_to_the_whole_batch_at_once(open_lanes: Open) -> None:
     """SchemaError is no matter of one row: one statement, and everybody learns what to run."""
     store = FakeStore()
     lanes, gate = open_lanes(store), store.hold("reserve")

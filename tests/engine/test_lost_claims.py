@@ -67,7 +67,7 @@ def test_a_claim_that_a_rival_was_faster_with_is_not_ours_the_second_time(open_l
     assert store.row().owner == "a rival"  # type: ignore[union-attr]
 
 
-def test_a_claim_of_which_nobody_can_say_is_given_back(open_lanes: Open) -> None:
+def test_claim_with_a_lost_answer_is_released_if_it_cannot_be_read(open_lanes: Open) -> None:
     """Made, its answer lost, and nobody there to ask: its caller gets 503, and the key is free for the next."""
     store = FakeStore()
     lanes = open_lanes(store)

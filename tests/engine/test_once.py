@@ -126,13 +126,13 @@ def test_a_route_that_is_none_is_refused() -> None:
         ({"routes": {"POST /x": "repeatable"}}, "takes a Policy, or None"),
     ],
 )
-def test_what_is_of_another_kind_is_refused_at_once(given: dict[str, Any], sentence: str) -> None:
+def test_argument_of_a_wrong_type_is_refused_at_once(given: dict[str, Any], sentence: str) -> None:
     """Not by an AttributeError at the first request."""
     with pytest.raises(ConfigurationError, match=sentence):
         OnceKey(**{"url": "memory://", "scope": SINGLE_TENANT, **given})
 
 
-def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without psycopg the message names the extra, not the module."""
     for name in [name for name in sys.modules if name.startswith("oncekey.stores.postgres")]:
         monkeypatch.delitem(sys.modules, name)
@@ -191,7 +191,7 @@ def test_a_request_becomes_a_reservation(once: OnceKey) -> None:
     )
 
 
-def test_the_policy_chooses_what_is_compared(once: OnceKey) -> None:
+def test_fingerprint_fields_choose_the_compared_members(once: OnceKey) -> None:
     """With ``fingerprint_fields`` a member that was not chosen makes no difference."""
     policy = Policy(fingerprint_fields=("amount",))
     one = ask(once, policy=policy, body=b'{"amount":1,"at":1}')
@@ -200,7 +200,7 @@ def test_the_policy_chooses_what_is_compared(once: OnceKey) -> None:
     assert ask(once, body=b'{"amount":1,"at":1}').fingerprint != ask(once, body=b'{"amount":1,"at":2}').fingerprint
 
 
-def test_the_row_says_of_what_the_fingerprint_was_made(once: OnceKey) -> None:
+def test_row_has_the_recipe_of_its_fingerprint(once: OnceKey) -> None:
     """Nothing for the default; else fields and headers, in one order and one spelling."""
     assert ask(once).fingerprint_recipe is None
     assert ask(once, policy=Policy(fingerprint_headers=("If-None-Match", "IF-MATCH"))).fingerprint_recipe is None
@@ -237,7 +237,7 @@ def test_endpoints_may_be_independent(once: OnceKey) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "a\nb", "a\x00", "\ud800", "x" * 256, None])
-def test_a_scope_that_names_nobody_is_refused(once: OnceKey, tenant: Any) -> None:
+def test_invalid_scope_is_refused(once: OnceKey, tenant: Any) -> None:
     """Empty, unprintable or too long: an error of the app, before any look-up."""
     with pytest.raises(ConfigurationError, match="1 to 255 printable characters"):
         ask(once, tenant)
@@ -259,7 +259,7 @@ def test_a_scope_may_be_any_printable_name(once: OnceKey, tenant: str) -> None:
     assert ask(once, tenant).scope == tenant
 
 
-def test_a_single_tenant_is_said_to_be_one(once: OnceKey) -> None:
+def test_single_tenant_has_one_scope(once: OnceKey) -> None:
     """SINGLE_TENANT has one scope; a function has none of its own."""
     assert once.single_tenant == "single-tenant"
     assert OnceKey("memory://", scope=lambda request: "x").single_tenant is None
@@ -276,14 +276,14 @@ def test_starting_checks_the_tables_and_keeps_no_connection() -> None:
     assert store.disconnects == 1
 
 
-def test_starting_migrates_when_told_to() -> None:
+def test_start_with_migrate_migrates_first() -> None:
     """With ``migrate`` they are brought up to date first."""
     store = FakeStore()
     OnceKey(store, scope=SINGLE_TENANT, migrate=True).start()
     assert [verb for verb, _ in store.batches] == ["migrate", "check"]
 
 
-def test_starting_with_wrong_tables_says_what_to_run() -> None:
+def test_start_with_wrong_tables_names_the_command_to_run() -> None:
     """The error comes at the start, not at the first request."""
     store = FakeStore()
     store.break_("check", lambda: SchemaError("run `oncekey migrate`"))
@@ -291,7 +291,7 @@ def test_starting_with_wrong_tables_says_what_to_run() -> None:
         OnceKey(store, scope=SINGLE_TENANT).start()
 
 
-def test_it_closes_with_its_block() -> None:
+def test_with_block_closes_the_store() -> None:
     """``with OnceKey(...)`` closes the store, also when the block raised."""
     store = FakeStore()
 

@@ -22,7 +22,7 @@ from tests.engine.doubles import PATIENCE, operation_of, record_of, reservation
 RECORD = record_of(reservation("key-1", owner="owner-1"), attempt=3)
 
 
-def test_it_shows_what_a_handler_may_know() -> None:
+def test_operation_shows_key_scope_attempt_owner_and_name() -> None:
     """Key, scope, attempt, owner and the route's name, as they stand in the record."""
     operation = Operation(RECORD, Policy(), "tenant-1")
     assert (operation.key, operation.scope, operation.attempt) == ("key-1", "tenant-1", 3)
@@ -153,7 +153,7 @@ def test_current_is_the_operation_that_runs_here() -> None:
         _current.reset(token)
 
 
-def test_current_outside_a_request_says_what_is_wrong() -> None:
+def test_current_outside_a_request_raises_no_operation() -> None:
     """No operation: an error that is a LookupError too, and names the likely causes."""
     with pytest.raises(NoOperation, match="is the route protected") as caught:
         current()

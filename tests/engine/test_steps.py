@@ -29,7 +29,7 @@ async def book(phased: PhasedApi, op: Operation, connection: Any) -> Response:
     return JSONResponse([row, charge, receipt], 201)
 
 
-async def test_what_is_done_is_remembered(phased: PhasedApi) -> None:
+async def test_second_attempt_gets_the_results_of_done_steps(phased: PhasedApi) -> None:
     """The second attempt gets the results of the first, and goes on from there."""
     assert (await phased.post(book)).status_code == 500
     assert (phased.state, phased.record.recovery_point) == (State.FAILED_RETRYABLE, "charge")
@@ -46,7 +46,7 @@ async def test_what_is_done_is_remembered(phased: PhasedApi) -> None:
     assert (await phased.post(book)).content == answer.content
 
 
-async def test_the_first_attempt_gets_what_later_ones_get(phased: PhasedApi) -> None:
+async def test_first_attempt_gets_the_same_result_as_later_ones(phased: PhasedApi) -> None:
     """A tuple comes back as a list at once, and not only when it is remembered."""
     seen = []
 
@@ -158,7 +158,7 @@ async def test_the_kind_has_changed(phased: PhasedApi) -> None:
     assert "was a phase" in str(phased.errors[-1])
 
 
-async def test_the_kind_of_what_was_only_intended_has_changed(phased: PhasedApi) -> None:
+async def test_step_that_changes_its_kind_after_the_intent_is_refused(phased: PhasedApi) -> None:
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         if op.attempt == 1:
             await op.effect("a", phased.fail, "a", ConnectionError("cut"), repeatable=True)

@@ -37,7 +37,7 @@ class Provider:
         return {"id": f"ch_{cents}"}
 
 
-async def test_the_pages_app_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_app_of_the_page_runs_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with closing(sqlite3.connect("rides.db")) as db:
         db.execute("CREATE TABLE rides (id integer PRIMARY KEY, cents integer, charge text)")

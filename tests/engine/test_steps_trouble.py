@@ -69,7 +69,7 @@ async def test_refuted_it_is_called_once_more(phased: PhasedApi) -> None:
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_not_executed_takes_the_doubt_back(phased: PhasedApi, repeatable: bool) -> None:
+async def test_not_executed_makes_an_effect_retryable(phased: PhasedApi, repeatable: bool) -> None:
     api = phased.api(charging(repeatable, NotExecuted("the bank was closed")))
     assert (await api.post()).status_code == 503
     assert (phased.state, phased.record.effects) == (State.FAILED_RETRYABLE, Effects.PHASED)
@@ -105,7 +105,7 @@ async def test_answer_with_an_open_effect_is_stored_only_if_it_is_a_success(
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_another_effect_does_not_take_the_doubt_back(phased: PhasedApi, repeatable: bool) -> None:
+async def test_success_of_another_effect_leaves_the_first_in_doubt(phased: PhasedApi, repeatable: bool) -> None:
     """The first may have happened, whatever becomes of the second. Refuted, it is called again, in its old place."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
@@ -127,7 +127,7 @@ async def test_another_effect_does_not_take_the_doubt_back(phased: PhasedApi, re
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_not_executed_of_another_effect_does_not_take_the_doubt_back(phased: PhasedApi, repeatable: bool) -> None:
+async def test_not_executed_of_another_effect_leaves_the_first_in_doubt(phased: PhasedApi, repeatable: bool) -> None:
     """It speaks of itself: the first may have happened, and is not called again (I1)."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
@@ -153,7 +153,7 @@ async def test_a_handlers_own_not_executed_answers_for_all_of_its_effects(phased
     assert phased.state is State.FAILED_RETRYABLE
 
 
-async def test_a_lost_transaction_does_not_take_the_doubt_back(phased: PhasedApi) -> None:
+async def test_lost_transaction_leaves_the_effect_in_doubt(phased: PhasedApi) -> None:
     """It ends with an enlisted transaction that cannot be committed, which by itself would mean: try again."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:

@@ -51,7 +51,7 @@ def test_a_thread_that_gave_up_takes_nothing_more() -> None:
     assert ticket.deliver() is False
 
 
-def test_a_thread_takes_what_was_delivered_at_the_last_moment() -> None:
+def test_thread_takes_a_result_delivered_before_it_left() -> None:
     """Delivered before the caller's lock says that it left: taken, even where the time is over."""
     ticket = SyncTicket(WORK)
     ticket.result = "in time"
@@ -145,7 +145,7 @@ def test_a_timer_that_fires_after_the_delivery_changes_nothing() -> None:
     asyncio.run(main())
 
 
-def test_nobody_waits_for_a_quiet_ticket() -> None:
+def test_quiet_ticket_never_leaves_and_calls_its_function() -> None:
     """It has never left, takes every outcome, and tells its function if it has one."""
     told: list[Ticket] = []
     with_function, without = QuietTicket(WORK, told.append), QuietTicket(WORK)

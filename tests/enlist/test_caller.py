@@ -42,7 +42,7 @@ async def _psycopg_sync(url: str) -> AsyncIterator[Any]:
 
 @pytest.mark.parametrize("ending", [500, 429, "raised"])
 @pytest.mark.parametrize("block", [_asyncpg, _psycopg, _psycopg_sync])
-async def test_a_block_of_the_apps_own_does_not_commit_what_is_retried(
+async def test_block_of_the_app_does_not_commit_a_retryable_attempt(
     postgres_shop: Shop, block: Any, ending: int | str
 ) -> None:
     """I1: it returned an error, and left its block as after a success. Committed, the retry would be a second payment;
@@ -86,7 +86,7 @@ async def test_a_block_of_the_apps_own_does_not_commit_what_is_retried(
         assert [name.lower().removesuffix("error") for name in late] == ["infailedsqltransaction"]
 
 
-def test_a_commit_at_flasks_teardown_that_fails_blocks_nobody(sqlite_shop: Shop) -> None:
+def test_commit_that_fails_at_flask_teardown_leaves_the_key_retryable(sqlite_shop: Shop) -> None:
     """I4: a constraint that is looked at when it commits. The key may be retried, and others may write."""
     sqlite_shop.ask("CREATE TABLE shops (id integer PRIMARY KEY)")
     sqlite_shop.ask("CREATE TABLE orders (shop integer REFERENCES shops (id) DEFERRABLE INITIALLY DEFERRED)")

@@ -86,7 +86,7 @@ async def test_many_at_once(payer: Payer) -> None:
 
 
 @every_driver
-async def test_what_is_raised_rolls_back(payer: Payer) -> None:
+async def test_exception_rolls_the_transaction_back(payer: Payer) -> None:
     def fail(thing: Any) -> Response:
         raise RuntimeError("no")
 

@@ -124,7 +124,7 @@ async def test_with_effects_elsewhere_a_lost_commit_is_unknown(shop: Shop) -> No
 
 
 @pytest.mark.parametrize(("status", "payments", "state"), [(201, 1, State.COMPLETED), (404, 0, State.FAILED)])
-async def test_where_returned_and_raised_cannot_be_told_apart(
+async def test_error_status_of_a_bare_asgi_app_counts_as_raised(
     shop: Shop, status: int, payments: int, state: State
 ) -> None:
     """A bare ASGI app: a 4xx may have been an exception, and counts as one."""

@@ -181,7 +181,9 @@ async def test_flask_handler_that_commits_is_refused(flask_site: FlaskSite, shop
     assert shop.payments() == 0
 
 
-async def test_a_declaration_that_may_be_false_is_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+async def test_transactional_route_that_enlists_nothing_is_warned_about_once(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     async def pay(request: Any) -> Any:
         from starlette.responses import JSONResponse
 

@@ -46,7 +46,7 @@ async def end(thing: Any, verb: str) -> None:
 
 
 @every_sqlalchemy
-async def test_rolled_back_session_reads_and_a_write_says_what_to_do(payer: Payer) -> None:
+async def test_rolled_back_session_reads_and_refuses_to_write(payer: Payer) -> None:
     seen: list[Any] = []
 
     async def go_on(thing: Any) -> Response:

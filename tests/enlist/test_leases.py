@@ -57,7 +57,7 @@ async def test_a_lost_lease_writes_nothing_and_answers_as_the_record_says(payer:
 
 
 @every_driver
-async def test_nobody_takes_over_what_is_enlisted(payer: Payer) -> None:
+async def test_key_of_an_enlisted_transaction_is_not_taken_over(payer: Payer) -> None:
     """The row's lock is the lease: a retry after the end of the lease is told to wait, and the first completes."""
     gate = Gate()
 

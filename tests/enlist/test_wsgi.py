@@ -75,7 +75,7 @@ async def test_one_commit(request: pytest.FixtureRequest, kind: Any, parts: int)
     site.once.close()
 
 
-async def test_what_is_raised_rolls_back(shop: Shop) -> None:
+async def test_exception_rolls_the_transaction_back(shop: Shop) -> None:
     payer = SqlAlchemy(shop)
 
     def app(environ: Any, start_response: Any) -> Any:

@@ -46,7 +46,7 @@ DECLARED: tuple[Mutant, ...] = (
       ("oncekey.web.wsgi", "            check_declarations(self, self.once, self.only)", "            pass")),
     _(51, "I1", "and before the start of Litestar", f"{START}::test_route_declared_at_handler_and_in_routes_is_refused_with_both_places[litestar]",
       ("oncekey.web.litestar", "        self._handlers.check_app(app, self._once, self._only)\n", "")),
-    _(51, "I1", "Flask's routes are looked through at protect", f"{START}::test_flask_refuses_at_protect_what_is_wrong_with_its_routes_by_then",
+    _(51, "I1", "Flask's routes are looked through at protect", f"{START}::test_flask_protect_refuses_two_declarations_of_a_route",
       ("oncekey.web.flask", "    if once.declarations.exist:\n", "    if False:\n")),
     _(51, "I1", "a declaration for another OnceKey is refused", f"{START}::test_handler_declared_for_another_oncekey_is_refused[fastapi]",
       (COVERAGE, "            if (other := declarations.of_others(spot.endpoint, method)) is not None:\n", "            if (other := None) is not None:\n")),

@@ -17,7 +17,7 @@ SILENCE: tuple[Mutant, ...] = (
       ("oncekey.outbox.worker", "error = attempt.error = caught", "error = caught")),
     _(47, "I4", "a retry of a job is to be seen", "tests/outbox/test_worker_logs.py::test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_error",
       ("oncekey.telemetry.events", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = WARNING\n", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = INFO\n")),
-    _(47, "I4", "an unknown outcome leaves the traceback of what was raised", f"{TOLD}::test_warning_has_the_traceback_of_what_the_handler_raised_even_if_the_app_answered",
+    _(47, "I4", "an unknown outcome leaves the traceback of what was raised", f"{TOLD}::test_warning_has_the_traceback_of_the_handler_even_if_the_app_responded",
       ("oncekey.core.evidence", "        self.cause = error\n", "")),
     _(47, "I4", "the command names the tenant and the endpoint of the key", f"{TOLD}::test_command_of_the_warning_settles_this_key",
       (OUTCOMES, "    if operation.scope != SINGLE_SCOPE:\n", "    if False:\n")),
@@ -28,7 +28,7 @@ SILENCE: tuple[Mutant, ...] = (
     _(47, "I6", "support finds an unknown key by its reference", f"{TOLD}::test_reference_of_an_unknown_outcome_is_the_masked_key_that_keys_show_takes",
       (WIRE, "reference=redact(key))", "reference=None)")),
     # 48: how long a client waits for a dead owner, and for a live one
-    _(48, "I4", "an overdue lease is told to the client", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_is_told_what_is_left_of_it",
+    _(48, "I4", "an overdue lease is told to the client", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_gets_the_remaining_seconds",
       ("oncekey.engine.engine", "decision = Busy(decision.record, self.overdue_lease(decision.record, policy))", "pass")),
     _(48, "I4", "a live owner is not called overdue", "tests/engine/test_keeper.py::test_renewals_of_a_live_handler_are_never_overdue",
       (LEASES, "OVERDUE_AT = 1 / 2\n", "OVERDUE_AT = 2 / 3\n")),

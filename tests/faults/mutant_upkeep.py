@@ -21,7 +21,7 @@ UPKEEP: tuple[Mutant, ...] = (
       (FAIRNESS, "            self._after[duty] = scopes[-1]\n", "            pass\n")),
     _(43, "I6", "scopes with nothing due are passed over", f"{SQLITE_SUITE}::test_scopes_with_nothing_due_are_passed_over",
       (FAIRNESS, "visited[-1][0] if len(visited) == VISITED else \"\"", "\"\"")),
-    _(43, "I4", "the keys that have waited longest have half of the turns", f"{SQLITE_SUITE}::test_scopes_share_what_is_handed_out",
+    _(43, "I4", "the keys that have waited longest have half of the turns", f"{SQLITE_SUITE}::test_scopes_share_the_keys_that_are_handed_out",
       (FAIRNESS, "        shared = limit // 2\n", "        shared = limit\n")),
     _(43, "I6", "a planner cannot choose to read all unknown keys for each scope (PostgreSQL)",
       "tests/stores/test_beside.py::test_every_statement_of_postgres_uses_its_index",

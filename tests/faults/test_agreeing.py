@@ -19,7 +19,7 @@ def forgets_to_count(self: OutboxModel, *asked: Any) -> list[Job]:
     return [self._put(replace(job, attempt=job.attempt - 1)) for job in claim(self, *asked)]
 
 
-def test_a_difference_is_told(tmp_path: Path) -> None:
+def test_difference_between_stores_is_reported(tmp_path: Path) -> None:
     run = Run("sqlite", 60, 1, tmp_path)
     with patch.object(OutboxModel, "claim", forgets_to_count), patch.object(agreeing, "SHORTENED", ()):
         agreeing.agree(run)

@@ -152,7 +152,7 @@ def test_planted(honest: Evidence, promise: str, says: str, plant: Plant) -> Non
     assert "key-" in found[0]
 
 
-def test_what_is_told_of_a_key(honest: Evidence) -> None:
+def test_text_of_a_key_has_all_its_evidence(honest: Evidence) -> None:
     """Everything: who asked, who ran, who charged, which rows, steps and jobs, and the record."""
     told = "".join(honest.text(("acme", f"key-{kind}")) for kind in ("phased", "transactional"))
     for part in (

@@ -77,7 +77,7 @@ def test_illegal(name: str) -> None:
     assert illegal(ILLEGAL[name]) is not None
 
 
-def test_it_says_where_it_is_stuck_and_shows_everything() -> None:
+def test_illegal_history_names_the_call_that_does_not_fit() -> None:
     said = illegal([replace(call(0, 1, E, "x"), client="anna"), replace(call(2, 3, B), client="bob")]) or ""
     assert "with the key completed it cannot be the turn of bob (409 in progress)" in said
     assert "0.000 to  1000.000 ms          anna asked a: executed 'x'" in said
@@ -115,7 +115,7 @@ calls = st.builds(
 
 @settings(max_examples=300)
 @given(st.lists(calls, max_size=6))
-def test_it_agrees_with_a_search_that_tries_everything(history: list[Call]) -> None:
+def test_checker_agrees_with_an_exhaustive_search(history: list[Call]) -> None:
     assert (illegal(history) is None) == everything(frozenset(range(len(history))), Key(), history)
 
 
@@ -183,7 +183,7 @@ def broken(chance: random.Random, history: list[Call]) -> list[Call] | None:
 
 @settings(max_examples=300)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_what_a_right_key_shows_is_legal_and_a_lie_is_not(seed: int, clients: int) -> None:
+def test_real_history_is_legal_and_a_falsified_one_is_not(seed: int, clients: int) -> None:
     chance = random.Random(seed)
     history = lived(chance, clients)
     assert illegal(history) is None

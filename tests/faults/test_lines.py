@@ -74,7 +74,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
-def test_what_was_a_bug(store: str, tmp_path: Path) -> None:
+def test_fixed_bugs_stay_fixed(store: str, tmp_path: Path) -> None:
     """All of them, with both errors: their clients wait together."""
     faults = [(name, place, error) for name, on, place in BUGS.values() if on == store for error in lines.ERRORS]
     assert inject(Run(store, 1, 1, tmp_path), *faults) == []
@@ -199,7 +199,7 @@ def test_a_crowd_that_shares_a_key_is_noticed(tmp_path: Path, monkeypatch: pytes
     assert any(what.startswith("I1: key crowd-0") for what in run.violations)
 
 
-def test_a_crowd_that_is_told_lies_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crowd_with_false_answers_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some replays say that the first is still in progress: no order of events explains that."""
     answer_to = responses.answer_to
     asked: list[None] = []

@@ -113,7 +113,7 @@ def test_an_engine_that_fails_open_is_found(run: Run, monkeypatch: pytest.Monkey
     assert "I1" in {violation[:2] for violation in run.violations}
 
 
-def test_a_take_over_of_what_may_not_run_twice_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_take_over_of_external_effects_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hazard 2: with a clock that jumps, a lease that is over re-executes a payment."""
     monkeypatch.setattr("oncekey.core.decision.MAY_RERUN", frozenset(Effects))
     monkeypatch.setattr("oncekey.core.swaps.MAY_RERUN", frozenset(Effects))

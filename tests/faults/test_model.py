@@ -210,7 +210,7 @@ def test_a_small_world_to_its_end() -> None:
 
 
 @pytest.mark.faults
-def test_a_broken_promise_is_told(tmp_path: Path) -> None:
+def test_broken_promise_is_reported(tmp_path: Path) -> None:
     every = frozenset(Effects)
     with patch.multiple("oncekey.upkeep.sweeper", MAY_RERUN=every), everything_may_rerun():
         told = Run("-", 6_000, 1, tmp_path)

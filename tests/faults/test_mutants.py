@@ -36,7 +36,7 @@ FAILED = "E   assert False\nFAILED tests/core/test_values.py::test_it[a b] - ass
         (1, "ERROR tests/core/test_values.py::test_it - fixture", APPLIED, "no test failed"),
     ],
 )
-def test_only_a_test_that_failed_by_what_it_checks_has_caught(code: int, said: str, applied: str, why: Any) -> None:
+def test_mutant_is_caught_only_by_a_failed_assertion(code: int, said: str, applied: str, why: Any) -> None:
     trial: Any = SimpleNamespace(mutant=MUTANT, began=0.0, code=code, said=said, applied=applied)
     outcome = mutants.judged(trial)
     assert outcome.caught == (why is None)
@@ -49,7 +49,7 @@ def test_every_hazard_is_in_the_table_or_has_its_reason() -> None:
     assert len(mutants.markdown().splitlines()) == len(MUTANTS) + len(NOT_HERE) + 2
 
 
-def test_what_a_mutant_changes_is_there_once() -> None:
+def test_text_that_a_mutant_changes_is_in_the_source_once() -> None:
     """Here, and not only when it is tried: who rewrites a guard sees at once that its mutant goes with it."""
     for mutant in MUTANTS:
         for where, old, _ in mutant.edits:

@@ -32,7 +32,7 @@ def test_an_app_that_promises_too_much(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.startswith("I1: 'charge' happened 2 times")
 
 
-def test_doubt_where_there_should_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_unknown_or_final_against_expectation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the other way round, of one key each."""
     cases = (points.Case("once", "effect.call", "after"), points.Case("once", "phase.commit", "after"))
     monkeypatch.setattr(points, "CASES", cases)
@@ -45,7 +45,7 @@ def test_doubt_where_there_should_be_none(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.faults
-def test_a_pause_that_is_not_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_with_a_false_expectation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner that does not hold its row after all, and one whose call nobody took for doubtful."""
     cases = (pauses.Case("phased", "phase", "before", holds=True), pauses.Case("once", "effect.call", "after"))
     monkeypatch.setattr(pauses, "FREE", cases)
@@ -139,17 +139,17 @@ def _not_at_all(run: Run) -> None:
     raise RuntimeError("it never came to its point")
 
 
-def test_how_it_goes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_fault_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, job = _told(_well, tmp_path, monkeypatch)
     assert (code, job.hits, job.requests, job.failed) == (0, 2, 3, False)
 
 
-def test_a_violation_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violation_of_a_fault_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, job = _told(_badly, tmp_path, monkeypatch)
     assert (code, job.failed, job.violations, job.broken) == (0, True, ["I1: two charges"], None)
 
 
-def test_a_broken_fault_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_fault_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, job = _told(_not_at_all, tmp_path, monkeypatch)
     assert (code, job.failed) == (1, True)
     assert "it never came to its point" in (job.broken or "")

@@ -133,6 +133,6 @@ def test_killed_in_a_process_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("text", "says"), [("nowhere:before:kill", "no point"), ("phase:during:kill", "before or")])
-def test_what_there_is_not(text: str, says: str) -> None:
+def test_unknown_fault_point_is_refused(text: str, says: str) -> None:
     with pytest.raises((LookupError, ValueError), match=says):
         faults.install_from_environment({"ONCEKEY_FAULT": text})

@@ -107,7 +107,7 @@ def test_duplicate_in_flight_is_accepted_with_the_address_of_its_status(tmp_path
         kill(process)  # the handler would hold up an orderly end
 
 
-def test_phase_that_holds_the_database_too_long_is_told_so(tmp_path: Path) -> None:
+def test_phase_that_holds_the_database_too_long_is_logged(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path, "holding", "sqlite:///holding.db", HOLDING)
     with terminal.server():
         answer = terminal.post("/rides", "key-0001")

@@ -30,7 +30,7 @@ class Mail:
         return SimpleNamespace(id=f"ch_{cents}", declined=cents > 1000)
 
 
-async def test_the_pages_tasks_do_what_it_says(outbox: OutboxTable) -> None:
+async def test_tasks_of_the_page_run_as_described(outbox: OutboxTable) -> None:
     mail = Mail()
     names: dict[str, Any] = {"mail": mail, "provider": mail}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):

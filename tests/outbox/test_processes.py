@@ -75,7 +75,7 @@ def test_workers_never_run_one_job_at_once(outbox: OutboxTable, provider: Provid
     assert outbox.count(JobState.DONE) == 400
 
 
-def test_a_stopped_worker_ends_what_it_has_begun(outbox: OutboxTable, provider: Provider, start: Start) -> None:
+def test_stopped_worker_finishes_its_running_job(outbox: OutboxTable, provider: Provider, start: Start) -> None:
     """SIGTERM: the running job is finished, the next one is left for others; exit code 0."""
     first, second = outbox.add("slow"), outbox.add("slow")
     process = start("--json", "--concurrency", "1", "--grace", "30")

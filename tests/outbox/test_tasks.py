@@ -56,7 +56,7 @@ def test_async_functions_and_objects_are_recognised() -> None:
     assert [make_task("t", function, **limits).is_async for function in functions] == [True, True, False, False]
 
 
-def test_what_is_raised_is_tried_again_until_the_last_attempt() -> None:
+def test_job_that_raises_is_retried_until_its_last_attempt() -> None:
     """Retries carry the whole error, for whoever looks; the last attempt is a dead letter."""
     again = raised(job(2), "worker", task(), ValueError("no such mailbox"), 0.5)
     assert (again.end, again.retry_in, again.error) == (JobEnd.RETRY, 2.0, "ValueError: no such mailbox")
@@ -91,14 +91,14 @@ def test_a_settling_task_returns_the_response_of_its_key(result: object, state: 
     assert end.response.body == body
 
 
-def test_what_a_task_returns_does_not_matter_where_it_settles_nothing() -> None:
+def test_result_of_a_task_that_settles_no_key_is_ignored() -> None:
     for result in (None, 7, Response(201), (1, 2)):
         assert returned(job(), "worker", result) == replace(returned(job(), "worker", None))
         assert returned(job(), "worker", result).settle is None
 
 
 @pytest.mark.parametrize("result", [None, "done", {"status": 200}, (201,), (201, {}, {}), ("201", {}), (600, {})])
-def test_a_settling_task_that_returns_no_response_is_told_so(result: object) -> None:
+def test_settling_task_without_a_response_raises(result: object) -> None:
     with pytest.raises(ConfigurationError):
         returned(job(settles=True), "worker", result)
 

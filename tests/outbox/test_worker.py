@@ -120,7 +120,7 @@ async def test_one_batch_and_no_more(outbox: OutboxTable) -> None:
     assert outbox.count(JobState.READY) == 6
 
 
-async def test_a_drained_worker_does_not_wait_for_what_is_due_later(outbox: OutboxTable) -> None:
+async def test_draining_worker_leaves_jobs_that_are_due_later(outbox: OutboxTable) -> None:
     worker = make(outbox)
 
     @worker.task(backoff=600.0)
@@ -133,7 +133,7 @@ async def test_a_drained_worker_does_not_wait_for_what_is_due_later(outbox: Outb
     assert outbox.count(JobState.READY) == 2
 
 
-async def test_progress_is_told(outbox: OutboxTable) -> None:
+async def test_progress_function_gets_the_counts(outbox: OutboxTable) -> None:
     worker = make(outbox)
     told: list[int] = []
     go_on = asyncio.Event()
@@ -153,7 +153,7 @@ async def test_progress_is_told(outbox: OutboxTable) -> None:
     assert counts.as_json()["lag_seconds"] >= 0
 
 
-async def test_events_tell_what_happened_without_keys(outbox: OutboxTable) -> None:
+async def test_events_of_jobs_contain_no_keys(outbox: OutboxTable) -> None:
     seen: list[events.Event] = []
     worker = make(outbox, on_event=seen.append)
 
@@ -176,7 +176,7 @@ async def test_events_tell_what_happened_without_keys(outbox: OutboxTable) -> No
 # mistakes
 
 
-async def test_mistakes_are_told_before_anything_runs(outbox: OutboxTable) -> None:
+async def test_worker_refuses_wrong_settings_before_it_runs(outbox: OutboxTable) -> None:
     with pytest.raises(ConfigurationError, match="no tasks"):
         await Worker(outbox.store).serve()
     for wrong in ({"concurrency": 0}, {"lease": 0}, {"poll": -1}):
@@ -197,7 +197,7 @@ async def test_mistakes_are_told_before_anything_runs(outbox: OutboxTable) -> No
         await worker.serve(store=MemoryStore())
 
 
-async def test_missing_tables_are_said_at_once(postgres_url: str) -> None:
+async def test_worker_without_tables_names_migrate(postgres_url: str) -> None:
     worker = Worker(postgres_url)
 
     @worker.task()

@@ -97,7 +97,7 @@ async def test_dead_is_dead_at_once(outbox: OutboxTable) -> None:
     assert outbox.get(job_id).last_error == "Dead: the account is closed"
 
 
-async def test_tasks_that_nobody_registered_are_left_alone(outbox: OutboxTable) -> None:
+async def test_jobs_of_unregistered_tasks_stay_ready(outbox: OutboxTable) -> None:
     worker = make(outbox)
 
     @worker.task()

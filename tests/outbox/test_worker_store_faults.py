@@ -106,7 +106,7 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(faulty: OutboxTable) 
     assert attempts == [1]
 
 
-async def test_one_end_that_cannot_be_stored_harms_nobody_else(faulty: OutboxTable) -> None:
+async def test_job_whose_end_cannot_be_stored_is_dead_and_the_others_are_done(faulty: OutboxTable) -> None:
     """Hazard 25: the others of its batch are done; it is a dead letter, and its key unknown."""
     worker = make(faulty)
 

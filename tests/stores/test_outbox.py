@@ -95,7 +95,7 @@ class TestPostgresOutbox(OutboxSuite):
             late.commit()
         assert [job.id for job in claim(store, RIVAL)] == ["late"]
 
-    def test_a_claim_waits_for_nobody(self, store: Store) -> None:
+    def test_claim_skips_locked_jobs(self, store: Store) -> None:
         """Rows that another transaction holds are skipped, the others are taken."""
         held, free = self.added(store, 1), self.added(store, 2)
         with psycopg.connect(self.url) as holder:

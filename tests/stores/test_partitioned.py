@@ -197,5 +197,5 @@ def test_every_statement_names_its_tenant_or_is_listed() -> None:
         ("SELECT 1 FROM idempotency_keys AS i WHERE i.scope = 'a'", set()),
     ],
 )
-def test_the_check_sees_what_is_planted(planted: str, tables: set[str]) -> None:
+def test_partition_check_finds_planted_statements(planted: str, tables: set[str]) -> None:
     assert homeless(planted) == tables

@@ -45,7 +45,7 @@ class PostgresAgrees(test_stores_agree.StoresAgree):
 
 
 @pytest.mark.timeout(240)  # many small transactions on a real server: slow on a busy machine
-def test_it_does_what_the_model_does(ready_url: str) -> None:
+def test_store_agrees_with_the_model(ready_url: str) -> None:
     """Random moves against PostgreSQL and the dictionary: every answer and every row is the same."""
     from hypothesis.stateful import run_state_machine_as_test
 

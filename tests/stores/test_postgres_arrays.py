@@ -22,7 +22,7 @@ _VALUES: dict[type[arrays.Column], tuple[str, list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", list(_VALUES), ids=lambda kind: kind.__name__)
-def test_columns_are_what_psycopg_would_send(store: PostgresStore, kind: type[arrays.Column]) -> None:
+def test_columns_equal_the_arrays_of_psycopg(store: PostgresStore, kind: type[arrays.Column]) -> None:
     """Element by element the server sees the same array, of the type of the column, as from psycopg's own list."""
     name, values = _VALUES[kind]
     own = store._connection()

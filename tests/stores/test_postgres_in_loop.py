@@ -91,7 +91,7 @@ async def test_gives_the_answers_of_the_store(store: PostgresStore, fast: InLoop
         )
 
 
-async def test_a_race_that_is_lost_is_said_and_keeps_the_connection(
+async def test_lost_race_is_raised_and_keeps_the_connection(
     store: PostgresStore, fast: InLoop, postgres_url: str
 ) -> None:
     """A rival inserts one of the keys between our look and our insert: here, by a transaction that commits late."""
@@ -160,7 +160,7 @@ async def test_nothing_of_an_answer_is_kept_and_nothing_of_a_connection(store: P
     assert fast._readers == {}
 
 
-async def test_what_ends_and_what_begins_are_one_transaction(store: PostgresStore, fast: InLoop) -> None:
+async def test_completions_and_reservations_are_one_transaction(store: PostgresStore, fast: InLoop) -> None:
     """One commit for both; and who asks again for a key that ends in the same batch finds its response."""
     ends = [completion(reserved(store, key)) for key in ("a", "b")]
     found, moved = await fast.both([reservation("new"), reservation("a")], ends)
@@ -208,7 +208,7 @@ async def test_a_race_that_is_lost_undoes_the_ends_of_the_batch_too(store: Postg
     assert (await fast.swap([end]))[0] is not None, "the connection is as good as before"
 
 
-async def test_a_key_that_somebody_is_about_to_commit_holds_nobody_up(
+async def test_key_in_an_open_transaction_does_not_delay_the_batch(
     store: PostgresStore, fast: InLoop, postgres_url: str
 ) -> None:
     """Ends wait with the begins of their batch, so it gives up soon, as if a race was lost: the lanes have patience."""
@@ -247,9 +247,7 @@ async def test_a_server_that_ends_the_connection_is_noticed_at_once(
 
 
 @pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
-def test_a_connection_that_was_ended_while_nobody_looked_is_noticed_at_once(
-    shared: PostgresStore, postgres_url: str, loops: str
-) -> None:
+def test_connection_ended_while_idle_is_noticed_at_once(shared: PostgresStore, postgres_url: str, loops: str) -> None:
     """``idle_session_timeout``, a failover. uvloop says only once that there is something to read: the last words, and
     not the end of the stream behind them."""
 

@@ -75,7 +75,7 @@ def test_a_move_never_waits_for_a_transaction(patient: PostgresStore, ready_url:
     assert [one and one.key for one in again] == ["held"]
 
 
-def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStore, ready_url: str) -> None:
+def test_discard_does_not_wait_for_a_referring_row(patient: PostgresStore, ready_url: str) -> None:
     """A business row that refers to a key locks it FOR KEY SHARE until it commits: busy, not waited for."""
     held, free = put(patient, "held", "free")
     changes = [swap(record, Event.DISCARD, Actor.OWNER) for record in (held, free)]
@@ -96,7 +96,7 @@ def test_a_discard_does_not_wait_for_who_refers_to_the_key(patient: PostgresStor
     assert [one and one.key for one in moved.result(PATIENCE)] == [None, "free"]
 
 
-def test_purging_skips_what_somebody_holds(patient: PostgresStore, ready_url: str) -> None:
+def test_purge_skips_locked_rows(patient: PostgresStore, ready_url: str) -> None:
     """The held row is left for the next purge; the others go, at once."""
     patient.swap([complete(record) for record in put(patient, "held", "a", "b")])
     older(ready_url, 100_000)

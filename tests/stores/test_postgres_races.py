@@ -48,7 +48,7 @@ def test_a_race_that_shows_no_row_is_asked_again_and_then_busy(
     assert asked == [["seen", "late", "ghost"], ["seen", "late", "ghost"], ["late", "ghost"], ["ghost"], ["ghost"]]
 
 
-def test_a_rival_that_inserts_first_is_found_and_nobody_else_suffers(store: PostgresStore, ready_url: str) -> None:
+def test_rival_that_inserts_first_is_found_and_the_others_reserve(store: PostgresStore, ready_url: str) -> None:
     """The plain INSERT breaks on a key that a rival commits meanwhile: the batch is asked again, politely."""
     with (
         psycopg.connect(ready_url) as rival,

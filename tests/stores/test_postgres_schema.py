@@ -45,7 +45,9 @@ def fresh(url: str) -> Iterator[PostgresStore]:
         ("UPDATE oncekey_schema SET number = 9999 WHERE number = 1", "has oncekey schema 9999, newer than the"),
     ],
 )
-def test_other_tables_are_refused_with_what_to_run(fresh: PostgresStore, url: str, change: str, sentence: str) -> None:
+def test_wrong_tables_are_refused_with_the_command_to_run(
+    fresh: PostgresStore, url: str, change: str, sentence: str
+) -> None:
     """Missing, older, newer: every verb of a fresh connection says so before it touches a row."""
     with psycopg.connect(url, autocommit=True) as own:
         own.execute(change)

@@ -178,7 +178,7 @@ def own_server() -> Iterator[PostgresServer]:
         rules.unlink()
 
 
-def test_what_was_reserved_survives_a_killed_server(own_server: PostgresServer) -> None:
+def test_reserved_rows_survive_a_killed_server(own_server: PostgresServer) -> None:
     """Every process of the server is killed right after reserve and swap returned: the rows are there (I1, I2)."""
     with opened(own_server.database("kept")) as store:
         store.migrate()

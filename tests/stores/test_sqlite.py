@@ -119,7 +119,7 @@ def test_a_batch_is_one_immediate_transaction(store: SqliteStore) -> None:
     assert min(writes) > words.index(["BEGIN", "IMMEDIATE"])
 
 
-def test_a_replay_writes_nothing_and_waits_for_nobody(store: SqliteStore, path: Path) -> None:
+def test_replay_does_not_wait_for_a_locked_file(store: SqliteStore, path: Path) -> None:
     """While another process holds the file, finding, reading and listing go on; only a new key must wait."""
     completed(store)
     store.timeout = 0.05
@@ -195,7 +195,7 @@ def test_the_wait_at_the_gate_is_taken_off_the_wait_for_the_lock(
     assert pragma(store, "busy_timeout") == 5000
 
 
-def test_a_batch_with_a_bad_row_writes_nothing_and_blocks_nobody(store: SqliteStore) -> None:
+def test_batch_with_a_bad_row_writes_nothing_and_holds_no_lock(store: SqliteStore) -> None:
     """All or nothing, with an error that is not sqlite3's; row by row the good ones then pass (hazard 25)."""
     with pytest.raises(StoreError, match="not valid text"):
         store.reserve([wanted("good"), wanted("lone \ud800")])
@@ -396,7 +396,7 @@ def test_a_closed_store_opens_again(store: SqliteStore) -> None:
     assert store.read([("tenant", "key-1")]) != [None]
 
 
-def test_a_reservation_that_is_neither_inserted_nor_found_is_nobodys(tmp_path: Path) -> None:
+def test_reservation_neither_inserted_nor_found_is_an_error(tmp_path: Path) -> None:
     """SQLite's JSON ends a text at a NUL, so such a scope is not found again: an error, and never "yours" twice."""
     store = SqliteStore(tmp_path / "keys.db")
     wanted = Reservation("x\0y", "key", "POST /", b"f", 1, Effects.EXTERNAL, "owner-1", 60.0, 3600.0)

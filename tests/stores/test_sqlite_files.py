@@ -244,7 +244,7 @@ def test_a_connection_that_could_not_be_closed_before_a_fork_is_left_alone(path:
     assert there(path, "parent")
 
 
-def test_nobody_opens_between_the_closing_and_the_fork(path: Path) -> None:
+def test_connection_cannot_be_opened_during_a_fork(path: Path) -> None:
     """Another thread that wants a connection at that moment waits, or the child would inherit it after all."""
     with closing(SqliteStore(path, timeout=0.05)) as store:
         store.check()

@@ -68,7 +68,7 @@ def test_the_gate_is_first_come_first_served() -> None:
     assert line.passed == [str(number) for number in range(10)]
 
 
-def test_a_lane_passes_before_users_who_came_earlier() -> None:
+def test_lane_passes_before_earlier_users() -> None:
     """Group commits go first, each kind in its own order."""
     with held(Gate()) as line:
         for name in ("user-1", "user-2", "lane-1", "lane-2"):
@@ -85,7 +85,7 @@ def test_a_user_is_overtaken_only_so_often() -> None:
     assert line.passed.index("user") == OVERTAKES
 
 
-def test_who_gives_up_leaves_the_line() -> None:
+def test_waiter_that_times_out_leaves_the_queue() -> None:
     """A wait that times out says so, and the turn goes to the next one."""
     gate = Gate()
     with held(gate) as line:

@@ -175,7 +175,9 @@ async def test_where_not_all_rows_change_the_rows_tell(store: SqliteStore, fast:
 
 
 @pytest.mark.parametrize("column", ["owner", "state"])
-async def test_ends_only_what_is_still_its_owners(store: SqliteStore, fast: SqliteInLoop, column: str) -> None:
+async def test_completion_by_a_replaced_owner_writes_nothing(
+    store: SqliteStore, fast: SqliteInLoop, column: str
+) -> None:
     """Fencing (I3): taken over by another owner, or no longer in progress, nothing is written."""
     done = completion(reserved(store, "k"))
     other = {"owner": "somebody", "state": "unknown"}[column]
@@ -253,7 +255,7 @@ async def test_waits_for_another_writer_but_not_for_long(
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
-async def test_sends_by_the_lanes_what_json_cannot_carry(store: SqliteStore, fast: SqliteInLoop, text: str) -> None:
+async def test_text_with_nul_is_refused_by_the_loop_lane(store: SqliteStore, fast: SqliteInLoop, text: str) -> None:
     """SQLite would cut the text at the NUL, and store it."""
     with pytest.raises(StoreError) as raised:
         await fast.both([reservation("good"), reservation("bad", scope=text)], [])
@@ -292,7 +294,7 @@ async def test_opens_no_other_file_than_the_stores(
     assert again.record.owner == there.owner
 
 
-async def test_a_disk_that_hangs_is_given_up_in_time_and_what_waited_is_not_done_later(
+async def test_work_behind_a_hung_disk_is_given_up_and_not_done_later(
     store: SqliteStore, fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who was given up went to the lanes, and may have been undone there: a late reservation would be nobody's."""
@@ -319,7 +321,7 @@ async def test_a_disk_that_hangs_is_given_up_in_time_and_what_waited_is_not_done
     assert behind is None
 
 
-async def test_what_was_given_up_on_its_way_to_the_file_is_not_done_later(
+async def test_work_given_up_before_the_file_is_not_done_later(
     store: SqliteStore, fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread had taken it, and stood still before the file: the lanes may have reserved it since, and undone it."""

@@ -128,7 +128,7 @@ def test_upgrade_under_a_running_old_version_and_rollback_keep_every_key(url: st
     assert second.post("by-new") == (201, by_new[1], True)
 
 
-def test_each_version_ends_what_the_other_began(url: str, old: Start, new: Start) -> None:
+def test_each_version_finishes_keys_of_the_other(url: str, old: Start, new: Start) -> None:
     """Attempts that failed or whose lease ran out: both sweep, and the new version retries and takes over for both."""
     first, second = old(url), new(url, ADDITIVE)
     first.ask("migrate")

@@ -137,7 +137,7 @@ def test_hang_in_one_direction_lets_the_other_through(proxy: TcpProxy, echo: Ech
     assert echo.lines == [b"one\n", b"two\n"]
 
 
-def test_what_hung_is_lost_when_it_is_cut(proxy: TcpProxy, echo: Echo) -> None:
+def test_bytes_held_by_a_hang_are_lost_at_a_cut(proxy: TcpProxy, echo: Echo) -> None:
     proxy.hang()
     with connected(proxy) as sock:
         sock.sendall(b"lost\n")
@@ -150,7 +150,7 @@ def test_what_hung_is_lost_when_it_is_cut(proxy: TcpProxy, echo: Echo) -> None:
     assert echo.lines == [b"next\n"]
 
 
-def test_refuse_resets_what_is_open_and_takes_nobody_until_it_is_over(proxy: TcpProxy) -> None:
+def test_refuse_resets_open_connections_and_refuses_new_ones(proxy: TcpProxy) -> None:
     with connected(proxy) as sock:
         assert ask(sock, b"hello\n") == b"HELLO\n"
         proxy.refuse()

@@ -62,7 +62,7 @@ def alive(pid: int) -> bool:
 
 
 class TestPostgres:
-    def test_is_durable_unless_told_otherwise_and_takes_settings(self, own: PostgresServer) -> None:
+    def test_server_is_durable_by_default_and_takes_settings(self, own: PostgresServer) -> None:
         asked = "SELECT name, setting FROM pg_settings WHERE name IN ({}) ORDER BY name"
         names = "'fsync', 'synchronous_commit', 'full_page_writes', 'max_connections', 'lock_timeout'"
         assert own.execute(asked.format(names)) == [
@@ -110,7 +110,7 @@ class TestPostgres:
                 own.resume()
         assert state == "T"
 
-    def test_killed_it_refuses_and_comes_back_on_its_port_with_what_was_committed(self, own: PostgresServer) -> None:
+    def test_killed_server_comes_back_on_its_port_with_committed_rows(self, own: PostgresServer) -> None:
         own.database("kept")
         own.execute("CREATE TABLE t AS SELECT 7 AS x", database="kept")
         port, pid = own.port, own.pid
@@ -141,7 +141,7 @@ class TestPostgres:
         assert not folder.exists()
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the kernel's parent-death signal")
-    def test_it_ends_when_whoever_started_it_is_killed(self) -> None:
+    def test_server_ends_when_its_parent_is_killed(self) -> None:
         code = """
             from oncekey.testing.servers import PostgresServer
             server = PostgresServer(fsync=False)
@@ -178,7 +178,7 @@ def started(server: PostgresServer) -> PostgresServer:
 
 
 class TestFinding:
-    def test_no_binaries_is_one_sentence_that_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_binaries_name_the_package_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("ONCEKEY_PG_BIN", raising=False)
         monkeypatch.setattr(binaries, "_system_postgres", list)
         monkeypatch.setattr(binaries, "wheel_folder", lambda package: None)
@@ -218,7 +218,7 @@ class TestFinding:
 
 
 class TestFolders:
-    def test_what_a_killed_run_left_is_swept_but_not_what_is_in_use(self, tmp_path: Path, monkeypatch) -> None:
+    def test_folder_of_a_killed_run_is_swept_and_one_in_use_is_kept(self, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(folders, "temporary_root", lambda: tmp_path)
         left, used = folders.Folder("x", None), folders.Folder("x", None)
         for folder in (left, used):
@@ -265,7 +265,7 @@ class TestRedis:
         with pytest.raises(ServerFailed, match=r"\$-1"):
             redis._ask("GET a")
 
-    def test_asking_a_stopped_server_for_its_pid_says_what_to_do(self) -> None:
+    def test_pid_of_a_stopped_server_raises_with_advice(self) -> None:
         with pytest.raises(ServerFailed, match="start"):
             _ = RedisServer().pid
 

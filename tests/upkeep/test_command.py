@@ -123,7 +123,7 @@ def test_with_the_app_half_done_requests_go_on(shop: KeyStore, tmp_path: Path) -
     assert (found.state, found.response.body) == (State.COMPLETED, b'{"ride":{"id":7}}')
 
 
-def test_until_it_is_told_to_stop(shop: KeyStore) -> None:
+def test_upkeep_runs_until_sigterm(shop: KeyStore) -> None:
     """It sweeps by itself; SIGTERM ends it quickly and cleanly, with the health as its last word."""
     rows = _real(shop)
     (record,) = rows.reserved(effects=Effects.REPEATABLE, lease=0.001)
@@ -149,7 +149,7 @@ def test_until_it_is_told_to_stop(shop: KeyStore) -> None:
     assert said["health"]["duties"]["sweep"]["succeeded_seconds_ago"] is not None
 
 
-def test_what_goes_wrong_is_one_sentence(
+def test_upkeep_errors_are_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], postgres_url: str
 ) -> None:
     """No store, no tables, no such module: exit code 1, no traceback."""

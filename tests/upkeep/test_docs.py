@@ -68,7 +68,7 @@ def test_the_resolver(rows: KeyStore) -> None:
     assert [each.response.status for each in found if each.response] == [402, 201]
 
 
-def test_the_resolver_of_an_effect_in_doubt(rows: KeyStore) -> None:
+def test_resolver_of_the_page_settles_an_effect_in_doubt(rows: KeyStore) -> None:
     records = [
         rows.step(record, "charge", f"down-{n}", None)
         for n, record in enumerate(rows.reserved(3, operation="POST /rides"))

@@ -52,7 +52,7 @@ def steps_of(rows: KeyStore, record: Record) -> dict[str, Step]:
         ([], NotHappened("no"), "no effect of this key is in doubt"),
     ],
 )
-def test_verdict_about_what_is_not_in_doubt_is_refused(
+def test_verdict_about_an_effect_that_is_not_in_doubt_is_refused(
     rows: KeyStore, steps: list[Step], verdict: Verdict, says: str
 ) -> None:
     record = unknown(rows, *steps)
@@ -66,7 +66,7 @@ def test_verdict_about_what_is_not_in_doubt_is_refused(
     assert rows.audit(record) == []
 
 
-def test_confirmed_needs_no_final_where_no_effect_is_in_doubt(rows: KeyStore) -> None:
+def test_confirmed_needs_no_final_without_an_effect_in_doubt(rows: KeyStore) -> None:
     record = unknown(rows, RIDE, effects=Effects.PHASED)
     assert rows.once().ingest_blocking(Confirmed(201), key=record.key).outcome is Outcome.SETTLED
 
@@ -170,7 +170,7 @@ def test_two_verdicts_at_once_settle_the_effect_once(shop: KeyStore) -> None:
     assert shop.audit(record) == [("webhook", "unknown", "failed_retryable")]
 
 
-def test_happened_about_a_key_that_counts_as_not_executed_is_told(rows: KeyStore) -> None:
+def test_happened_after_not_happened_is_reported(rows: KeyStore) -> None:
     record = unknown(rows, CHARGE)
     rows.age(QUARANTINE + 1)
     once = rows.once()
@@ -191,7 +191,7 @@ def _reconcile(once: OnceKey, verdict: Verdict) -> dict[str, int]:
     return {name: number for name, number in done.as_json().items() if number}
 
 
-def test_reconciler_counts_what_happened_and_what_did_not(rows: KeyStore) -> None:
+def test_reconciler_counts_happened_and_not_happened(rows: KeyStore) -> None:
     unknown(rows, CHARGE)
     assert _reconcile(rows.once(), Happened(1)) == {"due": 1, "happened": 1}
     unknown(rows, CHARGE)

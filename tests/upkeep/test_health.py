@@ -37,7 +37,7 @@ def test_no_connection_is_left_behind(postgres_url: str) -> None:
     rows.close()
 
 
-def test_what_nobody_has_done(rows: KeyStore) -> None:
+def test_health_names_work_that_no_upkeep_has_done(rows: KeyStore) -> None:
     """From what stands in the store alone: no sweeper, no reaper, nobody asked, and a dead letter."""
     rows.reserved(1)
     unknown, dead = rows.unknown(2)

@@ -141,7 +141,7 @@ def test_its_owner_is_still_at_work(rows: KeyStore) -> None:
     rows.moved([record], Event.COMPLETE, response=RESPONSE)
 
 
-def test_its_owner_is_dead_and_nobody_swept_yet(rows: KeyStore) -> None:
+def test_webhook_settles_a_lapsed_key_before_the_sweeper(rows: KeyStore) -> None:
     """A webhook may come only once: it does not have to wait for the sweeper."""
     external, harmless = *rows.reserved(), *rows.reserved(effects=Effects.REPEATABLE)
     rows.age(LEASE + 1)
@@ -187,7 +187,7 @@ def test_quarantine_of_the_row_counts_whatever_the_policy_says_now(rows: KeyStor
     assert early.retry_in == pytest.approx(898, abs=2)
 
 
-def test_quarantine_counts_from_the_lease_that_a_doubt_has_kept(rows: KeyStore) -> None:
+def test_quarantine_counts_from_the_end_of_a_kept_lease(rows: KeyStore) -> None:
     """The owner's handler may still run: nothing is refuted before its lease and the quarantine are over."""
     (record,) = rows.moved(rows.reserved(quarantine=10.0), Event.DOUBT, lease_seconds=LEASE)
     once = rows.once()
@@ -241,7 +241,7 @@ def test_many_webhooks_at_once(shop: KeyStore) -> None:
     assert [shop.audit(record) for record in records] == [[("webhook", "unknown", "completed")]] * 10
 
 
-async def test_somebody_holds_the_row_for_a_moment(postgres_url: str) -> None:
+async def test_verdict_waits_for_a_row_that_is_locked(postgres_url: str) -> None:
     """A late owner, say: it is tried again, and nobody is told that it is settled before it is."""
     rows = KeyStore(postgres_url)
     (record,) = rows.unknown()

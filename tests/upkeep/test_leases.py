@@ -52,7 +52,7 @@ def test_too_few_to_tell(rows: KeyStore) -> None:
     assert rows.told == []
 
 
-def test_what_says_nothing_about_a_handler(rows: KeyStore) -> None:
+def test_runs_that_do_not_measure_a_handler_are_ignored(rows: KeyStore) -> None:
     """Settled by the reconciler long after, still running, or finished by a second attempt: none is measured."""
     unknown = rows.unknown(ENOUGH)
     again = rows.reserved(ENOUGH, effects=Effects.REPEATABLE)
@@ -66,7 +66,7 @@ def test_what_says_nothing_about_a_handler(rows: KeyStore) -> None:
     assert _watch(rows, looks=3).measured(OPERATION) is None
 
 
-def test_it_comes_round(rows: KeyStore) -> None:
+def test_lease_watch_starts_again_after_the_last_key(rows: KeyStore) -> None:
     """A look reads on where the last one stopped, and begins again at the end."""
     _slow(rows, LOOKED_AT + 50, 1.0)
     watch = _watch(rows)

@@ -75,7 +75,7 @@ def test_an_amount_paid_twice_with_another_value_is_different_too() -> None:
     assert found(compare([entry("a")], [entry("a"), entry("a")])) == [("duplicate_there", "a")]
 
 
-def test_what_is_ignored_may_differ() -> None:
+def test_ignored_field_may_differ() -> None:
     report = compare([entry("a", state="done")], [entry("a", state="succeeded")], ignore=["state"])
     assert (report.is_same, report.same) == (True, 1)
     report = compare([entry("a", 1, state="done")], [entry("a", 2, state="succeeded")], ignore=["state"])
@@ -189,7 +189,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         compare([], [], folder=tmp_path / "nowhere")
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+def test_full_disk_names_the_folder_and_the_remedy(tmp_path: Path) -> None:
     """A write that fails says where and what to do."""
     code = f"""
 import resource, sys
@@ -220,7 +220,7 @@ except LedgerError as error:
         (entry("a", extra={"x": object()}), "the extra of 'a' takes plain values"),
     ],
 )
-def test_what_is_no_entry_is_refused(wrong: Any, words: str) -> None:
+def test_invalid_entry_is_refused(wrong: Any, words: str) -> None:
     """Never compared as if it were: 12.5 == 12.50 and True == 1 are how a difference is missed."""
     with pytest.raises(LedgerError, match="entry 2") as said:
         compare([entry("fine"), wrong], [])

@@ -94,7 +94,7 @@ def test_as_json(run: Run) -> None:
         ([*MAPPING, "--delimiter", "::"], "must be one character"),
     ],
 )
-def test_what_cannot_be_read(run: Run, options: list[str], words: str) -> None:
+def test_unreadable_ledger_exits_2_with_one_sentence(run: Run, options: list[str], words: str) -> None:
     """Exit code 2, one sentence, and nothing that looks like a result."""
     code, out, error = run(*options)
     assert (code, out, error.count("\n")) == (2, "", 1)

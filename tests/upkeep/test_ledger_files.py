@@ -102,7 +102,7 @@ def test_amounts(tmp_path: Path, text: str, decimals: int, minor: int) -> None:
         ("9" * 61, 0),
     ],
 )
-def test_what_is_no_amount(tmp_path: Path, text: str, decimals: int) -> None:
+def test_malformed_amount_is_refused(tmp_path: Path, text: str, decimals: int) -> None:
     """Refused with file and line: no separator is guessed, and nothing is rounded."""
     said = refused(tmp_path, "a.csv", f'{HEAD}x,1,EUR,paid\ny,"{text}",EUR,paid\n', decimals=decimals)
     assert said.startswith(f", line 3: the amount {text!r} is not a ")
@@ -124,7 +124,9 @@ def test_what_is_no_amount(tmp_path: Path, text: str, decimals: int) -> None:
         (f"{HEAD}x,1,EUR,{'p' * 2_000}\n", ", line 2: it is longer than 1,000 bytes"),
     ],
 )
-def test_what_is_no_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, words: str) -> None:
+def test_malformed_csv_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, words: str
+) -> None:
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 1_000)
     assert refused(tmp_path, "a.csv", content).startswith(words)
 
@@ -152,14 +154,16 @@ def test_what_is_no_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content
         (" " * 2_000, "it is longer than 1,000 bytes"),
     ],
 )
-def test_what_is_no_json_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str | bytes, words: str) -> None:
+def test_malformed_json_line_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str | bytes, words: str
+) -> None:
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 1_000)
     fine = b'{"id":"x","amount":1,"currency":"EUR","state":"paid"}\n'
     said = refused(tmp_path, "a.jsonl", fine + (line.encode() if isinstance(line, str) else line) + b"\n")
     assert said.startswith(f", line 2: {words}")
 
 
-def test_what_is_no_ledger(tmp_path: Path) -> None:
+def test_unknown_kind_of_ledger_file_is_refused(tmp_path: Path) -> None:
     """The name says what a file is; options are checked before anything is read."""
     for name, options, words in [
         ("a.json", {}, "jq -c"),

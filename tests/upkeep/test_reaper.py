@@ -23,7 +23,7 @@ def _reaper(rows: KeyStore, **how: object) -> Reaper:
     return Reaper(rows.store, emitter=Emitter(rows.told.append), share=1.0, **how)  # type: ignore[arg-type]
 
 
-def test_only_what_is_over(rows: KeyStore) -> None:
+def test_reaper_removes_only_expired_keys(rows: KeyStore) -> None:
     """Final and retryable keys past their expiry go; what is in flight or unknown never does."""
     done = rows.finished(3)
     retryable = rows.moved(rows.reserved(2), Event.RELEASE)
@@ -52,7 +52,7 @@ def test_kept_for_as_long_as_its_route_says_from_its_end(rows: KeyStore) -> None
     assert rows.states(done) == [None, State.COMPLETED]
 
 
-def test_half_done_and_nobody_came_back(rows: KeyStore) -> None:
+def test_expired_half_done_key_becomes_unknown(rows: KeyStore) -> None:
     """Unknown, and first on the reconciler's list: a resolver may still find out. Never deleted."""
     (record,) = rows.half_done()
     rows.age(RETENTION + 1)
@@ -95,7 +95,7 @@ def test_tombstones_go_when_soft_is_switched_off(rows: KeyStore) -> None:
     assert _reaper(rows).run().deleted == 1
 
 
-def test_nobody_settled_it(shop: KeyStore) -> None:
+def test_expired_deferred_key_fails_with_408(shop: KeyStore) -> None:
     """A deferred request past its expiry is failed with 408, and its job cancelled; never while a worker runs it."""
     idle, running, orphan = shop.pending(3)
     job, busy = shop.job(idle), shop.job(running)
@@ -189,7 +189,7 @@ def test_batches_with_pauses(rows: KeyStore) -> None:
     assert all(pause > 0 for pause in stop.pauses)
 
 
-def test_told_to_stop(rows: KeyStore) -> None:
+def test_stop_event_ends_the_run(rows: KeyStore) -> None:
     rows.finished(5)
     rows.age(RETENTION + 1)
     stop = threading.Event()

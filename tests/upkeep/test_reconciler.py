@@ -169,7 +169,7 @@ def test_after_the_last_try_a_dead_letter(rows: KeyStore) -> None:
 # -- resolvers ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_resolver_is_told(rows: KeyStore) -> None:
+def test_inquiry_has_steps_results_and_downstream_keys(rows: KeyStore) -> None:
     """Enough to ask a provider: the key, its steps with their results, and the downstream keys."""
     (record,) = rows.reserved()
     record = rows.step(record, "charge", "down-7", "ch_7")
@@ -451,7 +451,7 @@ def test_another_tenants_key_does_not_wait_for_two_thousand_of_one(rows: KeyStor
     assert asked.index("patient") < 16, "two rounds of eight at once"
 
 
-def test_a_dry_run_asks_nobody(rows: KeyStore) -> None:
+def test_dry_run_calls_no_resolver(rows: KeyStore) -> None:
     (record,) = rows.unknown()
     once = rows.once()
 

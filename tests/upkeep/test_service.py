@@ -291,7 +291,7 @@ def test_without_an_app(rows: KeyStore) -> None:
     assert (rows.get(record).state, rows.get(record).reconcile_tries) == (State.UNKNOWN, 0)
 
 
-def test_upkeep_without_an_app_says_what_is_unknown(rows: KeyStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_upkeep_without_an_app_reports_unknown_keys(rows: KeyStore, caplog: pytest.LogCaptureFixture) -> None:
     """That no upkeep of the app asks, once an hour; and what the app's own upkeep found no resolver for."""
     now = 0.0
     reporter = Reporter(rows.store, lambda: now)

@@ -91,7 +91,7 @@ def test_a_dry_run_changes_nothing(rows: KeyStore) -> None:
     assert _rows(rows, records) == before
 
 
-def test_told_to_stop(rows: KeyStore) -> None:
+def test_stop_event_ends_the_run(rows: KeyStore) -> None:
     """Nothing more is begun."""
     rows.reserved(2)
     rows.age(LEASE + 1)

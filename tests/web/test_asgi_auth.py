@@ -32,7 +32,7 @@ class Users:
 ANN = {"authorization": "Bearer t-ann"}
 
 
-async def test_nobody_gets_401_before_any_look_up(make_api: MakeApi, world: World) -> None:
+async def test_unauthenticated_request_gets_401_before_any_look_up(make_api: MakeApi, world: World) -> None:
     """Who is not authenticated is told so; no key is read, written or run."""
 
     class Counting(MemoryStore):
@@ -74,7 +74,7 @@ async def test_a_revoked_user_gets_no_replay(make_api: MakeApi) -> None:
     assert api.runs == 1
 
 
-async def test_a_key_of_somebody_else_looks_unused(make_api: MakeApi) -> None:
+async def test_key_of_another_tenant_looks_unused(make_api: MakeApi) -> None:
     """I6: the answer for another tenant's key is the answer for a key that nobody has."""
     api = make_api(scope=Users())
     await api.post("k-1", headers=ANN)

@@ -70,7 +70,7 @@ class Strict(AsgiServer):
 # ---------------------------------------------------------------- a timeout further out
 
 
-async def test_a_handler_does_not_learn_that_nobody_listens_any_more(make_api: MakeApi) -> None:
+async def test_handler_is_not_disturbed_by_a_disconnect(make_api: MakeApi) -> None:
     """Its background task runs, and what it has done is not undone: the retry is told that it happened."""
     gate = Gate()
     printed: list[int] = []
@@ -92,7 +92,7 @@ async def test_a_handler_does_not_learn_that_nobody_listens_any_more(make_api: M
     assert (retry.status, retry.body) == (201, b'{"run":1}')
 
 
-async def test_a_dependency_commits_although_nobody_listens_any_more(tmp_path: Path) -> None:
+async def test_dependency_commits_after_a_disconnect(tmp_path: Path) -> None:
     """FastAPI's usual session: commit after ``yield``, roll back on an error. Without its write a 201 is a lie."""
     gate = Gate()
     ended: list[str] = []
@@ -126,7 +126,7 @@ async def test_a_dependency_commits_although_nobody_listens_any_more(tmp_path: P
     await once.aclose(grace=2.0)
 
 
-async def test_a_large_stream_ends_well_although_nobody_listens_any_more(make_api: MakeApi, world: World) -> None:
+async def test_large_stream_completes_after_a_disconnect(make_api: MakeApi, world: World) -> None:
     gate = Gate()
 
     async def pieces() -> Any:
@@ -283,7 +283,7 @@ class Catches(BaseHTTPMiddleware):
 
 
 @pytest.mark.parametrize("middleware", [Logs, Catches])
-async def test_what_was_raised_is_in_doubt_whoever_answers_for_it(make_api: MakeApi, middleware: type) -> None:
+async def test_exception_makes_key_unknown_even_if_middleware_responds(make_api: MakeApi, middleware: type) -> None:
     """The default: it may have charged. A returned 500 would be tried again (I1)."""
 
     def respond(request: Request, run: int) -> Response:

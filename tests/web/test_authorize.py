@@ -48,7 +48,7 @@ class AsyncRoles(Roles):
 # ---------------------------------------------------------------- requests
 
 
-def test_replay_is_not_given_to_a_caller_who_may_not_use_the_operation(name: str, make_stack: MakeStack) -> None:
+def test_replay_is_refused_to_a_caller_without_permission(name: str, make_stack: MakeStack) -> None:
     """An intern and an admin of one account share a scope; the stored secret is for the admin alone."""
     roles = Roles()
     stack = make_stack(name, authorize=roles)

@@ -199,7 +199,7 @@ def _queued(api: Api) -> int:
     return sum(lane.queued for lane in api.once.engine.lanes._lanes or ())
 
 
-async def test_one_bad_row_harms_nobody_else(near: Callable[..., tuple[Api, Double]]) -> None:
+async def test_bad_row_fails_alone_in_its_batch(near: Callable[..., tuple[Api, Double]]) -> None:
     """Hazard 25: of a batch that fails as a whole, all but the bad row are served."""
     api, store = near(policy=Policy(begin_timeout=timedelta(seconds=20)))
 
@@ -266,7 +266,7 @@ async def test_the_lease_is_kept_while_an_outcome_waits_for_the_store(
     assert api.runs == 1
 
 
-async def test_shutdown_stores_what_is_unfinished(near: Callable[..., tuple[Api, Double]]) -> None:
+async def test_shutdown_stores_unfinished_outcomes(near: Callable[..., tuple[Api, Double]]) -> None:
     """The last chance of an outcome is the end of the process, and it is taken."""
     api, store = near()
     store.fails = lambda verb, batch: StoreUnavailable("no") if verb == "swap" else None

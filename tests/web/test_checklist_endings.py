@@ -119,7 +119,7 @@ async def test_final_client_errors_can_be_switched_off(make_api: MakeApi) -> Non
         ("unknown", State.UNKNOWN, 409, 1),
     ],
 )
-async def test_on_server_error_says_what_a_returned_500_means(
+async def test_on_server_error_decides_a_returned_500(
     make_api: MakeApi, world: World, on_server_error: Any, state: State, second: int, runs: int
 ) -> None:
     api = make_api(

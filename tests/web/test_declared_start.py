@@ -295,7 +295,7 @@ def test_other_word_than_declared_is_refused(protected: Any) -> None:
         protected(new_once())
 
 
-def test_flask_refuses_at_protect_what_is_wrong_with_its_routes_by_then() -> None:
+def test_flask_protect_refuses_two_declarations_of_a_route() -> None:
     once = new_once(routes={"POST /pay": None})
     app = Flask(__name__)
     app.post("/pay")(once.policy(effects="repeatable")(lambda: "handled"))

@@ -126,7 +126,7 @@ def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
 
 
 @pytest.mark.parametrize("path", ["/raises", "/raises-in-a-thread", "/says-so", "/returns"])
-async def test_quarantine_counts_from_the_doubt_where_the_handler_is_over(api: Api, path: str) -> None:
+async def test_quarantine_counts_from_becoming_unknown_if_the_handler_ended(api: Api, path: str) -> None:
     record = await api.post(path)
     assert record.lease_over
     await asyncio.sleep(0.002)  # the quarantine of the route
@@ -145,7 +145,7 @@ async def test_quarantine_counts_from_the_end_of_a_lease_where_the_handler_may_s
 
 
 @pytest.mark.parametrize("path", ["/raises", "/returns"])
-def test_quarantine_of_a_flask_app_counts_from_the_doubt(tmp_path: Path, path: str) -> None:
+def test_quarantine_of_a_flask_app_counts_from_becoming_unknown(tmp_path: Path, path: str) -> None:
     policy = Policy(lease=LEASE, quarantine=timedelta(milliseconds=1))
     once = OnceKey(f"sqlite:///{tmp_path}/keys.db", scope=SINGLE_TENANT, policy=policy)
     app = Flask("shop")

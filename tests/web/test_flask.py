@@ -116,7 +116,7 @@ def test_a_session_cookie_is_not_replayed(make_shop: MakeShop) -> None:
     assert "set-cookie" not in dict(record.response.headers)
 
 
-def test_what_the_session_adds_to_the_headers_is_replayed(make_shop: MakeShop) -> None:
+def test_vary_header_of_the_session_is_replayed(make_shop: MakeShop) -> None:
     """Flask adds ``Vary: Cookie`` when it saves the session, after all hooks: it is one of the headers that replay."""
 
     def view() -> Any:
@@ -166,7 +166,7 @@ def test_an_app_is_protected_once(make_shop: MakeShop) -> None:
 
 
 @pytest.mark.parametrize("setting", ["TESTING", "PROPAGATE_EXCEPTIONS"])
-def test_what_a_view_raises_reaches_the_test(make_shop: MakeShop, setting: str) -> None:
+def test_exception_of_a_view_reaches_the_test_client(make_shop: MakeShop, setting: str) -> None:
     """With TESTING the developer sees the exception itself, and the key is in doubt as in production."""
     shop = make_shop(broken)
     shop.app.config[setting] = True

@@ -80,7 +80,7 @@ def test_a_view_that_aborts_with_a_response_of_its_own(make_shop: MakeShop) -> N
     assert (shop.runs, replayed(second)) == (1, True)
 
 
-def test_a_view_that_returns_nothing_has_not_said_how_it_ended(make_shop: MakeShop) -> None:
+def test_view_that_returns_nothing_counts_as_raised(make_shop: MakeShop) -> None:
     """Flask makes a 500 of a forgotten ``return``, after the view has done its work: it counts as raised."""
     shop = make_shop(lambda: None)
     assert (shop.post().status_code, shop.state) == (500, "unknown")

@@ -106,7 +106,7 @@ def test_an_error_handler_that_translates_into_one_of_ours(
 # ---------------------------------------------------------------- after_request
 
 
-def test_what_after_request_functions_do_is_stored(make_shop: MakeShop) -> None:
+def test_changes_by_after_request_functions_are_stored(make_shop: MakeShop) -> None:
     """Functions of the app, of a blueprint and of the view itself have all run on what is stored."""
     shop = make_shop()
     blueprint = Blueprint("pay", "pay")

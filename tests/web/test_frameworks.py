@@ -257,7 +257,7 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(stack: Stack, m: str) -> No
     assert stack.runs == 1
 
 
-def test_who_lost_the_lease_writes_nothing(stack: Stack) -> None:
+def test_owner_that_lost_its_lease_cannot_write(stack: Stack) -> None:
     """An owner that was robbed of its key gets what a retry would get now, and the row stays the new owner's."""
     first = stack.start(m="slow")
     assert stack.payments.entered.wait(SECONDS)

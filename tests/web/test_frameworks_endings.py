@@ -119,7 +119,7 @@ def test_answer_of_a_released_key_is_stored_when_it_succeeds(name: str, make_sta
 @pytest.mark.parametrize(("on_server_error", "state"), [
     ("replay", "failed"), ("unknown", "unknown"), ("retry", "failed_retryable"),
 ])  # fmt: skip
-def test_on_server_error_says_what_a_returned_5xx_means(
+def test_on_server_error_decides_a_returned_5xx(
     name: str, make_stack: MakeStack, on_server_error: Any, state: str
 ) -> None:
     """``on_server_error`` overrides what a returned 5xx means, whatever the effects."""

@@ -58,7 +58,7 @@ def test_tenant_is_found_by_a_header_name_in_any_case(name: str, make_stack: Mak
     assert stack.record("k-1", "everybody") is None
 
 
-def test_nobody_is_401_before_any_look_up(name: str, make_stack: MakeStack) -> None:
+def test_unauthenticated_request_gets_401_before_any_look_up(name: str, make_stack: MakeStack) -> None:
     """A caller that is nobody gets 401, also for a key that has an answer, and the store is not asked."""
     stack = make_stack(name, scope=by_user)
     stack.post(headers={"x-user": "ann"})

@@ -100,7 +100,7 @@ def test_202_only_where_a_row_says_that_a_request_runs(record: Any, status: int)
     assert answer_to(Busy(record), POLICY, _Voice()).status == status
 
 
-def test_overdue_lease_is_202_with_what_is_left_of_it() -> None:
+def test_overdue_lease_gets_202_with_the_remaining_seconds() -> None:
     assert (b"retry-after", b"29") in answer_to(Busy(RUNNING, 28.5), POLICY, _Voice()).headers
 
 

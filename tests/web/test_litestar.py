@@ -216,7 +216,7 @@ async def test_a_later_attempt_stays_retryable(once: OnceKey) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 @pytest.mark.parametrize("catch_all", [False, True])
-async def test_what_a_handler_says_by_raising(
+async def test_exceptions_of_oncekey_raised_by_a_handler_decide_its_key(
     once: OnceKey, error: Exception, status: int, then: str | None, catch_all: bool
 ) -> None:
     """Exceptions that speak to oncekey reach it although litestar answers every exception; others count as raised."""
@@ -285,7 +285,7 @@ async def test_no_route_no_operation(once: OnceKey, method: str, path: str, stat
     assert row(once, key) is None
 
 
-async def test_the_scope_function_sees_what_authentication_found() -> None:
+async def test_scope_function_sees_the_authenticated_user() -> None:
     """Our middleware runs inside the app's own, so the scope may come from it; nobody gets 401."""
 
     def authenticating(app: ASGIApp) -> ASGIApp:

@@ -118,7 +118,9 @@ async def test_exception_of_a_dependency_follows_the_effects(effects: Any) -> No
 # ---------------------------------------------------------------- answered by others
 
 
-async def test_success_of_middleware_is_stored_and_told(once: OnceKey, caplog: pytest.LogCaptureFixture) -> None:
+async def test_success_of_middleware_is_stored_and_warned_about(
+    once: OnceKey, caplog: pytest.LogCaptureFixture
+) -> None:
     answered: list[int] = []
 
     class Answers(Layer):
@@ -186,7 +188,7 @@ def test_request_that_a_404_handler_of_flask_forwards_is_forwarded_once(once: On
         (404, 402, [402, 402, 402], 3),  # a refusal before the endpoint: the key stays unused
     ],
 )
-async def test_middleware_that_asks_another_app_for_what_no_route_took(
+async def test_cascade_to_another_app_is_stored_by_its_response(
     once: OnceKey, missed: int, status: int, expected: list[int], times: int
 ) -> None:
     """A cascade. A success is stored, and an error leaves the outcome open; a 4xx before any endpoint refuses."""

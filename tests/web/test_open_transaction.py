@@ -49,7 +49,7 @@ def watching_for_locks(url: str) -> Iterator[list[str]]:
         thread.join(SECONDS)
 
 
-async def test_an_open_transaction_slows_nobody_else(ready_url: str) -> None:
+async def test_open_transaction_does_not_slow_other_keys(ready_url: str) -> None:
     """One transaction has updated one key's row: 64 clients on other keys are served as before, nobody waits for its
     lock, and a duplicate of that key gets its 409 at once."""
     gate = Gate()

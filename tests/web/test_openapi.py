@@ -119,7 +119,7 @@ def test_each_operation_has_its_own_policy() -> None:
     assert "24 hours" in pay["description"]
 
 
-def test_what_the_app_declared_stays() -> None:
+def test_responses_declared_by_the_app_stay_in_the_document() -> None:
     """FastAPI's validation schema under 422 and an app's own 409 have ours beside them, not in their place."""
     paths = document()["paths"]
     validation = paths["/payments"]["post"]["responses"]["422"]
@@ -308,7 +308,7 @@ def test_the_extension_of_a_policy() -> None:
 @given(
     st.text(st.characters(codec="ascii", categories=("Lu", "Nd", "Pd", "Zs", "Po")), max_size=40) | st.uuids().map(str)
 )
-def test_the_strict_schema_takes_what_the_parser_takes(key: str) -> None:
+def test_strict_schema_accepts_every_key_that_the_parser_accepts(key: str) -> None:
     """A quoted key that is accepted on the wire fits the declared pattern and lengths, with and without a format."""
     value = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
     for policy in (Policy(key_syntax="strict"), Policy(key_syntax="strict", key_format="uuid")):

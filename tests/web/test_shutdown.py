@@ -147,7 +147,7 @@ async def test_running_handler_ends_before_the_app_closes_its_pool(
     once.close()
 
 
-async def test_handler_that_outlives_the_grace_is_told_of_and_not_waited_for(
+async def test_handler_that_outlives_the_grace_is_logged_and_not_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The shutdown goes on. The handler then fails by its closed pool, and that can still be stored."""

@@ -150,7 +150,7 @@ async def test_unknown_is_409(make_api: MakeApi) -> None:
     assert "retry-after" in answer.headers
 
 
-async def test_what_may_be_sent_again_is_a_409_that_says_so(make_api: MakeApi) -> None:
+async def test_status_of_a_retryable_key_is_409_with_advice(make_api: MakeApi) -> None:
     """Nothing is running, so asking again is no use, and sending it again is harmless. Asking changes nothing."""
 
     def not_yet(request: Request, run: int) -> Response:
@@ -170,7 +170,7 @@ async def test_what_may_be_sent_again_is_a_409_that_says_so(make_api: MakeApi) -
 @pytest.mark.parametrize(
     ("effects", "problem"), [(Effects.PHASED, "status-retryable"), (Effects.EXTERNAL, "outcome-unknown")]
 )
-async def test_a_lease_that_ran_out_is_what_a_retry_would_make_of_it(
+async def test_status_of_a_lapsed_lease_is_the_decision_of_a_retry(
     make_api: MakeApi, world: World, rows: Rows, effects: Effects, problem: str
 ) -> None:
     """Taken over, or in doubt; and the row is as it was: a question is no retry."""
@@ -240,7 +240,7 @@ async def test_both_404_ask_the_store_once(make_api: MakeApi) -> None:
     assert store.reads == [[("bob", "k-1")], [("bob", "k-2")]]
 
 
-async def test_nobody_is_401(make_api: MakeApi) -> None:
+async def test_status_of_an_unauthenticated_request_is_401(make_api: MakeApi) -> None:
     """Before any look-up, and whatever the key looks like."""
     api = mounted(make_api(scope=tenant_of))
     for key in ("k-1", "x" * 300, ""):
@@ -302,7 +302,7 @@ async def test_a_key_may_stay_out_of_the_address(make_api: MakeApi) -> None:
 
 
 @pytest.mark.parametrize("key", ["x" * 256, "käse", "a\x00b", "a\tb", "\ud800"])
-async def test_what_no_request_can_have_sent_is_404(make_api: MakeApi, key: str) -> None:
+async def test_status_of_an_impossible_key_is_404(make_api: MakeApi, key: str) -> None:
     """And the store, which may not take it, is not asked."""
     api = mounted(make_api())
     path = f"/idempotency/{quote(key, safe='', errors='surrogatepass')}"

@@ -156,7 +156,7 @@ async def test_the_status_of_it(once: OnceKey, url: str) -> None:
     assert (done.status_code, done.json()) == (201, {"booked": "a ride"})
 
 
-async def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_of_the_page_runs_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/background.md, run as it stands there."""
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "background.md").read_text()

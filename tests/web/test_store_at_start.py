@@ -42,7 +42,7 @@ def framework() -> str:
         ("postgresql://[", "postgresql://user@host/database"),
     ],
 )
-def test_an_unknown_store_url_says_what_to_use(url: str, words: str) -> None:
+def test_unknown_store_url_names_the_known_ones(url: str, words: str) -> None:
     """One sentence, when the app is made and not at the first request."""
     with pytest.raises(ConfigurationError, match=words) as caught:
         OnceKey(url, scope=SINGLE_TENANT)
@@ -88,7 +88,7 @@ SCHEMAS = [(_without_tables, "oncekey migrate"), (_older, "oncekey migrate"), (_
 
 
 @pytest.mark.parametrize(("damage", "words"), SCHEMAS, ids=["missing", "older", "newer"])
-async def test_a_wrong_schema_refuses_to_start_and_says_what_to_run(
+async def test_wrong_schema_refuses_to_start_and_names_the_command(
     postgres_url: str, damage: Callable[[str], None], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lifespan fails with one sentence, and a request that comes all the same is refused, not run."""

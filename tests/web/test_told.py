@@ -72,7 +72,7 @@ def test_after_an_error_of_ours(error: Exception, of: Operation, event: str, tol
     assert (move.event, named(answer)) == (event, told)
 
 
-def test_what_a_step_says_of_itself_settles_no_other() -> None:
+def test_not_executed_of_one_effect_leaves_another_in_doubt() -> None:
     """One effect is in doubt, another was not executed: whether the first happened is still the question (I1)."""
     error = NotExecuted("the fallback refuses connections")
     of = operation("phased", steps=True, in_doubt=True)
@@ -104,13 +104,13 @@ DIFFERENT = reservation("k-1", fingerprint=b"g" * 32)
         (record_of(WANTED, State.UNKNOWN), "outcome-unknown"),
     ],
 )
-def test_who_ran_is_not_told_that_it_did_not(now: Record | None, told: str) -> None:
+def test_attempt_that_ran_is_never_answered_not_executed(now: Record | None, told: str) -> None:
     answer = answer_instead(Finished(False, now), operation(), WANTED, ONCE)
     assert named(answer) == told
     assert b"not executed." not in answer.body
 
 
-def test_who_ran_gets_what_is_stored() -> None:
+def test_attempt_that_lost_its_key_gets_the_stored_response() -> None:
     stored = record_of(OTHER, State.COMPLETED, response=RESPONSE)
     assert answer_instead(Finished(False, stored), operation(), WANTED, ONCE).body == RESPONSE.body
 
@@ -124,7 +124,7 @@ def test_who_ran_gets_what_is_stored() -> None:
         (operation("phased", steps=True), "not-finished"),
     ],
 )
-def test_a_transaction_that_was_undone_speaks_for_what_was_in_it(of: Operation, told: str) -> None:
+def test_rolled_back_transaction_is_answered_not_executed(of: Operation, told: str) -> None:
     swept = record_of(WANTED, State.FAILED_RETRYABLE)
     assert named(answer_instead(Finished(False, swept, undone=True), of, WANTED, ONCE)) == told
 
@@ -132,7 +132,7 @@ def test_a_transaction_that_was_undone_speaks_for_what_was_in_it(of: Operation, 
 # ---------------------------------------------------------------- on every answer
 
 
-def test_what_is_unknown_does_not_expire() -> None:
+def test_unknown_key_has_no_expires_header() -> None:
     """A date would be in the past one day, and the key still there."""
     record = record_of(WANTED)
     assert [name for name, _ in marks(b"k-1", record)] == [b"idempotency-key", b"idempotency-expires"]

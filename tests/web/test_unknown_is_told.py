@@ -69,7 +69,7 @@ async def test_unknown_key_of_a_route_is_explained_once(
             assert words in lines[0]
 
 
-async def test_warning_has_the_traceback_of_what_the_handler_raised_even_if_the_app_answered(
+async def test_warning_has_the_traceback_of_the_handler_even_if_the_app_responded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _once(tmp_path, Policy()) as once:

@@ -263,7 +263,7 @@ def test_flask_starts_upkeep_at_its_first_protected_request(once: OnceKey) -> No
     assert duties() == []
 
 
-def test_flask_runs_no_upkeep_or_ones_own_if_it_is_told_to(lite: OnceKey) -> None:
+def test_flask_runs_no_upkeep_or_the_given_one(lite: OnceKey) -> None:
     flask_app(lite, upkeep=False).test_client().post("/payments", headers=KEY)
     assert duties() == []
     own = Upkeep(lite, sweep_every=3600)

@@ -88,7 +88,7 @@ def test_a_response_that_begins_with_its_first_piece(make_server: MakeServer) ->
     assert server.runs == 1
 
 
-def test_the_legacy_write_comes_before_what_is_returned(make_server: MakeServer) -> None:
+def test_legacy_write_comes_before_the_returned_body(make_server: MakeServer) -> None:
     """What is written in the old style is part of the body, in its order, and of the replay."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -150,7 +150,7 @@ def test_an_empty_iterable_is_an_empty_body(make_server: MakeServer, empty: Any)
     assert (server.runs, server.state) == (1, "completed")
 
 
-def test_an_app_that_never_starts_its_response_has_not_said_how_it_ended(make_server: MakeServer) -> None:
+def test_app_that_never_starts_its_response_makes_the_key_unknown(make_server: MakeServer) -> None:
     """Whatever it did, it did not say: that is no answer to store, and the server hears of it."""
     server = make_server(lambda environ, start_response: [])
     with pytest.raises(EOFError, match="did not start"):
@@ -273,7 +273,7 @@ def test_a_store_that_hangs_is_a_503_in_time(make_server: MakeServer) -> None:
     assert server.post().status == 201
 
 
-def test_what_cannot_be_stored_is_503_and_stored_later_by_the_keeper(make_server: MakeServer) -> None:
+def test_response_that_cannot_be_stored_is_503_and_stored_by_the_keeper(make_server: MakeServer) -> None:
     """The handler ran and its answer is not lost: the keeper goes on trying, by itself, and the retry gets it."""
     server = make_server(paid)
     server.store.down = {"swap"}
@@ -290,7 +290,7 @@ def test_what_cannot_be_stored_is_503_and_stored_later_by_the_keeper(make_server
     until(lambda: server.once.engine.keeper._live == {}, "the keeper lets go of it")
 
 
-def test_closing_stores_what_is_unfinished(make_server: MakeServer) -> None:
+def test_closing_stores_unfinished_outcomes(make_server: MakeServer) -> None:
     """A graceful end is the last chance of an answer that waits for the store, and it is taken."""
     server = make_server(paid)
     server.store.down = {"swap"}

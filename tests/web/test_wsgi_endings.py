@@ -48,7 +48,7 @@ def test_close_is_called_once_when_the_iterable_breaks(make_server: MakeServer, 
     assert (pieces.closed, server.state) == (1, "unknown")
 
 
-def test_a_large_iterable_that_breaks_midway_leaves_the_key_in_doubt(make_server: MakeServer) -> None:
+def test_large_iterable_that_breaks_midway_makes_the_key_unknown(make_server: MakeServer) -> None:
     """The client has seen a part and no end: nothing is stored, and the retry does not run."""
     pieces = Pieces(*LARGE, fails_after=8)
     server = make_server(returning(pieces))

@@ -20,7 +20,7 @@ def sqlite_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 @pytest.fixture
-async def make_bench() -> AsyncIterator[MakeBench]:
+async def make_runner() -> AsyncIterator[MakeBench]:
     made: list[CaseRunner] = []
 
     def make(*args: Any, **options: Any) -> CaseRunner:

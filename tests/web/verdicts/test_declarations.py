@@ -21,10 +21,10 @@ REGISTERED_BY = (starlette_declarations, fastapi_declarations, other_declaration
 @pytest.mark.parametrize(("does", "rows"), [("return 402", 1), ("raise 402", 0)])
 @pytest.mark.parametrize("name", DECLARATIONS)
 async def test_endpoint_is_heard_however_it_is_declared(
-    name: str, does: str, rows: int, effects: str, sqlite_shop: Shop, make_bench: MakeBench
+    name: str, does: str, rows: int, effects: str, sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
     shop = sqlite_shop if effects == "transactional" else None
-    runner: CaseRunner = make_bench(Case(name, does, RETURNED_4XX, 402), effects, shop)
+    runner: CaseRunner = make_runner(Case(name, does, RETURNED_4XX, 402), effects, shop)
     app, asgi = DECLARATIONS[name](runner), not name.startswith("flask")
     first = await runner.send(app, asgi)
     again = await runner.send(app, asgi)
@@ -35,8 +35,8 @@ async def test_endpoint_is_heard_however_it_is_declared(
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
-async def test_path_beside_a_declared_endpoint_leaves_its_key_unused(name: str, make_bench: MakeBench) -> None:
-    runner: CaseRunner = make_bench(Case(name, "return 201", NEVER_ENTERED, 404, path="/nowhere"), "external")
+async def test_path_beside_a_declared_endpoint_leaves_its_key_unused(name: str, make_runner: MakeBench) -> None:
+    runner: CaseRunner = make_runner(Case(name, "return 201", NEVER_ENTERED, 404, path="/nowhere"), "external")
     app, asgi = DECLARATIONS[name](runner), not name.startswith("flask")
     assert (await runner.send(app, asgi)).status_code == 404
     assert (await runner.state(), runner.runs) == (None, 0)
@@ -45,12 +45,12 @@ async def test_path_beside_a_declared_endpoint_leaves_its_key_unused(name: str, 
 @pytest.mark.parametrize("effects", ["transactional", "external"])
 @pytest.mark.parametrize("name", FOREIGN)
 async def test_endpoint_that_is_not_wrapped_counts_as_entered(
-    name: str, effects: str, sqlite_shop: Shop, make_bench: MakeBench
+    name: str, effects: str, sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
     """Its 402 is final, and rolled back; where it can be wrapped after all, its row may be committed. What it must not
     be is a request that never reached its endpoint: that would run again."""
     shop = sqlite_shop if effects == "transactional" else None
-    runner: CaseRunner = make_bench(Case(name, "return 402", RETURNED_4XX, 402), effects, shop)
+    runner: CaseRunner = make_runner(Case(name, "return 402", RETURNED_4XX, 402), effects, shop)
     app = FOREIGN[name](runner)
     first = await runner.send(app, True)
     again = await runner.send(app, True)

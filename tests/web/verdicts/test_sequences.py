@@ -39,10 +39,10 @@ def warnings(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
 @pytest.mark.parametrize("refusal", [401, 429])
 @pytest.mark.parametrize("framework", GATED)
 async def test_refusal_before_endpoint_on_later_attempt_leaves_key_as_it_was(
-    framework: str, refusal: int, effects: str, sqlite_shop: Shop, make_bench: MakeBench
+    framework: str, refusal: int, effects: str, sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
     case = Case("not processed at first", "return 429", NOT_PROCESSED, 429)
-    runner: CaseRunner = make_bench(case, effects, keeping(effects, sqlite_shop))
+    runner: CaseRunner = make_runner(case, effects, keeping(effects, sqlite_shop))
     app, asgi = app_of(framework, runner), is_async(framework)
     assert (await runner.send(app, asgi)).status_code == 429
     before = runner.record()
@@ -66,11 +66,11 @@ async def test_refusal_before_endpoint_on_later_attempt_leaves_key_as_it_was(
 
 
 @pytest.mark.parametrize("framework", WRAPPED)
-async def test_refusal_on_first_attempt_leaves_key_to_another_request(framework: str, make_bench: MakeBench) -> None:
+async def test_refusal_on_first_attempt_leaves_key_to_another_request(framework: str, make_runner: MakeBench) -> None:
     """The key is unused: the corrected request has another body, and may come under the same key."""
-    runner: CaseRunner = make_bench(Case("refused", "return 201", SUCCESS, 201, around="answer 403"), "external")
+    runner: CaseRunner = make_runner(Case("refused", "return 201", SUCCESS, 201, around="answer 403"), "external")
     assert (await runner.send(app_of(framework, runner), is_async(framework))).status_code == 403
-    other: CaseRunner = make_bench(PAID, "external", once=runner.once)
+    other: CaseRunner = make_runner(PAID, "external", once=runner.once)
     other.key, other.body = runner.key, b'{"amount": 999}'
     assert (await other.send(app_of(framework, other), is_async(framework))).status_code == 201
 
@@ -81,11 +81,11 @@ async def test_refusal_on_first_attempt_leaves_key_to_another_request(framework:
 @pytest.mark.parametrize("effects", ["transactional", "phased"])
 @pytest.mark.parametrize("framework", TRIED_TWICE.where)
 async def test_second_try_inside_of_us_never_stores_success_without_its_work(
-    framework: str, effects: str, sqlite_shop: Shop, make_bench: MakeBench
+    framework: str, effects: str, sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
     """Whether the second try may enlist or take a step again is ours to say. A 201 has its one row, or its one effect,
     and no other answer has a row."""
-    runner: CaseRunner = make_bench(TRIED_TWICE, effects, keeping(effects, sqlite_shop))
+    runner: CaseRunner = make_runner(TRIED_TWICE, effects, keeping(effects, sqlite_shop))
     app, asgi = app_of(framework, runner), is_async(framework)
     paid = False
     for _ in range(3):
@@ -100,10 +100,10 @@ async def test_second_try_inside_of_us_never_stores_success_without_its_work(
     assert paid, "the key is stuck"
 
 
-async def test_second_try_under_flask_is_answered_by_us(make_bench: MakeBench) -> None:
+async def test_second_try_under_flask_is_answered_by_us(make_runner: MakeBench) -> None:
     """Flask's first answer is stored inside of the framework. A success that follows is not stored, and not sent."""
     case = Case("entered twice", "crash at first", SUCCESS, 201, around="retry once")
-    runner: CaseRunner = make_bench(case, "external")
+    runner: CaseRunner = make_runner(case, "external")
     app = app_of("flask", runner)
     assert [(await runner.send(app, False)).status_code for _ in range(2)] == [409, 409]
     assert await runner.state() == State.UNKNOWN
@@ -113,11 +113,11 @@ async def test_second_try_under_flask_is_answered_by_us(make_bench: MakeBench) -
 
 
 @pytest.mark.parametrize("framework", NOT_WRAPPED)
-async def test_route_that_is_not_wrapped_is_told_once(
-    framework: str, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
+async def test_unwrapped_route_is_warned_about_once(
+    framework: str, make_runner: MakeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oncekey")
-    runner: CaseRunner = make_bench(PAID, "external")
+    runner: CaseRunner = make_runner(PAID, "external")
     app, asgi = app_of(framework, runner), is_async(framework)
     for _ in range(3):
         assert (await runner.send(app, asgi, key=uuid.uuid4().hex)).status_code == 201
@@ -125,21 +125,21 @@ async def test_route_that_is_not_wrapped_is_told_once(
 
 
 @pytest.mark.parametrize("framework", WRAPPED)
-async def test_wrapped_route_is_not_told(
-    framework: str, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
+async def test_wrapped_route_is_not_warned_about(
+    framework: str, make_runner: MakeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oncekey")
-    runner: CaseRunner = make_bench(PAID, "external")
+    runner: CaseRunner = make_runner(PAID, "external")
     assert (await runner.send(app_of(framework, runner), is_async(framework))).status_code == 201
     assert warnings(caplog, "POST /payments") == []
 
 
 @pytest.mark.parametrize("framework", WRAPPED)
-async def test_success_that_middleware_gave_by_itself_is_told_once(
-    framework: str, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
+async def test_success_given_by_middleware_is_warned_about_once(
+    framework: str, make_runner: MakeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "oncekey")
-    runner: CaseRunner = make_bench(Case("by itself", "return 201", SUCCESS, 200, around="answer 200"), "external")
+    runner: CaseRunner = make_runner(Case("by itself", "return 201", SUCCESS, 200, around="answer 200"), "external")
     app, asgi = app_of(framework, runner), is_async(framework)
     for _ in range(3):
         assert (await runner.send(app, asgi, key=uuid.uuid4().hex)).status_code == 200
@@ -148,11 +148,11 @@ async def test_success_that_middleware_gave_by_itself_is_told_once(
 
 @pytest.mark.parametrize("framework", WRAPPED)
 async def test_success_over_an_unrepeatable_effect_that_failed_is_a_warning(
-    framework: str, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
+    framework: str, make_runner: MakeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The handler took the risk. Each such key is completed and told, so that an operator can look for its effect."""
     caplog.set_level(logging.WARNING, "oncekey")
-    runner: CaseRunner = make_bench(Case("swallowed", "return 200", SUCCESS, 200, work="failed effect"), "phased")
+    runner: CaseRunner = make_runner(Case("swallowed", "return 200", SUCCESS, 200, work="failed effect"), "phased")
     app, asgi = app_of(framework, runner), is_async(framework)
     assert (await runner.send(app, asgi, key="first-key")).status_code == 200
     runner.key = "other-key"
@@ -200,9 +200,9 @@ def app_with_session(runner: CaseRunner, shop: Shop, *, refuses: bool = False) -
     ],
 )
 async def test_session_of_a_dependency_follows_the_endpoint(
-    does: str, state: str, rows: int, sqlite_shop: Shop, make_bench: MakeBench
+    does: str, state: str, rows: int, sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
-    runner: CaseRunner = make_bench(Case(does, does, SUCCESS, 201), "transactional", sqlite_shop)
+    runner: CaseRunner = make_runner(Case(does, does, SUCCESS, 201), "transactional", sqlite_shop)
     app = app_with_session(runner, sqlite_shop)
     first = await runner.send(app, True)
     said = f"saw {first.status_code}"
@@ -212,11 +212,11 @@ async def test_session_of_a_dependency_follows_the_endpoint(
 
 
 async def test_redirect_raised_through_a_session_dependency_is_no_success(
-    sqlite_shop: Shop, make_bench: MakeBench
+    sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
     """The dependency ends before the response is made, and takes the transaction with it. Where it stays open until
     the response (the issue allows both), the redirect is stored with its row."""
-    runner: CaseRunner = make_bench(Case("redirect", "raise 303", SUCCESS, 303), "transactional", sqlite_shop)
+    runner: CaseRunner = make_runner(Case("redirect", "raise 303", SUCCESS, 303), "transactional", sqlite_shop)
     answer = await runner.send(app_with_session(runner, sqlite_shop), True)
     outcome = (answer.status_code, await runner.state(), runner.rows)
     assert outcome == (303, "completed", 1) or (answer.status_code in OURS and outcome[1:] == ("failed_retryable", 0))
@@ -224,12 +224,12 @@ async def test_redirect_raised_through_a_session_dependency_is_no_success(
 
 @pytest.mark.parametrize("how", ["refused by a dependency", "validation 422"])
 async def test_refusal_after_a_dependency_enlisted_keeps_no_rows(
-    how: str, sqlite_shop: Shop, make_bench: MakeBench
+    how: str, sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
     """The operation may count as begun, since a dependency used a verb. A careful user expects that nothing is
     committed and that the endpoint was not run; whether the refusal replays is open."""
     body = "invalid" if how == "validation 422" else "ok"
-    runner: CaseRunner = make_bench(Case(how, "return 201", SUCCESS, 201, body=body), "transactional", sqlite_shop)
+    runner: CaseRunner = make_runner(Case(how, "return 201", SUCCESS, 201, body=body), "transactional", sqlite_shop)
     app = app_with_session(runner, sqlite_shop, refuses=how != "validation 422")
     expected = 422 if how == "validation 422" else 403
     assert [(await runner.send(app, True)).status_code for _ in range(2)] == [expected, expected]

@@ -34,16 +34,16 @@ def on_postgres() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "framework", "effects"), list(every_case()))
 async def test_three_sends_of_one_key_follow_the_table(
-    case: Case, framework: str, effects: str, sqlite_shop: Shop, make_bench: MakeBench
+    case: Case, framework: str, effects: str, sqlite_shop: Shop, make_runner: MakeBench
 ) -> None:
-    await three_sends(make_bench(case, effects, sqlite_shop if effects == "transactional" else None), framework)
+    await three_sends(make_runner(case, effects, sqlite_shop if effects == "transactional" else None), framework)
 
 
 @pytest.mark.parametrize(("case", "framework"), list(on_postgres()))
 async def test_three_sends_of_one_key_follow_the_table_on_postgres(
-    case: Case, framework: str, ready_url: str, make_bench: MakeBench
+    case: Case, framework: str, ready_url: str, make_runner: MakeBench
 ) -> None:
-    await three_sends(make_bench(case, "transactional", Shop(ready_url)), framework)
+    await three_sends(make_runner(case, "transactional", Shop(ready_url)), framework)
 
 
 async def three_sends(runner: CaseRunner, framework: str) -> None:

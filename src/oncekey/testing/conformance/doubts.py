@@ -83,7 +83,7 @@ class DoubtSuite(SuiteBase):
             assert store.swap([late]) == [None]
         assert (stored(store), self._steps(store)) == (after, steps)
 
-    def test_second_verdict_about_the_same_doubt_changes_nothing(self, store: Store) -> None:
+    def test_second_verdict_about_one_effect_changes_nothing(self, store: Store) -> None:
         """Two resolvers at once: the first counts, with its result and its line in the audit."""
         record = self._in_doubt(store, IN_DOUBT)
         self.age(store, record.scope, record.key, QUARANTINE + 1)

@@ -153,7 +153,7 @@ class FaultSuite(SuiteBase):
         assert set(mine).isdisjoint(theirs)
         assert len(mine) + len(theirs) == 200
 
-    def test_another_process_sees_what_was_committed(self, store: Store) -> None:
+    def test_another_process_reads_the_committed_response(self, store: Store) -> None:
         """Another process reads the response that this process stored, byte for byte."""
         _needs_processes(store)
         self.drive(store, State.COMPLETED)

@@ -289,7 +289,7 @@ class JobSuite(JobSuiteBase):
         assert [job.id for job in store.jobs(JobState.READY, 2)] == [ready[1], ready[0]]
         assert store.job("never") is None
 
-    def test_health_counts_what_is_due_and_dead(self, store: Store) -> None:
+    def test_health_counts_due_and_dead_jobs(self, store: Store) -> None:
         assert (store.outbox_health().ready, store.outbox_health().lag_seconds, store.outbox_health().dead) == (0, 0, 0)
         self.dead(store, 1)
         self.running(store, 2)

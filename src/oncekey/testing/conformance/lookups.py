@@ -110,7 +110,7 @@ class LookupSuite(SuiteBase):
 
     # health
 
-    def test_the_counts_say_what_is_there(self, store: Store) -> None:
+    def test_counts_are_rows_by_state(self, store: Store) -> None:
         """They count rows by state. In an empty store all numbers are 0."""
         empty = store.counts()
         assert empty.counts == dict.fromkeys(State, 0)
@@ -135,7 +135,7 @@ class LookupSuite(SuiteBase):
         expected = (UnknownsOf("POST /c", 3, 2), UnknownsOf("POST /a", 2, 0), UnknownsOf("POST /b", 2, 0))
         assert store.counts().unknowns == expected
 
-    def test_the_counts_say_what_has_waited_too_long(self, store: Store) -> None:
+    def test_counts_show_the_oldest_lapsed_lease_and_the_oldest_unknown(self, store: Store) -> None:
         """They show the oldest lease that is over and the oldest unknown outcome. A running lease counts as 0."""
         self.drive(store, State.IN_PROGRESS, "running")
         assert store.counts().lease_over_seconds == 0.0

@@ -105,7 +105,7 @@ class MoveSuite(SuiteBase):
             assert moved.recovery_point == (change.recovery_point or before.recovery_point)
 
     @pytest.mark.parametrize("move", _MOVES)
-    def test_a_move_is_refused_unless_the_row_is_what_the_mover_saw(self, store: Store, move: Move) -> None:
+    def test_move_is_refused_if_the_row_changed_since_it_was_read(self, store: Store, move: Move) -> None:
         """With another owner or state, or a lease or retention that still runs: None, and nothing is written."""
         before = self._before(store, move)
         change = self.change(before, move)
@@ -197,7 +197,7 @@ class MoveSuite(SuiteBase):
         assert (record.recovery_point, record.attempt) == ("charge_created", 2)
 
     @pytest.mark.parametrize("lease", [None, 7.0])
-    def test_quarantine_counts_from_the_doubt_or_the_end_of_the_lease_that_it_kept(
+    def test_quarantine_counts_from_becoming_unknown_or_from_the_end_of_the_kept_lease(
         self, store: Store, lease: float | None
     ) -> None:
         """If the handler has ended, the doubt ends the lease. If it may still run, the doubt keeps a lease."""

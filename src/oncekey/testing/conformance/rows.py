@@ -95,7 +95,7 @@ class RowSuite(SuiteBase):
             batch = [self.reservation(key, recipe="another") for key in recipes]
 
     @pytest.mark.parametrize("state", list(State))
-    def test_a_reservation_of_a_key_that_is_there_reads_it(self, store: Store, state: State) -> None:
+    def test_reservation_of_an_existing_key_reads_it(self, store: Store, state: State) -> None:
         """In every state, expired or not, a reservation changes nothing and returns the row."""
         self.drive(store, state)
         for _ in range(2):
@@ -280,7 +280,7 @@ class RowSuite(SuiteBase):
 
     # purging
 
-    def test_purging_deletes_what_is_final_and_expired_and_nothing_else(self, store: Store) -> None:
+    def test_purge_deletes_only_final_expired_keys(self, store: Store) -> None:
         """The purge never deletes keys in flight, pending, unknown or resumable, however old they are (hazard 11)."""
         self._one_of_each(store)
         self.drive(store, State.COMPLETED, "fresh", retention=1000 * AGES)
@@ -299,7 +299,7 @@ class RowSuite(SuiteBase):
         assert store.purge(10, tombstones_only=True) == 1
         assert stored(store) is None
 
-    def test_purging_tombstones_only_leaves_what_the_reaper_has_not_expired_yet(self, store: Store) -> None:
+    def test_purge_of_tombstones_keeps_keys_that_are_not_yet_expired(self, store: Store) -> None:
         """A reaper that keeps tombstones must not delete a key that became due after the reaper's read."""
         expired = self.drive(store, State.EXPIRED, "expired")
         done = self.drive(store, State.COMPLETED, "done")

@@ -98,7 +98,7 @@ class StepSuite(SuiteBase):
         assert (now.state, now.owner, now.effects) == (State.IN_PROGRESS, read.owner, Effects.EXTERNAL)
         assert store.swap([swap(now, Event.DOUBT, Actor.SWEEPER)]) != [None]
 
-    def test_a_step_that_is_written_again_keeps_what_is_known_of_it(self, store: Store) -> None:
+    def test_step_written_again_keeps_its_kind_and_provider_id(self, store: Store) -> None:
         """Intended, then done, is one step. Its kind stays. A write without a provider's id does not delete that id."""
         record = self._stepped(store, _INTENT)
         record = one(store.swap([_advance(record, _DONE)])[0])
@@ -167,7 +167,7 @@ class StepSuite(SuiteBase):
         assert self._steps(store) == [_PHASE, _DONE]
 
     @pytest.mark.parametrize("ending", list(_ENDINGS))
-    def test_steps_go_with_what_they_were_remembered_for(self, store: Store, ending: str) -> None:
+    def test_steps_are_deleted_with_their_key(self, store: Store, ending: str) -> None:
         """A key that is deleted, expired or started over has no steps. The steps of other keys stay."""
         record = self._stepped(store, _PHASE, _DONE)
         self._stepped(store, _DONE, key="key-2")
@@ -255,7 +255,7 @@ class StepSuite(SuiteBase):
 
     # the audit
 
-    def test_a_change_by_hand_leaves_a_line_with_what_was_and_what_is(self, store: Store) -> None:
+    def test_change_by_hand_writes_an_audit_line_with_before_and_after(self, store: Store) -> None:
         """A line has who, when (the store's clock), event, before, after and why. The newest line is first."""
         record = self.drive(store, State.UNKNOWN)
         self.drive(store, State.UNKNOWN, scope="tenant-2")

@@ -48,7 +48,7 @@ class TurnSuite(SuiteBase):
         assert self._handed_out(store, 1) == flood[:1], "a health check asks for the one that has waited longest"
         assert self._handed_out(store, 251) == [flood[0], ("tenant-2", "key-0000"), *flood[1:]]
 
-    def test_scopes_share_what_is_handed_out(self, store: Store) -> None:
+    def test_scopes_share_the_keys_that_are_handed_out(self, store: Store) -> None:
         """All scopes get an equal part of one half. The other half goes to the keys that have waited longest."""
         flood = self._unknown(store, "tenant-1", 60)
         few = self._unknown(store, "tenant-2", 9)
