@@ -376,3 +376,19 @@ def test_the_reconciler_and_an_operator_leave_the_same_trail(table: KeyTable) ->
     table.move(record, Event.POSTPONE, Actor.RECONCILER, audit=line)
     changes.confirm(table.store, table.key(record), RESPONSE, Audit("ann", "paid"))
     assert [who for who, *_ in table.audit(KEY)] == ["ann", "reconciler"]
+
+
+def test_deferred_request_is_not_refuted_and_its_job_is_named(table: KeyTable, operate: Run) -> None:
+    """Refused before the operator is asked: its rows are committed, and only its job may run again."""
+    job = table.dead_job("charge", of=table.put(KEY, State.PENDING))
+    before = table.there(KEY)
+    for how in (("--refute", "--quarantine", "0s"), ("--not-happened", "charge")):
+        code, out, error = operate(*RESOLVE, *how)
+        assert (code, out, table.there(KEY), table.audit(KEY)) == (1, "", before, [])
+        assert "nothing was changed: the request itself is done: it was answered 202" in error
+        assert f"`oncekey dead-letters retry {job}`" in error
+    shown = operate("keys", "show", KEY, "--scope", "acme")[1]
+    assert f"job {job}, dead: `oncekey dead-letters retry {job}`, or `oncekey keys resolve` with --confirm" in shown
+    assert "it can be refuted" not in shown
+    assert json.loads(operate("keys", "show", KEY, "--scope", "acme", "--json")[1])["deferred_to"] == job
+    assert operate(*RESOLVE, *PAID, *SURE)[0] == 0

@@ -40,8 +40,8 @@ unknown           confirm    reconciler  completed
 unknown           confirm    operator    completed
 unknown           give_up    reconciler  failed
 unknown           give_up    operator    failed
-unknown           refute     reconciler  failed_retryable  / lease over + quarantine
-unknown           refute     operator    failed_retryable  / lease over + quarantine
+unknown           refute     reconciler  failed_retryable  / lease over + quarantine; not deferred
+unknown           refute     operator    failed_retryable  / lease over + quarantine; not deferred
 unknown           postpone   reconciler  unknown
 unknown           postpone   operator    unknown
 unknown           complete   owner       completed
@@ -74,14 +74,14 @@ pending           time_out   reaper      unknown           / past expiry; job no
 failed_retryable  retry      resumer     in_progress       / has steps
 failed_retryable  postpone   resumer     failed_retryable  / has steps
 failed_retryable  postpone   operator    failed_retryable  / has steps
-unknown           happened   reconciler  failed_retryable  / one effect in doubt
-unknown           happened   operator    failed_retryable  / one effect in doubt
-unknown           happened   reconciler  unknown           / several effects in doubt
-unknown           happened   operator    unknown           / several effects in doubt
-unknown           not_happened reconciler  failed_retryable  / lease over + quarantine; one effect in doubt
-unknown           not_happened operator    failed_retryable  / lease over + quarantine; one effect in doubt
-unknown           not_happened reconciler  unknown           / lease over + quarantine; several effects in doubt
-unknown           not_happened operator    unknown           / lease over + quarantine; several effects in doubt
+unknown           happened   reconciler  failed_retryable  / one effect in doubt; not deferred
+unknown           happened   operator    failed_retryable  / one effect in doubt; not deferred
+unknown           happened   reconciler  unknown           / several effects in doubt; not deferred
+unknown           happened   operator    unknown           / several effects in doubt; not deferred
+unknown not_happened reconciler failed_retryable / lease over + quarantine; one effect in doubt; not deferred
+unknown not_happened operator failed_retryable / lease over + quarantine; one effect in doubt; not deferred
+unknown not_happened reconciler unknown / lease over + quarantine; several effects in doubt; not deferred
+unknown not_happened operator unknown / lease over + quarantine; several effects in doubt; not deferred
 """
 
 Triple = tuple[str, str, str]

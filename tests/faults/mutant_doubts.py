@@ -10,6 +10,7 @@ SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
 DOUBTS = "oncekey.core.doubts"
 SETTLING = "oncekey.engine.settlement"
 OF_EFFECTS = "tests/upkeep/test_effects_in_doubt.py"
+DEFERRED = "tests/upkeep/test_deferred_verdicts.py"
 LEASES = "tests/web/test_doubt_and_lease.py"
 SQLITE_SUITE = "tests/stores/test_sqlite.py::TestSqliteStore"
 POSTGRES_SUITE = "tests/stores/test_postgres.py::TestPostgresStore"
@@ -45,6 +46,14 @@ DOUBTS_OF_EFFECTS: tuple[Mutant, ...] = (
       ("oncekey.engine.steps", "_advance(operation, cleared(step),", "_advance(operation, step,")),
     _(46, "I4", "a verdict that was refused is not asked for again at once", f"{OF_EFFECTS}::test_reconciler_postpones_a_verdict_that_was_refused_and_says_why",
       ("oncekey.upkeep.reconciler", "if settled.reason is not None and settled.outcome in (Outcome.REFUSED, Outcome.ALREADY):", "if False:")),
+    _(46, "I1", "a deferred request is not run again by a verdict", f"{DEFERRED}::test_deferred_request_is_not_run_again_by_a_verdict",
+      (SETTLING, "        if job is not None:\n            return Settlement(Outcome.REFUSED, record, reason=doubts.words_of_deferral(job))\n", "")),
+    _(46, "I1", "a deferred request is not run again by an operator", f"{DEFERRED}::test_deferred_request_is_not_run_again_by_a_verdict",
+      ("oncekey.admin.changes", "return None if job is None else MoveRefused(", "return None if job is None or job else MoveRefused(")),
+    _(46, "I1", "the proof that a request was deferred is not purged (SQLite)", f"{DEFERRED}::test_discarded_job_still_proves_that_the_request_is_done",
+      (f"{SQLITE}/outbox_purge", "AND NOT (i.settles AND EXISTS", "AND (i.settles OR EXISTS")),
+    _(46, "I1", "the proof that a request was deferred is not purged (PostgreSQL)", f"{DEFERRED}::test_discarded_job_still_proves_that_the_request_is_done",
+      (f"{POSTGRES}/outbox_purge", "AND NOT (i.settles AND EXISTS", "AND (i.settles OR EXISTS")),
     # 2: an expired lease runs a payment again
     _(2, "I1", "the quarantine counts from the doubt", f"{SQLITE_SUITE}::test_quarantine_counts_from_becoming_unknown_or_from_the_end_of_the_kept_lease",
       ("oncekey.core.swaps", "                lease_seconds = 0.0\n", "                pass\n")),

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from oncekey import current
 from oncekey.core.audit import Audit
-from oncekey.core.jobs import JobState
+from oncekey.core.jobs import DeferredTo, JobState
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Event
 from oncekey.core.swaps import Swap
@@ -131,6 +131,7 @@ OPERATORS: Mapping[str, Callable[[Store], object]] = {
     "jobs": lambda store: store.jobs(JobState.DEAD, 10),
     "jobs_of": lambda store: store.jobs_of(SINGLE_SCOPE, "key", 10),
     "job": lambda store: store.job("none"),
+    "deferred_to": lambda store: store.deferred_to(DeferredTo(SINGLE_SCOPE, "key", "an owner")),
     "outbox_health": lambda store: store.outbox_health(),
     "redirect": lambda store: store.redirect("none", JobState.READY, Audit("somebody", "a test")),
     "purge_jobs": lambda store: store.purge_jobs(10, 3600.0),

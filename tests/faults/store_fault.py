@@ -38,7 +38,10 @@ LIMIT = 0.2
 """Seconds that a verb of the store may take, and that a request waits for it: an outage that hangs is longer."""
 
 HOT = ("reserve", "swap")
-READS = ("read", "steps", "due", "find", "audit", "listing", "counts", "jobs", "jobs_of", "job", "outbox_health")
+READS = (
+    *("read", "steps", "due", "find", "audit", "listing", "counts"),
+    *("jobs", "jobs_of", "job", "deferred_to", "outbox_health"),
+)
 WRITES = (
     "purge",
     "claim",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oncekey.core.audit import Audit, AuditLine
-from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob, OutboxHealth, redirection
+from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobEnd, JobState, NewJob, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
@@ -107,6 +107,10 @@ class OutboxModel(MemoryStore):
     def job(self, job_id: str) -> Job | None:
         return self.by_id.get(job_id)
 
+    def deferred_to(self, asked: DeferredTo) -> Job | None:
+        mine = self.jobs_of(asked.scope, asked.key, 10**6)
+        return next((job for job in mine if job.settles and job.key_owner == asked.owner), None)
+
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
         job, now = self.by_id.get(job_id), self._clock()
         if job is None or job.state is not JobState.DEAD:
@@ -130,11 +134,20 @@ class OutboxModel(MemoryStore):
         return OutboxHealth(len(due), self._clock() - min(due, default=self._clock()), len(self._in(JobState.DEAD)))
 
     def purge_jobs(self, limit: int, keep_seconds: float) -> int:
-        over = [job for state in (JobState.DONE, JobState.CANCELLED) for job in self._in(state)]
+        over = [
+            job
+            for state in (JobState.DONE, JobState.CANCELLED)
+            for job in self._in(state)
+            if not (job.settles and self._leaves_unknown(job))
+        ]
         gone = [job.id for job in over if (job.finished_at or 0) <= self._clock() - keep_seconds][:limit]
         for job_id in gone:
             del self.by_id[job_id]
         return len(gone)
+
+    def _leaves_unknown(self, job: Job) -> bool:
+        row = self._rows.get((job.scope, job.key))
+        return row is not None and (row.state, row.owner) == (State.UNKNOWN, job.key_owner)
 
     def time_out(self, limit: int, response: StoredResponse) -> list[At]:
         now = self._clock()

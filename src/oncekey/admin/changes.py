@@ -12,7 +12,7 @@ from typing import Any
 from oncekey.admin.key_view import look_at
 from oncekey.core import doubts
 from oncekey.core.audit import Audit
-from oncekey.core.jobs import Job, JobState
+from oncekey.core.jobs import DeferredTo, Job, JobState
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import FENCES, Actor, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
@@ -100,7 +100,7 @@ def _settle_effect(
     quarantine_seconds: float | None,
 ) -> Record:
     event = Event.NOT_HAPPENED if verdict is None else Event.HAPPENED
-    if (refusal := refused(seen, event)) is not None:
+    if (refusal := refused(seen, event) or was_deferred(store, seen)) is not None:
         raise refusal
     step = choose(store, seen, effect)
     said = "did not happen" if verdict is None else "happened"
@@ -137,9 +137,19 @@ def refute(store: Store, seen: Record, audit: Audit, quarantine_seconds: float |
         seen = not_happened(store, seen, doubted[0].name, audit, quarantine_seconds)
         if seen.state is not State.UNKNOWN:
             return seen
+    if (refusal := was_deferred(store, seen)) is not None:
+        raise refusal
     why = audit.why[:WHY_CHARS]
     audit = Audit(audit.who, f"{cut_short(seen, quarantine_seconds)}{why}")
     return _move(store, seen, Event.REFUTE, audit, last_error=why, quarantine_seconds=quarantine_seconds)
+
+
+def was_deferred(store: Store, seen: Record) -> MoveRefused | None:
+    """Why no verdict lets this unknown key run again: its request is done, and only its job may not be."""
+    if seen.state is not State.UNKNOWN:
+        return None
+    job = store.deferred_to(DeferredTo(seen.scope, seen.key, seen.owner))
+    return None if job is None else MoveRefused(f"nothing was changed: {doubts.words_of_deferral(job)}")
 
 
 def cut_short(seen: Record, quarantine_seconds: float | None) -> str:

@@ -107,7 +107,8 @@ def _dead_keys(seen: Health) -> Diagnosis:
         "dead keys",
         Level.WARN,
         f"{counted(seen.keys.dead, 'key')} that upkeep leaves alone after the last try: unknown or half done",
-        "see `oncekey dead-letters list`, then `oncekey keys resolve` or `oncekey dead-letters retry`",
+        "see `oncekey dead-letters list` and `oncekey keys show`, then `oncekey keys resolve` or `oncekey dead-letters "
+        "retry`; where a job left the key unknown, retry the job",
     )
 
 

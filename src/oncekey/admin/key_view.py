@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from oncekey.admin.outlook import Outlook, outlook
 from oncekey.core.audit import AuditLine
-from oncekey.core.jobs import Job
+from oncekey.core.jobs import DeferredTo, Job
 from oncekey.core.record import Record
+from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.values import value
 from oncekey.errors import KeyNotFound
@@ -25,6 +26,8 @@ class Sight:
     history: list[AuditLine]
     """Newest first."""
     outlook: Outlook
+    deferred_to: Job | None = None
+    """The job that an unknown key was deferred to: its request is done, and is not run again."""
 
 
 def look(store: Store, scope: str, key: str) -> Sight:
@@ -35,7 +38,10 @@ def look(store: Store, scope: str, key: str) -> Sight:
     history = store.audit(scope, key, SHOWN)
     if record is None and not jobs and not history:
         raise not_found(key)
-    return Sight(record, steps, jobs, history, outlook(record))
+    deferred_to = None
+    if record is not None and record.state is State.UNKNOWN:
+        deferred_to = store.deferred_to(DeferredTo(scope, key, record.owner))
+    return Sight(record, steps, jobs, history, outlook(record), deferred_to)
 
 
 def look_at(store: Store, scope: str, key: str) -> Record:

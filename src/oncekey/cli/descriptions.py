@@ -77,7 +77,7 @@ def print_sight(sight: Sight, reveal: bool) -> None:
     if sight.record is None:
         print("there is no such key any more; this is left of it")
     else:
-        table([], [*_facts(sight.record, reveal), *_doubts(sight.record, sight.steps)])
+        table([], [*_facts(sight.record, reveal), *_way_out(sight.record, sight)])
     _section("steps", ("NAME", "KIND", "STATE", "REPEATABLE", "RESULT", "DOWNSTREAM KEY", "PROVIDER ID"), [
         (s.name, *_kind_and_state(s), _yes(s.repeatable), masked(s.result, reveal) or "", s.downstream_key or "",
          s.provider_id or "")
@@ -112,8 +112,6 @@ def _facts(record: Record, reveal: bool) -> list[tuple[str, str]]:
         facts.append(("finished", f"{moment(record.finished_at)}, after {took}"))
     if record.state in FINAL or record.state in (State.PENDING, State.FAILED_RETRYABLE):
         facts.append(("expires", str(moment(record.expires_at))))
-    if record.state is State.UNKNOWN:
-        facts.append(("quarantine", _quarantine(record)))
     if record.recovery_point is not None:
         facts.append(("done up to", record.recovery_point))
     if record.response is not None:
@@ -128,13 +126,17 @@ def _quarantine(record: Record) -> str:
     return f"{span(record.quarantine)}: it can be refuted in {span(left)}"
 
 
-def _doubts(record: Record, steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """Which effects are in doubt, and how each is settled."""
+def _way_out(record: Record, sight: Sight) -> list[tuple[str, str]]:
+    """How an unknown key is settled: by its job, or by a verdict about each effect in doubt."""
     if record.state is not State.UNKNOWN:
         return []
-    return [
+    if (job := sight.deferred_to) is not None:
+        again = f": `oncekey dead-letters retry {job.id}`, or" if job.state is JobState.DEAD else ":"
+        how = "`oncekey keys resolve` with --confirm or --fail; the request is done, and is not run again"
+        return [("deferred to", f"job {job.id}, {job.state}{again} {how}")]
+    return [("quarantine", _quarantine(record))] + [
         ("in doubt", f"{step.name}: `oncekey keys resolve` with --happened {step.name} or --not-happened {step.name}")
-        for step in in_doubt(record, steps)
+        for step in in_doubt(record, sight.steps)
     ]
 
 
@@ -292,6 +294,7 @@ def sight_json(sight: Sight, reveal: bool) -> dict[str, Any]:
         "in_doubt": [] if record is None else [step.name for step in in_doubt(record, sight.steps)],
         "steps": [step_json(step, reveal) for step in sight.steps],
         "jobs": [job_json(job, reveal) for job in sight.jobs],
+        "deferred_to": None if sight.deferred_to is None else sight.deferred_to.id,
         "history": [change_json(line) for line in sight.history],
         "now": {
             "runs": sight.outlook.runs,

@@ -37,12 +37,14 @@ from oncekey.core.audit import Audit
 from oncekey.core.doubts import words_of
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
-from oncekey.core.states import Event, State
+from oncekey.core.states import FENCES, Event, State
 from oncekey.core.verdicts import Happened
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
+RUNS_AGAIN = FENCES | {Event.REFUTE}
+"""The verdicts after which a retry runs the handler."""
 
 Key = Annotated[
     str, typer.Argument(metavar="KEY", help="The key, as the client sent it, or masked, as the log has it.")
@@ -235,7 +237,10 @@ def forget(
 def _movable(store: Store, scope: str, key: str, event: Event) -> Record:
     """The record as it is now. A move that is not possible is refused before the operator is asked."""
     record = look_at(store, scope, whole_key(store, scope, key))
-    if (refusal := changes.refused(record, event)) is not None:
+    refusal = changes.refused(record, event)
+    if refusal is None and event in RUNS_AGAIN:
+        refusal = changes.was_deferred(store, record)
+    if refusal is not None:
         raise refusal
     return record
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from oncekey.core.audit import Audit
+from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Find, Step, StepKind, StepState
@@ -22,6 +23,16 @@ USE_HAPPENED = (
     "{effects}, and Confirmed(…) skips every phase after it. Use Happened(result, effect='{first}') to let the request "
     "go on after it; or Confirmed(…, final=True) if nothing is to follow, as after a declined payment"
 )
+
+
+def words_of_deferral(job: Job) -> str:
+    """Why no verdict lets a deferred request run again, and what to do instead."""
+    again = f"run it again with `oncekey dead-letters retry {job.id}`, or " if job.state is JobState.DEAD else ""
+    return (
+        "the request itself is done: it was answered 202, and its rows are committed, so it is not run again. Only its "
+        f"job {job.id} ('{job.task}', {job.state}) may not have done its work: {again}confirm or fail the key with the "
+        "response that its client is to get"
+    )
 
 
 def in_doubt(record: Record, steps: Iterable[Step]) -> list[Step]:

@@ -173,6 +173,15 @@ class Job:
         return max(0.0, self.now - self.run_at)
 
 
+@value
+class DeferredTo:
+    """Ask a store to which job the request of this owner token was deferred."""
+
+    scope: str
+    key: str
+    owner: str
+
+
 class JobEnd(Word):
     """The events by which a worker ends its attempt."""
 

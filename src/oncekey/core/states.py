@@ -30,6 +30,8 @@ Two ideas carry the rest:
    follow depends on where the effects live (``Effects``, declared per route, stored in the row). If a second run is
    harmless, a request takes over. If it is not, the record becomes ``unknown``, and only the reconciler or an
    operator moves it on, because they can ask the provider. A client never can.
+   A deferred request (``pending``) is done, and its rows are committed. If its job leaves the key ``unknown``, no
+   verdict makes the request run again: only the job can be tried again (reopen).
 2. *Final means final until expiry.* A record leaves ``completed`` and ``failed`` only by time (expire), by starting
    over after expiry, or by an operator's ``forget``. ``in_progress`` and ``unknown`` never expire: deleting them
    would turn "may have happened" into "never happened".
@@ -119,6 +121,7 @@ class Condition(Word):
     UNTRIED = "job never tried"
     TRIED = "job was tried"
     JOB_RETRIED = "its dead letter is tried again"
+    NOT_DEFERRED = "not deferred"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +176,17 @@ TABLE: tuple[Transition, ...] = (
     # Only the reconciler and an operator can ask the provider, so only they move an unknown outcome on.
     _move(_S.UNKNOWN,          _E.CONFIRM,   _S.COMPLETED,        _SETTLERS),
     _move(_S.UNKNOWN,          _E.GIVE_UP,   _S.FAILED,           _SETTLERS),
-    _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER),
+    _move(_S.UNKNOWN,          _E.REFUTE,    _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER, _C.NOT_DEFERRED),
     _move(_S.UNKNOWN,          _E.POSTPONE,  _S.UNKNOWN,          _SETTLERS),
     # Their verdict may also settle one effect of a phased request. The next attempt continues after it. The new owner
     # token excludes an owner that was only late.
-    _move(_S.UNKNOWN,          _E.HAPPENED,  _S.FAILED_RETRYABLE, _SETTLERS, _C.ONE_IN_DOUBT),
-    _move(_S.UNKNOWN,          _E.HAPPENED,  _S.UNKNOWN,          _SETTLERS, _C.SEVERAL_IN_DOUBT),
-    _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.FAILED_RETRYABLE, _SETTLERS, _C.QUARANTINE_OVER, _C.ONE_IN_DOUBT),
-    _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.UNKNOWN,       _SETTLERS, _C.QUARANTINE_OVER, _C.SEVERAL_IN_DOUBT),
+    _move(_S.UNKNOWN,          _E.HAPPENED,  _S.FAILED_RETRYABLE, _SETTLERS, _C.NOT_DEFERRED, _C.ONE_IN_DOUBT),
+    _move(_S.UNKNOWN,          _E.HAPPENED,  _S.UNKNOWN,          _SETTLERS, _C.NOT_DEFERRED, _C.SEVERAL_IN_DOUBT),
+    _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.FAILED_RETRYABLE, _SETTLERS,
+          _C.QUARANTINE_OVER, _C.NOT_DEFERRED, _C.ONE_IN_DOUBT),
+    _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.UNKNOWN,       _SETTLERS,
+          _C.QUARANTINE_OVER, _C.NOT_DEFERRED, _C.SEVERAL_IN_DOUBT),
+    # A deferred request is done, and its rows are committed. If its job left the key unknown, only the job runs again.
     _move(_S.UNKNOWN,          _E.REOPEN,    _S.PENDING,          {_A.OPERATOR}, _C.JOB_RETRIED),
     # The end of the retention window.
     _move(_S.COMPLETED,        _E.EXPIRE,    _S.EXPIRED,          {_A.REAPER}, _C.PAST_EXPIRY),

@@ -3,7 +3,8 @@
 If the ledger has a charge under the downstream key, the charge was made. If a step of the request made it, the resolver
 says that the step happened, and the retry goes on after it. If a job made it, the resolver marks the payment as
 succeeded, and the retry gets its 201. If the ledger has none, the charge was not made. The reconciler accepts that
-verdict only after the quarantine, when no charge can still be on its way. Then the retry may run.
+verdict only after the quarantine, when no charge can still be on its way. Then the retry may run. It refuses the
+verdict if the payment was deferred: its row is committed, and only an operator lets its job run again.
 """
 
 from __future__ import annotations

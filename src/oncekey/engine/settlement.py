@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core import doubts
 from oncekey.core.audit import Audit
+from oncekey.core.jobs import DeferredTo, Job
 from oncekey.core.record import Record
 from oncekey.core.states import FINAL, MAY_RERUN, Actor, Event, State
 from oncekey.core.steps import Find, Step, StepsOf, StepState
@@ -52,6 +53,10 @@ def settle(
     """
     if isinstance(verdict, StillUnknown):
         return Settlement(Outcome.UNDECIDED, record)
+    if not isinstance(verdict, Confirmed) and engine.store.capabilities.enlists is not None:
+        job: Job | None = yield DeferredTo(record.scope, record.key, record.owner)
+        if job is not None:
+            return Settlement(Outcome.REFUSED, record, reason=doubts.words_of_deferral(job))
     early = early_by(record)
     if isinstance(verdict, Refuted | NotHappened) and early > 0:
         # When the provider was asked, it could not know yet. A late arrival of its answer does not change that.

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 from oncekey.core.audit import Audit, AuditLine
 from oncekey.core.diagnosis import Diagnosis
 from oncekey.core.health import StoreHealth
-from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
+from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobState, OutboxHealth
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -214,6 +214,10 @@ class Store(Protocol):
 
     def job(self, job_id: str) -> Job | None: ...
 
+    def deferred_to(self, asked: DeferredTo) -> Job | None:
+        """The job that is to settle the key of this owner, in any state; None: the owner's request was not deferred."""
+        ...
+
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
         """An operator moves a dead job to READY (attempts start over) or CANCELLED; None: it is not dead.
 
@@ -226,7 +230,8 @@ class Store(Protocol):
     def purge_jobs(self, limit: int, keep_seconds: float) -> int:
         """Delete at most ``limit`` jobs that are done or cancelled for longer than this, and return how many.
 
-        Never deletes a dead letter: it stays until an operator redirects it.
+        Never deletes a dead letter: it stays until an operator redirects it. Nor the job that an unknown key was
+        deferred to: as long as that job is there, no verdict lets the request run again.
         """
         ...
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
+from oncekey.core.jobs import DeferredTo
 from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Event, State
 from oncekey.core.steps import Find, StepsOf
@@ -67,6 +68,7 @@ class Lane:
             (tuple, "read", store.read),
             (StepsOf, "steps", store.steps),
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),
+            (DeferredTo, "deferred_to", lambda asked: [store.deferred_to(each) for each in asked]),
         )
         self._owed: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)

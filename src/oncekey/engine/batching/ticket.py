@@ -11,13 +11,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from oncekey.core.jobs import DeferredTo
 from oncekey.core.record import Reservation
 from oncekey.core.steps import Find, StepsOf
 from oncekey.core.swaps import Swap
 from oncekey.errors import StoreUnavailable
 
-Work = Reservation | Swap | tuple[str, str] | StepsOf | Find
-"""What one caller asks of a store: to reserve, swap, read (scope, key), list the steps of a key, or find keys."""
+Work = Reservation | Swap | tuple[str, str] | StepsOf | Find | DeferredTo
+"""What one caller asks of a store: to reserve, swap, read (scope, key), list the steps of a key, find keys,
+or name the job that a request was deferred to."""
 
 GAVE_UP = "the store did not answer in time"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from oncekey.core.audit import Audit
-from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth
+from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobState, OutboxHealth
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import Swap, swap
@@ -49,6 +49,10 @@ class NoOutbox:
 
     def job(self, job_id: str) -> Job | None:
         del job_id
+        return None
+
+    def deferred_to(self, asked: DeferredTo) -> Job | None:
+        del asked
         return None
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 from oncekey.core.audit import Audit
 from oncekey.core.health import COUNTED
-from oncekey.core.jobs import Conclusion, Job, JobState, OutboxHealth, redirection
+from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobState, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
 from oncekey.stores.postgres.arrays import Bytea, Float8, Int4, Text
 from oncekey.stores.sql import outbox_rows, queries
@@ -53,6 +53,7 @@ _CONCLUDE = _statement("conclude", error="w.error")
 _PROVIDER = _statement("provider")
 _JOB = _statement("job")
 _JOBS_OF = _statement("jobs_of")
+_DEFERRED_TO = _statement("deferred_to")
 _JOBS = {
     state: _statement("jobs").replace("{state}", state.value).replace("{since}", since)
     for state, since in _SINCE.items()
@@ -108,6 +109,10 @@ class PostgresOutbox:
 
     def job(self, job_id: str) -> Job | None:
         return next(iter(self._jobs(_JOB, id=job_id)), None)
+
+    def deferred_to(self, asked: DeferredTo) -> Job | None:
+        found = self._jobs(_DEFERRED_TO, scope=asked.scope, key=asked.key, owner=asked.owner)
+        return next(iter(found), None)
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
         event = redirection(to_state)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.audit import Audit
 from oncekey.core.health import COUNTED
-from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, OutboxHealth, redirection
+from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobEnd, JobState, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import State
 from oncekey.stores.sql import outbox_rows, queries
@@ -48,6 +48,7 @@ _TAKE, _RENEW, _HELD, _END, _SETTLE, _PROVIDER, _JOB, _REDIRECT, _REOPEN, _HEALT
 )
 _NOTE = queries.statement(schema.PACKAGE, "note")
 _JOBS_OF = _statement("jobs_of")
+_DEFERRED_TO = _statement("deferred_to")
 _JOBS = {
     state: _statement("jobs").replace("{state}", condition).replace("{since}", since)
     for state, (condition, since) in _LISTED.items()
@@ -114,6 +115,11 @@ class SqliteOutbox:
     def job(self, job_id: str) -> Job | None:
         with self.connections.use() as connection:
             row = connection.execute(_JOB, (job_id,)).fetchone()
+            return None if row is None else outbox_rows.job((*row, self.clock()))
+
+    def deferred_to(self, asked: DeferredTo) -> Job | None:
+        with self.connections.use() as connection:
+            row = connection.execute(_DEFERRED_TO, (asked.scope, asked.key, asked.owner)).fetchone()
             return None if row is None else outbox_rows.job((*row, self.clock()))
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:

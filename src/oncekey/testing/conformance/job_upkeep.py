@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oncekey.core.audit import Audit
-from oncekey.core.jobs import Conclusion, JobEnd, JobState
+from oncekey.core.jobs import Conclusion, DeferredTo, JobEnd, JobState
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.errors import IllegalTransition
@@ -100,6 +102,24 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.purge_jobs(10, 50.0) == 1
         left = {job.id for state in JobState for job in store.jobs(state, 10)}
         assert left == {"job-0001", "job-0005", "job-0006", fresh}
+
+    def test_job_that_an_unknown_key_was_deferred_to_is_found_and_kept(self, store: Store) -> None:
+        """It proves that the request is done. After the key is settled, the job is purged like any other."""
+        record = self.drive(store, State.PENDING)
+        asked = DeferredTo(record.scope, record.key, record.owner)
+        self.added(store, 8, key=record.key, key_owner=record.owner, task="other")
+        assert store.deferred_to(asked) is None
+        job_id = self.dead(store, 1, of=record)
+        found = store.deferred_to(asked)
+        assert found is not None
+        assert (found.id, found.state) == (job_id, JobState.DEAD)
+        assert store.deferred_to(replace(asked, owner="another owner")) is None
+        store.redirect(job_id, JobState.CANCELLED, Audit("bob", "obsolete"))
+        self.age_job(store, job_id, 100)
+        assert store.purge_jobs(10, 50.0) == 0
+        unknown = one(store.read([(record.scope, record.key)])[0])
+        assert store.swap([swap(unknown, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE)]) != [None]
+        assert store.purge_jobs(10, 50.0) == 1
 
     def running_of(self, store: Store, number: int) -> str:
         """A job that RIVAL runs, of a task of its own, so that other due jobs are not claimed."""

@@ -107,6 +107,12 @@ settled AS (
 
 SELECT e.id, e.owner FROM ended AS e
 
+-- name: outbox_deferred_to
+-- The job that the request of an owner token was deferred to.
+SELECT {columns} FROM idempotency_outbox AS j
+WHERE j.scope = %(scope)s AND j.key = %(key)s AND j.key_owner = %(owner)s AND j.settles
+LIMIT 1
+
 -- name: outbox_enqueue
 -- One job, in the transaction of the request that adds it: the job exists if and only if that transaction commits.
 -- It runs on connections of any driver: placeholders are :name, and CAST gives the types.
@@ -166,10 +172,16 @@ UPDATE idempotency_outbox SET provider_id = %(provider_id)s
 WHERE id = %(id)s AND state = 'running' AND owner = %(owner)s
 
 -- name: outbox_purge
--- Delete jobs that are done or cancelled for long enough. Dead letters stay until an operator redirects them.
+-- Delete jobs that are done or cancelled for long enough. Dead letters stay until an operator redirects them. The job
+-- that an unknown key was deferred to stays as well: it is the proof that the request itself is done.
 WITH doomed AS (
     SELECT i.id FROM idempotency_outbox AS i
-    WHERE i.state IN ('done', 'cancelled') AND i.finished_at <= now() - %(keep_seconds)s * interval '1 second'
+    WHERE
+        i.state IN ('done', 'cancelled') AND i.finished_at <= now() - %(keep_seconds)s * interval '1 second'
+        AND NOT (i.settles AND EXISTS (
+            SELECT FROM idempotency_keys AS k
+            WHERE k.scope = i.scope AND k.key = i.key AND k.state = 'unknown' AND k.owner = i.key_owner
+        ))
     ORDER BY i.finished_at
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED

@@ -12,6 +12,12 @@ WHERE scope = ?1 AND key = ?2 AND key_owner = ?3 AND settles
 id, scope, key, key_owner, operation, task, payload, downstream_key, settles, state, attempt, owner, lease_until, run_at,
        provider_id, last_error, history, created_at, finished_at
 
+-- name: outbox_deferred_to
+-- The job that the request of an owner token was deferred to. ?1-?3 key and owner
+SELECT {columns} FROM idempotency_outbox
+WHERE scope = ?1 AND key = ?2 AND key_owner = ?3 AND settles
+LIMIT 1
+
 -- name: outbox_due
 -- Jobs that are due. ?1 now · ?2 limit · the rest: the names of tasks
 SELECT id FROM idempotency_outbox
@@ -91,11 +97,16 @@ ORDER BY k.expires_at LIMIT ?2
 UPDATE idempotency_outbox SET provider_id = ?3 WHERE id = ?1 AND state = 'running' AND owner = ?2
 
 -- name: outbox_purge
--- Delete jobs that are done or cancelled for long enough. Dead letters stay until an operator redirects them.
+-- Delete jobs that are done or cancelled for long enough. Dead letters stay until an operator redirects them. The job
+-- that an unknown key was deferred to stays as well: it is the proof that the request itself is done.
 DELETE FROM idempotency_outbox WHERE id IN (
-    SELECT id FROM idempotency_outbox
-    WHERE state IN ('done', 'cancelled') AND finished_at <= ?1
-    ORDER BY finished_at LIMIT ?2
+    SELECT i.id FROM idempotency_outbox AS i
+    WHERE i.state IN ('done', 'cancelled') AND i.finished_at <= ?1
+      AND NOT (i.settles AND EXISTS (
+        SELECT 1 FROM idempotency_keys AS k
+        WHERE k.scope = i.scope AND k.key = i.key AND k.state = 'unknown' AND k.owner = i.key_owner
+      ))
+    ORDER BY i.finished_at LIMIT ?2
 )
 
 -- name: outbox_redirect
