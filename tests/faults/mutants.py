@@ -45,7 +45,7 @@ NO_PROGRAM = re.compile(
     r"^E +(?:SyntaxError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|AttributeError: '(?!NoneType))",
     re.MULTILINE,
 )
-SHORT = ("the owner is compared in the dictionary", "422 before 409", "a bad row is asked for alone")
+SHORT = ("a swap compares the owner (memory)", "the fingerprint is compared before the state", "a failed batch is tried row by row")
 
 
 @dataclass(frozen=True)
