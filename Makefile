@@ -56,10 +56,11 @@ coverage: $(STAMP) ## the same tests, measured: core, engine and stores must be 
 	@$(BIN)/coverage report --include='$(GATED)' --fail-under=$(COVERAGE)
 
 .PHONY: lint
-lint: $(STAMP) ## ruff, formatting, mypy, the import contracts, and no address or path of a machine in any file
+lint: $(STAMP) ## ruff, formatting, mypy, spelling, the import contracts, and no address or path of a machine in any file
 	@$(BIN)/ruff check --quiet $(CODE) .ci
 	@$(BIN)/ruff format --quiet --check $(CODE) .ci || { echo "run: make format"; exit 1; }
 	@$(BIN)/mypy --no-error-summary $(CODE) .ci/check_tree.py
+	@$(BIN)/codespell $(CODE) .ci docs requirements $(wildcard *.md) Makefile pyproject.toml
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(BIN)/python .ci/check_tree.py
 	@echo "lint: clean"

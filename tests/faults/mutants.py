@@ -45,7 +45,11 @@ NO_PROGRAM = re.compile(
     r"^E +(?:SyntaxError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|AttributeError: '(?!NoneType))",
     re.MULTILINE,
 )
-SHORT = ("a swap compares the owner (memory)", "the fingerprint is compared before the state", "a failed batch is tried row by row")
+SHORT = (
+    "a swap compares the owner (memory)",
+    "the fingerprint is compared before the state",
+    "a failed batch is tried row by row",
+)
 
 
 @dataclass(frozen=True)
