@@ -17,6 +17,7 @@ from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.core.swaps import swap
+from oncekey.upkeep.reaper import Reaper
 from tests.outbox.outbox_table import OutboxTable
 
 RESPONSE = StoredResponse(201, (("content-type", "application/json"),), b'{"id":"pay_1","card":"4242"}')
@@ -84,6 +85,13 @@ class KeyTable(OutboxTable):
         step = Step("charge", StepKind.EFFECT, StepState.DONE, True, b'{"id":"ch_1"}')
         record = self.move(record, Event.ADVANCE, recovery_point="charge", step=step)
         return self.move(record, Event.RELEASE, last_error="the provider was away")
+
+    def expired_half_done(self, key: str, **of: Any) -> Record:
+        """Unknown, with an effect that is done and none in doubt: its client did not retry before the key expired."""
+        record = self.half_done(key, **of)
+        self.age(record, RETENTION + 1)
+        Reaper(self.store).run()
+        return self.key(record)
 
     def dead_half_done(self, key: str, **of: Any) -> Record:
         """A half-done request after the resumer's second try, which was the last."""

@@ -11,6 +11,7 @@ import pytest
 
 from oncekey.admin import changes
 from oncekey.core.audit import Audit
+from oncekey.core.doubts import with_cause
 from oncekey.core.record import StoredResponse
 from oncekey.core.responses import MAX_RESPONSE_BYTES
 from oncekey.core.states import Actor, Effects, Event, State
@@ -160,7 +161,7 @@ def test_no_answer_is_no(table: KeyTable, operate: Run, command: tuple[str, ...]
         (["--happened", "charge", "--result", "1", "--status", "201"], 2, "takes no response"),
         (["--not-happened", "charge", "--result", "1"], 2, "go with --happened"),
         (["--refute", "--provider-id", "ch_7"], 2, "go with --happened"),
-        (["--refute", "--final"], 2, "goes with --confirm"),
+        (["--refute", "--final"], 2, "goes with --confirm and --fail"),
         (["--happened", "charge", "--not-happened", "charge", "--result", "1"], 2, "one of --confirm"),
         (["--confirm", "--status", "201", "--body", "paid"], 2, "is not JSON"),
         (["--confirm", "--status", "201", "--body", "@no-such-file"], 1, "cannot be read"),
@@ -304,9 +305,10 @@ def test_refuting_clears_every_effect_in_doubt(table: KeyTable, operate: Run) ->
     ("options", "says"),
     [
         (["--happened", "mail", "--result", "1"], "this key has no effect 'mail'; effect 'charge' is in doubt"),
-        (["--happened", "ride", "--result", "1"], "effect 'ride' is done"),
+        (["--happened", "ride", "--result", "1"], "effect 'ride' is done, and keeps its result; --refute lets"),
         (["--not-happened", "ride"], "effect 'ride' is done"),
         (["--confirm", "--status", "201"], "--confirm skips every phase after it. Use `--happened charge"),
+        (["--fail", "--status", "422"], "--fail skips every phase after it. Use `--happened charge"),
     ],
 )
 def test_verdict_that_does_not_fit_the_effects_is_refused_before_any_prompt(
@@ -325,12 +327,47 @@ def test_key_without_steps_has_no_effect_to_settle(table: KeyTable, operate: Run
     assert (code, "no effect of this key is in doubt" in error) == (1, True)
 
 
-def test_confirm_with_final_completes_a_key_with_an_effect_in_doubt(table: KeyTable, operate: Run) -> None:
+@pytest.mark.parametrize(("option", "state"), [("--confirm", State.COMPLETED), ("--fail", State.FAILED)])
+def test_final_word_ends_a_key_with_an_effect_in_doubt(
+    table: KeyTable, operate: Run, option: str, state: State
+) -> None:
     table.in_doubt(KEY, "charge")
-    assert operate(*RESOLVE, "--confirm", "--status", "402", "--final", *SURE)[0] == 0
+    assert operate(*RESOLVE, option, "--status", "402", "--final", *SURE)[0] == 0
     record = table.there(KEY)
     assert record is not None
-    assert record.state is State.COMPLETED
+    assert record.state is state
+
+
+@pytest.mark.parametrize("option", ["--confirm", "--fail"])
+def test_key_with_steps_is_not_ended_without_final(table: KeyTable, operate: Run, option: str) -> None:
+    """Also if no effect is in doubt: its client did not retry before the key expired."""
+    table.expired_half_done(KEY)
+    before = table.there(KEY)
+    code, out, error = operate(*RESOLVE, option, "--status", "422")
+    assert (code, out, table.there(KEY)) == (1, "", before)
+    assert f"this key has steps, the last that is done is 'charge', and {option} skips every phase after it" in error
+    assert "Use `--refute` to let the request go on after it" in error
+    with pytest.raises(MoveRefused, match="skips every phase"):
+        changes.give_up(table.store, table.expired_half_done("another-key"), RESPONSE, Audit("ann", "no"))
+
+
+def test_refute_says_that_a_request_with_steps_goes_on(table: KeyTable, operate: Run) -> None:
+    table.expired_half_done(KEY)
+    _, _, error = operate(*RESOLVE, "--refute", "--quarantine", "0s", said="no\nn\n")
+    goes_on = "unknown becomes failed_retryable: the next retry goes on after step 'charge'; effects that are done are"
+    assert f"{goes_on} not called again" in error
+    assert "RUNS the operation" not in error
+    table.in_doubt("another-key-of-today", "charge")
+    other = ("keys", "resolve", "another-key-of-today", "--scope", "acme", "--refute")
+    assert "goes on after step 'ride', and CALLS effect 'charge'; effects that" in operate(*other, said="no\nn\n")[2]
+
+
+def test_show_keeps_why_a_key_became_unknown(table: KeyTable, operate: Run) -> None:
+    record = table.expired_half_done(KEY)
+    words = with_cause("not there yet", record)
+    table.move(record, Event.POSTPONE, Actor.RECONCILER, reconcile_in=60.0, last_error=words)
+    shown = operate("keys", "show", KEY, "--scope", "acme")[1]
+    assert "not there yet; it became unknown because: half done, and the client did not retry" in shown
 
 
 def test_show_names_the_effect_in_doubt_and_the_command_that_settles_it(table: KeyTable, operate: Run) -> None:

@@ -74,6 +74,7 @@ pending           time_out   reaper      unknown           / past expiry; job no
 failed_retryable  retry      resumer     in_progress       / has steps
 failed_retryable  postpone   resumer     failed_retryable  / has steps
 failed_retryable  postpone   operator    failed_retryable  / has steps
+unknown           go_on      reconciler  failed_retryable  / has steps; no effect in doubt; not deferred
 unknown           happened   reconciler  failed_retryable  / one effect in doubt; not deferred
 unknown           happened   operator    failed_retryable  / one effect in doubt; not deferred
 unknown           happened   reconciler  unknown           / several effects in doubt; not deferred
@@ -142,7 +143,8 @@ NEEDS_STEPS = {"has steps", "has steps or repeatable effects", "one effect in do
 def fitting(move: Transition, effects: Effects = Effects.REPEATABLE) -> Record:
     """A row from which the move can be made, as far as (state, owner) decides it."""
     steps = "half_done" if move.when & NEEDS_STEPS else None
-    effects = Effects.EXTERNAL if move.event in FENCES else effects
+    if move.event in FENCES:
+        effects = Effects.PHASED if "no effect in doubt" in move.when else Effects.EXTERNAL
     return make_record(state=move.source, effects=effects, recovery_point=steps)
 
 
@@ -431,7 +433,7 @@ def test_a_plain_swap_changes_one_row_and_nothing_that_its_mover_has_not_seen() 
         assert not beside.plain
 
 
-@pytest.mark.parametrize("event", sorted(FENCES))
+@pytest.mark.parametrize("event", [Event.HAPPENED, Event.NOT_HAPPENED])
 def test_settling_an_effect_needs_its_name_a_new_owner_and_an_effect_in_doubt(event: Event) -> None:
     record = make_record(state=State.UNKNOWN, recovery_point="started")
     target = State.FAILED_RETRYABLE
@@ -444,6 +446,18 @@ def test_settling_an_effect_needs_its_name_a_new_owner_and_an_effect_in_doubt(ev
             build(other, event, Actor.OPERATOR, to_state=target)
     with pytest.raises(IllegalTransition, match="takes no new owner token"):
         build(record, Event.CONFIRM, Actor.OPERATOR, new_owner="owner-2")
+
+
+def test_going_on_needs_steps_and_no_effect_in_doubt() -> None:
+    record = make_record(state=State.UNKNOWN, recovery_point="charge", effects=Effects.PHASED)
+    made = build(record, Event.GO_ON, Actor.RECONCILER)
+    assert (made.to_state, made.new_owner, made.reconcile_in) == (State.FAILED_RETRYABLE, "owner-2", 0.0)
+    for other, missing in (
+        (replace(record, recovery_point=None), "has steps"),
+        (replace(record, effects=Effects.EXTERNAL), "no effect in doubt"),
+    ):
+        with pytest.raises(IllegalTransition, match=missing):
+            build(other, Event.GO_ON, Actor.RECONCILER)
 
 
 def test_a_move_with_several_targets_names_one() -> None:

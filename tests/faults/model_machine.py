@@ -34,6 +34,7 @@ OTHERS = (("c1", OTHER),)
 """Owner token and fingerprint: a gives up and sends again, b sends the same, c sends something else."""
 CONFIRMED, REFUTED = Confirmed(201, body="confirmed"), Refuted("the provider has no such charge")
 HAPPENED, NOT_HAPPENED = Happened("charged"), NotHappened("the provider has no such charge")
+OF_THE_CHARGE = Happened("charged", "charge")
 FINAL_WORD = Confirmed(201, body="confirmed", final=True)
 
 
@@ -309,6 +310,8 @@ class Machine:
             verdicts: tuple[Verdict, ...] = (CONFIRMED,) if happened else (REFUTED,)
             if world.row is not None and in_doubt(world.row, world.steps):
                 verdicts = (CONFIRMED, FINAL_WORD, HAPPENED) if happened else (REFUTED, NOT_HAPPENED)
+            elif world.row is not None and world.row.has_steps and happened:
+                verdicts = (CONFIRMED, FINAL_WORD, OF_THE_CHARGE)
             for verdict in verdicts:
                 name = "Confirmed, final" if verdict is FINAL_WORD else type(verdict).__name__
                 yield f"the resolver says {name}", world._replace(asked=node.then(verdict))

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey import Confirmed, Happened, NotHappened, OnceKey, Refuted
+from oncekey import Confirmed, Happened, NotHappened, OnceKey, Refuted, StillUnknown
+from oncekey.core.jobs import Conclusion, JobEnd
 from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import MAX_RESULT_BYTES, Step, StepKind, StepsOf, StepState
@@ -15,7 +16,8 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Verdict
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep import Inquiry, Outcome, Reconciler
-from tests.upkeep.key_store import LEASE, OPERATION, RESPONSE, KeyStore
+from oncekey.upkeep.reaper import Reaper
+from tests.upkeep.key_store import LEASE, OPERATION, RESPONSE, RETENTION, KeyStore
 
 QUARANTINE = 10.0
 CHARGE = Step("charge", StepKind.EFFECT, StepState.INTENDED, False, None, "down-charge")
@@ -66,9 +68,60 @@ def test_verdict_about_an_effect_that_is_not_in_doubt_is_refused(
     assert rows.audit(record) == []
 
 
-def test_confirmed_needs_no_final_without_an_effect_in_doubt(rows: KeyStore) -> None:
+def test_confirmed_needs_final_if_the_key_has_steps(rows: KeyStore) -> None:
+    """Also if no effect is in doubt: the phases after the last step that is done would be skipped."""
     record = unknown(rows, RIDE, effects=Effects.PHASED)
-    assert rows.once().ingest_blocking(Confirmed(201), key=record.key).outcome is Outcome.SETTLED
+    settled = rows.once().ingest_blocking(Confirmed(201), key=record.key)
+    assert (settled.outcome, rows.get(record).state) == (Outcome.REFUSED, State.UNKNOWN)
+    assert "skips every phase after it. Use Happened(result, effect='ride')" in (settled.reason or "")
+    assert rows.once().ingest_blocking(Confirmed(402, final=True), key=record.key).outcome is Outcome.SETTLED
+
+
+def test_confirmed_needs_no_final_for_a_deferred_request(shop: KeyStore) -> None:
+    """All its phases are done, and only its job was not."""
+    (record,) = shop.reserved(effects=Effects.PHASED)
+    (record,) = shop.moved([record], Event.ADVANCE, recovery_point="ride", step=RIDE)
+    shop.moved([record], Event.DEFER)
+    shop.job(record)
+    (job,) = shop.store.claim("worker", ["charge"], 1, 60.0)
+    shop.store.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
+    assert shop.once().ingest_blocking(Confirmed(201), key=record.key).outcome is Outcome.SETTLED
+
+
+@pytest.mark.parametrize("by", ["webhook", "resolver"])
+def test_happened_about_a_done_effect_lets_an_expired_half_done_request_go_on(rows: KeyStore, by: str) -> None:
+    """No effect is in doubt. The effect keeps its result, and the late owner is fenced."""
+    (record,) = rows.reserved(effects=Effects.PHASED)
+    (record,) = rows.moved([record], Event.ADVANCE, recovery_point="charge", step=replace(RIDE, name="charge"))
+    (record,) = rows.moved([record], Event.RELEASE)
+    rows.age(RETENTION + 1)
+    assert Reaper(rows.store).run().doubted == 1
+    verdict = Happened("another result", "charge")
+    if by == "webhook":
+        assert rows.once().ingest_blocking(verdict, key=record.key).outcome is Outcome.SETTLED
+    else:
+        assert _reconcile(rows.once(), verdict) == {"due": 1, "happened": 1}
+    found = rows.get(record)
+    assert (found.state, found.recovery_point) == (State.FAILED_RETRYABLE, "charge")
+    assert (found.owner != record.owner, found.past_expiry, found.reconcile_at) == (True, False, found.reconcile_at)
+    assert found.reconcile_at is not None
+    assert steps_of(rows, record)["charge"].result == b"1"
+    assert [line.event for line in rows.store.audit(record.scope, record.key, 10)] == ["go_on"]
+
+
+def test_happened_about_a_done_effect_does_not_settle_a_route_that_is_not_phased(rows: KeyStore) -> None:
+    """What it may have done is not all in its steps."""
+    record = unknown(rows, RIDE)
+    settled = rows.once().ingest_blocking(Happened(1, "ride"), key=record.key)
+    assert (settled.outcome, rows.get(record).state) == (Outcome.ALREADY, State.UNKNOWN)
+
+
+def test_row_keeps_why_the_key_became_unknown_beside_the_last_try(rows: KeyStore) -> None:
+    record = unknown(rows, CHARGE)
+    for said in ("not there yet", "still not there"):
+        assert _reconcile(rows.once(), StillUnknown(said))["postponed"] == 1
+        assert rows.get(record).last_error == f"{said}; it became unknown because: TimeoutError"
+        rows.age(3600)
 
 
 def test_effect_that_is_done_is_not_done_again(rows: KeyStore) -> None:

@@ -139,7 +139,8 @@ def test_still_unknown_is_asked_again_later(rows: KeyStore) -> None:
         }
         found = rows.get(record)
         assert found.reconcile_at is not None
-        assert (found.state, found.reconcile_tries, found.last_error) == (State.UNKNOWN, tries, "they are down")
+        words = "they are down; it became unknown because: the handler raised"
+        assert (found.state, found.reconcile_tries, found.last_error) == (State.UNKNOWN, tries, words)
         pauses.append(found.reconcile_at - found.now)
         assert _resolve(once, lambda inquiry: Confirmed(200)) == {}, "not due yet"
         rows.age(pauses[-1] + 0.01)
@@ -236,7 +237,8 @@ def test_a_resolver_that_fails_does_not_know(
     found = rows.get(first)
     assert (found.state, found.reconcile_tries) == (State.UNKNOWN, 1)
     assert (found.last_error or "").startswith(words)
-    assert len(found.last_error or "") <= 500
+    said, _, cause = (found.last_error or "").partition("; it became unknown because: ")
+    assert (len(said) <= 500, cause) == (True, "the handler raised")
     assert rows.get(second).state is State.COMPLETED
 
 
@@ -318,7 +320,9 @@ def test_an_operation_without_a_resolver(rows: KeyStore) -> None:
     once.resolve_with(OPERATION, lambda inquiry: Confirmed(200))
     assert _resolve(once, lambda inquiry: Confirmed(200), batch=2) == {"due": 4, "postponed": 3, "confirmed": 1}
     assert rows.get(other).state is State.COMPLETED
-    assert {rows.get(record).last_error for record in lonely} == {"no resolver is registered for this operation"}
+    assert {rows.get(record).last_error for record in lonely} == {
+        "no resolver is registered for this operation; it became unknown because: the handler raised"
+    }
 
 
 def test_key_of_an_app_without_any_resolver_ends_as_a_dead_letter(rows: KeyStore) -> None:

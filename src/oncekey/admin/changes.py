@@ -46,21 +46,22 @@ _NEXT = {
 
 
 def confirm(store: Store, seen: Record, response: StoredResponse, audit: Audit, *, final: bool = False) -> Record:
-    """It happened, and this is its response. ``final``: also if an effect is in doubt, and later phases are skipped."""
-    if not final and (refusal := skips_phases(store, seen)) is not None:
+    """It happened, and this is its response. ``final``: also if the key has steps, and later phases are skipped."""
+    if not final and (refusal := skips_phases(store, seen, "--confirm")) is not None:
         raise refusal
     return _move(store, seen, Event.CONFIRM, audit, response=response)
 
 
-def skips_phases(store: Store, seen: Record) -> MoveRefused | None:
-    """Why a key cannot be confirmed without ``final``: an effect is in doubt, and later phases would be skipped."""
-    doubted = in_doubt(store, seen)
-    if not doubted:
+def skips_phases(store: Store, seen: Record, option: str) -> MoveRefused | None:
+    """Why a key cannot be confirmed or failed without ``final``: it has steps, and later phases would be skipped."""
+    if not any(not step.is_request for step in _steps(store, seen)) or was_deferred(store, seen) is not None:
         return None
+    what, how = f"this key has steps, the last that is done is '{seen.recovery_point}'", "--refute"
+    if doubted := in_doubt(store, seen):
+        what, how = doubts.words_of(doubted), f"--happened {doubted[0].name} --result JSON"
     return MoveRefused(
-        f"nothing was changed: {doubts.words_of(doubted)}, and --confirm skips every phase after it. Use "
-        f"`--happened {doubted[0].name} --result JSON` to let the request go on after it; or --final, if nothing is to "
-        "follow, as after a declined payment"
+        f"nothing was changed: {what}, and {option} skips every phase after it. Use `{how}` to let the request go on "
+        "after it; or --final, if nothing is to follow, as after a declined payment"
     )
 
 
@@ -80,7 +81,7 @@ def choose(store: Store, seen: Record, effect: str | None) -> Step:
     """The effect in doubt; MoveRefused if another effect is in doubt, or none."""
     chosen = doubts.choose(seen, _steps(store, seen), effect)
     if isinstance(chosen, Step) and chosen.state is StepState.DONE:
-        chosen = f"effect '{chosen.name}' is done"
+        chosen = f"effect '{chosen.name}' is done, and keeps its result; --refute lets the request go on after it"
     if isinstance(chosen, str):
         raise MoveRefused(f"nothing was changed: {chosen}; look at key {redact(seen.key)} with `oncekey keys show`")
     return chosen
@@ -126,8 +127,10 @@ def _steps(store: Store, seen: Record) -> list[Step]:
     return store.steps([StepsOf(seen.scope, seen.key)])[0] if seen.has_steps else []
 
 
-def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit) -> Record:
-    """It has failed for good, and clients get this response."""
+def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit, *, final: bool = False) -> Record:
+    """It has failed for good, and clients get this response. ``final`` as in :func:`confirm`."""
+    if not final and (refusal := skips_phases(store, seen, "--fail")) is not None:
+        raise refusal
     return _move(store, seen, Event.GIVE_UP, audit, response=response)
 
 

@@ -7,6 +7,7 @@ move.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ from oncekey.core.doubts import words_of
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
 from oncekey.core.states import FENCES, Event, State
+from oncekey.core.steps import STARTED, Step
 from oncekey.core.verdicts import Happened
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
@@ -138,7 +140,8 @@ def resolve(
         str | None, typer.Option(metavar="ID", help="With --happened: the provider's id, so that a webhook finds it.")
     ] = None,
     final: Annotated[
-        bool, typer.Option("--final", help="With --confirm: also if an effect is in doubt; later phases are skipped.")
+        bool,
+        typer.Option("--final", help="With --confirm or --fail: also if the key has steps; later phases are skipped."),
     ] = False,
     status: Annotated[int | None, typer.Option(help="Of the response; needed with --confirm and --fail.")] = None,
     body: Annotated[
@@ -162,8 +165,9 @@ def resolve(
 
     With --confirm or --fail the key is final, and retries get the response that you give.
     With --happened or --not-happened one effect of a phased request is settled, and the next retry goes on.
-    With --refute the next retry runs the operation. It is refused until the quarantine of the route is over, which
-    counts from the doubt, or from the end of a lease: what was sent may be on its way until then.
+    With --refute the next retry runs the operation; a request with steps goes on after the last that is done. It is
+    refused until the quarantine of the route is over, which counts from the doubt, or from the end of a lease: what was
+    sent may be on its way until then.
     """
     if confirm + refute + fail + (happened is not None) + (not_happened is not None) != 1:
         raise typer.BadParameter(
@@ -177,8 +181,8 @@ def resolve(
         raise typer.BadParameter(f"--fail --status {response.status}: an error has a status from 400 to 599")
     if quarantine is not None and not (refute or not_happened is not None):
         raise typer.BadParameter("--quarantine goes with --refute and --not-happened: nothing else waits for it")
-    if final and not confirm:
-        raise typer.BadParameter("--final goes with --confirm")
+    if final and not (confirm or fail):
+        raise typer.BadParameter("--final goes with --confirm and --fail")
     verdict = _happened(happened, result, provider_id)
     event = Event.CONFIRM if confirm else Event.GIVE_UP if fail else Event.REFUTE
     if happened is not None or not_happened is not None:
@@ -188,9 +192,11 @@ def resolve(
         effect = happened if happened is not None else not_happened
         if effect is not None:
             changes.choose(source, record, effect)
-        if confirm and not final and (refusal := changes.skips_phases(source, record)) is not None:
-            raise refusal
-        announced = _announced(record, event, response, effect)
+        if response is not None and not final:
+            refusal = changes.skips_phases(source, record, "--confirm" if confirm else "--fail")
+            if refusal is not None:
+                raise refusal
+        announced = _announced(record, event, response, effect, changes.in_doubt(source, record))
         if cut := changes.cut_short(record, quarantine):
             announced.append(cut.rstrip(": "))
         audit = sure(announced, yes=yes, who=who, why=why)
@@ -203,7 +209,7 @@ def resolve(
         elif confirm:
             moved = changes.confirm(source, record, response, audit, final=final)
         else:
-            moved = changes.give_up(source, record, response, audit)
+            moved = changes.give_up(source, record, response, audit, final=final)
         left = changes.in_doubt(source, moved)
     _done(record, moved.state, audit, as_json, response)
     if left and not as_json:
@@ -245,17 +251,32 @@ def _movable(store: Store, scope: str, key: str, event: Event) -> Record:
     return record
 
 
-def _announced(record: Record, event: Event, response: StoredResponse | None, effect: str | None = None) -> list[str]:
+def _announced(
+    record: Record,
+    event: Event,
+    response: StoredResponse | None,
+    effect: str | None = None,
+    doubted: Sequence[Step] = (),
+) -> list[str]:
     answer = "" if response is None else f"{response.status} with {len(response.body or b''):,} bytes"
     after = {
         Event.CONFIRM: f"completed: retries get {answer}",
         Event.GIVE_UP: f"failed: retries get {answer}",
-        Event.REFUTE: "failed_retryable: the next retry RUNS the operation again",
+        Event.REFUTE: f"failed_retryable: {_refuted(record, doubted)}",
         Event.HAPPENED: f"failed_retryable: effect '{effect}' is done, and the next retry goes on after it",
         Event.NOT_HAPPENED: f"failed_retryable: the next retry CALLS effect '{effect}'",
         Event.FORGET: "deleted: the next request with this key RUNS the operation again",
     }
     return [f"key {key_shown(record.key, False)}, {record.operation}: {record.state} becomes {after[event]}"]
+
+
+def _refuted(record: Record, doubted: Sequence[Step]) -> str:
+    """What the next retry does."""
+    if not record.has_steps:
+        return "the next retry RUNS the operation again"
+    after = "" if record.recovery_point == STARTED else f" after step '{record.recovery_point}'"
+    calls = "".join(f", and CALLS effect '{step.name}'" for step in doubted)
+    return f"the next retry goes on{after}{calls}; effects that are done are not called again"
 
 
 def _done(record: Record, after: State | None, audit: Audit, as_json: bool, response: StoredResponse | None) -> None:

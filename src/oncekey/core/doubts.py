@@ -19,10 +19,36 @@ from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Find, Step, StepKind, StepState
 from oncekey.core.swaps import Swap, swap
 
-USE_HAPPENED = (
-    "{effects}, and Confirmed(…) skips every phase after it. Use Happened(result, effect='{first}') to let the request "
-    "go on after it; or Confirmed(…, final=True) if nothing is to follow, as after a declined payment"
-)
+WHY_UNKNOWN = "; it became unknown because: "
+"""In ``last_error`` of an unknown key, between what the last try said and why the key became unknown."""
+_OR_FINAL = "or Confirmed(…, final=True) if nothing is to follow, as after a declined payment"
+
+
+def with_cause(said: str, record: Record) -> str:
+    """What the last try said about an unknown key, and why the key became unknown. Both stand in ``last_error``."""
+    before = record.last_error or ""
+    _, mark, cause = before.rpartition(WHY_UNKNOWN)
+    if not mark and record.reconcile_tries:
+        cause = ""  # a try of an earlier version has replaced it
+    return f"{said}{WHY_UNKNOWN}{cause}" if cause else said
+
+
+def skips_phases(record: Record, steps: Sequence[Step]) -> str | None:
+    """Why a final verdict about a phased request needs ``final=True``; None: the key has no steps."""
+    if not any(not step.is_request for step in steps):
+        return None
+    doubted = in_doubt(record, steps)
+    done = [step for step in steps if step.kind is StepKind.EFFECT and step.state is StepState.DONE]
+    if doubted:
+        return (
+            f"{words_of(doubted)}, and Confirmed(…) skips every phase after it. Use Happened(result, "
+            f"effect='{doubted[0].name}') to let the request go on after it; {_OR_FINAL}"
+        )
+    verdict = f"Happened(result, effect='{done[-1].name}')" if done else "Refuted(reason)"
+    return (
+        f"this key has steps, the last that is done is '{record.recovery_point}', and Confirmed(…) skips every phase "
+        f"after it. Use {verdict} to let the request go on after it; {_OR_FINAL}"
+    )
 
 
 def words_of_deferral(job: Job) -> str:
@@ -99,6 +125,11 @@ def choose(record: Record, steps: Sequence[Step], effect: str | None, found_by: 
     return f"effect '{about.name}' is not in doubt; {words_of(doubted)}"
 
 
+def goes_on(record: Record, step: Step, by: Actor, *, new_owner: str, audit: Audit) -> Swap:
+    """The move that lets a request go on: a verdict said that ``step`` happened, which is done and stays as it is."""
+    return swap(record, Event.GO_ON, by, last_error=audit.why, step=step, audit=audit, new_owner=new_owner)
+
+
 def settled(
     record: Record,
     steps: Sequence[Step],
@@ -121,7 +152,7 @@ def settled(
         Event.NOT_HAPPENED if result is None else Event.HAPPENED,
         by,
         to_state=State.FAILED_RETRYABLE if last else State.UNKNOWN,
-        last_error=audit.why,
+        last_error=audit.why if last else with_cause(audit.why, record),
         recovery_point=None if result is None else step.name,
         effects=Effects.PHASED if last else None,
         quarantine_seconds=quarantine_seconds,

@@ -19,7 +19,7 @@ class UnknownsOf:
 
 
 NO_RESOLVER = "no resolver is registered for this operation"
-"""The reconciler writes this into the row of a key whose operation has no resolver."""
+"""The ``last_error`` of a key begins with this if the last reconciler had no resolver for its operation."""
 OPERATIONS = 20
 """How many operations a health check names: those with the most unknown keys."""
 

@@ -87,6 +87,7 @@ class Event(Word):
     REFUTE = "refute"
     HAPPENED = "happened"
     NOT_HAPPENED = "not_happened"
+    GO_ON = "go_on"
     POSTPONE = "postpone"
     REOPEN = "reopen"
     EXPIRE = "expire"
@@ -117,6 +118,7 @@ class Condition(Word):
     MAY_RERUN = "effects allow a second run"
     ONE_IN_DOUBT = "one effect in doubt"
     SEVERAL_IN_DOUBT = "several effects in doubt"
+    NONE_IN_DOUBT = "no effect in doubt"
     JOB_FREE = "job not leased"
     UNTRIED = "job never tried"
     TRIED = "job was tried"
@@ -186,6 +188,9 @@ TABLE: tuple[Transition, ...] = (
           _C.QUARANTINE_OVER, _C.NOT_DEFERRED, _C.ONE_IN_DOUBT),
     _move(_S.UNKNOWN,          _E.NOT_HAPPENED, _S.UNKNOWN,       _SETTLERS,
           _C.QUARANTINE_OVER, _C.NOT_DEFERRED, _C.SEVERAL_IN_DOUBT),
+    # A verdict about an effect that is done says nothing new: the request goes on, and the effect keeps its result.
+    _move(_S.UNKNOWN,          _E.GO_ON,     _S.FAILED_RETRYABLE, {_A.RECONCILER},
+          _C.NOT_DEFERRED, _C.HAS_STEPS, _C.NONE_IN_DOUBT),
     # A deferred request is done, and its rows are committed. If its job left the key unknown, only the job runs again.
     _move(_S.UNKNOWN,          _E.REOPEN,    _S.PENDING,          {_A.OPERATOR}, _C.JOB_RETRIED),
     # The end of the retention window.
@@ -212,8 +217,8 @@ FINAL: frozenset[State] = frozenset({State.COMPLETED, State.FAILED})
 STARTS: frozenset[Event] = frozenset({Event.RESERVE, Event.RETRY, Event.TAKE_OVER})
 """Events that make a request the new owner, with a new token and a new lease."""
 
-FENCES: frozenset[Event] = frozenset({Event.HAPPENED, Event.NOT_HAPPENED})
-"""Events that settle one effect, under a new owner token and without a new attempt."""
+FENCES: frozenset[Event] = frozenset({Event.HAPPENED, Event.NOT_HAPPENED, Event.GO_ON})
+"""Events that are about one effect, and give a new owner token without a new attempt."""
 
 MAY_RERUN: frozenset[Effects] = frozenset({Effects.TRANSACTIONAL, Effects.PHASED, Effects.REPEATABLE})
 """A second run is harmless with these effects, so a request may take over an expired lease."""

@@ -256,6 +256,7 @@ def _check(move: Transition, record: Record, by: Actor) -> None:
         (Condition.MAY_RERUN, record.effects in MAY_RERUN),
         (Condition.ONE_IN_DOUBT, record.may_have_effect_in_doubt),
         (Condition.SEVERAL_IN_DOUBT, record.may_have_effect_in_doubt),
+        (Condition.NONE_IN_DOUBT, not record.may_have_effect_in_doubt),
     ):
         if condition in move.when and not holds:
             raise IllegalTransition(f"'{move.event}' by {by} needs '{condition}', which this record does not meet")

@@ -26,8 +26,8 @@ from oncekey.errors import ConfigurationError, StepError
 class Confirmed:
     """It happened, and this is its response: the key is completed, and every retry gets it.
 
-    Also for an operation that ended with an error: a declined payment is ``Confirmed(402, {...})``. The phases after an
-    effect are skipped, so a key with an effect in doubt needs ``final=True``, as after a declined payment.
+    Also for an operation that ended with an error: a declined payment is ``Confirmed(402, {...})``. Later phases
+    are skipped, so a phased request that has steps needs ``final=True``, as after a declined payment.
     :class:`Happened` lets the request go on instead.
     """
 
@@ -64,7 +64,8 @@ class Happened:
     gets it from ``op.effect``, and continues after it.
 
     ``effect`` is its name. None: the only effect in doubt, or the one to which a webhook's ``downstream_key`` or
-    ``provider_id`` belongs.
+    ``provider_id`` belongs. If the effect is done and none is in doubt (the key expired half done), the effect
+    keeps its own result, and the request goes on.
     """
 
     __slots__ = ("effect", "provider_id", "reason", "result")
@@ -169,7 +170,7 @@ class Inquiry:
 
     @property
     def last_error(self) -> str | None:
-        """Why the outcome is unknown, or what the last resolver said."""
+        """Why the outcome is unknown; before it, what the last resolver said."""
         return self._record.last_error
 
     @property

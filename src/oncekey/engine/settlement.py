@@ -13,7 +13,7 @@ from oncekey.core import doubts
 from oncekey.core.audit import Audit
 from oncekey.core.jobs import DeferredTo, Job
 from oncekey.core.record import Record
-from oncekey.core.states import FINAL, MAY_RERUN, Actor, Event, State
+from oncekey.core.states import FINAL, MAY_RERUN, Actor, Effects, Event, State
 from oncekey.core.steps import Find, Step, StepsOf, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import (
@@ -53,27 +53,28 @@ def settle(
     """
     if isinstance(verdict, StillUnknown):
         return Settlement(Outcome.UNDECIDED, record)
-    if not isinstance(verdict, Confirmed) and engine.store.capabilities.enlists is not None:
-        job: Job | None = yield DeferredTo(record.scope, record.key, record.owner)
-        if job is not None:
+    job: Job | None = None
+    if engine.store.capabilities.enlists is not None and (record.has_steps or not isinstance(verdict, Confirmed)):
+        job = yield DeferredTo(record.scope, record.key, record.owner)
+        if job is not None and not isinstance(verdict, Confirmed):
             return Settlement(Outcome.REFUSED, record, reason=doubts.words_of_deferral(job))
     early = early_by(record)
     if isinstance(verdict, Refuted | NotHappened) and early > 0:
         # When the provider was asked, it could not know yet. A late arrival of its answer does not change that.
         return Settlement(Outcome.TOO_EARLY, record, early)
     while True:
-        settlement = yield from _settle_one(engine, record, verdict, who, found_by)
+        settlement = yield from _settle_one(engine, record, verdict, who, found_by, deferred=job is not None)
         if settlement.outcome is not Outcome.PARTLY or not isinstance(verdict, Refuted) or settlement.record is None:
             return settlement
         record = settlement.record  # nothing happened: the next effect in doubt
 
 
 def _settle_one(
-    engine: Engine, record: Record, verdict: _Deciding, who: str, found_by: Find | None
+    engine: Engine, record: Record, verdict: _Deciding, who: str, found_by: Find | None, *, deferred: bool
 ) -> Flow[Settlement]:
-    """One move: of the whole key, or of one effect that is in doubt."""
+    """One move: of the whole key, or of one effect that is in doubt. The steps of a deferred request are all done."""
     at = (record.scope, record.key)
-    steps: list[Step] = (yield StepsOf(*at)) if record.has_steps else []
+    steps: list[Step] = (yield StepsOf(*at)) if record.has_steps and not deferred else []
     change = _ruled(engine, record, steps, verdict, who, found_by)
     if isinstance(change, Settlement):
         seen: Record | None = yield at
@@ -110,8 +111,7 @@ def _ruled(
     """The move that a verdict asks for, or why it is not made."""
     doubted = doubts.in_doubt(record, steps)
     if isinstance(verdict, Confirmed):
-        if doubted and not verdict.final:
-            why = doubts.USE_HAPPENED.format(effects=doubts.words_of(doubted), first=doubted[0].name)
+        if not verdict.final and (why := doubts.skips_phases(record, steps)) is not None:
             return Settlement(Outcome.REFUSED, record, reason=why)
         audit = Audit(who, kept_words(verdict.reason))
         return swap(record, Event.CONFIRM, Actor.RECONCILER, response=verdict.response, audit=audit)
@@ -121,6 +121,9 @@ def _ruled(
     chosen = doubted[0] if isinstance(verdict, Refuted) else doubts.choose(record, steps, verdict.effect, found_by)
     if isinstance(chosen, str):
         return Settlement(Outcome.REFUSED, record, reason=chosen)
+    if chosen.state is StepState.DONE and isinstance(verdict, Happened) and _goes_on(record):
+        audit = Audit(who, kept_words(f"effect '{chosen.name}' is done, and keeps its result: {verdict.reason}"))
+        return doubts.goes_on(record, chosen, Actor.RECONCILER, new_owner=engine.owners.new(), audit=audit)
     if chosen.state is StepState.DONE:
         outcome = Outcome.ALREADY if isinstance(verdict, Happened) else Outcome.REFUSED
         return Settlement(outcome, record, reason=f"effect '{chosen.name}' is done; {doubts.words_of(doubted)}")
@@ -135,6 +138,12 @@ def _ruled(
         new_owner=engine.owners.new(),
         audit=Audit(who, kept_words(f"{said}: {verdict.reason}")),
     )
+
+
+def _goes_on(record: Record) -> bool:
+    """Whether a verdict about an effect that is done lets the request go on: it is phased, so all that it may have done
+    is in its steps, and no effect is in doubt. Its client did not retry before the key expired."""
+    return record.has_steps and record.effects is Effects.PHASED
 
 
 def kept_words(text: str) -> str:

@@ -20,6 +20,7 @@ from random import SystemRandom
 from typing import Any
 
 from oncekey.core.audit import Audit
+from oncekey.core.doubts import with_cause
 from oncekey.core.health import NO_RESOLVER
 from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
@@ -232,11 +233,12 @@ class Reconciler:
         self, record: Record, reason: str, retry_in: float | None, error: Exception | None = None
     ) -> str:
         reason = settlement.kept_words(reason)
+        words = with_cause(reason, record)
         tries = record.reconcile_tries + 1
         audit = None
         if retry_in is None:
             audit = Audit(settlement.RECONCILER, f"asked {tries} times, and no more: {reason}")
-        move = swap(record, Event.POSTPONE, Actor.RECONCILER, last_error=reason, reconcile_in=retry_in, audit=audit)
+        move = swap(record, Event.POSTPONE, Actor.RECONCILER, last_error=words, reconcile_in=retry_in, audit=audit)
         if await self._run(_ask_store(move)) is None:
             return "overtaken"
         emit = self._engine.emitter.emit

@@ -220,7 +220,7 @@ class MemoryStore(NoOutbox):
 
 def _by_operation(unknown: Sequence[Record]) -> tuple[UnknownsOf, ...]:
     keys = Counter(row.operation for row in unknown)
-    unasked = Counter(row.operation for row in unknown if row.last_error == NO_RESOLVER)
+    unasked = Counter(row.operation for row in unknown if (row.last_error or "").startswith(NO_RESOLVER))
     most = sorted(keys, key=lambda operation: (-keys[operation], operation))[:OPERATIONS]
     return tuple(UnknownsOf(operation, keys[operation], unasked[operation]) for operation in most)
 
