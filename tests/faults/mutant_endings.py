@@ -116,7 +116,7 @@ ENDINGS: tuple[Mutant, ...] = (
     _(16, "I2", "a response is stored before it is sent", "tests/web/test_asgi_responses.py::test_a_response_is_stored_before_it_is_sent",
       (HANDLING, "        self._check_route()\n", "        if body is not None:\n            await self._pass_on(*messages(status, list(raw_headers), body))\n        self._check_route()\n")),
     # 35 to 37 and 39: whose request, and which
-    _(35, "I6", "a header is found by its name in any case", "tests/web/test_frameworks_requests.py::test_tenant_is_found_by_a_header_name_in_any_case",
+    _(35, "I6", "a header is found by its name in any case", "tests/web/test_frameworks_requests.py::TestRequests::test_tenant_is_found_by_a_header_name_in_any_case",
       ("oncekey.engine.request", "wanted = name.lower().encode(", "wanted = name.encode(")),
     _(36, "I5", "the chosen headers count", "tests/core/test_fingerprint.py::test_chosen_headers_count",
       ("oncekey.core.fingerprint", "lines = _lines(headers) if headers else b\"\"", "lines = b\"\"")),

@@ -6,13 +6,8 @@ from typing import Any
 
 import httpx
 
-from oncekey.core.policy import STORED_HEADERS
 from oncekey.core.states import State
 from tests.web.apps import ONE, World
-from tests.web.stacks import Stack
-
-MARKER = ("idempotency-replayed", "true")
-OURS = {"idempotency-key", "idempotency-expires", "content-length"}
 
 
 def assert_refused(answer: httpx.Response, kind: str = "store-unavailable") -> None:
@@ -20,39 +15,6 @@ def assert_refused(answer: httpx.Response, kind: str = "store-unavailable") -> N
     assert answer.json()["type"] == f"urn:oncekey:problem:{kind}"
     assert int(answer.headers["retry-after"]) >= 1
     assert "Keep the key" in answer.json()["detail"]
-
-
-# ---------------------------------------------------------------- of a Stack
-
-
-def lines(response: httpx.Response) -> list[tuple[str, str]]:
-    """The headers as they are on the wire: order between different names means nothing in HTTP, all else does."""
-    return sorted((name.decode().lower(), value.decode()) for name, value in response.headers.raw)
-
-
-def stored_lines(response: httpx.Response) -> list[tuple[str, str]]:
-    """Those of a first response that its replay must repeat."""
-    return [line for line in lines(response) if line[0] in STORED_HEADERS | OURS]
-
-
-def replays(first: httpx.Response, second: httpx.Response) -> bool:
-    """Whether the second is the first again, byte for byte, and says so."""
-    same = (first.status_code, first.content) == (second.status_code, second.content)
-    return same and lines(second) == sorted([*stored_lines(first), MARKER])
-
-
-def problem(response: httpx.Response) -> str:
-    """Which of our problems it is."""
-    assert response.headers["content-type"] == "application/problem+json", response.text
-    return response.json()["type"].rpartition(":")[2]
-
-
-def state_of(stack: Stack, key: str = "k-1") -> str | None:
-    record = stack.record(key)
-    return record.state.value if record else None
-
-
-# ---------------------------------------------------------------- of a World
 
 
 def assert_state(world: World, state: State, key: str = "k-1", scope: str = ONE) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from oncekey import SINGLE_TENANT, OnceKey
+from oncekey.testing.http.base import MakeStack
+from oncekey.testing.http.stack import Stack
 from tests.web.apps import Api, World
-from tests.web.frameworks import STACKS
-from tests.web.stacks import MakeStack, Stack
+from tests.web.frameworks import STACKS, framework_of
 from tests.web.wsgi_server import MakeServer, Server
 
 
@@ -71,19 +72,13 @@ def make_stack() -> Iterator[MakeStack]:
     """Makes protected apps of STACKS; the arguments are those of Stack. All of them are closed at the end."""
     made: list[Stack] = []
 
-    def make(*args: Any, **options: Any) -> Stack:
-        made.append(Stack(*args, **options))
+    def make(name: str, **options: Any) -> Stack:
+        made.append(Stack(framework_of(name), **options))
         return made[-1]
 
     yield make
     for stack in made:
         stack.close()
-
-
-@pytest.fixture
-def stack(name: str, make_stack: MakeStack) -> Stack:
-    """The app of one framework, as it is by default."""
-    return make_stack(name)
 
 
 @pytest.fixture

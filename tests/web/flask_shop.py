@@ -11,9 +11,9 @@ from werkzeug.test import TestResponse
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.record import Record
 from oncekey.telemetry import events
+from oncekey.testing.http.payments import MAX_RESPONSE
+from oncekey.testing.http.stack import ONE, FlakyStore
 from oncekey.web.flask import protect
-from tests.web.payments import MAX_RESPONSE
-from tests.web.stacks import ONE, FlakyStore
 
 KEY = {"Idempotency-Key": "k-1"}
 

@@ -1,18 +1,27 @@
 """One small payments API in every framework.
 
-``Payments`` is what the API does. ``STACKS`` names the frameworks, with async and sync handlers where a framework has
-both; ``make_app`` makes the protected app of such a name. The client that drives all of them alike is ``Stack``, in
-tests/web/stacks.py. Nothing here asserts.
+``Payments`` (oncekey.testing.http) is what the API does. ``STACKS`` names the frameworks, with async and sync handlers
+where a framework has both; ``framework_of`` is such a framework for ``oncekey.testing.framework_suite``. Nothing here
+asserts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
 from oncekey import OnceKey
-from tests.web.payments import Abort, Payments, Reply, async_pieces_of, pieces_of, unprotected
+from oncekey.testing.framework_suite import (
+    Abort,
+    Framework,
+    Payments,
+    Reply,
+    async_pieces_of,
+    pieces_of,
+    unprotected,
+)
 
 ASGI_STACKS = (
     "asgi",
@@ -249,3 +258,14 @@ def make_app(name: str, payments: Payments, once: OnceKey) -> Any:
         case "litestar":
             return litestar(payments, once, asynchronous)
     return flask(payments, once)
+
+
+def framework_of(name: str) -> Framework:
+    """One of STACKS, for the suite."""
+    return Framework(
+        partial(make_app, name),
+        is_async=name in ASGI_STACKS,
+        async_handlers=name == "asgi" or name.endswith("-async"),
+        reports_endpoints=name not in RAW,
+        name=name,
+    )

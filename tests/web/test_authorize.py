@@ -12,13 +12,13 @@ from werkzeug.test import Client
 
 from oncekey import SINGLE_TENANT, NotAuthenticated, NotAuthorized, OnceKey, Policy, Request
 from oncekey.errors import ConfigurationError
+from oncekey.testing.http.base import MakeStack
+from oncekey.testing.http.checks import problem, replays
 from oncekey.web.flask import protect
 from oncekey.web.openapi import situations
 from oncekey.web.status import status_app, status_wsgi
 from tests.web.apps import Api
-from tests.web.checks import problem, replays
 from tests.web.frameworks import ASGI_STACKS, WSGI_STACKS
-from tests.web.stacks import MakeStack
 
 MakeApi = Callable[..., Api]
 ADMIN, INTERN = {"x-role": "admin"}, {"x-role": "intern"}

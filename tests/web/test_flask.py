@@ -9,10 +9,10 @@ from flask import Blueprint, abort, redirect, request, request_finished, session
 
 from oncekey import current
 from oncekey.errors import ConfigurationError
+from oncekey.testing.http.payments import MAX_RESPONSE
+from oncekey.testing.http.stack import until
 from oncekey.web.flask import current_operation, protect
 from tests.web.flask_shop import KEY, MakeShop, OutOfStock, broken, pay, replayed
-from tests.web.payments import MAX_RESPONSE
-from tests.web.stacks import until
 
 # ---------------------------------------------------------------- blueprints and routes
 

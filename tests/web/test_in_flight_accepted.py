@@ -16,6 +16,8 @@ from oncekey.core.problems import PROFILES, ProfileName
 from oncekey.core.routes import Routes
 from oncekey.core.states import State
 from oncekey.errors import ConfigurationError
+from oncekey.testing.http.base import MakeStack
+from oncekey.testing.http.stack import PAYMENT
 from oncekey.web.fastapi import protect
 from oncekey.web.openapi import declare
 from oncekey.web.responses import answer_to
@@ -23,7 +25,6 @@ from oncekey.web.status import status_app
 from tests.engine.doubles import record_of, reservation
 from tests.web.apps import SECONDS, Gate
 from tests.web.frameworks import STACKS
-from tests.web.stacks import PAYMENT, MakeStack
 
 POLICY = Policy(in_flight="accepted", retry_after=timedelta(seconds=3))
 

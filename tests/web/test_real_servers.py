@@ -19,8 +19,8 @@ import pytest
 
 from oncekey.core.record import Record
 from oncekey.stores.registry import open_store
+from oncekey.testing.http.stack import ONE, until
 from oncekey.testing.servers import PostgresServer, free_port
-from tests.web.stacks import ONE, until
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 20.0

@@ -10,9 +10,9 @@ import pytest
 from oncekey import Policy
 from oncekey.core.recipe import Parts, Recipe
 from oncekey.telemetry import events
+from oncekey.testing.http.base import MakeStack
+from oncekey.testing.http.checks import problem, replays
 from tests.web.apps import Api, World, same
-from tests.web.checks import problem, replays
-from tests.web.stacks import MakeStack
 
 MakeApi = Callable[..., Api]
 

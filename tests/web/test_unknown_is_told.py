@@ -21,10 +21,10 @@ from oncekey.core.problems import PROFILES, ProfileName
 from oncekey.core.states import State
 from oncekey.errors import LeaseLost
 from oncekey.telemetry.redaction import redact
+from oncekey.testing.http.base import MakeStack
 from oncekey.web.fastapi import protect
 from tests.cli.key_table import runner
 from tests.web.frameworks import STACKS
-from tests.web.stacks import MakeStack
 
 KEY = "order-2026-11-17"
 SETTLES = re.compile(r"`(oncekey keys resolve .*?)`")

@@ -15,7 +15,7 @@ import pytest
 
 from oncekey import current
 from oncekey.telemetry import events
-from tests.web.stacks import SECONDS, until
+from oncekey.testing.http.stack import SECONDS, until
 from tests.web.wsgi_server import JSON, LARGE, Answer, MakeServer, Pieces, paid, returning
 
 

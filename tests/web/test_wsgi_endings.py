@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncekey import NotExecuted
-from tests.web.stacks import until
+from oncekey.testing.http.stack import until
 from tests.web.wsgi_server import JSON, LARGE, MakeServer, Pieces, returning
 
 # ---------------------------------------------------------------- close()

@@ -12,9 +12,9 @@ from typing import Any
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.record import Record
 from oncekey.telemetry import events
+from oncekey.testing.http.payments import MAX_RESPONSE
+from oncekey.testing.http.stack import ONE, FlakyStore
 from oncekey.web.wsgi import IdempotencyMiddleware
-from tests.web.payments import MAX_RESPONSE
-from tests.web.stacks import ONE, FlakyStore
 
 BODY = b'{"amount":1000}'
 JSON = [("Content-Type", "application/json")]

@@ -24,8 +24,8 @@ from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.stores.memory import MemoryStore
+from oncekey.testing.http.stack import as_a_server
 from tests.enlist.shop import Shop
-from tests.web.stacks import as_a_server
 from tests.web.verdicts.cases import Case
 
 ONE = "single-tenant"

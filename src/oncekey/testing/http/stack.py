@@ -1,7 +1,6 @@
 """One client that drives the payments API alike in every framework.
 
-``Stack`` is one protected app of a name in ``STACKS`` (tests/web/frameworks.py), and ``FlakyStore`` is where its keys
-are. Nothing here asserts.
+``Framework`` says how to make the app. ``Stack`` is that app, protected, in this process; ``FlakyStore`` has its keys.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -23,8 +22,7 @@ from oncekey.core.swaps import Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry import events
-from tests.web.frameworks import ASGI_STACKS, make_app
-from tests.web.payments import MAX_RESPONSE, Payments
+from oncekey.testing.http.payments import MAX_RESPONSE, Payments
 
 ONE = "single-tenant"
 """The scope of all keys of an app with SINGLE_TENANT and ``key_per="tenant"``."""
@@ -51,7 +49,7 @@ def as_a_server(app: Any) -> Any:
     def outer(environ: Any, start_response: Any) -> Any:
         try:
             return app(environ, start_response)
-        except Exception:
+        except Exception:  # noqa: BLE001 - as a server
             start_response("500 Internal Server Error", [("content-type", "text/plain")], sys.exc_info())
             return [b"Internal Server Error"]
 
@@ -82,10 +80,10 @@ class FlakyStore(MemoryStore):
         return super().read(keys)
 
     def steal(self, key: str = "k-1") -> None:
-        """Somebody took the key over: the next attempt runs, elsewhere."""
+        """Give the key to another owner, as if its next attempt ran in another process."""
         with self._lock:
             row = self._rows[ONE, key]
-            self._rows[ONE, key] = replace(row, owner="somebody else", attempt=row.attempt + 1)
+            self._rows[ONE, key] = replace(row, owner="another owner", attempt=row.attempt + 1)
 
 
 class Loop:
@@ -109,20 +107,33 @@ class Loop:
         self._loop.close()
 
 
+@dataclass(frozen=True)
+class Framework:
+    """How to make the payments API in one framework, protected."""
+
+    make_app: Callable[[Payments, OnceKey], Any]
+    is_async: bool = True
+    """Whether it makes an ASGI app; otherwise a WSGI app."""
+    async_handlers: bool = True
+    """Whether its handlers run in the event loop; otherwise in threads."""
+    reports_endpoints: bool = True
+    """Whether oncekey sees its endpoints being entered and what they raise. Without it a 4xx is the app's own word."""
+    name: str = ""
+
+
 class Stack:
-    """One protected app of STACKS in this process."""
+    """The protected app of one framework in this process."""
 
     def __init__(
         self,
-        name: str,
+        framework: Framework,
         *,
         store: FlakyStore | None = None,
         policy: Policy | None = None,
         effects: Any = "external",
         **options: Any,
     ) -> None:
-        self.name = name
-        self.is_async = name in ASGI_STACKS
+        self.framework = framework
         self.payments = Payments()
         self.events: list[events.Event] = []
         self.store = store or FlakyStore()
@@ -133,8 +144,8 @@ class Stack:
             on_event=self.events.append,
             **options,
         )
-        self.app = make_app(name, self.payments, self.once)
-        self._loop = Loop() if self.is_async else None
+        self.app = framework.make_app(self.payments, self.once)
+        self._loop = Loop() if framework.is_async else None
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="test-client")
 
     @property
@@ -181,9 +192,6 @@ class Stack:
             self._loop.close()
 
 
-MakeStack = Callable[..., Stack]
-
-
 def request(
     key: str | Sequence[str] | None = "k-1",
     m: str = "ok",
@@ -195,8 +203,7 @@ def request(
     **more: Any,
 ) -> dict[str, Any]:
     sent: list[tuple[str, str]] = list((headers or {}).items())
-    for value in [key] if isinstance(key, str) else key or []:
-        sent.append(("Idempotency-Key", value))
+    sent += [("Idempotency-Key", value) for value in ([key] if isinstance(key, str) else key or [])]
     if "content" not in more and method != "GET":
         more["json"] = body
     return {"method": method, "url": path, "params": {"m": m} if m != "ok" else None, "headers": sent, **more}

@@ -1,0 +1,42 @@
+"""The public suite for frameworks: an adapter that passes it protects its framework.
+
+Write one small payments API in your framework, protect it, and run pytest::
+
+    from oncekey.testing.framework_suite import Abort, Framework, FrameworkSuite, Payments, unprotected
+
+    def make_app(payments: Payments, once: OnceKey):
+        app = MyFramework()
+
+        @app.post("/payments")
+        @app.post("/payments/{id}/refunds")
+        async def pay(request):
+            try:
+                reply = await payments.handle_async(request.query.get("m", "ok"))
+            except Abort as abort:
+                raise HTTPError(abort.status) from abort
+            return Response(reply.body, reply.status, reply.header_list)
+
+        ...  # POST /login and GET /status return unprotected()
+        protect(app, once)
+        return app
+
+    class TestMyFramework(FrameworkSuite):
+        framework = Framework(make_app)
+
+``Payments`` counts what its handlers do, and the query says how they end. A reply with ``streamed`` is sent in these
+pieces, without a length (``pieces_of``, ``async_pieces_of``). ``Framework`` says whether the app is ASGI or WSGI.
+"""
+
+from __future__ import annotations
+
+from oncekey.testing.http.endings import EndingSuite
+from oncekey.testing.http.payments import Abort, Payments, Reply, async_pieces_of, pieces_of, unprotected
+from oncekey.testing.http.repeats import RepeatSuite
+from oncekey.testing.http.requests import RequestSuite
+from oncekey.testing.http.stack import Framework
+
+__all__ = ["Abort", "Framework", "FrameworkSuite", "Payments", "Reply", "async_pieces_of", "pieces_of", "unprotected"]
+
+
+class FrameworkSuite(RepeatSuite, EndingSuite, RequestSuite):
+    """Subclass it as ``Test…``; see the module's docstring."""
