@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from oncekey.core.record import StoredResponse
 from oncekey.core.responses import MAX_RESPONSE_BYTES
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import StepsOf, StepState
+from oncekey.core.verdicts import Happened
 from oncekey.errors import MoveRefused
 from oncekey.telemetry.redaction import redact
 from tests.cli.key_table import LEASE, RESPONSE, KeyTable, Run
@@ -71,7 +73,7 @@ def test_too_early_to_refute(table: KeyTable, operate: Run) -> None:
     code, out, error = operate(*RESOLVE, "--refute", *SURE)
     assert (code, out) == (1, "")
     assert "cannot be refuted for another" in error
-    assert "may still be on its way" in error
+    assert "may still be on its way. Wait; or use --confirm, if it has happened" in error
     code, _, error = operate(*RESOLVE, "--refute", "--quarantine", "1d", *SURE)
     assert code == 1
     assert (table.there(KEY), table.audit(KEY)) == (before, [])
@@ -155,7 +157,8 @@ def test_no_answer_is_no(table: KeyTable, operate: Run, command: tuple[str, ...]
         (["--confirm", "--status", "99"], 1, "200 to 599"),
         (["--refute", "--status", "201"], 2, "takes no response"),
         (["--confirm", "--status", "201", "--quarantine", "0s"], 2, "goes with --refute"),
-        (["--happened", "charge"], 2, "needs --result JSON"),
+        (["--happened", "charge"], 2, "need --result JSON"),
+        (["--correct", "charge"], 2, "need --result JSON"),
         (["--happened", "charge", "--result", "{"], 2, "is not JSON"),
         (["--happened", "charge", "--result", "@no-such-file"], 1, "cannot be read"),
         (["--happened", "charge", "--result", "1", "--status", "201"], 2, "takes no response"),
@@ -270,12 +273,54 @@ def test_effect_that_happened_gets_its_result(table: KeyTable, operate: Run) -> 
     assert table.audit(KEY) == [("ann", "happened", "unknown", "failed_retryable", why)]
 
 
+@pytest.mark.parametrize("state", [State.FAILED_RETRYABLE, State.UNKNOWN])
+def test_result_of_a_done_effect_is_corrected(table: KeyTable, operate: Run, state: State) -> None:
+    """Under a new owner, without another change of the key; the audit has the size and the hash of the old result."""
+    make = table.dead_half_done if state is State.FAILED_RETRYABLE else table.expired_half_done
+    seen = make(KEY)
+    correct = ("--correct", "charge", "--result", '{"id": "ch_7"}', "--provider-id", "ch_7")
+    _, _, error = operate(*RESOLVE, *correct, said="it was a string\nn\n")
+    assert f"stays {state}: the next attempt gets another result of effect 'charge'" in error
+    code, out, error = operate(*RESOLVE, *correct, *SURE)
+    assert (code, out.startswith(f"key {redact(KEY)}: {state} -> {state}"), error) == (0, True, "")
+    record = table.there(KEY)
+    assert record is not None
+    assert (record.state, record.effects, record.last_error) == (state, seen.effects, seen.last_error)
+    assert (record.owner != seen.owner, record.reconcile_tries, record.dead) == (True, 0, False)
+    ((charge,),) = table.store.steps([StepsOf("acme", KEY)])
+    assert (charge.state, charge.result, charge.provider_id) == (StepState.DONE, b'{"id":"ch_7"}', "ch_7")
+    digest = hashlib.sha256(b'{"id":"ch_1"}').hexdigest()[:8]
+    why = f"result of effect 'charge' corrected from 13 bytes (SHA-256 {digest}…) to 13 bytes: the provider says so"
+    assert table.audit(KEY)[0] == ("ann", "correct", state, state, why)
+    with pytest.raises(MoveRefused, match="changed before this"):
+        changes.correct(table.store, seen, Happened(1, "charge"), Audit("ben", "late"))
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (State.IN_PROGRESS, "is in_progress: only the result of an effect of an unknown or half-done key"),
+        (State.COMPLETED, "is completed: only the result"),
+        (State.PENDING, "is pending: only the result"),
+        (State.UNKNOWN, "this key has no effect 'charge'"),
+    ],
+)
+def test_only_the_result_of_a_done_effect_is_corrected(table: KeyTable, operate: Run, state: State, says: str) -> None:
+    table.put(KEY, state)
+    code, out, error = operate(*RESOLVE, "--correct", "charge", "--result", "1", *SURE)
+    assert (code, out, says in error, table.audit(KEY)) == (1, "", True, [])
+    table.in_doubt("another-key-of-today", "charge")
+    other = ("keys", "resolve", "another-key-of-today", "--scope", "acme", "--correct", "charge", "--result", "1")
+    assert "effect 'charge' is not done: it has no result yet" in operate(*other, *SURE)[2]
+
+
 def test_effect_that_did_not_happen_waits_for_the_quarantine(table: KeyTable, operate: Run) -> None:
     table.in_doubt(KEY, "charge", age=100)
     before = table.there(KEY)
     code, out, error = operate(*RESOLVE, "--not-happened", "charge", *SURE)
     assert (code, out, table.there(KEY), table.audit(KEY)) == (1, "", before, [])
     assert "cannot be said not to have happened for another" in error
+    assert "or use `--happened charge --result JSON`, if it has happened" in error
     assert operate(*RESOLVE, "--not-happened", "charge", "--quarantine", "0s", *SURE)[0] == 0
     why = "effect 'charge' did not happen: quarantine cut short from 300 s to 0 s: the provider says so"
     assert table.audit(KEY) == [("ann", "not_happened", "unknown", "failed_retryable", why)]

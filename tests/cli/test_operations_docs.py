@@ -44,6 +44,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     table.put("order-7732-88f3", State.FAILED_RETRYABLE, age=HOUR + HALF_A_MINUTE)
     late = table.put("order-7733-02aa", State.UNKNOWN, age=2 * 60 + HALF_A_MINUTE)
     table.move(late, Event.POSTPONE, Actor.RECONCILER, last_error="the provider does not answer")
+    half_done = table.half_done("order-7734-1b7c", operation="POST /rides")
+    table.age(half_done, HOUR + HALF_A_MINUTE)
     table.put("order-7735-6e10", State.IN_PROGRESS, scope="zeta", operation="POST /refunds", age=HALF_A_MINUTE)
     table.dead_job(age=5 * HOUR + HALF_A_MINUTE)
     table.close()

@@ -74,6 +74,8 @@ pending           time_out   reaper      unknown           / past expiry; job no
 failed_retryable  retry      resumer     in_progress       / has steps
 failed_retryable  postpone   resumer     failed_retryable  / has steps
 failed_retryable  postpone   operator    failed_retryable  / has steps
+unknown           correct    operator    unknown           / has steps
+failed_retryable  correct    operator    failed_retryable  / has steps
 unknown           go_on      reconciler  failed_retryable  / has steps; no effect in doubt; not deferred
 unknown           happened   reconciler  failed_retryable  / one effect in doubt; not deferred
 unknown           happened   operator    failed_retryable  / one effect in doubt; not deferred

@@ -35,6 +35,8 @@ DOUBTS_OF_EFFECTS: tuple[Mutant, ...] = (
       ("oncekey.core.swaps", "        (Condition.NONE_IN_DOUBT, not record.may_have_effect_in_doubt),\n", "")),
     _(46, "I4", "a request that expired half done goes on after a verdict", f"{OF_EFFECTS}::test_happened_about_a_done_effect_lets_an_expired_half_done_request_go_on",
       (SETTLING, "return record.has_steps and record.effects is Effects.PHASED", "return False")),
+    _(46, "I3", "a corrected result fences a caller that saw the old one", f"{SQLITE_SUITE}::test_corrected_result_replaces_the_old_one_under_a_new_owner",
+      ("oncekey.core.states", "Event.GO_ON, Event.CORRECT})", "Event.GO_ON})"), (DOUBTS, "        new_owner=new_owner,\n    )\n\n\ndef settled(", "    )\n\n\ndef settled(")),
     _(46, "I1", "an effect that is done keeps its result", f"{OF_EFFECTS}::test_effect_that_is_done_is_not_done_again",
       (SETTLING, "    if chosen.state is StepState.DONE:\n", "    if False:\n")),
     _(46, "I1", "a webhook about one effect does not settle another", f"{OF_EFFECTS}::test_webhook_about_one_effect_does_not_settle_another",

@@ -6,6 +6,7 @@ decision about one attempt is not valid for the next.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from oncekey.core import doubts
 from oncekey.core.audit import Audit
 from oncekey.core.jobs import DeferredTo, Job, JobState
 from oncekey.core.record import Record, StoredResponse
-from oncekey.core.states import FENCES, Actor, Event, State
+from oncekey.core.states import FENCES, TABLE, Actor, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Happened
@@ -29,8 +30,9 @@ _ASKED = {
     Event.CONFIRM: "only an unknown outcome can be confirmed",
     Event.GIVE_UP: "only an unknown outcome can be failed",
     Event.REFUTE: "only an unknown outcome can be refuted",
-    Event.HAPPENED: "only an effect of an unknown outcome can be settled",
+    Event.HAPPENED: "only an effect of an unknown outcome can be settled; --correct replaces the result of a done one",
     Event.NOT_HAPPENED: "only an effect of an unknown outcome can be settled",
+    Event.CORRECT: "only the result of an effect of an unknown or half-done key can be corrected",
     Event.POSTPONE: "only an unknown outcome or a half-done request can be a dead letter",
     Event.FORGET: "only a final key can be forgotten, anything else may be in the middle of its work",
 }
@@ -77,11 +79,45 @@ def not_happened(
     return _settle_effect(store, seen, effect, None, audit, quarantine_seconds)
 
 
+def correct(store: Store, seen: Record, verdict: Happened, audit: Audit) -> Record:
+    """Replace the result of an effect that is done: the next attempt gets this one. The key stays in its state."""
+    step = done_effect(store, seen, verdict.effect or "")
+    before, after = step.result or b"", verdict.result
+    digest = hashlib.sha256(before).hexdigest()[:8]
+    change = f"from {len(before)} bytes (SHA-256 {digest}…) to {len(after)} bytes"
+    why = f"result of effect '{step.name}' corrected {change}: {audit.why}"[:WHY_CHARS]
+    move = doubts.corrected(
+        seen,
+        replace(step, result=after, provider_id=verdict.provider_id),
+        new_owner=Owners().new(),
+        audit=Audit(audit.who, why),
+    )
+    (moved,) = store.swap([move])
+    if moved is None:
+        raise _why_not(store, seen, move)
+    return moved
+
+
+def done_effect(store: Store, seen: Record, effect: str) -> Step:
+    """The effect whose result can be corrected; MoveRefused if there is none of this name, or it is not done."""
+    if (refusal := refused(seen, Event.CORRECT)) is not None:
+        raise refusal
+    named = doubts.named(_steps(store, seen), effect, None)
+    if isinstance(named, Step) and named.state is not StepState.DONE:
+        named = f"effect '{effect}' is not done: it has no result yet"
+    if not isinstance(named, Step):
+        raise MoveRefused(f"nothing was changed: {named}; look at key {redact(seen.key)} with `oncekey keys show`")
+    return named
+
+
 def choose(store: Store, seen: Record, effect: str | None) -> Step:
     """The effect in doubt; MoveRefused if another effect is in doubt, or none."""
     chosen = doubts.choose(seen, _steps(store, seen), effect)
     if isinstance(chosen, Step) and chosen.state is StepState.DONE:
-        chosen = f"effect '{chosen.name}' is done, and keeps its result; --refute lets the request go on after it"
+        chosen = (
+            f"effect '{chosen.name}' is done, and keeps its result; --refute lets the request go on after it, "
+            "--correct replaces the result"
+        )
     if isinstance(chosen, str):
         raise MoveRefused(f"nothing was changed: {chosen}; look at key {redact(seen.key)} with `oncekey keys show`")
     return chosen
@@ -194,7 +230,7 @@ def refused(record: Record, event: Event) -> MoveRefused | None:
     try:
         if event not in FENCES:
             swap(record, event, Actor.OPERATOR)
-        elif record.state is not State.UNKNOWN:  # which effects are in doubt, its steps tell
+        elif not any((move.source, move.event) == (record.state, event) for move in TABLE):  # its steps tell the rest
             raise IllegalTransition
     except IllegalTransition:
         return MoveRefused(f"key {redact(record.key)} is {record.state}: {_ASKED[event]}; {_NEXT[record.state]}")
@@ -227,11 +263,13 @@ def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
         )
     early = there.lease_until + (change.lease_over_by or 0.0) - there.now
     if change.lease_over_by is not None and early > 0:
+        doubted = in_doubt(store, there)
+        happened = f"`--happened {doubted[0].name} --result JSON`" if doubted else "--confirm"
         said = "refuted" if change.event is Event.REFUTE else "said not to have happened"
         return MoveRefused(
             f"nothing was changed: key {name} cannot be {said} for another {early:.0f} s: until the quarantine is "
-            "over, what was sent may still be on its way. Wait; or confirm it, if it has happened; or, if you know "
-            "that nothing is on its way, give --quarantine 0s and the reason"
+            f"over, what was sent may still be on its way. Wait; or use {happened}, if it has happened; or, if you "
+            "know that nothing is on its way, give --quarantine 0s and the reason"
         )
     return MoveRefused(f"nothing was changed: key {name} is held by a transaction right now; try again")
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 
 from oncekey.admin import changes
 from oncekey.admin.key_view import look, look_at
 from oncekey.admin.masks import whole_key
 from oncekey.cli.descriptions import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
+from oncekey.cli.given import given_response, happened_verdict
 from oncekey.cli.options import AsJson, StoreUrl, print_json
 from oncekey.cli.output import key_shown, table
 from oncekey.cli.prompts import (
@@ -37,15 +36,12 @@ from oncekey.cli.prompts import (
 from oncekey.core.audit import Audit
 from oncekey.core.doubts import words_of
 from oncekey.core.record import Record, StoredResponse
-from oncekey.core.responses import NOTHING, written
-from oncekey.core.states import FENCES, Event, State
+from oncekey.core.states import Event, State
 from oncekey.core.steps import STARTED, Step
-from oncekey.core.verdicts import Happened
-from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
-RUNS_AGAIN = FENCES | {Event.REFUTE}
+RUNS_AGAIN = frozenset({Event.REFUTE, Event.HAPPENED, Event.NOT_HAPPENED})
 """The verdicts after which a retry runs the handler."""
 
 Key = Annotated[
@@ -133,11 +129,15 @@ def resolve(
         str | None,
         typer.Option(metavar="EFFECT", help="This effect in doubt did not happen, and never will: a retry calls it."),
     ] = None,
+    correct: Annotated[
+        str | None,
+        typer.Option(metavar="EFFECT", help="The result of this effect, which is done, was wrong. With --result."),
+    ] = None,
     result: Annotated[
-        str | None, typer.Option(metavar="JSON|@FILE", help="With --happened: what the effect would have returned.")
+        str | None, typer.Option(metavar="JSON|@FILE", help="What the effect would have returned, or should have.")
     ] = None,
     provider_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="With --happened: the provider's id, so that a webhook finds it.")
+        str | None, typer.Option(metavar="ID", help="With --result: the provider's id, so that a webhook finds it.")
     ] = None,
     final: Annotated[
         bool,
@@ -165,17 +165,21 @@ def resolve(
 
     With --confirm or --fail the key is final, and retries get the response that you give.
     With --happened or --not-happened one effect of a phased request is settled, and the next retry goes on.
+    With --correct the next attempt gets another result of an effect that is done; the key stays unknown or half done.
     With --refute the next retry runs the operation; a request with steps goes on after the last that is done. It is
     refused until the quarantine of the route is over, which counts from the doubt, or from the end of a lease: what was
     sent may be on its way until then.
     """
-    if confirm + refute + fail + (happened is not None) + (not_happened is not None) != 1:
+    named = [effect for effect in (happened, not_happened, correct) if effect is not None]
+    if confirm + refute + fail + len(named) != 1:
         raise typer.BadParameter(
-            "say what happened, with one of --confirm, --refute, --fail, --happened and --not-happened"
+            "say what happened, with one of --confirm, --refute, --fail, --happened, --not-happened and --correct"
         )
-    response = _response("--confirm" if confirm else "--fail", status, body, header or []) if confirm or fail else None
+    response = (
+        given_response("--confirm" if confirm else "--fail", status, body, header or []) if confirm or fail else None
+    )
     if response is None and (status is not None or body is not None or header):
-        option = "--refute" if refute else "--happened" if happened is not None else "--not-happened"
+        option = "--refute" if refute else "a verdict about an effect"
         raise typer.BadParameter(f"{option} takes no response: the retry that runs it has its own")
     if fail and response is not None and response.status < 400:
         raise typer.BadParameter(f"--fail --status {response.status}: an error has a status from 400 to 599")
@@ -183,14 +187,17 @@ def resolve(
         raise typer.BadParameter("--quarantine goes with --refute and --not-happened: nothing else waits for it")
     if final and not (confirm or fail):
         raise typer.BadParameter("--final goes with --confirm and --fail")
-    verdict = _happened(happened, result, provider_id)
+    effect = named[0] if named else None
+    verdict = happened_verdict(effect if not_happened is None else None, result, provider_id)
     event = Event.CONFIRM if confirm else Event.GIVE_UP if fail else Event.REFUTE
-    if happened is not None or not_happened is not None:
+    if effect is not None:
         event = Event.HAPPENED if happened is not None else Event.NOT_HAPPENED
+        event = event if correct is None else Event.CORRECT
     with in_use(store) as source:
         record = _movable(source, full_scope(scope, endpoint), key, event)
-        effect = happened if happened is not None else not_happened
-        if effect is not None:
+        if correct is not None:
+            changes.done_effect(source, record, correct)
+        elif effect is not None:
             changes.choose(source, record, effect)
         if response is not None and not final:
             refusal = changes.skips_phases(source, record, "--confirm" if confirm else "--fail")
@@ -200,7 +207,9 @@ def resolve(
         if cut := changes.cut_short(record, quarantine):
             announced.append(cut.rstrip(": "))
         audit = sure(announced, yes=yes, who=who, why=why)
-        if verdict is not None:
+        if verdict is not None and correct is not None:
+            moved = changes.correct(source, record, verdict, audit)
+        elif verdict is not None:
             moved = changes.happened(source, record, verdict, audit)
         elif not_happened is not None:
             moved = changes.not_happened(source, record, not_happened, audit, quarantine)
@@ -265,9 +274,11 @@ def _announced(
         Event.REFUTE: f"failed_retryable: {_refuted(record, doubted)}",
         Event.HAPPENED: f"failed_retryable: effect '{effect}' is done, and the next retry goes on after it",
         Event.NOT_HAPPENED: f"failed_retryable: the next retry CALLS effect '{effect}'",
+        Event.CORRECT: f"{record.state}: the next attempt gets another result of effect '{effect}'",
         Event.FORGET: "deleted: the next request with this key RUNS the operation again",
     }
-    return [f"key {key_shown(record.key, False)}, {record.operation}: {record.state} becomes {after[event]}"]
+    verb = "stays" if event is Event.CORRECT else f"{record.state} becomes"
+    return [f"key {key_shown(record.key, False)}, {record.operation}: {verb} {after[event]}"]
 
 
 def _refuted(record: Record, doubted: Sequence[Step]) -> str:
@@ -287,52 +298,3 @@ def _done(record: Record, after: State | None, audit: Audit, as_json: bool, resp
         print_json(said)
     else:
         print(f"key {name}: {record.state} -> {after or 'deleted'}; in the audit as {audit.who}: {audit.why}")
-
-
-def _happened(effect: str | None, result: str | None, provider_id: str | None) -> Happened | None:
-    if effect is None:
-        if result is not None or provider_id is not None:
-            raise typer.BadParameter("--result and --provider-id go with --happened EFFECT")
-        return None
-    if result is None:
-        raise typer.BadParameter("--happened needs --result JSON: what the effect returns to the next attempt")
-    try:
-        decoded = orjson.loads(_bytes(result, "--result"))
-    except orjson.JSONDecodeError:
-        raise typer.BadParameter("--result is not JSON") from None
-    return Happened(decoded, effect, provider_id=provider_id)
-
-
-def _response(option: str, status: int | None, body: str | None, headers: list[str]) -> StoredResponse:
-    if status is None:
-        raise typer.BadParameter(f"{option} needs --status: it is what every retry gets")
-    named: dict[str, str] = {}
-    for line in headers:
-        name, colon, text = line.partition(":")
-        if not (name.strip() and colon):
-            raise typer.BadParameter(f"--header {name}: it takes NAME:VALUE")
-        named[name.strip().lower()] = text.strip()
-    data = _bytes(body)
-    if data and "content-type" not in named:
-        try:
-            orjson.loads(data)
-        except orjson.JSONDecodeError:
-            raise typer.BadParameter(
-                "--body is not JSON: say what it is, with --header 'Content-Type: text/plain'"
-            ) from None
-        named["content-type"] = "application/json"
-    response = written(option, status, NOTHING, data, named)
-    if response.body is None:
-        raise ConfigurationError(f"--body: {len(data):,} bytes are more than oncekey keeps; give a shorter one")
-    return response
-
-
-def _bytes(body: str | None, option: str = "--body") -> bytes:
-    if body is None or not body.startswith("@"):
-        return (body or "").encode()
-    if body == "@-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(body[1:]).read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{option} {body}: the file cannot be read ({error.strerror})") from error

@@ -130,6 +130,17 @@ def goes_on(record: Record, step: Step, by: Actor, *, new_owner: str, audit: Aud
     return swap(record, Event.GO_ON, by, last_error=audit.why, step=step, audit=audit, new_owner=new_owner)
 
 
+def corrected(record: Record, step: Step, *, new_owner: str, audit: Audit) -> Swap:
+    """The move by which an operator replaces the result of an effect that is done. The key stays as it is."""
+    return swap(
+        *(record, Event.CORRECT, Actor.OPERATOR),
+        last_error=record.last_error,
+        step=step,
+        audit=audit,
+        new_owner=new_owner,
+    )
+
+
 def settled(
     record: Record,
     steps: Sequence[Step],

@@ -88,6 +88,7 @@ class Event(Word):
     HAPPENED = "happened"
     NOT_HAPPENED = "not_happened"
     GO_ON = "go_on"
+    CORRECT = "correct"
     POSTPONE = "postpone"
     REOPEN = "reopen"
     EXPIRE = "expire"
@@ -191,6 +192,9 @@ TABLE: tuple[Transition, ...] = (
     # A verdict about an effect that is done says nothing new: the request goes on, and the effect keeps its result.
     _move(_S.UNKNOWN,          _E.GO_ON,     _S.FAILED_RETRYABLE, {_A.RECONCILER},
           _C.NOT_DEFERRED, _C.HAS_STEPS, _C.NONE_IN_DOUBT),
+    # A wrong result in a verdict makes every later attempt fail: an operator corrects it, and nothing else moves.
+    _move(_S.UNKNOWN,          _E.CORRECT,   _S.UNKNOWN,          {_A.OPERATOR}, _C.HAS_STEPS),
+    _move(_S.FAILED_RETRYABLE, _E.CORRECT,   _S.FAILED_RETRYABLE, {_A.OPERATOR}, _C.HAS_STEPS),
     # A deferred request is done, and its rows are committed. If its job left the key unknown, only the job runs again.
     _move(_S.UNKNOWN,          _E.REOPEN,    _S.PENDING,          {_A.OPERATOR}, _C.JOB_RETRIED),
     # The end of the retention window.
@@ -217,7 +221,7 @@ FINAL: frozenset[State] = frozenset({State.COMPLETED, State.FAILED})
 STARTS: frozenset[Event] = frozenset({Event.RESERVE, Event.RETRY, Event.TAKE_OVER})
 """Events that make a request the new owner, with a new token and a new lease."""
 
-FENCES: frozenset[Event] = frozenset({Event.HAPPENED, Event.NOT_HAPPENED, Event.GO_ON})
+FENCES: frozenset[Event] = frozenset({Event.HAPPENED, Event.NOT_HAPPENED, Event.GO_ON, Event.CORRECT})
 """Events that are about one effect, and give a new owner token without a new attempt."""
 
 MAY_RERUN: frozenset[Effects] = frozenset({Effects.TRANSACTIONAL, Effects.PHASED, Effects.REPEATABLE})

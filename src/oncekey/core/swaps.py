@@ -206,7 +206,7 @@ def swap(
                 lease_seconds = 0.0
     elif move.target is State.FAILED_RETRYABLE and event is not Event.POSTPONE and record.has_steps:
         # Half done: on the resumer's list. After a verdict the resumer begins at once. Otherwise the client goes first.
-        if record.state is State.UNKNOWN:
+        if record.state is State.UNKNOWN or event is Event.CORRECT:
             reconcile_in, tries = 0.0, _from_the_start(record)
         else:
             reconcile_in = resume_in(record.reconcile_tries)

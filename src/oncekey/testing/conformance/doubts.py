@@ -54,6 +54,19 @@ class DoubtSuite(SuiteBase):
         assert (line.who, line.event, line.before, line.after) == ("ann", "happened", "unknown", "failed_retryable")
         assert store.find(provider_id="ch_7") == [("tenant-1", "key-1")]
 
+    def test_corrected_result_replaces_the_old_one_under_a_new_owner(self, store: Store) -> None:
+        """The key keeps its state. A caller that saw the old row cannot write."""
+        record = self._in_doubt(store, IN_DOUBT)
+        record = one(store.swap([self._settle(store, record, IN_DOUBT, b'"wrong"')])[0])
+        (step,) = self._steps(store)
+        right = replace(step, result=b'{"id":"ch_7"}')
+        moved = one(store.swap([doubts.corrected(record, right, new_owner="corrected", audit=_WHY)])[0])
+        assert (moved.state, moved.attempt, moved.owner) == (State.FAILED_RETRYABLE, 1, "corrected")
+        assert (self._steps(store), stored(store)) == ([right], replace(moved, now=0.0))
+        assert store.swap([doubts.corrected(record, step, new_owner="late", audit=_WHY)]) == [None]
+        assert store.swap([swap(record, Event.RETRY, Actor.REQUEST, reservation=self.reservation())]) == [None]
+        assert store.audit("tenant-1", "key-1", 1)[0].event == "correct"
+
     def test_effect_that_did_not_happen_is_cleared_after_the_quarantine_and_not_before(self, store: Store) -> None:
         record = self._in_doubt(store, IN_DOUBT)
         change = self._settle(store, record, IN_DOUBT, None)
