@@ -14,6 +14,7 @@ from oncekey.core.swaps import Swap
 from oncekey.engine.engine import EFFECT_BEGUN_LATE, FINISH_TRIES, Engine
 from oncekey.engine.flows import Finished, Pause
 from oncekey.engine.transactions import completion
+from oncekey.engine.transactions.stages import Stage
 from oncekey.errors import StoreUnavailable
 from oncekey.telemetry import events
 from tests.engine.doubles import RESPONSE, FakeStore, listening, operation_of, play, record_of, reservation
@@ -179,7 +180,8 @@ def test_a_commit_that_was_not_heard_of_is_ours_by_its_response(flows: Flows, bo
     """Enlisted: completed under our token may also be by somebody who asked while we were thought dead."""
     there = record_of(MINE, State.COMPLETED, response=replace(RESPONSE, body=body))
     operation: Any = flows.operation
-    operation.enlisted = SimpleNamespace(release=lambda: None, link=SimpleNamespace(free=lambda: None))
+    link = SimpleNamespace(free=lambda: None)
+    operation.enlisted = SimpleNamespace(release=lambda: None, link=link, stage=Stage.COMMITTING)
     played = play(completion.settle(flows.engine, operation, Event.COMPLETE, RESPONSE, None), there)
     assert played.result == Finished(body == RESPONSE.body, there)
 

@@ -64,6 +64,6 @@ def test_only_its_own_thread_rolls_back(tmp_path: Path, own: bool) -> None:
     with pytest.raises(sqlite3.DatabaseError):
         connection.execute("SELECT 1")  # nothing more runs in it
     link.roll_back()
-    assert (connection.in_transaction, link.rolled_back) == (False, True)
+    assert (connection.in_transaction, link.rollback_proven) == (False, True)
     assert connection.execute("SELECT 1").fetchone() == (1,)
     connection.close()

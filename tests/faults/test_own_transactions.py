@@ -29,7 +29,7 @@ def test_second_commit_that_is_not_refused_is_noticed(tmp_path: Path) -> None:
 
     with (
         patch.object(own_transactions, "cases", lambda store: iter([case])),
-        patch("oncekey.engine.operation.enlisting.start", not_enlisted),
+        patch("oncekey.engine.operation.enlistment.start", not_enlisted),
     ):
         own_transactions.own_transactions(run)
     assert any("attempts committed" in what for what in run.violations), run.violations

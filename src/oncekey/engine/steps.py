@@ -44,7 +44,8 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Flow, Pause
 from oncekey.engine.transactions import completion, enlistment
 from oncekey.engine.transactions.adapters.base import LEAVE_IT
-from oncekey.engine.transactions.enlistment import Enlisted, Stage, statements_of
+from oncekey.engine.transactions.enlistment import Enlisted, statements_of
+from oncekey.engine.transactions.stages import Happened
 from oncekey.errors import ApplicationError, LeaseLost, NotExecuted, StepError, StoreOverloaded, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
             raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
     except (Exception, asyncio.CancelledError) as error:
         yield from completion.roll_back(opened)
-        if (yield from completion.undone(engine, opened)):
+        if (yield from completion.nothing_written(engine, opened, opened.stage)):
             operation.enlisted = None  # otherwise the end of the request finds out whether it was committed
         if opened.held_too_long and isinstance(error, Exception):
             raise StoreUnavailable(f"{opened.held_too_long}, so it was rolled back") from error
@@ -136,7 +137,7 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
 
 
 def _commit(operation: Operation, opened: Enlisted, name: str) -> Flow[None]:
-    opened.stage = Stage.UNSETTLED
+    opened.saw(Happened.COMMIT_SENT)
     try:
         yield Call(opened.link.commit)
     except Exception as error:
@@ -147,6 +148,7 @@ def _commit(operation: Operation, opened: Enlisted, name: str) -> Flow[None]:
         if not (yield from _is_done(operation, name)):
             raise StoreUnavailable(f"phase '{name}' could not be committed") from error
     else:
+        opened.saw(Happened.COMMIT_ANSWERED)
         opened.release()
         operation.enlisted = None
 

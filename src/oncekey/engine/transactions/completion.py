@@ -4,10 +4,8 @@ If the handler *returns* a response with a status under 500, the transaction com
 key, then it is committed, then the response is sent. Everything else (raised, 5xx, released) is rolled back first and
 then stored as without enlisting.
 
-The engine never guesses how a transaction ended. If the answer to a commit was lost, the key's row says whether it
-happened; while that is undecided, the row is locked. If the handler ended the transaction itself, PostgreSQL knows by
-its number what became of it; SQLite did not let it commit. Both answers are about that transaction only: if the handler
-may have written in a later one, the key is unknown. A request runs again only if it is proven that nothing happened.
+The engine never guesses how a transaction ended: ``stages.py`` says what each stage proves, and whether the key's row
+or the server can tell the rest. A request runs again only if it is proven that nothing happened.
 """
 
 from __future__ import annotations
@@ -31,7 +29,8 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.engine import process
 from oncekey.engine.flows import Call, Finished, Flow, Pause
 from oncekey.engine.transactions.adapters.base import LEAVE_IT, USE_A_SAVEPOINT, Rows
-from oncekey.engine.transactions.enlistment import Enlisted, Stage, statements_of
+from oncekey.engine.transactions.enlistment import Enlisted, statements_of
+from oncekey.engine.transactions.stages import PROVES, TO_BE_ENDED, Happened, Proof, Stage, after
 from oncekey.errors import EnlistError, OperatorError, StoreUnavailable
 from oncekey.telemetry.redaction import describe
 
@@ -44,6 +43,7 @@ _log = logging.getLogger("oncekey")
 
 SETTLE_TRIES = 5
 COMMITTING = frozenset({Event.COMPLETE, Event.FAIL, Event.DEFER})
+_FATES = {"aborted": Happened.SERVER_ABORTED, "committed": Happened.SERVER_COMMITTED}
 FINISHERS = 32
 """Threads that end the transactions of sync handlers under ASGI."""
 
@@ -54,18 +54,18 @@ def finish(
     """As Engine.finish, for an operation that has enlisted."""
     enlisted = operation.enlisted
     assert enlisted is not None  # noqa: S101 - the caller has checked
-    if enlisted.stage in (Stage.UNSETTLED, Stage.WRITTEN, Stage.CUT_OFF):
+    if PROVES[enlisted.stage] is Proof.ROW_TELLS:
         return (yield from settle(engine, operation, event, response, reason))
-    if enlisted.stage is Stage.NEW and event is not Event.DISCARD:
+    if enlisted.stage is Stage.NOT_AWAITED and event is not Event.DISCARD:
         why = "op.enlist(…) was not awaited, so nothing was enlisted: write `await op.enlist(…)`"
         _log.error("%s. What the handler committed itself stays committed, so the key is unknown", why)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
     if enlisted.is_open and operation.commits and event in COMMITTING:
         return (yield from _commit(engine, operation, enlisted, event, response, reason))
-    if enlisted.stage not in (Stage.ENDED, Stage.LEFT):
-        yield from roll_back(enlisted)
-        if enlisted.link.caller and enlisted.locked and not enlisted.link.rolled_back:
-            enlisted.stage = Stage.LEFT
+    if enlisted.stage in TO_BE_ENDED:
+        ended = yield from roll_back(enlisted)
+        if enlisted.link.caller and ended is Stage.ENDED:
+            enlisted.saw(Happened.LEFT_TO_APP)
             return Finished(True, operation.record)
     return (yield from _ended(engine, operation, enlisted, event, response, reason))
 
@@ -107,10 +107,10 @@ def _commit(
         return (yield from _ended(engine, operation, enlisted, event, response, reason))
     moved = _moved(change, operation.record, rows[0])
     if link.caller:
-        enlisted.stage = Stage.WRITTEN
+        enlisted.saw(Happened.KEY_WRITTEN)
         yield Call(link.let_go)
         return Finished(True, moved)
-    enlisted.stage = Stage.UNSETTLED
+    enlisted.saw(Happened.COMMIT_SENT)
     try:
         yield Call(link.commit)
     except Exception as error:
@@ -123,6 +123,7 @@ def _commit(
         yield Call(link.roll_back)
         enlisted.release()
         return (yield from settle(engine, operation, event, response, reason))
+    enlisted.saw(Happened.COMMIT_ANSWERED)
     enlisted.release()
     _let_go(operation)
     engine._finished(event, moved, response, reason)
@@ -135,13 +136,12 @@ def settle(
     """Read in the key's row whether the commit happened: the transaction's last statement completes the key.
 
     If it did not happen, the key is released. That cannot be too early: the row is locked for as long as the commit may
-    still happen. If the end was cut off, perhaps before that last statement, the row alone proves nothing: the handler
-    may have committed before.
+    still happen. If the row alone proves nothing, the server is asked.
     """
     enlisted = operation.enlisted
     assert enlisted is not None  # noqa: S101 - the caller has checked
     enlisted.release()
-    at = (operation.record.scope, operation.record.key)
+    at, stage = (operation.record.scope, operation.record.key), enlisted.stage
     for tries in range(SETTLE_TRIES):
         seen: Record | None = yield at
         if seen is None or seen.owner != operation.record.owner:
@@ -149,7 +149,8 @@ def settle(
             return engine._lost(operation, event, seen)
         if seen.state is State.IN_PROGRESS:
             why, event_instead = "the enlisted transaction was not committed", _undone(operation)
-            if enlisted.stage is Stage.CUT_OFF and not (yield from undone(engine, enlisted)):
+            unfinished = after(stage, Happened.ROW_IN_PROGRESS)
+            if not (yield from nothing_written(engine, enlisted, unfinished)):
                 why, event_instead = "the end of the enlisted transaction was cut off", Event.DOUBT
             elif enlisted.link.may_have_written_later:
                 why, event_instead = "the enlisted transaction was not committed, but a later one may be", Event.DOUBT
@@ -173,27 +174,30 @@ def settle(
     raise StoreUnavailable("it is not known yet whether the enlisted transaction was committed")
 
 
-def roll_back(enlisted: Enlisted) -> Flow[None]:
+def roll_back(enlisted: Enlisted) -> Flow[Stage]:
+    """Roll back, and return the stage that follows: what is proven by it."""
     yield Call(enlisted.link.roll_back)
     enlisted.release()
-    enlisted.stage = Stage.ENDED
+    enlisted.saw(Happened.ROLLED_BACK if enlisted.link.rollback_proven else Happened.ENDED)
+    return enlisted.stage
 
 
-def undone(engine: Engine, enlisted: Enlisted) -> Flow[bool]:
-    """Whether it is proven that nothing of an ended transaction was committed.
+def nothing_written(engine: Engine, enlisted: Enlisted, stage: Stage) -> Flow[bool]:
+    """Whether it is proven that a transaction in this stage committed nothing. The server is asked if it can tell."""
+    if PROVES[stage] is Proof.SERVER_TELLS:
+        stage = after(stage, (yield from _ask_server(engine, enlisted)))
+    return PROVES[stage] is Proof.NOTHING_WRITTEN
 
-    The guards prove it, or the server says so. The server's answer counts only if the handler cannot have written
-    after that transaction. A server needs a moment to notice that a client has disconnected. If the transaction stays
-    open, StoreUnavailable is raised.
-    """
-    if enlisted.link.rolled_back or not enlisted.locked:
-        return True
+
+def _ask_server(engine: Engine, enlisted: Enlisted) -> Flow[Happened]:
+    """The server needs a moment to notice that a client has disconnected. If the transaction stays open,
+    StoreUnavailable is raised."""
     if enlisted.number is None or enlisted.link.may_have_written_later:
-        return False
+        return Happened.SERVER_CANNOT_TELL
     for tries in range(SETTLE_TRIES):
         fate: str = yield Call(partial(_ask_fate, engine, enlisted))
         if fate != "in progress":
-            return fate == "aborted"
+            return _FATES.get(fate, Happened.SERVER_CANNOT_TELL)
         yield Pause(enlisted.at, 0.01 * 4**tries)
     raise StoreUnavailable("the enlisted transaction is still open in the database")
 
@@ -207,7 +211,7 @@ def _ended(
     reason: str | None,
 ) -> Flow[Finished]:
     """The transaction ended without completing the key. Make sure that it was rolled back, and store ``event``."""
-    if not (yield from undone(engine, enlisted)):
+    if not (yield from nothing_written(engine, enlisted, enlisted.stage)):
         why = "the handler ended its enlisted transaction itself, and its writes may be committed"
         _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
@@ -351,10 +355,10 @@ async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
 def _left_alone(engine: Engine, item: Unfinished, task: asyncio.Task[Finished]) -> None:
     """The request was cancelled: leave what is unfinished to the keeper."""
     enlisted = item.operation.enlisted
-    if task.cancelled() and enlisted is not None and enlisted.stage in (Stage.OPENING, Stage.OPEN):
+    if task.cancelled() and enlisted is not None:
         # The app closes its connection next, and a thread of the app may be using it. So the keeper does not touch the
         # connection, and asks the key's row and the server.
-        enlisted.stage = Stage.CUT_OFF
+        enlisted.saw(Happened.CUT_OFF)
     if task.cancelled() or isinstance(task.exception(), OperatorError):
         engine.keeper.adopt(item)
     elif (error := task.exception()) is not None:

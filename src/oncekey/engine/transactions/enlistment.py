@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Generator
-from enum import Enum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +19,7 @@ from oncekey.core.states import State
 from oncekey.core.values import value
 from oncekey.engine.flows import Call, Flow
 from oncekey.engine.transactions.adapters import Dialect, Link, link_to
+from oncekey.engine.transactions.stages import Happened, Stage, after
 from oncekey.errors import EnlistError, LeaseLost, NoOperation, StoreUnavailable
 from oncekey.stores.sql import queries
 
@@ -62,28 +62,16 @@ def statements_of(dialect: Dialect) -> Statements:
     return Statements(read("lock", "enlist"), (), read("complete", "completed"), read("step", "advance", "advanced"))
 
 
-class Stage(Enum):
-    NEW = "to be awaited"
-    OPENING = "being opened"
-    OPEN = "open"
-    WRITTEN = "the app commits"
-    LEFT = "can only be rolled back, and the app has still to end it"
-    ENDED = "ended by the handler; the result is not known yet"
-    UNSETTLED = "commit sent; the result is not known yet"
-    CUT_OFF = "its end was interrupted; the result is not known yet"
-
-
 class Enlisted:
     """The transaction that an operation has enlisted."""
 
     def __init__(self, operation: Operation, link: Link, hold: Hold | None) -> None:
         self.link = link
         self.hold = hold
-        self.stage = Stage.NEW
+        self.stage = Stage.NOT_AWAITED
+        """What happened to it so far (``stages.py``)."""
         self.number: int | None = None
         """PostgreSQL's number of the transaction. By it, the server tells whether the transaction committed."""
-        self.locked = False
-        """The transaction has locked the key's row: from then on the handler may write."""
         self.opened_at = 0.0
         """When the transaction was opened, as a time of time.monotonic()."""
         self.held_too_long = ""
@@ -91,6 +79,10 @@ class Enlisted:
         self.at = (operation.record.scope, operation.record.key)
         self.thread = threading.get_ident()
         self.loop = operation.loop
+
+    def saw(self, happened: Happened) -> None:
+        """Move to the stage that follows."""
+        self.stage = after(self.stage, happened)
 
     @property
     def is_open(self) -> bool:
@@ -209,7 +201,7 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
     statements = statements_of(link.dialect)
     key = {"scope": record.scope, "key": record.key, "owner": record.owner}
     link.mark = (statements.still, key)
-    enlisted.stage = Stage.OPENING
+    enlisted.saw(Happened.STARTED)
     opened = False
     try:
         if enlisted.hold is not None:
@@ -231,7 +223,6 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
             )
         enlisted.number = rows[0][0]
         yield Call(link.guard)
-        enlisted.locked = True
     except Exception as error:
         if opened:
             yield Call(link.roll_back)
@@ -246,7 +237,7 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
             ) from error
         raise
     enlisted.opened_at = time.monotonic()
-    enlisted.stage = Stage.OPEN
+    enlisted.saw(Happened.LOCKED)
 
 
 def _find_out(operation: Operation) -> Flow[None]:

@@ -88,7 +88,7 @@ class AsyncpgLink(Link):
     complete = execute
 
     async def let_go(self) -> None:
-        self.ending = True
+        self.end_allowed = True
 
     def free(self) -> None:
         if self._beneath is not None:
@@ -111,7 +111,7 @@ class AsyncpgLink(Link):
             self.free()
             there = await self._mark_is_there()
             await self._transaction.rollback()
-            self.rolled_back = there
+            self.rollback_proven = there
 
     async def _mark_is_there(self) -> bool:
         there = False

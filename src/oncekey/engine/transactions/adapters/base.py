@@ -53,11 +53,11 @@ class Link:
     """The name of the enlisted object in messages."""
     caller = False
     """The app commits, not the engine: ``commit="caller"``."""
-    ending = False
+    end_allowed = False
     """The engine is ending the transaction, or lets the app end it: the guards allow that."""
     ended = False
     """The handler ended the enlisted transaction, or a guard rolled it back when it refused a commit."""
-    rolled_back = False
+    rollback_proven = False
     """Proven: the enlisted transaction was rolled back, and nothing was written after it. A rollback by the link proves
     this only if the mark showed just before that this was the enlisted transaction."""
     may_have_written_later = False
@@ -101,7 +101,7 @@ class Link:
 
     def roll_back(self) -> Any:
         """Roll back if this still is the enlisted transaction, and remove the guards. Never raises. If only the app's
-        own block can roll back (``caller``), make it do so, and leave ``rolled_back`` as it is."""
+        own block can roll back (``caller``), make it do so, and leave ``rollback_proven`` as it is."""
         raise NotImplementedError
 
     def watch_registry(self, registry: Any) -> None:
@@ -111,7 +111,7 @@ class Link:
         return True
 
     def gone(self) -> None:
-        """The connection cannot be reached any more. Set ``rolled_back`` if that proves a rollback."""
+        """The connection cannot be reached any more. Set ``rollback_proven`` if that proves a rollback."""
 
     def interrupt(self) -> None:
         """Stop a transaction that has been open for too long. Called from any thread; must not block."""
@@ -192,7 +192,7 @@ class Elsewhere(Link):
             await self._run(self.inner.roll_back)
         except Exception:  # the connection is closed
             self.inner.gone()
-        self.rolled_back = self.inner.rolled_back
+        self.rollback_proven = self.inner.rollback_proven
 
     @property
     def may_have_written_later(self) -> bool:  # type: ignore[override]

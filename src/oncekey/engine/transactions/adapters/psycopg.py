@@ -64,8 +64,8 @@ class Watch:
     def sees(self, query: bytes) -> None:
         sql = query.decode("utf-8", "replace")
         verb = ends_transaction(sql)
-        if verb is not None and not self.link.ending:
-            self.link.refused = True  # type: ignore[attr-defined]
+        if verb is not None and not self.link.end_allowed:
+            self.link.end_refused = True  # type: ignore[attr-defined]
             raise self.link.refuse(verb)
         if may_end_transaction(sql):
             self.link.may_have_written_later = True
@@ -90,14 +90,14 @@ def watch_beneath(connection: Any, link: Link) -> Watch:
     watch.start()
 
     def commit() -> None:
-        if link.ending or link.ended:
+        if link.end_allowed or link.ended:
             return kind.commit(connection)  # type: ignore[no-any-return]
         link.ended = True
         kind.rollback(connection)
         raise link.refuse("commit()")
 
     async def commit_async() -> None:
-        if link.ending or link.ended:
+        if link.end_allowed or link.ended:
             return await kind.commit(connection)  # type: ignore[no-any-return]
         link.ended = True
         await kind.rollback(connection)
@@ -149,7 +149,7 @@ def _watched(factory: type) -> type:
 class _Psycopg(Link):
     dialect = "postgresql"
     savepoint = "with connection.transaction():"
-    refused = False
+    end_refused = False
     """A guard refused a COMMIT or ROLLBACK in SQL. The transaction is still open, and oncekey will not commit it."""
     _watch: Watch
 
@@ -190,7 +190,7 @@ class _Psycopg(Link):
         return not self.ended and self._connection.pgconn.transaction_status == INTRANS
 
     def _check_before_commit(self) -> None:
-        if self.refused or not self._asks():
+        if self.end_refused or not self._asks():
             raise EnlistError(f"the enlisted transaction of {self.what} was ended before oncekey could commit it")
 
     def _check_after_commit(self) -> None:
@@ -208,10 +208,10 @@ class _Psycopg(Link):
             self.free()
 
     def let_go(self) -> Any:
-        self.ending = True
+        self.end_allowed = True
 
     def free(self) -> None:
-        self.ending = True
+        self.end_allowed = True
         if hasattr(self, "_watch"):
             self._watch.stop()
 
@@ -227,7 +227,7 @@ class PsycopgLink(_Psycopg):
         connection, kind = self._connection, type(self._connection)
 
         def commit() -> None:
-            if self.ending or self.ended:
+            if self.end_allowed or self.ended:
                 kind.commit(connection)
                 if not self.ended:  # commit='caller'
                     self._watch.later_may_write()
@@ -254,7 +254,7 @@ class PsycopgLink(_Psycopg):
         return rows
 
     def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
-        return [] if self.ended or self.refused else self.execute(statements, parameters)
+        return [] if self.ended or self.end_refused else self.execute(statements, parameters)
 
     def commit(self) -> None:
         try:
@@ -270,8 +270,8 @@ class PsycopgLink(_Psycopg):
             with suppress(Exception):
                 there = self._asks() and self.execute(*self.mark) == [(True,)]
                 type(self._connection).rollback(self._connection)  # psycopg refuses it in a block of the app
-                self.rolled_back = there
-            if self.caller and not self.rolled_back:
+                self.rollback_proven = there
+            if self.caller and not self.rollback_proven:
                 with suppress(Exception):
                     self.execute(DOOM, {})
         self._after_roll_back()
@@ -290,7 +290,7 @@ class AsyncPsycopgLink(_Psycopg):
         connection, kind = self._connection, type(self._connection)
 
         async def commit() -> None:
-            if self.ending or self.ended:
+            if self.end_allowed or self.ended:
                 await kind.commit(connection)
                 if not self.ended:  # commit='caller'
                     self._watch.later_may_write()
@@ -316,7 +316,7 @@ class AsyncPsycopgLink(_Psycopg):
         return rows
 
     async def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
-        return [] if self.ended or self.refused else await self.execute(statements, parameters)
+        return [] if self.ended or self.end_refused else await self.execute(statements, parameters)
 
     async def let_go(self) -> None:
         super().let_go()
@@ -335,8 +335,8 @@ class AsyncPsycopgLink(_Psycopg):
             with suppress(Exception):
                 there = self._asks() and await self.execute(*self.mark) == [(True,)]
                 await type(self._connection).rollback(self._connection)  # psycopg refuses it in a block of the app
-                self.rolled_back = there
-            if self.caller and not self.rolled_back:
+                self.rollback_proven = there
+            if self.caller and not self.rollback_proven:
                 with suppress(Exception):
                     await self.execute(DOOM, {})
         self._after_roll_back()

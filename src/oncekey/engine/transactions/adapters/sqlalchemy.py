@@ -168,7 +168,7 @@ class SqlAlchemyLink(Link):
     # -- ending it -------------------------------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        self.ending = True
+        self.end_allowed = True
         if self._guard is not None and self._guard.authorizer is not None:
             raw(self._connection, lambda _: self._guard.authorizer.let_go())  # type: ignore[union-attr]
 
@@ -213,7 +213,7 @@ class SqlAlchemyLink(Link):
             self.ended = True
 
     def _allow(self) -> None:
-        self.ending = True
+        self.end_allowed = True
         if self._guard is not None and self._guard.authorizer is not None:
             self._guard.authorizer.allow()
 
@@ -242,7 +242,7 @@ class SqlAlchemyLink(Link):
         proven = proven and not self.may_have_written_later
         self._allow()
         self._undo(always=False)
-        self.rolled_back = proven
+        self.rollback_proven = proven
         if not self.caller:
             self._unguard()
         self.ended = True
@@ -284,10 +284,10 @@ class SqlAlchemyLink(Link):
         guard = self._guard
         if guard is None or guard.authorizer is None:
             return False
-        return self.ended or guard.authorizer._still() or guard.authorizer.rolled_back
+        return self.ended or guard.authorizer._still() or guard.authorizer.rollback_proven
 
     def gone(self) -> None:
-        self.rolled_back = self.dialect == "sqlite" and self._only_rolled_back()
+        self.rollback_proven = self.dialect == "sqlite" and self._only_rolled_back()
         self.free()
 
     def interrupt(self) -> None:

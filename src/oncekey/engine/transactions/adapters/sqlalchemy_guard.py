@@ -92,7 +92,7 @@ class Guard:
         with self._listening():
             if self._freed or connection.get_transaction() is not self.root:
                 return  # a later transaction, which can only read
-            if not self.link.ending:
+            if not self.link.end_allowed:
                 self._roll_back(connection)
                 raise self.link.refuse("commit()")
             self._commits = True
@@ -182,7 +182,7 @@ class Guard:
     def _by_hand(self, connection: Connection, verb: str) -> None:
         """The handler sent COMMIT or ROLLBACK as a statement."""
         with self.lock:
-            if not self.link.ending:
+            if not self.link.end_allowed:
                 self._roll_back(connection)
                 raise self.link.refuse(verb)
         if verb in ("COMMIT", "END"):

@@ -165,7 +165,7 @@ class SqliteLink(Link):
         return sqlite3.SQLITE_OK
 
     def _allows_end(self, verb: str | None) -> int:
-        if not self.ending:
+        if not self.end_allowed:
             self._refused = True
             _log.error("a COMMIT, ROLLBACK or BEGIN on %s was refused: %s", self.what, LEAVE_IT)
             return sqlite3.SQLITE_DENY
@@ -196,17 +196,17 @@ class SqliteLink(Link):
     def _still(self) -> bool:
         """Whether the enlisted transaction is open. An open one is the enlisted one: COMMIT and BEGIN are refused."""
         if self._overdue or self._refused:
-            self.rolled_back = True  # certain: COMMIT is refused, and roll_back() follows
+            self.rollback_proven = True  # certain: COMMIT is refused, and roll_back() follows
             return False
         try:
             if self._connection.in_transaction:
                 return True
         except sqlite3.ProgrammingError:  # closed
-            self.rolled_back = True
+            self.rollback_proven = True
             return False
         # SQLite rolled it back, after an error or by OR ROLLBACK. If Python begins no transaction before a write, each
         # later statement was committed on its own.
-        self.rolled_back = self._connection.isolation_level is not None
+        self.rollback_proven = self._connection.isolation_level is not None
         return False
 
     def usable_from_other_threads(self) -> bool:
@@ -216,7 +216,7 @@ class SqliteLink(Link):
         self._still()
 
     def let_go(self) -> None:
-        self.ending = True
+        self.end_allowed = True
         self._connection.set_authorizer(self._allows)  # SQLite asks again about statements that it prepared before
 
     def free(self) -> None:
@@ -225,7 +225,7 @@ class SqliteLink(Link):
             self._unguard()
 
     def commit(self) -> None:
-        self.ending = True
+        self.end_allowed = True
         try:
             self._connection.execute("COMMIT")
         finally:
@@ -233,13 +233,13 @@ class SqliteLink(Link):
 
     def roll_back(self) -> None:
         if self._still():
-            self.rolled_back = True
+            self.rollback_proven = True
         self.allow()
         self._tidy()
 
     def allow(self) -> None:
         """Allow the end of the transaction."""
-        self.ending, self._overdue = True, False
+        self.end_allowed, self._overdue = True, False
 
     def _tidy(self) -> None:
         with suppress(sqlite3.Error):
