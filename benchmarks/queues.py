@@ -78,7 +78,7 @@ class OnceKeyQueue(Queue):
         import psycopg
 
         from oncekey.core.jobs import NewJob
-        from oncekey.engine.owners import Owners
+        from oncekey.engine.process import Owners
         from oncekey.outbox.staging import enqueue_statement, job_parameters
 
         statement = re.sub(r"(?<!:):(\w+)", r"%(\1)s", enqueue_statement("postgresql"))

@@ -23,7 +23,7 @@ from benchmarks.serving import ROOT, child_environment
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event
 from oncekey.core.swaps import Swap, swap
-from oncekey.engine.owners import Owners
+from oncekey.engine.process import Owners
 from oncekey.stores.api import Store
 from oncekey.stores.registry import open_store
 

@@ -13,7 +13,7 @@ from oncekey import current
 from oncekey.core.policy import Policy
 from oncekey.engine import process
 from oncekey.engine.operation import Operation, _current
-from oncekey.engine.owners import Owners
+from oncekey.engine.process import Owners
 from oncekey.engine.request import SINGLE_TENANT, Request
 from oncekey.engine.steps import Steps
 from oncekey.errors import ApplicationError, NoOperation, NotExecuted, OutcomeUnknown, Refused, StoreUnavailable

@@ -17,7 +17,7 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Confirmed, Happened, NotHappened, Refuted, Verdict
 from oncekey.engine import settlement
 from oncekey.engine.operation import Operation
-from oncekey.engine.owners import Owners
+from oncekey.engine.process import Owners
 from oncekey.engine.resumption import Resumption
 from oncekey.stores.api import Duty
 from oncekey.stores.memory import MemoryStore

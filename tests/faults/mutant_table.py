@@ -135,7 +135,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # 4: a cancelled call leaves something behind
     _(4, "I4", "a caller cancelled with its answer releases the key",
       "tests/web/test_asgi_disconnect.py::test_cancelled_at_the_moment_of_the_reservation_leaves_none",
-      ("oncekey.engine.engine", "                        self.lanes.give_up(ticket)\n", "                        pass\n")),
+      ("oncekey.engine.drivers", "                        self.lanes.give_up(ticket)\n", "                        pass\n")),
     _(4, "I5", "a late answer of the server is dropped", "tests/stores/test_postgres_unavailable.py::test_a_late_answer_is_never_the_answer_to_the_next_question",
       (f"{POSTGRES}.store", "isinstance(trouble, StoreUnavailable):", "False:")),
     # 5: unlock by anyone
@@ -280,7 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(26, "I5", "connections belong to a process", "tests/stores/test_postgres_connections.py::test_a_child_uses_and_closes_nothing_of_its_parents",
       (f"{POSTGRES}.store", "if getattr(local, \"pid\", None) != os.getpid():", "if getattr(local, \"pid\", None) is None:")),
     _(26, "I1", "owner tokens belong to a process", "tests/engine/test_operation.py::test_a_forked_child_takes_other_tokens",
-      ("oncekey.engine.owners", "        process.enroll(self)\n", "")),
+      ("oncekey.engine.process", "        enroll(self)\n", "")),
     _(26, "I2", "SQLite is closed before a fork", "tests/stores/test_sqlite_files.py::test_no_connection_is_open_at_the_moment_of_a_fork",
       (f"{SQLITE}.connections", "os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)", "pass")),
     # 27: the clock of the host

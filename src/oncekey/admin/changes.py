@@ -19,7 +19,7 @@ from oncekey.core.states import FENCES, TABLE, Actor, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Happened
-from oncekey.engine.owners import Owners
+from oncekey.engine.process import Owners
 from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
 from oncekey.stores.api import Store
 from oncekey.telemetry.redaction import redact

@@ -1,35 +1,25 @@
 """Begin and finish: how a request moves through the state machine.
 
-Each is written once, as a **flow**: a generator that yields what it wants of the store and is sent the answer. Two
-small loops drive flows, one that awaits and one that blocks, so async and sync apps run the very same lines. The
-decisions are pure and live in ``core/decision.py``; batching lives in ``batching/``; leases are
-kept by ``keeper.py``.
+Each is written once, as a **flow**: a generator that yields what it wants of the store and is sent the answer.
+``drivers.py`` drives flows, from a coroutine or from a thread, so async and sync apps run the very same lines. The
+decisions are pure and live in ``core/decision.py``; batching lives in ``batching/``; leases are kept by ``keeper.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
 
 from oncekey.core.audit import Audit
 from oncekey.core.decision import (
-    LEASE_RAN_OUT,
     Busy,
     Claim,
     Decision,
-    Deferred,
     Execute,
-    Mismatch,
-    Replay,
     Unknown,
-    Unreadable,
     decide,
 )
 from oncekey.core.leases import overdue_lease
@@ -38,14 +28,15 @@ from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
 from oncekey.core.swaps import swap
 from oncekey.engine.batching.router import Lanes
-from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket, Work
+from oncekey.engine.batching.ticket import Work
 from oncekey.engine.breaker import Breaker
-from oncekey.engine.flows import Aside, Call, Finished, Flow, Pause
+from oncekey.engine.drivers import Drivers
+from oncekey.engine.flows import Finished, Flow, Pause
 from oncekey.engine.keeper import Keeper, Unfinished
 from oncekey.engine.operation import Operation
-from oncekey.engine.owners import Owners
+from oncekey.engine.process import Owners
 from oncekey.engine.transactions import completion
-from oncekey.errors import ApplicationError, OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
+from oncekey.errors import SchemaError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.api import Store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
@@ -53,8 +44,6 @@ from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
 
 _log = logging.getLogger("oncekey")
-
-_T = TypeVar("_T")
 
 CLAIM_TRIES = 3
 """How often a request tries to claim a key that other requests are changing, before it answers 409."""
@@ -83,7 +72,7 @@ LONGEST_WAIT_SECONDS = 1.0
 """A waiting request looks again after growing pauses: soon enough for a quick handler, rarely enough for a slow one."""
 
 
-class Engine:
+class Engine(Drivers):
     def __init__(
         self, store: Store, *, emitter: Emitter | None = None, migrate: bool = False, max_queued: int = 10_000
     ) -> None:
@@ -91,14 +80,12 @@ class Engine:
         self.emitter = emitter or Emitter()
         self.breaker = Breaker(on_change=self._breaker_changed)
         prepare = (lambda: _ignore(store.migrate())) if migrate else None
-        self.lanes = Lanes(store, max_queued=max_queued, prepare=prepare, on_error=self._store_failed)
+        super().__init__(Lanes(store, max_queued=max_queued, prepare=prepare, on_error=self._store_failed))
         self.keeper = Keeper(self)
         self.owners = Owners()
         self.tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
         self._opening = threading.Lock()
         self._told: set[tuple[str, str]] = set()
-        self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +103,8 @@ class Engine:
                     claims += 1
                     moved: Record | None = yield _claim(decision, wanted)
                     if moved is not None and decision.event is not Event.RELEASE:
-                        decision = self._claimed(decision, moved)
+                        self.emitter.claimed(decision, moved)
+                        decision = Unknown(moved) if decision.event is Event.DOUBT else Execute(moved)
                         break
                     # The key was released from a dead owner, or another request moved it or holds its row. Look again.
                     if claims < CLAIM_TRIES:
@@ -128,7 +116,7 @@ class Engine:
                     continue
                 if isinstance(decision, Busy) and decision.record is not None:
                     decision = Busy(decision.record, self.overdue_lease(decision.record, policy))
-                self._decided(decision, policy)
+                self.emitter.decided(decision, policy)
                 break
         except StoreOverloaded as error:
             self.emitter.emit(events.QueueFull(verb="reserve", error=describe(error)))
@@ -148,51 +136,6 @@ class Engine:
         it counts as overdue although it is alive.
         """
         return None if self.keeper.keeps(record) else overdue_lease(record, policy.lease_seconds)
-
-    def _claimed(self, claim: Claim, moved: Record) -> Decision:
-        emit, wants, event = self.emitter.emit, self.emitter.wants, claim.event
-        if event is Event.DOUBT:
-            if claim.record.state is State.IN_PROGRESS:
-                emit(events.ZombieFound(*about(moved)))
-            if claim.reason != LEASE_RAN_OUT:
-                emit(events.Doubted(*about(moved), reason=claim.reason or ""))
-            emit(events.ReconcileScheduled(*about(moved), in_seconds=0.0))
-            emit(events.FoundUnknown(*about(moved)))
-            return Unknown(moved)
-        if event is Event.TAKE_OVER:
-            emit(events.ZombieFound(*about(moved)))
-            emit(events.TakenOver(*about(moved)))
-        elif event is Event.RETRY:
-            emit(events.Retried(*about(moved)))
-        elif wants(events.Reserved):
-            emit(events.Reserved(*about(moved)))
-        return Execute(moved)
-
-    def _decided(self, decision: Decision, policy: Policy) -> None:
-        emit, wants = self.emitter.emit, self.emitter.wants
-        if isinstance(decision, Execute):
-            if wants(events.Reserved):
-                emit(events.Reserved(*about(decision.record)))
-            return
-        if isinstance(decision, Replay):
-            if wants(events.Replayed):
-                response = decision.record.response
-                emit(events.Replayed(*about(decision.record), status=response.status if response else 0))
-            return
-        match decision:
-            case Busy(record) if record is not None:
-                if wants(events.FoundInFlight):
-                    emit(events.FoundInFlight(*about(record)))
-                if policy.in_flight == "wait":
-                    emit(events.WaitedOut(*about(record), seconds=policy.wait.total_seconds()))
-            case Deferred(record) if wants(events.FoundInFlight):
-                emit(events.FoundInFlight(*about(record)))
-            case Mismatch(record):
-                emit(events.Misused(*about(record)))
-            case Unknown(record):
-                emit(events.FoundUnknown(*about(record)))
-            case Unreadable(record):
-                emit(events.FoundUnreadable(*about(record)))
 
     # -- finish --------------------------------------------------------------------------------------------------
 
@@ -256,25 +199,10 @@ class Engine:
         raise StoreUnavailable("the key's row is held by another transaction")
 
     def _finished(self, event: Event, record: Record, response: StoredResponse | None, reason: str | None) -> None:
+        """The store holds the end of an attempt: wake the requests that wait for this key, and report it."""
         if self._waiters:
-            for wake in list(self._waiters.get((record.scope, record.key), ())):
-                wake()
-        emit, wants = self.emitter.emit, self.emitter.wants
-        match event:
-            case Event.COMPLETE if response is not None:
-                if wants(events.Completed):
-                    emit(events.Completed(*about(record), status=response.status))
-                if response.body is None:
-                    emit(events.Tombstoned(*about(record), reason=reason or "the response could not be kept"))
-            case Event.FAIL if response is not None:
-                emit(events.Failed(*about(record), status=response.status))
-            case Event.RELEASE:
-                emit(events.Released(*about(record), reason=reason or ""))
-            case Event.DOUBT:
-                emit(events.Doubted(*about(record), reason=reason or ""))
-                emit(events.ReconcileScheduled(*about(record), in_seconds=0.0))
-            case Event.DISCARD if wants(events.Discarded):
-                emit(events.Discarded(*about(record)))
+            self._wake((record.scope, record.key))
+        self.emitter.finished(event, record, response, reason)
 
     def adopt(self, unfinished: Unfinished) -> None:
         """Let the keeper store an outcome that could not be stored in time. If another connection holds the SQLite
@@ -300,107 +228,6 @@ class Engine:
         self.emitter.emit(events.LeaseLost(*about(operation.record), move=event))
         return Finished(False, seen)
 
-    # -- driving flows -------------------------------------------------------------------------------------------
-
-    async def run(self, flow: Flow[_T], timeout: float) -> _T:
-        """Drive a flow from a coroutine; each question to the store may take ``timeout`` seconds."""
-        if self._closed:
-            self._open_again()
-        loop = asyncio.get_running_loop()
-        try:
-            step = next(flow)
-            while True:
-                if isinstance(step, Aside):
-                    try:
-                        answer = await self._aside(step, loop)
-                    except (Exception, asyncio.CancelledError) as error:  # a cancelled flow may still clean up
-                        step = flow.throw(error)
-                    else:
-                        step = flow.send(answer)
-                    continue
-                ticket = AsyncTicket(step, loop, timeout)
-                try:
-                    self.lanes.submit(ticket)
-                    answer = await ticket.wait()
-                except asyncio.CancelledError:
-                    if ticket.result is not None:  # cancelled when its answer was already there
-                        self.lanes.give_up(ticket)
-                    flow.close()  # now, not when the traceback is garbage-collected
-                    raise
-                except OperatorError as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    def run_blocking(self, flow: Flow[_T], timeout: float) -> _T:
-        """Drive a flow from a thread."""
-        if self._closed:
-            self._open_again()
-        try:
-            step = next(flow)
-            while True:
-                if isinstance(step, Aside):
-                    try:
-                        answer = self._aside_blocking(step)
-                    except Exception as error:
-                        step = flow.throw(error)
-                    else:
-                        step = flow.send(answer)
-                    continue
-                ticket = SyncTicket(step)
-                try:
-                    self.lanes.submit(ticket)
-                    answer = ticket.wait(timeout)
-                except OperatorError as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    async def _aside(self, aside: Aside, loop: asyncio.AbstractEventLoop) -> Any:
-        if isinstance(aside, Call):
-            answer = aside.do()
-            return await answer if inspect.isawaitable(answer) else answer
-        assert isinstance(aside, Pause)  # noqa: S101 - an Aside is a Call or a Pause
-        return await self._pause(aside, loop)
-
-    def _aside_blocking(self, aside: Aside) -> Any:
-        if isinstance(aside, Call):
-            answer = aside.do()
-            if inspect.isawaitable(answer):
-                if inspect.iscoroutine(answer):
-                    answer.close()
-                raise ApplicationError("op.blocking takes plain functions: this one is async. Await op.… in async code")
-            return answer
-        assert isinstance(aside, Pause)  # noqa: S101 - an Aside is a Call or a Pause
-        woken = threading.Event()
-        with self._waiting(aside.at, woken.set):
-            woken.wait(aside.seconds)
-        return None
-
-    async def _pause(self, pause: Pause, loop: asyncio.AbstractEventLoop) -> None:
-        woken = asyncio.Event()
-        with (
-            self._waiting(pause.at, lambda: _wake(loop, woken)),
-            suppress(TimeoutError),
-        ):
-            await asyncio.wait_for(woken.wait(), pause.seconds)
-
-    @contextmanager
-    def _waiting(self, at: tuple[str, str], wake: Callable[[], None]) -> Iterator[None]:
-        """Inside this block, a finish of this key in this process calls ``wake``."""
-        waiters = self._waiters.setdefault(at, [])
-        waiters.append(wake)
-        try:
-            yield
-        finally:
-            waiters.remove(wake)
-            if not waiters:
-                self._waiters.pop(at, None)
-
     # -- trouble and the end -------------------------------------------------------------------------------------
 
     def _store_failed(self, verb: str, error: Exception) -> None:
@@ -420,10 +247,6 @@ class Engine:
             self.lanes.open()
             self.breaker.succeeded()  # failures while it was closed say nothing about the store
 
-    def _open_again(self) -> None:
-        _log.debug("a closed OnceKey is used, and so it opens again: close it once more at the end")
-        self.open()
-
     def close(self, timeout: float = 10.0) -> bool:
         """Store unfinished outcomes, then end the threads and disconnect. False: a thread still waits for the store.
 
@@ -441,11 +264,6 @@ def _claim(decision: Claim, wanted: Reservation) -> Work:
     starts = decision.event in STARTS
     return swap(decision.record, decision.event, Actor.REQUEST, reservation=wanted if starts else None,
                 last_error=None if starts else decision.reason)  # fmt: skip
-
-
-def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the loop is closed, so no coroutine waits in it
-        loop.call_soon_threadsafe(woken.set)
 
 
 def _ignore(_: object) -> None:

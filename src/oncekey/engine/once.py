@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from oncekey.core.by_operation import ByOperation
 from oncekey.core.declarations import Declarations, chosen_policy
@@ -23,6 +21,7 @@ from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
 from oncekey.engine import settlement
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
+from oncekey.engine.lifespan import Lifespan
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
@@ -40,7 +39,7 @@ _Resume = TypeVar("_Resume", bound=ResumeFunction)
 ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
 
 
-class OnceKey:
+class OnceKey(Lifespan):
     """Protects an app's state-changing routes.
 
     ``url``      where keys are kept: ``sqlite:///app.db``, ``postgresql://…``, ``memory://``; or a Store
@@ -91,7 +90,6 @@ class OnceKey:
             )
         if grace < 0:
             raise ConfigurationError(f"OnceKey(grace={grace}): it takes 0 seconds or more")
-        self.grace = grace
         self.scope = scope
         self.authorize = authorize
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
@@ -107,11 +105,10 @@ class OnceKey:
         for each in (self.default_policy, *self.routes.listed.values()):
             self.check_policy(each)
         store = open_store(url) if isinstance(url, str) else url
-        self.engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
-        self._migrate = migrate
+        engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
+        super().__init__(engine, migrate=migrate, grace=grace)
         self.resolvers: Resolvers = ByOperation("resolver")
         self.resumes: ByOperation[Registered] = ByOperation("resume function")
-        self._on_close: list[Callable[[], object]] = []
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise ConfigurationError for a policy that needs a setting which this OnceKey does not have.
@@ -124,10 +121,6 @@ class OnceKey:
                 "is: mount it, as in app.mount('/idempotency', status_app(once)), and say "
                 "OnceKey(status_url='/idempotency')"
             )
-
-    @property
-    def store(self) -> Store:
-        return self.engine.store
 
     def reservation(
         self,
@@ -311,71 +304,6 @@ class OnceKey:
                 f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
             )
         return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
-
-    def start(self) -> None:
-        """Check the tables. With ``migrate=True``, first bring them up to date. SchemaError says what to run. Blocks.
-
-        It opens again after a close: an app may have more than one lifespan, as in tests.
-        """
-        self.engine.open()
-        if self._migrate:
-            self.store.migrate()
-        self.store.check()
-        self.store.disconnect()
-
-    def close(self, timeout: float = 10.0) -> bool:
-        """Store unfinished outcomes, end the threads and disconnect. False: a thread still waits for the store.
-
-        The next use opens it again; then it needs another close.
-        """
-        stops, self._on_close = self._on_close, []
-        for stop in stops:
-            stop()
-        return self.engine.close(timeout)
-
-    def on_close(self, stop: Callable[[], object]) -> None:
-        """Call this at the beginning of the next :meth:`close`: for what runs beside the app's requests."""
-        self._on_close.append(stop)
-
-    async def drain(self, grace: float | None = None) -> bool:
-        """Wait for the handlers that run in this loop, up to ``grace`` seconds. False: some are still running.
-
-        Call it at the beginning of a shutdown, before the app closes what its handlers use.
-        """
-        grace = self.grace if grace is None else grace
-        loop, this = asyncio.get_running_loop(), asyncio.current_task()
-        until = loop.time() + grace
-        while running := [task for task in self.engine.tasks if task is not this and task.get_loop() is loop]:
-            left = until - loop.time()
-            if left <= 0:
-                _log.warning(
-                    "%d requests are still running %g s after the shutdown began, and are not waited for any longer: "
-                    "if they do not end before the process does, their keys are left to their leases, and effects= "
-                    "says what that means. OnceKey(grace=…) gives them more time",
-                    len(running),
-                    grace,
-                )
-                return False
-            await asyncio.wait(running, timeout=left)
-        return True
-
-    async def aclose(self, grace: float | None = None) -> bool:
-        """As :meth:`close`, after the handlers that are still running in this loop had ``grace`` seconds to end."""
-        grace = self.grace if grace is None else grace
-        await self.drain(grace)
-        return await asyncio.to_thread(self.close, grace)
-
-    def __deepcopy__(self, memo: object) -> Self:
-        """Return itself: frameworks copy the arguments of their middleware (Litestar, for each controller)."""
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def tenant_of(scope: str) -> str:

@@ -1,12 +1,15 @@
-"""What a forked child must not share with its parent: threads, queues and sockets.
+"""What belongs to one process: what a forked child must not share with its parent, and the tokens of its owners.
 
-Any object with an ``after_fork`` method can be enrolled. The method is called in the child before the child does
-anything else (gunicorn preloads the app and forks, hazard 26). Only weak references to the objects are kept.
+Threads, queues and sockets are the parent's. Any object with an ``after_fork`` method can be enrolled. The method is
+called in the child before the child does anything else (gunicorn preloads the app and forks, hazard 26). Only weak
+references to the objects are kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import secrets
 import weakref
 from typing import Protocol
 
@@ -28,3 +31,24 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+class Owners:
+    """Makes owner tokens: never the same twice, in any thread, process or host.
+
+    A token is a random part per process and a counter. ``secrets.token_hex`` per request would release the GIL in the
+    middle of every request, for its system call. A token must be unique, but it need not be secret: it authenticates no
+    caller.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+        enroll(self)
+
+    def new(self) -> str:
+        return f"{self._process}-{next(self._count):x}"
+
+    def after_fork(self) -> None:
+        """In a child: take a new random part, so that child and parent never make the same token."""
+        self._process = secrets.token_hex(12)
+        self._count = itertools.count(1)

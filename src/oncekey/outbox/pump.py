@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Literal
 
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
-from oncekey.engine.owners import Owners
+from oncekey.engine.process import Owners
 from oncekey.errors import OperatorError, StoreError, StoreUnavailable
 from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.tasks import Task, buried

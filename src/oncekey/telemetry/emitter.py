@@ -1,4 +1,4 @@
-"""Sends events to the logger ``oncekey`` and to the app's own hook.
+"""Sends events to the logger ``oncekey`` and to the app's own hook, and knows which events a decision has.
 
 On the hot path ask :meth:`Emitter.wants` first, so that an event without a reader is never built.
 """
@@ -9,7 +9,24 @@ import logging
 from collections.abc import Callable
 from dataclasses import fields
 
-from oncekey.telemetry.events import Event
+from oncekey.core.decision import (
+    LEASE_RAN_OUT,
+    Busy,
+    Claim,
+    Decision,
+    Deferred,
+    Execute,
+    Mismatch,
+    Replay,
+    Unknown,
+    Unreadable,
+)
+from oncekey.core.policy import Policy
+from oncekey.core.record import Record, StoredResponse
+from oncekey.core.states import Event as Move
+from oncekey.core.states import State
+from oncekey.telemetry import events
+from oncekey.telemetry.events import Event, about
 
 LOGGER = logging.getLogger("oncekey")
 
@@ -59,3 +76,69 @@ class Emitter:
                 LOGGER.exception(
                     "the on_event hook failed on %s; its later failures are not logged", type(event).__name__
                 )
+
+    # -- what the engine reports ---------------------------------------------------------------------------------
+
+    def claimed(self, claim: Claim, moved: Record) -> None:
+        """A request moved a key that was there: it takes it, or makes it unknown."""
+        emit, event = self.emit, claim.event
+        if event is Move.DOUBT:
+            if claim.record.state is State.IN_PROGRESS:
+                emit(events.ZombieFound(*about(moved)))
+            if claim.reason != LEASE_RAN_OUT:
+                emit(events.Doubted(*about(moved), reason=claim.reason or ""))
+            emit(events.ReconcileScheduled(*about(moved), in_seconds=0.0))
+            emit(events.FoundUnknown(*about(moved)))
+        elif event is Move.TAKE_OVER:
+            emit(events.ZombieFound(*about(moved)))
+            emit(events.TakenOver(*about(moved)))
+        elif event is Move.RETRY:
+            emit(events.Retried(*about(moved)))
+        elif self.wants(events.Reserved):
+            emit(events.Reserved(*about(moved)))
+
+    def decided(self, decision: Decision, policy: Policy) -> None:
+        """A request found or reserved its key."""
+        emit, wants = self.emit, self.wants
+        if isinstance(decision, Execute):
+            if wants(events.Reserved):
+                emit(events.Reserved(*about(decision.record)))
+            return
+        if isinstance(decision, Replay):
+            if wants(events.Replayed):
+                response = decision.record.response
+                emit(events.Replayed(*about(decision.record), status=response.status if response else 0))
+            return
+        match decision:
+            case Busy(record) if record is not None:
+                if wants(events.FoundInFlight):
+                    emit(events.FoundInFlight(*about(record)))
+                if policy.in_flight == "wait":
+                    emit(events.WaitedOut(*about(record), seconds=policy.wait.total_seconds()))
+            case Deferred(record) if wants(events.FoundInFlight):
+                emit(events.FoundInFlight(*about(record)))
+            case Mismatch(record):
+                emit(events.Misused(*about(record)))
+            case Unknown(record):
+                emit(events.FoundUnknown(*about(record)))
+            case Unreadable(record):
+                emit(events.FoundUnreadable(*about(record)))
+
+    def finished(self, event: Move, record: Record, response: StoredResponse | None, reason: str | None) -> None:
+        """The store holds the end of an attempt."""
+        emit, wants = self.emit, self.wants
+        match event:
+            case Move.COMPLETE if response is not None:
+                if wants(events.Completed):
+                    emit(events.Completed(*about(record), status=response.status))
+                if response.body is None:
+                    emit(events.Tombstoned(*about(record), reason=reason or "the response could not be kept"))
+            case Move.FAIL if response is not None:
+                emit(events.Failed(*about(record), status=response.status))
+            case Move.RELEASE:
+                emit(events.Released(*about(record), reason=reason or ""))
+            case Move.DOUBT:
+                emit(events.Doubted(*about(record), reason=reason or ""))
+                emit(events.ReconcileScheduled(*about(record), in_seconds=0.0))
+            case Move.DISCARD if wants(events.Discarded):
+                emit(events.Discarded(*about(record)))

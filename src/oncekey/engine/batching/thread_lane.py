@@ -155,7 +155,10 @@ class Lane:
 
     def _process(self, tickets: list[Ticket]) -> None:
         """Run the tickets verb by verb, then deliver the outcomes."""
-        asked = {verb: list(batches([t for t in tickets if isinstance(t.work, kind)])) for kind, verb, _ in self._verbs}
+        asked: dict[str, list[list[list[Ticket]]]] = {}
+        for kind, verb, _ in self._verbs:
+            of_verb = [ticket for ticket in tickets if isinstance(ticket.work, kind)]
+            asked[verb] = list(batches(of_verb)) if of_verb else []
         begins, ends = asked["reserve"], asked["swap"]
         if self._store.capabilities.together:
             while begins and ends and self._answer_together(begins[0], ends[0]):
