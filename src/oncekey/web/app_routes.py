@@ -1,7 +1,7 @@
-"""Every endpoint of a Starlette, FastAPI, Litestar or Flask app: its path, and the oncekey middleware in front of it.
+"""Every endpoint of an app: its path, and the oncekey middleware in front of it.
 
 This module does not run the app. It reads the app's routes and middleware, through mounted apps, included routers,
-hosts, blueprints and other middleware. ``coverage.py`` says what protects an endpoint.
+hosts, blueprints and other middleware. ``route_audit.py`` says what protects an endpoint.
 
 It imports no framework: the app has imported the frameworks that it uses.
 """
@@ -115,7 +115,11 @@ def walk(app: Any, place: Place) -> Iterator[Spot]:
         yield Spot(place, "/{path:path}", _ANY, opaque=True)
         return
     place = replace(place, depth=place.depth + 1)
-    if isinstance(app, asgi.IdempotencyMiddleware):
+    if isinstance(app, asgi.IdempotencyMiddleware) and (each := getattr(app.endpoints, "each", None)) is not None:
+        layer = Layer(app.once, app.only is not None, "its own")  # of a framework that is not named here
+        for method, path, endpoint in each():
+            yield Spot(place.behind([layer]), path, [method], endpoint=endpoint)
+    elif isinstance(app, asgi.IdempotencyMiddleware):
         handlers = "starlette" if app.endpoints is not None or is_starlette(app.app) else ""
         yield from walk(app.app, place.behind([Layer(app.once, app.only is not None, handlers)]))
     elif isinstance(app, wsgi.IdempotencyMiddleware):
