@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import oncekey
+
 ROOT = Path(__file__).parents[1]
 LINT = (ROOT / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
 HOOKS = (ROOT / ".pre-commit-config.yaml").read_text()
@@ -22,3 +24,13 @@ def test_linters_are_pinned() -> None:
     pins = (ROOT / "requirements" / "dev.txt").read_text()
     for tool in ("ruff", "mypy", "codespell", "import-linter"):
         assert re.search(rf"^{tool}==", pins, re.MULTILINE), tool
+
+
+def test_version_is_the_newest_one_of_the_changelog() -> None:
+    released = re.findall(
+        r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    built = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert built is not None
+    assert released[0] == built[1] == oncekey.__version__
+    assert len(released) == len(set(released))

@@ -7,7 +7,7 @@ from oncekey.engine.operation import Operation, current
 from oncekey.engine.request import SINGLE_TENANT, Request
 from oncekey.errors import NotAuthenticated, NotAuthorized, NotExecuted, OnceKeyError, OutcomeUnknown, Refused
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "SINGLE_TENANT",

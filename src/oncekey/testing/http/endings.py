@@ -133,8 +133,8 @@ class EndingSuite(SuiteBase):
     def test_on_server_error_holds_for_an_http_exception_and_for_no_other(
         self, make_stack: MakeStack, on_server_error: Any, state: str, m: str
     ) -> None:
-        """``raise HTTPException(503)`` is the handler's own status, so ``on_server_error`` applies. A ``RuntimeError`` is
-        not: an external handler may have charged before it."""
+        """``raise HTTPException(503)`` is a status of the handler, so ``on_server_error`` applies. A ``RuntimeError``
+        has none: an external handler may have charged before it."""
         stack = make_stack(policy=Policy(on_server_error=on_server_error))
         stack.post(m=m)
         assert state_of(stack) == (state if m == "abort-503" else "unknown")
