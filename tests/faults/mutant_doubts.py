@@ -52,7 +52,7 @@ DOUBTS_OF_EFFECTS: tuple[Mutant, ...] = (
     _(46, "I1", "an effect that raised NotExecuted is not in doubt", "tests/engine/test_steps_trouble.py::test_effect_that_was_not_executed_is_not_in_doubt_later",
       ("oncekey.engine.steps", "_advance(operation, cleared(step),", "_advance(operation, step,")),
     _(46, "I4", "a verdict that was refused is not asked for again at once", f"{OF_EFFECTS}::test_reconciler_postpones_a_verdict_that_was_refused_and_says_why",
-      ("oncekey.upkeep.reconciler", "if settled.reason is not None and settled.outcome in (Outcome.REFUSED, Outcome.ALREADY):", "if False:")),
+      ("oncekey.upkeep.reconciler", "if settled.reason is not None and settled.outcome in _REFUSALS:", "if False:")),
     _(46, "I1", "a deferred request is not run again by a verdict", f"{DEFERRED}::test_deferred_request_is_not_run_again_by_a_verdict",
       (SETTLING, "if job is not None and not isinstance(verdict, Confirmed):", "if False:")),
     _(46, "I1", "a deferred request is not run again by an operator", f"{DEFERRED}::test_deferred_request_is_not_run_again_by_a_verdict",

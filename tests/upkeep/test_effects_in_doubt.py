@@ -45,7 +45,6 @@ def steps_of(rows: KeyStore, record: Record) -> dict[str, Step]:
     ("steps", "verdict", "says"),
     [
         ([RIDE, CHARGE], Happened(1, "mail"), "this key has no effect 'mail'; effect 'charge' is in doubt"),
-        ([RIDE, CHARGE], NotHappened("no", "ride"), "effect 'ride' is done; effect 'charge' is in doubt"),
         ([RIDE, replace(MAIL, repeatable=True), CHARGE], Happened(1, "mail"), "effect 'mail' is not in doubt"),
         ([CHARGE, MAIL], Happened(1), "effects 'charge', 'mail' are in doubt: name one"),
         ([CHARGE, MAIL], Confirmed(201), "effects 'charge', 'mail' are in doubt, and Confirmed(…) skips every phase"),
@@ -223,13 +222,44 @@ def test_two_verdicts_at_once_settle_the_effect_once(shop: KeyStore) -> None:
     assert shop.audit(record) == [("webhook", "unknown", "failed_retryable")]
 
 
+@pytest.mark.parametrize("state", [State.UNKNOWN, State.FAILED_RETRYABLE, State.IN_PROGRESS])
+def test_not_happened_about_a_done_effect_is_contradicted_and_acknowledged(rows: KeyStore, state: State) -> None:
+    """The webhook is not delivered for ever, and the log names both."""
+    record = unknown(rows, RIDE, CHARGE)
+    rows.age(QUARANTINE + 1)
+    once = rows.once()
+    if state is not State.UNKNOWN:
+        once.ingest_blocking(Happened(1, "charge"), key=record.key)
+    if state is State.IN_PROGRESS:
+        (wanted,) = rows.reservations(1)
+        rows.moved([rows.get(record)], Event.RETRY, Actor.REQUEST, reservation=wanted)
+    rows.told.clear()
+    before = rows.get(record)
+    settled = once.ingest_blocking(NotHappened("no such charge", "ride"), key=record.key)
+    assert (settled.outcome, settled.over, before.state) == (Outcome.CONTRADICTED, True, state)
+    assert "effect 'ride' is done" in (settled.reason or "")
+    assert replace(rows.get(record), now=0) == replace(before, now=0)
+    assert rows.names() == ["ReconcileFailed"]
+    assert "webhook said NotHappened, and effect 'ride' is done" in str(rows.told[0])
+
+
+def test_not_happened_that_comes_twice_is_acknowledged(rows: KeyStore) -> None:
+    record = unknown(rows, CHARGE)
+    rows.age(QUARANTINE + 1)
+    outcomes = [rows.once().ingest_blocking(NotHappened("no"), key=record.key) for _ in range(2)]
+    assert [(each.outcome, each.over) for each in outcomes] == [(Outcome.SETTLED, True), (Outcome.ALREADY, True)]
+
+
 def test_happened_after_not_happened_is_reported(rows: KeyStore) -> None:
     record = unknown(rows, CHARGE)
     rows.age(QUARANTINE + 1)
     once = rows.once()
     once.ingest_blocking(NotHappened("no such charge"), key=record.key)
     rows.told.clear()
-    assert once.ingest_blocking(Happened(1, "charge"), key=record.key).outcome is Outcome.OPEN
+    for verdict in (Happened(1, "charge"), Happened(1)):
+        settled = once.ingest_blocking(verdict, key=record.key)
+        assert (settled.outcome, settled.over) == (Outcome.CONTRADICTED, True)
+    rows.told.pop()
     assert rows.names() == ["ReconcileFailed"]
 
 

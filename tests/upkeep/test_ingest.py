@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -156,7 +157,9 @@ def test_webhook_settles_a_lapsed_key_before_the_sweeper(rows: KeyStore) -> None
 def test_confirmed_although_it_counts_as_not_executed(rows: KeyStore) -> None:
     """There is no such move. But a retry would do it twice, so it is told."""
     (record,) = rows.moved(rows.reserved(), Event.RELEASE)
-    assert rows.once().ingest_blocking(PAID, key=record.key).outcome is Outcome.OPEN
+    settled = rows.once().ingest_blocking(PAID, key=record.key)
+    assert (settled.outcome, settled.over) == (Outcome.CONTRADICTED, True)
+    assert settled.reason == "the key counts as not executed, and a retry runs it"
     assert rows.names() == ["ReconcileFailed"]
 
 
@@ -172,7 +175,7 @@ def test_refuted(rows: KeyStore) -> None:
     rows.age(21)
     assert once.ingest_blocking(Refuted("charge.canceled"), key=record.key).outcome is Outcome.SETTLED
     again = once.ingest_blocking(Refuted("charge.canceled"), key=record.key)
-    assert (again.outcome, rows.get(record).state) == (Outcome.OPEN, State.FAILED_RETRYABLE)
+    assert (again.outcome, again.over, rows.get(record).state) == (Outcome.ALREADY, True, State.FAILED_RETRYABLE)
     assert rows.audit(record) == [("webhook", "unknown", "failed_retryable")]
 
 
@@ -253,3 +256,17 @@ async def test_verdict_waits_for_a_row_that_is_locked(postgres_url: str) -> None
         assert (await waiting).outcome is Outcome.SETTLED
     await once.aclose()
     rows.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"), [(None, "NoneType"), (Confirmed, "the class Confirmed"), ("paid", "str"), (RESPONSE, "Stored")]
+)
+@pytest.mark.parametrize("there", [True, False])
+async def test_what_is_no_verdict_is_a_configuration_error(rows: KeyStore, wrong: Any, got: str, there: bool) -> None:
+    """Whether the key is unknown or absent, and in both kinds of code."""
+    key = rows.unknown()[0].key if there else "no-such-key-of-ours"
+    once = rows.once()
+    with pytest.raises(ConfigurationError, match=f"ingest\\({got}.*a verdict is Confirmed"):
+        await once.ingest(wrong, key=key)
+    with pytest.raises(ConfigurationError, match=f"ingest\\({got}"):
+        once.ingest_blocking(wrong, key=key)

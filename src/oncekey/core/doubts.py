@@ -93,7 +93,7 @@ def named(steps: Sequence[Step], effect: str | None, found_by: Find | None) -> S
 
     ``found_by``: the id by which a webhook found the key. It belongs to one of the key's effects, or to a job.
     """
-    effects = [step for step in steps if step.kind is StepKind.EFFECT and not step.is_request]
+    effects = _effects(steps)
     if found_by is not None:
         found = next((step for step in effects if _carries(step, found_by)), None)
         if found is None:
@@ -104,6 +104,16 @@ def named(steps: Sequence[Step], effect: str | None, found_by: Find | None) -> S
     if effect is None:
         return None
     return next((step for step in effects if step.name == effect), f"this key has no effect '{effect}'")
+
+
+def only_effect(steps: Sequence[Step]) -> Step | None:
+    """The effect of a key that has one; None: it has none, or several."""
+    effects = _effects(steps)
+    return effects[0] if len(effects) == 1 else None
+
+
+def _effects(steps: Iterable[Step]) -> list[Step]:
+    return [step for step in steps if step.kind is StepKind.EFFECT and not step.is_request]
 
 
 def _carries(step: Step, found_by: Find) -> bool:

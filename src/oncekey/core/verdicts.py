@@ -109,7 +109,8 @@ class Outcome(StrEnum):
 
     SETTLED = "settled"  # this verdict moved the key
     PARTLY = "partly"  # this verdict settled one effect; other effects are in doubt, so the key stays unknown
-    ALREADY = "already"  # the key is final, or the effect is done: an earlier verdict, or the owner, settled it
+    ALREADY = "already"  # an earlier verdict, or the owner, settled it: the key is final, or agrees with this verdict
+    CONTRADICTED = "contradicted"  # what is stored says the opposite: nothing was changed, and the log has a WARNING
     OPEN = "open"  # the key is not unknown: its owner, its job or a retry will settle it
     TOO_EARLY = "too_early"  # refuted before the quarantine was over: say it again after ``retry_in`` seconds
     UNDECIDED = "undecided"  # the verdict was StillUnknown
@@ -127,12 +128,12 @@ class Settlement:
     retry_in: float | None = None
     """Seconds after which the same verdict can succeed; None: it cannot, or the time is not known."""
     reason: str | None = None
-    """Why the verdict was refused, or which effects are still in doubt."""
+    """Why the verdict was refused or contradicted, or which effects are still in doubt."""
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to do: acknowledge the webhook. Otherwise let the provider deliver it again."""
-        return self.outcome in (Outcome.SETTLED, Outcome.PARTLY, Outcome.ALREADY)
+        return self.outcome in (Outcome.SETTLED, Outcome.PARTLY, Outcome.ALREADY, Outcome.CONTRADICTED)
 
 
 class Inquiry:

@@ -244,7 +244,7 @@ class OnceKey(Lifespan):
         return self.engine.run_blocking(flow, settlement.SETTLE_SECONDS)
 
     def _ingest(self, verdict: Verdict, asked: tuple[str, str] | Find, who: str) -> Flow[Settlement]:
-        return settlement.ingest(self.engine, asked, verdict, who=who)
+        return settlement.ingest(self.engine, asked, settlement.checked(verdict), who=who)
 
     def _asked(
         self, key: str | None, scope: str | None, operation: str | None, *others: str | None

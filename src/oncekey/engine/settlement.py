@@ -17,6 +17,7 @@ from oncekey.core.states import FINAL, MAY_RERUN, Actor, Effects, Event, State
 from oncekey.core.steps import Find, Step, StepsOf, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import (
+    VERDICTS,
     Confirmed,
     Happened,
     NotHappened,
@@ -125,7 +126,7 @@ def _ruled(
         audit = Audit(who, kept_words(f"effect '{chosen.name}' is done, and keeps its result: {verdict.reason}"))
         return doubts.goes_on(record, chosen, Actor.RECONCILER, new_owner=engine.owners.new(), audit=audit)
     if chosen.state is StepState.DONE:
-        outcome = Outcome.ALREADY if isinstance(verdict, Happened) else Outcome.REFUSED
+        outcome = Outcome.ALREADY if isinstance(verdict, Happened) else Outcome.CONTRADICTED
         return Settlement(outcome, record, reason=f"effect '{chosen.name}' is done; {doubts.words_of(doubted)}")
     said = f"effect '{chosen.name}' {'happened' if isinstance(verdict, Happened) else 'did not happen'}"
     return doubts.settled(
@@ -162,12 +163,23 @@ def standing(record: Record | None) -> Settlement:
 
 
 def _standing(record: Record | None, verdict: Verdict, found_by: Find | None) -> Flow[Settlement]:
-    """As :func:`standing`; and an effect whose result is stored is settled, whatever becomes of its key."""
-    if isinstance(verdict, Happened) and record is not None and record.has_steps and record.state not in FINAL:
+    """As :func:`standing`; and whether what is stored agrees with the verdict."""
+    if record is None or record.state in FINAL or record.state is State.EXPIRED:
+        return standing(record)
+    retryable = record.state is State.FAILED_RETRYABLE
+    if isinstance(verdict, Happened | NotHappened) and record.has_steps:
         steps: list[Step] = yield StepsOf(record.scope, record.key)
-        about = doubts.named(steps, verdict.effect, found_by)
-        if isinstance(about, Step) and about.state is StepState.DONE:
-            return Settlement(Outcome.ALREADY, record, reason=f"effect '{about.name}' is done")
+        about = doubts.named(steps, verdict.effect, found_by) or doubts.only_effect(steps)
+        if isinstance(about, Step) and (about.state is StepState.DONE or retryable):
+            done = about.state is StepState.DONE
+            agrees = done == isinstance(verdict, Happened)
+            words = "is done" if done else "counts as not done, and the next attempt calls it"
+            outcome = Outcome.ALREADY if agrees else Outcome.CONTRADICTED
+            return Settlement(outcome, record, reason=f"effect '{about.name}' {words}")
+    if retryable and isinstance(verdict, Refuted):
+        return Settlement(Outcome.ALREADY, record, reason="the key counts as not executed")
+    if retryable and isinstance(verdict, Confirmed) and record.effects not in MAY_RERUN:
+        return Settlement(Outcome.CONTRADICTED, record, reason="the key counts as not executed, and a retry runs it")
     return standing(record)
 
 
@@ -186,10 +198,11 @@ def ingest(engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, w
         record = yield from _sweep(engine, record)
     if record is None or record.state is not State.UNKNOWN:
         settlement = yield from _standing(record, verdict, found_by)
-        if settlement.outcome is Outcome.OPEN:
-            _contradicted(engine, record, verdict, who)
-        return settlement
-    return (yield from settle(engine, record, verdict, who=who, found_by=found_by))
+    else:
+        settlement = yield from settle(engine, record, verdict, who=who, found_by=found_by)
+    if settlement.outcome is Outcome.CONTRADICTED:
+        _contradicted(engine, settlement, verdict, who)
+    return settlement
 
 
 def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:
@@ -204,17 +217,23 @@ def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:
     return moved
 
 
-def _contradicted(engine: Engine, record: Record | None, verdict: Verdict, who: str) -> None:
-    """Report a verdict that the work happened, about a key that a retry would run again: an operator must see it."""
-    if record is None or record.state is not State.FAILED_RETRYABLE:
-        return
-    words = None
-    if isinstance(verdict, Confirmed) and record.effects not in MAY_RERUN:
-        words = f"{who} confirmed a key that counts as not executed: a retry would do it a second time"
-    elif isinstance(verdict, Happened):
-        words = f"{who} said that an effect happened which counts as not done: the next attempt calls it again"
-    if words is not None:
+def _contradicted(engine: Engine, settlement: Settlement, verdict: Verdict, who: str) -> None:
+    """Log a verdict that says the opposite of what is stored. The webhook is acknowledged, so an operator must look."""
+    if (record := settlement.record) is not None:
+        words = (
+            f"{who} said {type(verdict).__name__}, and {settlement.reason}: nothing was changed; find out which is true"
+        )
         engine.emitter.emit(events.ReconcileFailed(*about(record), tries=record.reconcile_tries, error=words))
+
+
+def checked(verdict: object) -> Verdict:
+    """The verdict of a webhook; ConfigurationError if it is none."""
+    if not isinstance(verdict, VERDICTS):
+        got = f"the class {verdict.__name__}" if isinstance(verdict, type) else type(verdict).__name__
+        raise ConfigurationError(
+            f"ingest({got}, …): a verdict is Confirmed(…), Refuted(…), Happened(…), NotHappened(…) or StillUnknown(…)"
+        )
+    return verdict
 
 
 def asked_for(

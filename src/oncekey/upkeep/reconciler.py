@@ -59,6 +59,7 @@ _COUNTED_AS: Mapping[type, str] = {
     Happened: "happened",
     NotHappened: "not_happened",
 }
+_REFUSALS = (Outcome.REFUSED, Outcome.ALREADY, Outcome.CONTRADICTED)
 LEFT_BACKOFFS = 6
 """How many times ``backoff`` a process without the resolver leaves a key that is due to others, from its second try on.
 A process that has the resolver looks every few seconds, so its tries are not used up by one that has not. The first try
@@ -214,7 +215,7 @@ class Reconciler:
         if settled.outcome is Outcome.TOO_EARLY:
             reason = f"refuted too early, to be asked again after the quarantine: {verdict.reason}"
             return await self._postpone(record, reason, settled.retry_in)
-        if settled.reason is not None and settled.outcome in (Outcome.REFUSED, Outcome.ALREADY):
+        if settled.reason is not None and settled.outcome in _REFUSALS:
             # The key is as it was, so the resolver would say the same at once.
             reason = f"the verdict was refused: {settled.reason}"
             return await self._postpone(record, reason, self._retry_in(record))
