@@ -210,10 +210,6 @@ class FakeStore(MemoryStore):
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         return self._do("swap", batch, self.inner.swap)
 
-    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
-        found, moved = self._do("both", [*ends, *begins], lambda _: list(self.inner.both(begins, ends)))
-        return found, moved
-
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
         return self._do("read", keys, self.inner.read)
 
@@ -239,6 +235,18 @@ class FakeStore(MemoryStore):
 
     def close(self) -> None:
         self.closed = True
+
+
+class SharingStore(FakeStore):
+    """It begins and ends requests in one commit."""
+
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        def call(_: object) -> list[Any]:
+            moved = self.inner.swap(ends)
+            return [self.inner.reserve(begins), moved]
+
+        found, moved = self._do("both", [*ends, *begins], call)
+        return found, moved
 
 
 # ---------------------------------------------------------------- an engine that is listened to

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from oncekey.core.record import Found, Record, Reservation
@@ -58,7 +57,6 @@ class Quick:
 class FastStore(FakeStore):
     def __init__(self) -> None:
         super().__init__(writers=2)
-        self.capabilities = replace(self.capabilities, in_loop=True)
         self.asked_here: list[tuple[str, list[Any]]] = []
         self.arrived = asyncio.Event()
         self.held: asyncio.Event | None = None

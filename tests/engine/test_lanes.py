@@ -15,7 +15,7 @@ from oncekey.core.swaps import swap
 from oncekey.engine.batching.batch import MAX_BATCH, MAX_BATCH_BYTES
 from oncekey.engine.batching.ticket import AsyncTicket, QuietTicket
 from oncekey.errors import SchemaError, StoreUnavailable
-from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
+from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, SharingStore, reservation
 from tests.engine.lanes import Open, ask, owner_found, submit
 
 # ---------------------------------------------------------------- batching
@@ -204,8 +204,7 @@ def test_two_writers_reserve_and_swap_side_by_side(open_lanes: Open) -> None:
 @pytest.mark.parametrize("trouble", [None, "before", "after"])
 def test_reservations_and_completions_share_a_commit(open_lanes: Open, trouble: str | None) -> None:
     """Where the store can; and where that fails, whether it had happened or not, each verb is asked by itself."""
-    store = FakeStore()
-    store.capabilities = replace(store.capabilities, together=True)
+    store = SharingStore()
     if trouble:
         store.break_("both", lambda: StoreUnavailable("cut"), applied=trouble == "after")
     lanes = open_lanes(store)

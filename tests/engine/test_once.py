@@ -19,7 +19,7 @@ from oncekey.core.routes import Route
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError, SchemaError
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.registry import _with_extra, open_store
+from oncekey.stores.registry import Entry, load, open_store
 from oncekey.stores.sqlite import SqliteStore
 from tests.engine.doubles import PATIENCE, FakeStore, reservation
 
@@ -144,7 +144,7 @@ def test_missing_driver_names_the_extra_to_install(monkeypatch: pytest.MonkeyPat
 def test_a_missing_module_of_our_own_is_not_blamed_on_a_driver() -> None:
     """A broken installation of oncekey shows as what it is."""
     with pytest.raises(ModuleNotFoundError, match=r"oncekey\.stores\.nowhere"):
-        _with_extra("oncekey.stores.nowhere", "Store", "nowhere", "nowhere://")
+        load(Entry("nowhere", "nowhere://", "oncekey.stores.nowhere", "nowhere"), "nowhere://")
 
 
 # ---------------------------------------------------------------- a request as a reservation

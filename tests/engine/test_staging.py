@@ -19,6 +19,7 @@ from oncekey.engine.transactions.jobs import MAX_PAYLOAD_BYTES, MAX_TASK_LENGTH
 from oncekey.errors import ApplicationError, EnlistError
 from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
+from oncekey.stores.api import Outbox
 from oncekey.stores.registry import open_store
 from oncekey.web import fastapi as web
 from tests.engine.phased_api import PhasedApi, now
@@ -128,6 +129,7 @@ async def test_a_phase_that_fails_takes_its_job_along(phased: PhasedApi) -> None
 async def test_when(phased: PhasedApi, run_at: Callable[[], Any], in_seconds: float) -> None:
     assert (await phased.post(adding(lambda op: op.enqueue("receipt", run_at=run_at())))).status_code == 201
     store = open_store(phased.shop.url)
+    assert isinstance(store, Outbox)
     (job,) = store.jobs(JobState.READY, 10)
     assert max(0.0, job.run_at - job.now) == pytest.approx(in_seconds, abs=60)
     assert len(store.claim("a-worker", ["receipt"], 10, 30.0)) == (in_seconds == 0)

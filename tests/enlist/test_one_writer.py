@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from oncekey import Policy, current
 from oncekey.core.states import State
-from oncekey.engine.transactions.adapters.sqlite import _Turn
 from oncekey.stores.sqlite.gate import gate_of
+from oncekey.stores.sqlite.transactions import _Turn
 from tests.enlist.handlers import handler
 from tests.enlist.shop import (
     SQLITE,

@@ -42,6 +42,7 @@ from oncekey import NotExecuted, OnceKey, Policy, current
 from oncekey.core.policy import EffectsName
 from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
+from oncekey.stores.api import Outbox
 from oncekey.upkeep import Confirmed, Happened, Inquiry, Refuted, Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.faults.evidence import look
@@ -105,7 +106,7 @@ def make_app(
     if resolves:
         for name in ("external", "once"):  # no other can come to be unknown
             once.resolve_with(f"POST /{name}", handlers.resolve)
-    worker = handlers.worker(once, concurrency) if works and once.store.capabilities.enlists else None
+    worker = handlers.worker(once, concurrency) if works and isinstance(once.store, Outbox) else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

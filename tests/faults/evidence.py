@@ -13,7 +13,7 @@ from oncekey.core.audit import AuditLine
 from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import Record
 from oncekey.core.steps import Step, StepsOf
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, Store
 from tests.faults.clients import History, Name
 from tests.faults.provider import Call
 
@@ -114,7 +114,7 @@ def look(store: Store) -> Tables:
         some = names[at : at + _PAGE]
         records |= {name: record for name, record in zip(some, store.read(some), strict=True) if record is not None}
         steps |= dict(zip(some, store.steps([StepsOf(*name) for name in some]), strict=True))
-    jobs = [job for state in JobState for job in store.jobs(state, 1_000_000)]
+    jobs = [job for state in JobState if isinstance(store, Outbox) for job in store.jobs(state, 1_000_000)]
     audit = {name: store.audit(*name, 100) for name in names}
     return Tables(records, steps, jobs, audit)
 

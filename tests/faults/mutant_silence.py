@@ -46,9 +46,9 @@ SILENCE: tuple[Mutant, ...] = (
     _(49, "I4", "others write when an overdue transaction is ended", f"{HELD}::test_others_write_before_the_handler_of_an_overdue_transaction_has_ended",
       ("oncekey.engine.transactions.enlistment", "        self.hold.release()  # this", "        # this")),
     _(49, "I4", "a handler that does not commit is named", f"{HELD}::test_external_handler_that_does_not_commit_is_named_in_the_log",
-      ("oncekey.stores.sqlite.store", "            return is_busy(error)\n", "            return False\n")),
+      ("oncekey.stores.sqlite.transactions", "            return is_busy(error)\n", "            return False\n")),
     _(49, "I4", "a store that is down is not blamed on the handler", f"{HELD}::test_store_that_is_down_is_not_blamed_on_the_handler",
-      ("oncekey.stores.sqlite.store", "            return is_busy(error)\n", "            return True\n")),
+      ("oncekey.stores.sqlite.transactions", "            return is_busy(error)\n", "            return True\n")),
     # 50: a 202 that is taken for a result
     _(50, "I2", "202 only for a row in progress", f"{ACCEPTED}::test_202_only_where_a_row_says_that_a_request_runs",
       (WIRE, "running = record is not None and record.state is State.IN_PROGRESS and not record.lease_over", "running = True")),

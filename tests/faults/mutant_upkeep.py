@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
-SQLITE, POSTGRES, FAIRNESS = "oncekey.stores.sqlite", "oncekey.stores.postgres", "oncekey.stores.fairness"
+SQLITE, POSTGRES, FAIRNESS = "oncekey.stores.sqlite", "oncekey.stores.postgres", "oncekey.stores.duties"
 SQLITE_SUITE = "tests/stores/test_sqlite.py::TestSqliteStore"
 POSTGRES_SUITE = "tests/stores/test_postgres.py::TestPostgresStore"
 MEMORY_SUITE = "tests/stores/test_memory.py::TestMemoryStore"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.api import InLoop, Store
+from oncekey.stores.api import EventLoops, InLoop, SharedCommit, Store
 from oncekey.testing.proxy import TcpProxy
 
 Kind = Literal["refused", "hung", "slow"]
@@ -90,10 +90,11 @@ class StoreFault:
         self._over = threading.Event()
         self._over.set()
         for verb in VERBS:
-            setattr(store, verb, self._watched(verb, getattr(store, verb)))
-        if store.capabilities.together:
+            if hasattr(store, verb):
+                setattr(store, verb, self._watched(verb, getattr(store, verb)))
+        if isinstance(store, SharedCommit):
             store.both = self._watched("both", store.both)  # type: ignore[method-assign]
-        if store.capabilities.in_loop:
+        if isinstance(store, EventLoops):
             inner = store.in_loop
             store.in_loop = lambda: self._watch_loop(inner())  # type: ignore[method-assign]
 
@@ -147,7 +148,9 @@ class StoreFault:
 
         return watched
 
-    def _watch_loop(self, inner: InLoop) -> InLoop:
+    def _watch_loop(self, inner: InLoop | None) -> InLoop | None:
+        if inner is None:
+            return None
         for verb in (*HOT, "both"):
             ask = getattr(inner, verb)
 

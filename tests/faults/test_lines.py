@@ -22,8 +22,8 @@ from oncekey.engine.engine import Engine
 from oncekey.engine.keeper import Keeper
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.transactions import completion
-from oncekey.engine.transactions.adapters.sqlite import Hold
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite.transactions import Hold
 from oncekey.web import asgi, responses, wsgi
 from oncekey.web.handling import Handling
 from tests.faults import crowds, disconnects, lines, scenarios, scenes

@@ -16,7 +16,7 @@ from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Actor, Effects, Event
 from oncekey.core.swaps import swap
 from oncekey.outbox.staging import enqueue_statement, job_parameters
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox
 from oncekey.stores.registry import open_store
 from oncekey.testing.servers.processes import pause_all
 from tests import databases
@@ -27,7 +27,9 @@ POSTGRES_ENQUEUE = re.sub(r":(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
 class OutboxTable:
     def __init__(self, url: str) -> None:
         self.url = url
-        self.store: Store = open_store(url)
+        store = open_store(url)
+        assert isinstance(store, Outbox)
+        self.store: Outbox = store
         self.store.migrate()
         self._numbers = count(1)
 

@@ -24,7 +24,7 @@ from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState, NewJob
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
@@ -43,6 +43,7 @@ LATE = StoredResponse(408, (("content-type", "text/plain"),), b"late")
 
 class OutboxesAgree(StoresAgree):
     model: OutboxModel
+    store: Outbox
 
     def make_model(self, clock: Callable[[], float]) -> MemoryStore:
         return OutboxModel(clock)
@@ -170,7 +171,7 @@ class PostgresOutboxAgrees(OutboxesAgree):
     exact = False
     url: str
 
-    def make_store(self, clock: Callable[[], float]) -> Store:
+    def make_store(self, clock: Callable[[], float]) -> Outbox:
         databases.empty(self.url)
         return PostgresStore(self.url)
 

@@ -14,13 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, JobEnd, JobState, NewJob
-from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.outbox.staging import enqueue_statement, job_parameters
-from oncekey.stores.api import Store
+from oncekey.stores.api import EventLoops, Outbox, SharedCommit, Store, Transactions
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.postgres import outbox as postgres_outbox
@@ -29,6 +27,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite import outbox as sqlite_outbox
 from oncekey.testing.conformance.jobs_base import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job
 from oncekey.testing.store_suite import OutboxSuite
+from oncekey.upkeep import Reaper
 from tests import databases
 from tests.engine.doubles import eventually, reservation
 
@@ -53,7 +52,7 @@ class TestSqliteOutbox(OutboxSuite):
     def make_store(self) -> SqliteStore:
         return SqliteStore(self.path, clock=self.clock)
 
-    def add_job(self, store: Store, job: NewJob) -> None:
+    def add_job(self, store: Outbox, job: NewJob) -> None:
         with closing(sqlite3.connect(self.path)) as own, own:
             own.execute(enqueue_statement("sqlite"), job_parameters(job))
 
@@ -70,13 +69,13 @@ class TestPostgresOutbox(OutboxSuite):
         with databases.beside(self.url) as own:
             own.execute(statement.encode(), parameters)
 
-    def add_job(self, store: Store, job: NewJob) -> None:
+    def add_job(self, store: Outbox, job: NewJob) -> None:
         self.run(POSTGRES_ENQUEUE, **job_parameters(job))
 
     def age(self, store: Store, scope: str, key: str, seconds: float) -> None:
         self.run(OLDER_KEY.replace("%(by)s", f"interval '{seconds} seconds'"), scope=scope, key=key)
 
-    def age_job(self, store: Store, job_id: str, seconds: float) -> None:
+    def age_job(self, store: Outbox, job_id: str, seconds: float) -> None:
         self.run(OLDER_JOB.replace("%(by)s", f"interval '{seconds} seconds'"), id=job_id)
 
     def now(self) -> float:
@@ -84,7 +83,7 @@ class TestPostgresOutbox(OutboxSuite):
 
     # company: what only a server with several writers can get wrong
 
-    def test_a_job_that_commits_late_is_delivered(self, store: Store) -> None:
+    def test_a_job_that_commits_late_is_delivered(self, store: Outbox) -> None:
         """Hazard 10: a transaction left open while later jobs are added, claimed and done."""
         with psycopg.connect(self.url) as late:
             late.execute(POSTGRES_ENQUEUE, job_parameters(new_job("late")))
@@ -95,7 +94,7 @@ class TestPostgresOutbox(OutboxSuite):
             late.commit()
         assert [job.id for job in claim(store, RIVAL)] == ["late"]
 
-    def test_claim_skips_locked_jobs(self, store: Store) -> None:
+    def test_claim_skips_locked_jobs(self, store: Outbox) -> None:
         """Rows that another transaction holds are skipped, the others are taken."""
         held, free = self.added(store, 1), self.added(store, 2)
         with psycopg.connect(self.url) as holder:
@@ -104,7 +103,7 @@ class TestPostgresOutbox(OutboxSuite):
         assert [job.id for job in claim(store, RIVAL)] == [held]
 
     @pytest.mark.parametrize("verb", ["renew", "conclude"])
-    def test_an_owner_whose_row_is_held_waits_for_it(self, store: Store, verb: str) -> None:
+    def test_an_owner_whose_row_is_held_waits_for_it(self, store: Outbox, verb: str) -> None:
         """Skipped would look like lost. The holder moves the row while we wait: it is found all the same."""
         job_id = self.running(store)
 
@@ -130,7 +129,7 @@ class TestPostgresOutbox(OutboxSuite):
         asking.join(10)
         assert answers == [[job_id] if verb == "renew" else [True]]
 
-    def test_a_job_that_is_being_claimed_is_not_timed_out(self, store: Store) -> None:
+    def test_a_job_that_is_being_claimed_is_not_timed_out(self, store: Outbox) -> None:
         """Whether the claim commits before or after the reaper looks: the worker has it, and its key stays pending."""
         key = self.drive(store, State.PENDING)
         job_id = self.added(store, of=key)
@@ -145,7 +144,7 @@ class TestPostgresOutbox(OutboxSuite):
         assert row is not None
         assert row.state is State.PENDING
 
-    def test_every_statement_uses_its_index(self, store: Store) -> None:
+    def test_every_statement_uses_its_index(self, store: Outbox) -> None:
         """On a table where reading it whole would be dear: no sequential scan, and each partial index by name."""
         self.run(
             "INSERT INTO idempotency_outbox (id, scope, key, key_owner, operation, task, payload, downstream_key,"
@@ -184,7 +183,7 @@ class TestPostgresOutbox(OutboxSuite):
                     assert f"idempotency_{index}" in plan, (name, plan)
             own.rollback()
 
-    def test_a_backlog_is_not_sorted_to_take_the_first_of_it(self, store: Store) -> None:
+    def test_a_backlog_is_not_sorted_to_take_the_first_of_it(self, store: Outbox) -> None:
         """Before the first ANALYZE the planner takes a backlog of thousands for five rows: without a word from us it
         gathered and sorted all of it, for every claim."""
         self.run(
@@ -250,25 +249,24 @@ class TestSqliteAlone:
                     assert "SCAN idempotency_outbox\n" not in f"{plan}\n", plan
 
 
-def test_memory_has_no_outbox() -> None:
-    """Every verb answers as for an empty one; what is pending past its expiry is timed out all the same."""
+def test_memory_has_no_part_of_a_database() -> None:
+    """A dictionary has no transaction that a job could share."""
+    parts = (Outbox, Transactions, SharedCommit, EventLoops)
+    assert not any(isinstance(MemoryStore(), part) for part in parts)
+
+
+def test_reaper_without_outbox_fails_pending_keys_past_their_expiry() -> None:
     now = [1_000.0]
     store = MemoryStore(lambda: now[0])
-    assert store.capabilities.enlists is None
-    assert claim(store) == []
-    assert store.renew_jobs(WORKER, ["job"], 1.0) == []
-    assert store.conclude([Conclusion("job", WORKER, JobEnd.DONE)]) == [False]
-    assert store.note_provider("job", WORKER, "ch_1") is False
-    assert (store.jobs(JobState.READY, 1), store.job("job")) == ([], None)
-    assert store.redirect("job", JobState.READY, Audit("ops", "why")) is None
-    health = store.outbox_health()
-    assert (health.ready, health.lag_seconds, health.dead, store.purge_jobs(1, 0.0)) == (0, 0.0, 0, 0)
-    assert store.time_out(10, TIMEOUT_RESPONSE) == []
     record = store.reserve([reservation()])[0].record
     assert record
     store.swap([swap(record, Event.DEFER, Actor.OWNER)])
+    assert Reaper(store).run().timed_out == 0
     now[0] += 100_000
-    assert store.time_out(10, StoredResponse(408, (), b"")) == [(record.scope, record.key)]
+    assert Reaper(store).run().timed_out == 1
+    (found,) = store.read([(record.scope, record.key)])
+    assert found is not None
+    assert (found.state, found.response and found.response.status) == (State.FAILED, 408)
 
 
 def new_job(job_id: str, task: str = TASK) -> NewJob:

@@ -16,7 +16,7 @@ from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.outbox.staging import enqueue_statement, job_parameters
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.registry import open_store
 from oncekey.stores.sqlite import SqliteStore
@@ -58,6 +58,11 @@ class KeyStore:
     @property
     def kind(self) -> str:
         return self.url.partition(":")[0]
+
+    @property
+    def outbox(self) -> Outbox:
+        assert isinstance(self.store, Outbox)
+        return self.store
 
     def another(self) -> Store:
         """Another way to the same keys, as another process has it."""

@@ -29,11 +29,17 @@ from oncekey.core.verdicts import Verdict
 from oncekey.errors import MoveRefused
 from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as TaskResponse
+from oncekey.stores.api import Outbox
 from oncekey.upkeep import Inquiry, Outcome, Reconciler
 from oncekey.web.asgi import IdempotencyMiddleware
 
 KEY = "order-1-of-today"
 AUDIT = Audit("ann", "the provider has no charge")
+
+
+def outbox_of(once: OnceKey) -> Outbox:
+    assert isinstance(once.store, Outbox)
+    return once.store
 
 
 class Shop:
@@ -110,7 +116,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
 
 def _by_webhook(shop: Shop, verdict: Verdict) -> None:
     settled = shop.once.ingest_blocking(verdict, key=KEY)
-    (job,) = shop.once.store.jobs(JobState.DEAD, 10)
+    (job,) = outbox_of(shop.once).jobs(JobState.DEAD, 10)
     assert (settled.outcome, settled.over) == (Outcome.REFUSED, False)
     assert f"`oncekey dead-letters retry {job.id}`" in (settled.reason or "")
 
@@ -148,7 +154,7 @@ def test_deferred_request_is_not_run_again_by_a_verdict(shop: Shop, by: Any, ver
 
 def test_retried_job_settles_the_deferred_request(shop: Shop) -> None:
     shop.left_unknown()
-    (job,) = shop.once.store.jobs(JobState.DEAD, 10)
+    (job,) = outbox_of(shop.once).jobs(JobState.DEAD, 10)
     changes.retry_job(shop.once.store, job.id, AUDIT)
     shop.up = True
     shop.work()
@@ -160,6 +166,7 @@ def test_discarded_job_still_proves_that_the_request_is_done(shop: Shop) -> None
     """The reaper deletes cancelled jobs, but not this one while its key is unknown."""
     record = shop.left_unknown()
     store = shop.once.store
+    assert isinstance(store, Outbox)
     (job,) = store.jobs(JobState.DEAD, 10)
     changes.discard_job(store, job.id, AUDIT)
     assert store.purge_jobs(10, -60.0) == 0

@@ -82,8 +82,8 @@ def test_confirmed_needs_no_final_for_a_deferred_request(shop: KeyStore) -> None
     (record,) = shop.moved([record], Event.ADVANCE, recovery_point="ride", step=RIDE)
     shop.moved([record], Event.DEFER)
     shop.job(record)
-    (job,) = shop.store.claim("worker", ["charge"], 1, 60.0)
-    shop.store.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
+    (job,) = shop.outbox.claim("worker", ["charge"], 1, 60.0)
+    shop.outbox.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
     assert shop.once().ingest_blocking(Confirmed(201), key=record.key).outcome is Outcome.SETTLED
 
 

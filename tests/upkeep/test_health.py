@@ -79,9 +79,9 @@ def test_unknown_keys_without_a_resolver(rows: KeyStore) -> None:
 def test_the_outbox(shop: KeyStore) -> None:
     late, dead = shop.finished(2)
     first, second = shop.job(late, settles=False), shop.job(dead, settles=False)
-    shop.store.claim("worker", ["charge"], 2, 60.0)
-    shop.store.conclude([Conclusion(second, "worker", JobEnd.DEAD, error="no")])
-    shop.store.conclude([Conclusion(first, "worker", JobEnd.RELEASE)])
+    shop.outbox.claim("worker", ["charge"], 2, 60.0)
+    shop.outbox.conclude([Conclusion(second, "worker", JobEnd.DEAD, error="no")])
+    shop.outbox.conclude([Conclusion(first, "worker", JobEnd.RELEASE)])
     shop.age(100)
     health = look(shop.store)
     assert 99 < health.outbox.lag_seconds < 130

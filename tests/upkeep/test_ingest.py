@@ -84,8 +84,8 @@ def test_by_the_id_of_a_job(shop: KeyStore) -> None:
     """A deferred request whose job was a dead letter: the webhook finds its key by the job's downstream key."""
     (record,) = shop.pending()
     shop.job(record, downstream_key="down-of-the-job")
-    (job,) = shop.store.claim("worker", ["charge"], 1, 60.0)
-    shop.store.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
+    (job,) = shop.outbox.claim("worker", ["charge"], 1, 60.0)
+    shop.outbox.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
     settled = shop.once().ingest_blocking(PAID, downstream_key="down-of-the-job")
     assert settled.outcome is Outcome.SETTLED
     assert shop.get(record).state is State.COMPLETED
@@ -205,8 +205,8 @@ def test_quarantine_of_a_deferred_request_counts_from_the_dead_letter(shop: KeyS
     (record,) = shop.pending(quarantine=10.0)
     shop.job(record)
     shop.age(LEASE + 100)
-    (job,) = shop.store.claim("worker", ["charge"], 1, 60.0)
-    shop.store.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
+    (job,) = shop.outbox.claim("worker", ["charge"], 1, 60.0)
+    shop.outbox.conclude([Conclusion(job.id, "worker", JobEnd.DEAD, error="no", settle=State.UNKNOWN)])
     found = shop.get(record)
     assert found.lease_until == pytest.approx(found.now, abs=2)
 

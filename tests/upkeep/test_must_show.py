@@ -22,6 +22,7 @@ import pytest
 from oncekey.core.downstream import downstream_key
 from oncekey.core.states import FINAL, State
 from oncekey.demo.provider import Ledger, Provider, make_server
+from oncekey.stores.api import Outbox
 from oncekey.stores.registry import open_store
 from tests.upkeep.every_state import EFFECTS, LEASE, POINTS, SWEEP_SECONDS, connect, make_worker
 
@@ -95,6 +96,7 @@ class House:
         """How often each key was charged."""
         names: dict[str, str] = {}
         for record in (record for state in State for record in self.store.listing(state, limit=10_000)):
+            assert isinstance(self.store, Outbox)
             jobs = self.store.jobs_of(record.scope, record.key, 10)
             names |= {job.downstream_key: record.key for job in jobs}
             names[downstream_key(record, "charge")] = record.key

@@ -100,8 +100,8 @@ def test_expired_deferred_key_fails_with_408(shop: KeyStore) -> None:
     idle, running, orphan = shop.pending(3)
     job, busy = shop.job(idle), shop.job(running)
     shop.age(RETENTION - 60)
-    (claimed,) = [each for each in shop.store.claim("worker", ["charge"], 2, 300.0) if each.id == busy]
-    shop.store.conclude([Conclusion(job, "worker", JobEnd.RELEASE)])
+    (claimed,) = [each for each in shop.outbox.claim("worker", ["charge"], 2, 300.0) if each.id == busy]
+    shop.outbox.conclude([Conclusion(job, "worker", JobEnd.RELEASE)])
     shop.age(61)
     assert _reaper(shop).run().as_json() == NOTHING | {"timed_out": 2}
     assert shop.states([idle, running, orphan]) == [State.FAILED, State.PENDING, State.FAILED]
@@ -109,12 +109,12 @@ def test_expired_deferred_key_fails_with_408(shop: KeyStore) -> None:
     assert found.response == timed_out_response("ietf")
     assert found.response is not None
     assert found.response.status == 408
-    assert shop.store.job(job).state is JobState.CANCELLED  # type: ignore[union-attr]
+    assert shop.outbox.job(job).state is JobState.CANCELLED  # type: ignore[union-attr]
     assert place_names(shop) == {"TimedOut": 2}
     # It is kept for its whole retention now, and the worker still settles the other one.
     assert _reaper(shop).run().as_json() == NOTHING
     settled = Conclusion(busy, "worker", JobEnd.DONE, settle=State.COMPLETED, response=RESPONSE)
-    assert (claimed.owner, shop.store.conclude([settled])) == ("worker", [True])
+    assert (claimed.owner, shop.outbox.conclude([settled])) == ("worker", [True])
     assert shop.get(running).state is State.COMPLETED
 
 
@@ -126,13 +126,13 @@ def test_jobs_that_are_done(shop: KeyStore) -> None:
     """Deleted after a week. Dead letters stay."""
     records = shop.finished(2)
     done, dead = (shop.job(record, settles=False) for record in records)
-    shop.store.claim("worker", ["charge"], 2, 60.0)
-    shop.store.conclude([Conclusion(done, "worker", JobEnd.DONE), Conclusion(dead, "worker", JobEnd.DEAD, error="no")])
+    shop.outbox.claim("worker", ["charge"], 2, 60.0)
+    shop.outbox.conclude([Conclusion(done, "worker", JobEnd.DONE), Conclusion(dead, "worker", JobEnd.DEAD, error="no")])
     shop.age(KEEP_JOBS_SECONDS - 60)
     assert _reaper(shop).run().jobs == 0
     shop.age(61)
     assert _reaper(shop).run().jobs == 1
-    assert (shop.store.job(done), shop.store.job(dead) is not None) == (None, True)
+    assert (shop.outbox.job(done), shop.outbox.job(dead) is not None) == (None, True)
 
 
 def test_audit_of_keys_that_are_over_ends_after_its_retention(rows: KeyStore) -> None:

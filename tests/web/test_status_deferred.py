@@ -22,6 +22,7 @@ from flask import Flask
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.outbox import Response, Worker
+from oncekey.stores.api import Outbox
 from oncekey.stores.registry import open_store
 from oncekey.web.fastapi import CurrentOperation, protect
 from oncekey.web.flask import protect as protect_flask
@@ -141,6 +142,7 @@ async def test_an_error_after_all_promises_nothing(once: OnceKey, url: str) -> N
     answer = await send("POST", "/rides?refuse=yes", headers={"Idempotency-Key": "k-1"})
     assert (answer.status_code, "retry-after" in answer.headers) == (402, False)
     store = open_store(url)
+    assert isinstance(store, Outbox)
     assert store.outbox_health().ready == 0
     store.disconnect()
 

@@ -21,7 +21,7 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.core.verdicts import Happened
 from oncekey.engine.process import Owners
 from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, Store
 from oncekey.telemetry.redaction import redact
 
 WHY_CHARS = 500
@@ -185,7 +185,7 @@ def refute(store: Store, seen: Record, audit: Audit, quarantine_seconds: float |
 
 def was_deferred(store: Store, seen: Record) -> MoveRefused | None:
     """Why no verdict lets this unknown key run again: its request is done, and only its job may not be."""
-    if seen.state is not State.UNKNOWN:
+    if seen.state is not State.UNKNOWN or not isinstance(store, Outbox):
         return None
     job = store.deferred_to(DeferredTo(seen.scope, seen.key, seen.owner))
     return None if job is None else MoveRefused(f"nothing was changed: {doubts.words_of_deferral(job)}")
@@ -298,7 +298,7 @@ def discard_job(store: Store, job_id: str, audit: Audit) -> Job:
 
 def dead_job(store: Store, job_id: str) -> Job:
     """The job, which must be a dead letter."""
-    job = store.job(job_id)
+    job = store.job(job_id) if isinstance(store, Outbox) else None
     if job is None:
         raise KeyNotFound(
             f"there is no job {job_id}; see `oncekey dead-letters list`, and give --scope if this is a key"
@@ -309,7 +309,9 @@ def dead_job(store: Store, job_id: str) -> Job:
 
 
 def _redirect(store: Store, job_id: str, to_state: JobState, audit: Audit) -> Job:
-    moved = store.redirect(job_id, to_state, Audit(audit.who, audit.why[:WHY_CHARS]))
+    moved = None
+    if isinstance(store, Outbox):
+        moved = store.redirect(job_id, to_state, Audit(audit.who, audit.why[:WHY_CHARS]))
     if moved is None:
         dead_job(store, job_id)  # raises with the reason if it is no dead letter any more
         raise MoveRefused(f"nothing was changed: job {job_id} is held by a transaction right now; try again")

@@ -6,7 +6,7 @@ from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.values import value
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, Store
 
 _PAGE = 500
 
@@ -23,7 +23,7 @@ class DeadLetters:
 
 def dead_letters(store: Store, limit: int) -> DeadLetters:
     """At most ``limit`` of each kind."""
-    jobs = store.jobs(JobState.DEAD, limit + 1)
+    jobs = store.jobs(JobState.DEAD, limit + 1) if isinstance(store, Outbox) else []
     keys = _dead_keys(store, limit + 1)
     return DeadLetters(jobs[:limit], keys[:limit], max(len(jobs), len(keys)) > limit)
 

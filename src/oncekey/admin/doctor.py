@@ -8,7 +8,7 @@ from oncekey.core.diagnosis import Diagnosis, Level
 from oncekey.core.health import COUNTED
 from oncekey.core.states import State
 from oncekey.errors import SchemaError, StoreError
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, Store
 from oncekey.telemetry.redaction import redact
 from oncekey.upkeep import health
 from oncekey.upkeep.health import Health
@@ -38,7 +38,7 @@ def _ask(asked: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
 def _of_the_rows(store: Store) -> list[Diagnosis]:
     seen = health.look(store)
     found = [_upkeep(seen), _running(store), _unknown(seen), _resolvers(seen), _dead_keys(seen)]
-    return found if store.capabilities.enlists is None else [*found, _outbox(seen), _dead_jobs(seen)]
+    return [*found, _outbox(seen), _dead_jobs(seen)] if isinstance(store, Outbox) else found
 
 
 def _upkeep(seen: Health) -> Diagnosis:

@@ -10,7 +10,7 @@ from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.values import value
 from oncekey.errors import KeyNotFound
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, Store
 from oncekey.telemetry.redaction import redact
 
 SHOWN = 100
@@ -34,12 +34,12 @@ def look(store: Store, scope: str, key: str) -> Sight:
     """Look up a key; KeyNotFound if the store has nothing about it."""
     (record,) = store.read([(scope, key)])
     (steps,) = store.steps([StepsOf(scope, key)])
-    jobs = store.jobs_of(scope, key, SHOWN)
+    jobs = store.jobs_of(scope, key, SHOWN) if isinstance(store, Outbox) else []
     history = store.audit(scope, key, SHOWN)
     if record is None and not jobs and not history:
         raise not_found(key)
     deferred_to = None
-    if record is not None and record.state is State.UNKNOWN:
+    if record is not None and record.state is State.UNKNOWN and isinstance(store, Outbox):
         deferred_to = store.deferred_to(DeferredTo(scope, key, record.owner))
     return Sight(record, steps, jobs, history, outlook(record), deferred_to)
 

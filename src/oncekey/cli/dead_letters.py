@@ -31,7 +31,7 @@ from oncekey.core.audit import AuditLine
 from oncekey.core.record import Record
 from oncekey.core.states import Event, State
 from oncekey.errors import KeyNotFound, MoveRefused
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, Store
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
 
@@ -92,7 +92,7 @@ def show(
             else:
                 print_sight(sight, reveal)
             return
-        job = source.job(letter)
+        job = source.job(letter) if isinstance(source, Outbox) else None
         if job is None:
             raise KeyNotFound(
                 f"there is no job {letter}; see `oncekey dead-letters list`, and give --scope if it is a key"

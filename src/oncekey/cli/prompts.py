@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ from oncekey.cli.options import opened
 from oncekey.core.audit import Audit
 from oncekey.engine.once import ENDPOINT_MARK, SINGLE_SCOPE
 from oncekey.errors import ConfigurationError, OperatorError
-from oncekey.stores.api import Store
+from oncekey.stores.api import Store, Transactions
 
 Scope = Annotated[
     str, typer.Option("--scope", metavar="SCOPE", help="The tenant of the key; not needed for SINGLE_TENANT apps.")
@@ -55,11 +54,11 @@ def seconds(text: str) -> float:
 @contextmanager
 def in_use(url: str) -> Iterator[Store]:
     """A store that exists. A new, empty store would tell the operator that there are no keys."""
-    if url.startswith("memory:"):
-        raise ConfigurationError("memory:// is inside of the app's process, so this command cannot read it")
     with opened(url) as store:
-        path = getattr(store, "path", None)
-        if isinstance(path, Path) and not path.exists():
+        if not store.capabilities.shared:
+            raise ConfigurationError(f"{url} is inside of the app's process, so this command cannot read it")
+        path = store.file if isinstance(store, Transactions) else None
+        if path is not None and not path.exists():
             raise ConfigurationError(f"there is no file {path}: give the --store URL that the app uses")
         yield store
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
+from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.values import value
 
@@ -43,3 +45,21 @@ class StoreHealth:
 
 COUNTED = 10_000
 """How far a store counts for a health check: enough to say "too many", without reading all keys."""
+
+
+def health_of(rows: Iterable[Record], now: float) -> StoreHealth:
+    """The numbers, for a store that looks at each row. The SQL stores count with their indexes."""
+    rows = list(rows)
+    counted = Counter(row.state for row in rows)
+    unknown = [row for row in rows if row.state is State.UNKNOWN]
+    leases = [row.lease_until for row in rows if row.state is State.IN_PROGRESS]
+    keys = Counter(row.operation for row in unknown)
+    unasked = Counter(row.operation for row in unknown if (row.last_error or "").startswith(NO_RESOLVER))
+    most = sorted(keys, key=lambda operation: (-keys[operation], operation))[:OPERATIONS]
+    return StoreHealth(
+        counts={state: min(counted[state], COUNTED) for state in State},
+        dead=min(sum(row.dead for row in rows), COUNTED),
+        oldest_unknown_seconds=max((now - row.created_at for row in unknown), default=0.0),
+        lease_over_seconds=max(0.0, now - min(leases, default=now)),
+        unknowns=tuple(UnknownsOf(operation, keys[operation], unasked[operation]) for operation in most),
+    )

@@ -126,6 +126,15 @@ class Record:
     def has_steps(self) -> bool:
         return self.recovery_point is not None
 
+    def meets(self, state: State | None, scope: str | None, operation: str | None, created_until: float | None) -> bool:
+        """Whether it meets every filter of a listing that is not None."""
+        return (
+            (state is None or self.state is state)
+            and (scope is None or self.scope == scope)
+            and (operation is None or self.operation == operation)
+            and (created_until is None or self.created_at <= created_until)
+        )
+
     @property
     def dead(self) -> bool:
         """A dead letter: upkeep has made its last try, and leaves the key to an operator."""

@@ -7,6 +7,7 @@ After a crash, an effect that is only ``intended`` may have happened; ``engine/s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -46,6 +47,18 @@ class Step:
     downstream_key: str | None = None
     provider_id: str | None = None
     """The provider's id of the effect, so that a webhook can find the key."""
+
+    def written_over(self, old: Step | None) -> Step:
+        """The row after this step is written over ``old``: a kind stays, and a provider's id is not forgotten."""
+        if old is None:
+            return self
+        return replace(self, kind=old.kind, provider_id=self.provider_id or old.provider_id)
+
+    def carries(self, downstream_key: str | None, provider_id: str | None) -> bool:
+        """Whether it has one of these."""
+        return (downstream_key is not None and self.downstream_key == downstream_key) or (
+            provider_id is not None and self.provider_id == provider_id
+        )
 
     @property
     def is_request(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from oncekey.core.audit import Audit
+from oncekey.core.audit import Audit, AuditLine
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import (
     FENCES,
@@ -69,10 +69,29 @@ class Swap:
     seen: Record | None = field(default=None, compare=False, repr=False)
     """The row as the caller read it, so that a store need not return what has not changed."""
 
+    def fits(self, row: Record, now: float) -> bool:
+        """Whether ``row`` still is as this swap compares it. The queries of the SQL stores do the same."""
+        return not (
+            row.state is not self.from_state
+            or row.owner != self.owner
+            or (self.lease_over_by is not None and row.lease_until + self.lease_over_by > now)
+            or (self.past_expiry and row.expires_at > now)
+            or (self.from_effects is not None and row.effects is not self.from_effects)
+            # discard is for a first attempt without steps
+            or (self.to_state is None and row.state is State.IN_PROGRESS and (row.attempt > 1 or row.has_steps))
+        )
+
     @property
     def forgets_steps(self) -> bool:
         """Whether the key's steps are deleted: the row is deleted, expires, or starts over."""
         return self.to_state is None or self.to_state is State.EXPIRED or self.restart is not None
+
+    def audit_line(self, now: float) -> AuditLine | None:
+        """What the audit keeps of this move; None: nothing."""
+        if (audit := self.audit) is None:
+            return None
+        states = (self.from_state, self.to_state)
+        return AuditLine(now, audit.who, self.event, self.scope, self.key, None, *states, audit.why)
 
     @property
     def settles(self) -> bool:

@@ -17,6 +17,7 @@ from oncekey.core.verdicts import Confirmed, Happened, Inquiry, Refuted, Resolve
 from oncekey.demo.book import Book, Payment
 from oncekey.demo.provider import Provider
 from oncekey.demo.settle import TASK
+from oncekey.stores.api import Outbox
 
 
 def ask_the_ledger(once: OnceKey, book: Book, provider: Provider) -> Resolver:
@@ -49,5 +50,7 @@ def _asked(once: OnceKey, inquiry: Inquiry) -> tuple[Payment, str] | None:
     payment: Payment | None = inquiry.result("payment_opened")
     if payment is not None:
         return payment, inquiry.downstream_key("charged")
-    jobs = [job for job in once.store.jobs_of(inquiry.scope, inquiry.key, 100) if job.task == TASK]
+    store = once.store
+    found = store.jobs_of(inquiry.scope, inquiry.key, 100) if isinstance(store, Outbox) else []
+    jobs = [job for job in found if job.task == TASK]
     return (json.loads(jobs[-1].payload), jobs[-1].downstream_key) if jobs else None

@@ -37,7 +37,7 @@ from oncekey.engine.operation import Operation
 from oncekey.engine.process import Owners
 from oncekey.engine.transactions import completion
 from oncekey.errors import SchemaError, StoreOverloaded, StoreUnavailable
-from oncekey.stores.api import Store
+from oncekey.stores.api import Store, Transactions
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about
@@ -60,7 +60,7 @@ NOT_ENLISTED = (
     "commit, a retry runs it again. Use op.enlist(session), or another declaration"
 )
 NOT_COMMITTED = (
-    "%s: its response could not be stored within %s s, because another connection has the write lock of the SQLite "
+    "%s: its response could not be stored within %s s, because another connection has the write lock of the database "
     "file. The client got 503, and oncekey goes on trying. If this handler wrote through a session or connection of "
     "its own and did not commit: commit before it returns, or use op.enlist(session), which stores both in one commit "
     "(docs/transactions.md). Otherwise look for another process that writes for long. This is said once per route"
@@ -77,6 +77,7 @@ class Engine(Drivers):
         self, store: Store, *, emitter: Emitter | None = None, migrate: bool = False, max_queued: int = 10_000
     ) -> None:
         self.store = store
+        self.transactions = store if isinstance(store, Transactions) else None
         self.emitter = emitter or Emitter()
         self.breaker = Breaker(on_change=self._breaker_changed)
         prepare = (lambda: _ignore(store.migrate())) if migrate else None
@@ -146,7 +147,7 @@ class Engine(Drivers):
         if operation.enlisted is not None:
             return completion.finish(self, operation, event, response, reason)
         transactional = operation.record.effects is Effects.TRANSACTIONAL and event is Event.COMPLETE
-        if transactional and self.store.capabilities.enlists:
+        if transactional and self.transactions is not None:
             self.tell_once(operation.name, NOT_ENLISTED)
         return self.move(operation, event, response, reason)
 
@@ -205,13 +206,13 @@ class Engine(Drivers):
         self.emitter.finished(event, record, response, reason)
 
     def adopt(self, unfinished: Unfinished) -> None:
-        """Let the keeper store an outcome that could not be stored in time. If another connection holds the SQLite
+        """Let the keeper store an outcome that could not be stored in time. If another connection holds the database
         file, the log says so."""
         operation = unfinished.operation
         self.keeper.adopt(unfinished)
-        if self.store.capabilities.enlists != "sqlite" or operation.enlisted is not None:
+        if self.transactions is None or operation.enlisted is not None:
             return
-        if self.store.locked_elsewhere():  # type: ignore[attr-defined]  # a store that enlists SQLite has it
+        if self.transactions.locked_elsewhere():
             self.tell_once(operation.name, NOT_COMMITTED, f"{operation.policy.begin_seconds:g}")
 
     def tell_once(self, route: str, message: str, *values: str, error: BaseException | None = None) -> None:

@@ -29,6 +29,7 @@ from oncekey.core.verdicts import (
 )
 from oncekey.engine.flows import Flow, Pause
 from oncekey.errors import ConfigurationError, StoreUnavailable
+from oncekey.stores.api import Outbox
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
 
@@ -55,7 +56,7 @@ def settle(
     if isinstance(verdict, StillUnknown):
         return Settlement(Outcome.UNDECIDED, record)
     job: Job | None = None
-    if engine.store.capabilities.enlists is not None and (record.has_steps or not isinstance(verdict, Confirmed)):
+    if isinstance(engine.store, Outbox) and (record.has_steps or not isinstance(verdict, Confirmed)):
         job = yield DeferredTo(record.scope, record.key, record.owner)
         if job is not None and not isinstance(verdict, Confirmed):
             return Settlement(Outcome.REFUSED, record, reason=doubts.words_of_deferral(job))

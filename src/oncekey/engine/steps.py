@@ -44,7 +44,7 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Flow, Pause
 from oncekey.engine.transactions import completion, enlistment
 from oncekey.engine.transactions.adapters.base import LEAVE_IT
-from oncekey.engine.transactions.enlistment import Enlisted, statements_of
+from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import Happened
 from oncekey.errors import ApplicationError, LeaseLost, NotExecuted, StepError, StoreOverloaded, StoreUnavailable
 
@@ -123,7 +123,8 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
     try:
         result = yield Call(work)
         step = Step(name, StepKind.PHASE, StepState.DONE, True, remembered_result(name, result))
-        rows = yield Call(partial(link.complete, statements_of(link.dialect).advance, _parameters(operation, step)))
+        statements = link.database.transaction_statements
+        rows = yield Call(partial(link.complete, statements.advance, _parameters(operation, step)))
         if not rows:
             raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
     except (Exception, asyncio.CancelledError) as error:

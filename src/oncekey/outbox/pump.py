@@ -24,7 +24,7 @@ from oncekey.engine.process import Owners
 from oncekey.errors import OperatorError, StoreError, StoreUnavailable
 from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.tasks import Task, buried
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about_job
@@ -45,7 +45,7 @@ class Pump:
 
     def __init__(
         self,
-        store: Store,
+        store: Outbox,
         tasks: Mapping[str, Task],
         *,
         concurrency: int,

@@ -24,8 +24,8 @@ from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.pump import Pump, Until
 from oncekey.outbox.tasks import Context, Task, make_task, raised, returned
 from oncekey.outbox.threads import Threads
-from oncekey.stores.api import Store
-from oncekey.stores.registry import KNOWN, open_store
+from oncekey.stores.api import Outbox, Store
+from oncekey.stores.registry import WITH_TRANSACTIONS, open_store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter, Hook
 from oncekey.telemetry.events import about_job
@@ -164,18 +164,18 @@ class Worker:
             self._shift.stop_from_outside(grace)
 
     @contextlib.contextmanager
-    def _opened(self, given: str | Store | None) -> Iterator[Store]:
+    def _opened(self, given: str | Store | None) -> Iterator[Outbox]:
         """The store of this run. A store that was opened here is closed here."""
         wanted = given or self._store or os.environ.get("ONCEKEY_STORE")
         if not wanted:
-            raise ConfigurationError(f"the worker has no store: give it one of {KNOWN}")
+            raise ConfigurationError(f"the worker has no store: give it one of {WITH_TRANSACTIONS}")
         if isinstance(wanted, OnceKey):
             wanted = wanted.store
         opened = open_store(wanted) if isinstance(wanted, str) else wanted
-        if opened.capabilities.enlists is None:
+        if not isinstance(opened, Outbox):
             raise ConfigurationError(
                 "this store has no outbox, because no business write can be committed with it: "
-                "use sqlite:///file.db or postgresql://user@host/database"
+                f"use one of {WITH_TRANSACTIONS}"
             )
         try:
             yield opened
@@ -188,7 +188,7 @@ class Shift:
     """One run of a worker: from the first claim to the last conclusion."""
 
     def __init__(
-        self, worker: Worker, store: Store, concurrency: int, grace: float, until: Until, emitter: Emitter
+        self, worker: Worker, store: Outbox, concurrency: int, grace: float, until: Until, emitter: Emitter
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._store = store

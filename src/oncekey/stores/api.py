@@ -1,8 +1,21 @@
-"""The interface of a store: what it must do, not how.
+"""The interfaces of a store: what it must do, not how.
 
 A store is plain blocking code that takes **batches**; ``engine/batching`` turns concurrent callers into batches. A
-store knows keys and states. It knows nothing of payments or policies: it compares and sets. Every implementation keeps
-three rules, and ``oncekey.testing.store_suite`` checks them:
+store knows keys and states. It knows nothing of payments or policies: it compares and sets.
+
+Every store has :class:`Keys`, :class:`Steps` and :class:`Inspect`; together they are a :class:`Store`. What else it
+can do, it says by having the methods of these protocols:
+
+=====================  ============================================================================================
+:class:`Outbox`        jobs that commit with a request, and the verbs of a worker
+:class:`Transactions`  a request can enlist the app's own transaction, which then completes the key
+:class:`SharedCommit`  reservations and swaps in one commit
+:class:`EventLoops`    reserve and swap in an event loop, without a thread
+=====================  ============================================================================================
+
+Callers ask ``isinstance(store, Outbox)`` once, when they are made, and never which class it is. What no method can
+show is in :class:`Capabilities`. Every implementation keeps three rules, and ``oncekey.testing.store_suite`` checks
+them:
 
 * every verb ends within the store's own time limit, or raises ``StoreUnavailable``;
 * a batch names each (scope, key) once (the lane guarantees this). The store applies it in the order of (scope, key),
@@ -17,7 +30,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from oncekey.core.audit import Audit, AuditLine
 from oncekey.core.diagnosis import Diagnosis
@@ -27,6 +41,7 @@ from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.swaps import Swap
+from oncekey.core.values import value
 
 FOUND = 10
 """How many keys ``find`` names at most: one is right, and a few are enough to see that something is wrong."""
@@ -45,7 +60,7 @@ class Duty(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What differs between stores. Callers and the public suite look here, never at the class of a store."""
+    """How stores differ in ways that no method can show. Callers never look at the class of a store."""
 
     durable: bool
     """A commit survives kill -9 of every process and a loss of power."""
@@ -55,44 +70,16 @@ class Capabilities:
     """Leases are measured on a clock that all processes share, not on the host's."""
     writers: int
     """How many lanes may write at once; 1 means that reserve and swap share one."""
-    in_loop: bool = False
-    """The store offers reserve and swap for an event loop, without a lane (:meth:`Store.in_loop`)."""
-    together: bool = False
-    """Reservations and swaps can share a commit (:meth:`Store.both`). It pays where one lane does both."""
     embedded: bool = False
     """The database is part of the app's own processes, so only the app can run upkeep."""
-    enlists: Literal["postgresql", "sqlite"] | None = None
-    """Which database's transactions a request can enlist. None: none, and the store has no outbox."""
 
 
 class LostRace(Exception):
     """A rival reserved one of the batch's keys at the same moment. This is no fault: the caller asks the Store."""
 
 
-class InLoop(Protocol):
-    """Reserve and swap for an event loop. After any exception the lanes ask the Store instead."""
-
-    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[Found | None]:
-        """None: this verb did not find the key, so the caller asks a lane."""
-        ...
-
-    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        """Takes only swaps with ``ends``; the lanes do every other move."""
-        ...
-
-    async def both(
-        self, begins: Sequence[Reservation], ends: Sequence[Swap]
-    ) -> tuple[Sequence[Found | None], list[Record | None]]:
-        """``swap`` and then ``reserve``, in one commit."""
-        ...
-
-    def abandon(self) -> None:
-        """Drop the connection, from any thread; the next verb opens another."""
-        ...
-
-
-class Store(Protocol):
-    """See the module's docstring for the rules."""
+class Keys(Protocol):
+    """The rows of keys. The module's docstring has the rules."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -109,22 +96,14 @@ class Store(Protocol):
         """
         ...
 
-    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
-        """``swap`` and then ``reserve``, in one commit; for stores whose capabilities say ``together``."""
-        ...
-
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
         """The rows of these (scope, key) pairs, as committed."""
-        ...
-
-    def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
-        """The steps of each of these keys, in the order in which they were first written."""
         ...
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
         """At most ``limit`` rows that need this duty, oldest first; without their responses.
 
-        Unknown keys are handed out fairly by scope (``fairness.py``): the oldest of each first, and where more than
+        Unknown keys are handed out fairly by scope (``duties.py``): the oldest of each first, and where more than
         ``limit`` are due, each call goes on with the scopes that follow those of the last one.
         """
         ...
@@ -137,7 +116,40 @@ class Store(Protocol):
         """
         ...
 
-    # -- for operators and webhooks: no request waits for these ------------------------------------------------------
+    def migrate(self) -> list[str]:
+        """Bring the tables to this version; return the names of the migrations that ran.
+
+        Two processes may run it at once, and a second run does nothing.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise SchemaError unless the tables are as this version needs them. Its sentence says what to run."""
+        ...
+
+    def disconnect(self) -> None:
+        """Close the calling thread's connection; the next verb opens another."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections of this process."""
+        ...
+
+
+class Steps(Protocol):
+    """The steps of phased requests; a swap writes them (``Swap.step``), in the same commit as the row."""
+
+    def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
+        """The steps of each of these keys, in the order in which they were first written."""
+        ...
+
+    def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[tuple[str, str]]:
+        """At most ``FOUND`` (scope, key) whose steps or jobs carry one of these, in the order of (scope, key)."""
+        ...
+
+
+class Inspect(Protocol):
+    """What operators and health checks read: no request waits for these. A swap writes the audit (``Swap.audit``)."""
 
     def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
         """At most ``limit`` changes of this key by an operator or the reconciler, newest first; they outlive it."""
@@ -148,10 +160,6 @@ class Store(Protocol):
 
         Never a line of a key that is not over: in progress, pending, unknown, or to be retried.
         """
-        ...
-
-    def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[tuple[str, str]]:
-        """At most ``FOUND`` (scope, key) whose steps or jobs carry one of these, in the order of (scope, key)."""
         ...
 
     def listing(
@@ -178,7 +186,14 @@ class Store(Protocol):
         """How the store itself is set up: tables, indexes, clock, durability, limits. For ``oncekey doctor``."""
         ...
 
-    # -- the outbox: where ``capabilities.enlists`` is None, claim finds nothing -----------------------------------
+
+class Store(Keys, Steps, Inspect, Protocol):
+    """What every store has."""
+
+
+@runtime_checkable
+class Outbox(Store, Protocol):
+    """Jobs beside the keys. ``Transactions`` adds them; a worker claims and concludes them."""
 
     def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
         """Take at most ``limit`` jobs of these tasks that are due, or whose worker's lease is over; oldest first.
@@ -246,25 +261,104 @@ class Store(Protocol):
         """
         ...
 
-    def in_loop(self) -> InLoop:
-        """A connection for one event loop; only where ``capabilities.in_loop`` is True."""
+
+class Hold(Protocol):
+    """A turn to write, in a database that has one writer. An enlisted transaction has it, and gives it back once."""
+
+    too_long: str
+    """The log line for a transaction that kept its turn for too long, with ``%s`` for its operation, for what it is,
+    and for the seconds."""
+
+    def try_now(self) -> bool:
+        """Take the turn if that needs no waiting."""
         ...
 
-    def migrate(self) -> list[str]:
-        """Bring the tables to this version; return the names of the migrations that ran.
-
-        Two processes may run it at once, and a second run does nothing.
-        """
+    def take(self) -> None:
+        """Block until the turn comes, or raise StoreUnavailable."""
         ...
 
-    def check(self) -> None:
-        """Raise SchemaError unless the tables are as this version needs them. Its sentence says what to run."""
+    async def take_async(self) -> None:
+        """As ``take``, without a thread that waits."""
         ...
 
-    def disconnect(self) -> None:
-        """Close the calling thread's connection; the next verb opens another."""
+    def release(self) -> None: ...
+
+
+@value
+class TransactionStatements:
+    """What runs on the app's connection. Each field has a few statements; the last one returns the rows."""
+
+    enlist: tuple[str, ...]
+    still: tuple[str, ...]
+    complete: tuple[str, ...]
+    advance: tuple[str, ...]
+
+
+@runtime_checkable
+class Transactions(Protocol):
+    """A request can enlist a transaction of the app's own in the database that has the keys."""
+
+    @property
+    def dialect(self) -> str:
+        """The database's name in SQLAlchemy. Only a connection of the same dialect can be enlisted."""
         ...
 
-    def close(self) -> None:
-        """Close all connections of this process."""
+    @property
+    def file(self) -> Path | None:
+        """The file that an enlisted connection must have open; None: the database is a server."""
+        ...
+
+    @property
+    def transaction_statements(self) -> TransactionStatements: ...
+
+    def hold(self, timeout: float) -> Hold | None:
+        """A turn to write, not taken yet; None: the database has many writers."""
+        ...
+
+    def fate(self, number: int) -> str | None:
+        """The state of a transaction: committed, aborted, or in progress; None: the database does not know."""
+        ...
+
+    def locked_elsewhere(self) -> bool:
+        """Whether a connection that is not oncekey's keeps all others from writing now. Does not wait."""
+        ...
+
+
+@runtime_checkable
+class SharedCommit(Protocol):
+    """Reservations and swaps share a commit. It pays where one lane does both."""
+
+    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
+        """``swap`` and then ``reserve``, in one commit."""
+        ...
+
+
+class InLoop(Protocol):
+    """Reserve and swap for an event loop. After any exception the lanes ask the Store instead."""
+
+    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[Found | None]:
+        """None: this verb did not find the key, so the caller asks a lane."""
+        ...
+
+    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        """Takes only swaps with ``ends``; the lanes do every other move."""
+        ...
+
+    async def both(
+        self, begins: Sequence[Reservation], ends: Sequence[Swap]
+    ) -> tuple[Sequence[Found | None], list[Record | None]]:
+        """``swap`` and then ``reserve``, in one commit."""
+        ...
+
+    def abandon(self) -> None:
+        """Drop the connection, from any thread; the next verb opens another."""
+        ...
+
+
+@runtime_checkable
+class EventLoops(Protocol):
+    """The store serves event loops without a thread."""
+
+    def in_loop(self) -> InLoop | None:
+        """A connection for one event loop; None: the installed driver cannot do it."""
         ...

@@ -1,81 +1,108 @@
-"""Opens the store that a URL names. Only this module knows all stores; it imports a store when its URL is used."""
+"""Opens the store that a URL names. Only this module knows all stores; it imports a store when its URL is used.
+
+To add a store, add its folder and its entry in ``STORES``. Its package has a function ``from_url(url)``, which opens
+no connection yet.
+"""
 
 from __future__ import annotations
 
 import re
 from importlib import import_module
-from urllib.parse import unquote
 
+from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*").fullmatch
-KNOWN = "memory://, sqlite:///file.db, postgresql://user@host/database"
-_DRIVERS = {
-    "sqlite": frozenset({"pysqlite", "aiosqlite"}),
-    "postgresql": frozenset({"psycopg", "psycopg_async", "psycopg2", "asyncpg"}),
-}
-"""Drivers in SQLAlchemy's URLs that oncekey replaces by its own. Drivers of another kind of database are left out:
-``sqlite+pysqlcipher`` opens an encrypted file."""
+
+
+@value
+class Entry:
+    """One store."""
+
+    scheme: str
+    """Its URLs start with this. A store with transactions has it as its ``dialect``, too."""
+    example: str
+    """A URL, as messages show it."""
+    package: str
+    extra: str | None = None
+    """The driver comes with ``pip install 'oncekey[extra]'``. None: the store needs no other package."""
+    transactions: bool = False
+    """It has the protocols ``Transactions`` and ``Outbox``."""
+    alias: str | None = None
+    """Another word for its scheme."""
+    drivers: tuple[str, ...] = ()
+    """Drivers in SQLAlchemy's URLs (``scheme+driver://``) that the store replaces by its own. A driver of another kind
+    of database is left out: ``sqlite+pysqlcipher`` opens an encrypted file."""
+    renamed: tuple[tuple[str, str, str], ...] = ()
+    """(driver, option, name): an option of that driver's URLs, and its name in the store's own."""
+
+    def opens(self, kind: str, driver: str) -> bool:
+        return kind in (self.scheme, self.alias) and (not driver or driver in self.drivers)
+
+
+STORES = (
+    Entry("memory", "memory://", "oncekey.stores.memory"),
+    Entry("sqlite", "sqlite:///file.db", "oncekey.stores.sqlite", transactions=True, drivers=("pysqlite", "aiosqlite")),
+    Entry(
+        *("postgresql", "postgresql://user@host/database", "oncekey.stores.postgres", "postgres"),
+        transactions=True,
+        alias="postgres",
+        drivers=("psycopg", "psycopg_async", "psycopg2", "asyncpg"),
+        renamed=(("asyncpg", "ssl", "sslmode"),),  # without it the connection is not encrypted
+    ),
+)
+KNOWN = ", ".join(entry.example for entry in STORES)
+"""What messages and help texts offer."""
+WITH_TRANSACTIONS = ", ".join(entry.example for entry in STORES if entry.transactions)
+
+
+def find(url: str) -> Entry | None:
+    """The store of this URL, if there is one."""
+    scheme, colon, _ = url.partition("://")
+    kind, plus, driver = scheme.partition("+")
+    if not colon or (plus and not driver):
+        return None
+    return next((entry for entry in STORES if entry.opens(kind, driver)), None)
 
 
 def plain_url(url: str) -> str:
     """The URL without the driver's name, so that an app can pass the URL that it passes to SQLAlchemy."""
-    scheme, colon, rest = url.partition("://")
-    kind, plus, driver = scheme.partition("+")
-    kind = "postgresql" if kind == "postgres" else kind
-    if not plus:
-        return f"{kind}{colon}{rest}"
-    if driver not in _DRIVERS.get(kind, ()):
+    entry = find(url)
+    if entry is None:
         return url
+    scheme, _, rest = url.partition("://")
     place, mark, options = rest.partition("?")
-    if driver == "asyncpg":
-        # asyncpg calls it ``ssl``, with the values of libpq's ``sslmode``. Without it the connection is not encrypted.
-        options = re.sub(r"(?:(?<=&)|^)ssl=", "sslmode=", options)
-    return f"{kind}://{place}{mark}{options}"
+    for driver, option, name in entry.renamed:
+        if scheme.endswith(f"+{driver}"):
+            options = re.sub(rf"(?:(?<=&)|^){option}=", f"{name}=", options)
+    return f"{entry.scheme}://{place}{mark}{options}"
 
 
 def open_store(url: str) -> Store:
     """The store that ``url`` names. Opens no connection yet."""
-    url = plain_url(url)
-    scheme = url.partition("://")[0] if "://" in url else ""
-    match scheme:
-        case "memory":
-            from oncekey.stores.memory import MemoryStore
-
-            return MemoryStore()
-        case "sqlite":
-            return _sqlite(url)
-        case "postgresql":
-            return _with_extra("oncekey.stores.postgres", "PostgresStore", "postgres", url)
+    entry = find(url)
+    if entry is not None:
+        return load(entry, plain_url(url))
     # The message does not quote the URL: it may hold a password.
+    scheme = url.partition("://")[0] if "://" in url else ""
     what = f"a URL that starts with '{scheme}'" if _SCHEME(scheme) else "what was given, which is not a URL"
     raise ConfigurationError(f"no store is known for {what}: use one of {KNOWN}")
 
 
-def _sqlite(url: str) -> Store:
-    from oncekey.stores.sqlite import SqliteStore
-
-    # As in SQLAlchemy: three slashes before a relative path, four before an absolute one.
-    path = url.removeprefix("sqlite://").removeprefix("/")
-    if "?" in path or "#" in path:
-        raise ConfigurationError(
-            "the SQLite URL takes no options: use sqlite:///file.db, without '?' and '#' (%3F and %23 in a file's name)"
-        )
-    path = unquote(path)
-    if not path:
-        raise ConfigurationError("the SQLite URL names no file: use sqlite:///file.db, or memory:// to keep nothing")
-    return SqliteStore(path)
-
-
-def _with_extra(module: str, name: str, extra: str, url: str) -> Store:
+def load(entry: Entry, url: str) -> Store:
     try:
-        kind = getattr(import_module(module), name)
+        package = import_module(entry.package)
     except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("oncekey"):
+        if entry.extra is None or (error.name or "").startswith("oncekey"):
             raise
         raise ConfigurationError(
-            f"this store needs a driver that is not installed: pip install 'oncekey[{extra}]'"
+            f"this store needs a driver that is not installed: pip install 'oncekey[{entry.extra}]'"
         ) from error
-    store: Store = kind(url)
+    store: Store = package.from_url(url)
     return store
+
+
+def package_of(dialect: str) -> str:
+    """The package of the store with this SQL dialect. It is not imported."""
+    return next(entry.package for entry in STORES if entry.scheme == dialect)

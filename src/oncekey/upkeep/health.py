@@ -13,7 +13,7 @@ from oncekey.core.health import StoreHealth
 from oncekey.core.jobs import OutboxHealth
 from oncekey.core.record import Record
 from oncekey.core.values import value
-from oncekey.stores.api import Duty, Store
+from oncekey.stores.api import Duty, Outbox, Store
 from oncekey.upkeep.unasked import advice, no_resolver
 
 UNDONE_SECONDS = 300.0
@@ -89,7 +89,7 @@ def look(store: Store, duties: Sequence[DutyHealth] = ()) -> Health:
         return Health(
             tuple(duties),
             store.counts(),
-            store.outbox_health(),
+            store.outbox_health() if isinstance(store, Outbox) else OutboxHealth(ready=0, lag_seconds=0.0, dead=0),
             max((_waited(record, record.reconcile_at) for record in unknown), default=0.0),
             max((_waited(record, record.expires_at) for record in expired), default=0.0),
         )

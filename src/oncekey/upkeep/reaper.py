@@ -27,10 +27,10 @@ from oncekey.core.policy import STORED_HEADERS
 from oncekey.core.problems import ProfileName, Situation, problem
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
-from oncekey.core.swaps import swap
+from oncekey.core.swaps import Swap, swap
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
-from oncekey.stores.api import Duty, Store
+from oncekey.stores.api import Duty, Outbox, Store
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about
@@ -88,6 +88,7 @@ class Reaper:
                 f"Reaper(audit_retention={audit_retention!r}): it must be more than 0; None keeps the audit for ever"
             )
         self._store = store
+        self._outbox = store if isinstance(store, Outbox) else None
         self._soft = soft
         self._batch = batch
         self._share = share
@@ -105,8 +106,9 @@ class Reaper:
         doubted = self._batches(stop, self._doubt)
         expired = self._batches(stop, self._expire) if self._soft else 0
         deleted = self._batches(stop, self._purge)
-        jobs = self._batches(stop, lambda: self._store.purge_jobs(self._batch, self._keep_jobs))
-        lines = 0
+        jobs = lines = 0
+        if (outbox := self._outbox) is not None:
+            jobs = self._batches(stop, lambda: outbox.purge_jobs(self._batch, self._keep_jobs))
         if (keep := self._keep_audit) is not None:
             lines = self._batches(stop, lambda: self._store.purge_audit(self._batch, keep))
         return Reaped(timed_out, doubted, expired, deleted, jobs, lines)
@@ -123,10 +125,19 @@ class Reaper:
         return total
 
     def _time_out(self) -> int:
-        late = self._store.time_out(self._batch, self._late)
+        if self._outbox is not None:
+            late = len(self._outbox.time_out(self._batch, self._late))
+        else:  # there are no jobs, so none was tried
+            due = self._store.due(Duty.ABANDONED, self._batch)
+            late = self._move(
+                [
+                    swap(record, Event.TIME_OUT, Actor.REAPER, to_state=State.FAILED, response=self._late)
+                    for record in due
+                ]
+            )
         if late:
-            self._emitter.emit(events.TimedOut(len(late)))
-        return len(late)
+            self._emitter.emit(events.TimedOut(late))
+        return late
 
     def _doubt(self) -> int:
         lapsed = self._store.due(Duty.LAPSED, self._batch)
@@ -140,8 +151,10 @@ class Reaper:
     def _expire(self) -> int:
         due = self._store.due(Duty.EXPIRED, self._batch)
         moves = [swap(record, Event.EXPIRE, Actor.REAPER, to_state=State.EXPIRED) for record in due]
-        moved = sum(record is not None for record in self._store.swap(moves)) if moves else 0
-        return self._pruned(moved)
+        return self._pruned(self._move(moves))
+
+    def _move(self, moves: list[Swap]) -> int:
+        return sum(record is not None for record in self._store.swap(moves)) if moves else 0
 
     def _purge(self) -> int:
         return self._pruned(self._store.purge(self._batch, tombstones_only=self._soft))

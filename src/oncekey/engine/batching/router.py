@@ -23,7 +23,7 @@ from oncekey.engine.batching.loop_lane import Express
 from oncekey.engine.batching.thread_lane import CLOSED, Lane
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket
 from oncekey.errors import StoreOverloaded, StoreUnavailable
-from oncekey.stores.api import Store
+from oncekey.stores.api import EventLoops, Store
 
 
 class Lanes:
@@ -38,7 +38,7 @@ class Lanes:
         on_error: Callable[[str, Exception], None] | None = None,
     ) -> None:
         self._store = store
-        self._in_loop = store.capabilities.in_loop
+        self._in_loop = store if isinstance(store, EventLoops) else None
         self._max_queued = max_queued
         self._prepare = prepare
         self._on_error = on_error or (lambda verb, error: None)
@@ -52,7 +52,7 @@ class Lanes:
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket. Raises StoreOverloaded if the queue is full, and StoreUnavailable after a close."""
-        if self._in_loop and isinstance(ticket, AsyncTicket) and loop_lane.fits(ticket.work):
+        if self._in_loop is not None and isinstance(ticket, AsyncTicket) and loop_lane.fits(ticket.work):
             chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
             if chosen is not None and chosen.put(ticket, self._max_queued):
                 return  # the loop's express answers it, without a thread
@@ -70,13 +70,17 @@ class Lanes:
         if lanes is None or not all(lane.ready for lane in lanes):
             return None  # the first tickets take the lanes, which prepare and check the tables
         with self._lock:
-            if self._closed:
+            if self._closed or self._in_loop is None:
+                return None
+            connection = self._in_loop.in_loop()
+            if connection is None:
+                self._in_loop = None
                 return None
             for gone in [other for other in self._expresses if other.is_closed()]:
                 self._expresses.pop(gone).stop()
             opened = Express(
                 loop,
-                self._store.in_loop(),
+                connection,
                 partial(_rescue, lanes),
                 lambda ticket: _lane_of(ticket, lanes).orphaned(ticket),
                 lanes[0].gather,

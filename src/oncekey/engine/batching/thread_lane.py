@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from oncekey.core.jobs import DeferredTo
+from oncekey.core.jobs import DeferredTo, Job
 from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Event, State
 from oncekey.core.steps import Find, StepsOf
@@ -33,7 +33,7 @@ from oncekey.core.swaps import Swap, undo
 from oncekey.engine.batching.batch import MAX_BATCH, batches
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox, SharedCommit, Store
 
 _log = logging.getLogger("oncekey")
 
@@ -59,6 +59,8 @@ class Lane:
         self._stopped = False
         self.queued = 0
         self._store = store
+        outbox = store if isinstance(store, Outbox) else None
+        self._shared_commit = store if isinstance(store, SharedCommit) else None
         self._on_error = on_error
         self._prepare = prepare
         self._ready = False
@@ -68,7 +70,7 @@ class Lane:
             (tuple, "read", store.read),
             (StepsOf, "steps", store.steps),
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),
-            (DeferredTo, "deferred_to", lambda asked: [store.deferred_to(each) for each in asked]),
+            (DeferredTo, "deferred_to", lambda asked: [_deferred_to(outbox, each) for each in asked]),
         )
         self._owed: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
@@ -160,19 +162,19 @@ class Lane:
             of_verb = [ticket for ticket in tickets if isinstance(ticket.work, kind)]
             asked[verb] = list(batches(of_verb)) if of_verb else []
         begins, ends = asked["reserve"], asked["swap"]
-        if self._store.capabilities.together:
-            while begins and ends and self._answer_together(begins[0], ends[0]):
+        if self._shared_commit is not None:
+            while begins and ends and self._answer_together(self._shared_commit, begins[0], ends[0]):
                 del begins[0], ends[0]
         for _, verb, call in self._verbs:
             for places in asked[verb]:
                 self._answer(verb, call, places)
         self._deliver(tickets)
 
-    def _answer_together(self, begins: list[list[Ticket]], ends: list[list[Ticket]]) -> bool:
+    def _answer_together(self, store: SharedCommit, begins: list[list[Ticket]], ends: list[list[Ticket]]) -> bool:
         """Run both in one commit. False: it failed, and the caller runs each by itself."""
         wanted, changes = [place[0].work for place in begins], [place[0].work for place in ends]
         try:
-            found, moved = self._ask(lambda work: list(self._store.both(*work)), [wanted, changes])
+            found, moved = self._ask(lambda work: list(store.both(*work)), [wanted, changes])
         except Exception:
             _mark_asked([*begins, *ends])
             return False
@@ -338,3 +340,8 @@ def _took(work: Reservation | Swap, result: Any) -> bool:
 
 def _find(store: Store, asked: Find) -> list[tuple[str, str]]:
     return store.find(downstream_key=asked.downstream_key, provider_id=asked.provider_id)
+
+
+def _deferred_to(outbox: Outbox | None, asked: DeferredTo) -> Job | None:
+    """A store without an outbox has no jobs."""
+    return None if outbox is None else outbox.deferred_to(asked)

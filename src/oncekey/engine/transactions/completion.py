@@ -29,7 +29,7 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.engine import process
 from oncekey.engine.flows import Call, Finished, Flow, Pause
 from oncekey.engine.transactions.adapters.base import LEAVE_IT, USE_A_SAVEPOINT, Rows
-from oncekey.engine.transactions.enlistment import Enlisted, statements_of
+from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import PROVES, TO_BE_ENDED, Happened, Proof, Stage, after
 from oncekey.errors import EnlistError, OperatorError, StoreUnavailable
 from oncekey.telemetry.redaction import describe
@@ -82,7 +82,7 @@ def _commit(
     change = swap(operation.record, event, Actor.OWNER, response=response, last_error=reason)
     rows: Any = []
     try:
-        rows = yield Call(partial(link.complete, statements_of(link.dialect).complete, _parameters(change)))
+        rows = yield Call(partial(link.complete, link.database.transaction_statements.complete, _parameters(change)))
     except Exception as error:
         if event is not Event.FAIL:
             _log.error(
@@ -195,7 +195,7 @@ def _ask_server(engine: Engine, enlisted: Enlisted) -> Flow[Happened]:
     if enlisted.number is None or enlisted.link.may_have_written_later:
         return Happened.SERVER_CANNOT_TELL
     for tries in range(SETTLE_TRIES):
-        fate: str = yield Call(partial(_ask_fate, engine, enlisted))
+        fate: str = yield Call(partial(_ask_fate, engine, enlisted, enlisted.number))
         if fate != "in progress":
             return _FATES.get(fate, Happened.SERVER_CANNOT_TELL)
         yield Pause(enlisted.at, 0.01 * 4**tries)
@@ -246,12 +246,12 @@ def _let_go(operation: Operation) -> None:
         enlisted.link.free()
 
 
-def _ask_fate(engine: Engine, enlisted: Enlisted) -> Any:
+def _ask_fate(engine: Engine, enlisted: Enlisted, number: int) -> Any:
     """Ask the server what became of the transaction. This blocks, so it never runs in the request's event loop."""
 
     def ask() -> str:
         try:
-            return str(engine.store.fate(enlisted.number))  # type: ignore[attr-defined]
+            return str(enlisted.link.database.fate(number))
         finally:
             engine.store.disconnect()
 

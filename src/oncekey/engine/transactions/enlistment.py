@@ -11,55 +11,25 @@ import logging
 import threading
 import time
 from collections.abc import Generator
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from oncekey.core.record import Record
 from oncekey.core.states import State
-from oncekey.core.values import value
 from oncekey.engine.flows import Call, Flow
-from oncekey.engine.transactions.adapters import Dialect, Link, link_to
+from oncekey.engine.transactions.adapters import Link, link_to
 from oncekey.engine.transactions.stages import Happened, Stage, after
 from oncekey.errors import EnlistError, LeaseLost, NoOperation, StoreUnavailable
-from oncekey.stores.sql import queries
+from oncekey.stores.api import Hold, Transactions
+from oncekey.stores.registry import WITH_TRANSACTIONS
 
 if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
     from oncekey.engine.operation import Operation
-    from oncekey.engine.transactions.adapters.sqlite import Hold
 
 _log = logging.getLogger("oncekey")
 
 Commit = Literal["engine", "caller"]
-
-HELD_TOO_LONG = (
-    "%s: %s held the database longer than %s s, a third of its lease, and SQLite has one writer, so every other one "
-    "waits. It is rolled back, and the client gets 503. Call other services before it or after it, write less at once, "
-    "raise Policy(lease=…), or use PostgreSQL (docs/transactions.md)"
-)
-
-_PACKAGES: dict[Dialect, str] = {"postgresql": "oncekey.stores.postgres", "sqlite": "oncekey.stores.sqlite"}
-
-
-@value
-class Statements:
-    """What runs on the app's connection. Each field has a few statements; the last one returns the rows."""
-
-    enlist: tuple[str, ...]
-    still: tuple[str, ...]
-    complete: tuple[str, ...]
-    advance: tuple[str, ...]
-
-
-@cache
-def statements_of(dialect: Dialect) -> Statements:
-    def read(*names: str) -> tuple[str, ...]:
-        texts = (queries.statement(_PACKAGES[dialect], f"transaction_{name}") for name in names)
-        return tuple("\n".join(line for line in text.splitlines() if not line.startswith("--")) for text in texts)
-
-    if dialect == "postgresql":
-        return Statements(read("enlist"), read("still"), read("complete"), read("step", "advance"))
-    return Statements(read("lock", "enlist"), (), read("complete", "completed"), read("step", "advance", "advanced"))
 
 
 class Enlisted:
@@ -101,7 +71,7 @@ class Enlisted:
             phase = operation.steps and operation.steps.phase
             what = f"phase '{phase}'" if phase else "the enlisted transaction"
             self.held_too_long = f"{what} held the database longer than {seconds:g} s"
-            _log.error(HELD_TOO_LONG, operation.name, what, f"{seconds:g}")
+            _log.error(self.hold.too_long, operation.name, what, f"{seconds:g}")
         self.link.interrupt()
         if self.loop is not None and not self.link.is_async:
             self.loop.call_soon_threadsafe(self._interrupt_in_loop)
@@ -155,33 +125,30 @@ def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool =
 
 def prepare(engine: Engine, operation: Operation, target: Any, commit: Commit, *, blocking: bool) -> Enlisted:
     """Check that ``target`` can be enlisted. The transaction is not opened yet."""
-    link = _link(target, engine.store.capabilities.enlists)
+    link = _link(target, engine.transactions)
+    database = link.database
     link.caller = commit == "caller"
     loop = _running_loop()
     if link.is_async:
         _check_loop(operation, link, loop, blocking)
         link.loop = loop
-    hold = None
-    if link.dialect == "sqlite":
-        from oncekey.engine.transactions.adapters.sqlite import Hold
-
-        path = engine.store.path  # type: ignore[attr-defined]  # a store that enlists SQLite is in a file
-        link.file = str(path)
-        hold = Hold(path, operation.policy.begin_seconds)
+    hold = database.hold(operation.policy.begin_seconds)
     return Enlisted(operation, link, hold)
 
 
-def _link(target: Any, dialect: Dialect | None) -> Link:
-    if dialect is None:
+def _link(target: Any, database: Transactions | None) -> Link:
+    if database is None:
         raise EnlistError(
             "the keys are kept in a store that has no transactions to share: to enlist, keep them in the app's own "
-            "database, OnceKey('postgresql://…') or OnceKey('sqlite:///…')"
+            f"database, one of {WITH_TRANSACTIONS}"
         )
     link = link_to(target)
-    if link.dialect != dialect:
+    if link.dialect != database.dialect:
         raise EnlistError(
-            f"{link.what} is on {link.dialect} and the keys are kept in {dialect}: a common commit needs one database"
+            f"{link.what} is on {link.dialect} and the keys are kept in {database.dialect}: a common commit needs one "
+            "database"
         )
+    link.database = database
     return link
 
 
@@ -198,7 +165,7 @@ def _check_loop(operation: Operation, link: Link, loop: asyncio.AbstractEventLoo
 def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, ends_here: bool = False) -> Flow[None]:
     """Open the transaction and lock the key's row in it. After a failure nothing is enlisted and no gate is held."""
     link, record = enlisted.link, operation.record
-    statements = statements_of(link.dialect)
+    statements = link.database.transaction_statements
     key = {"scope": record.scope, "key": record.key, "owner": record.owner}
     link.mark = (statements.still, key)
     enlisted.saw(Happened.STARTED)

@@ -2,4 +2,8 @@
 
 from oncekey.stores.postgres.store import PostgresStore
 
-__all__ = ["PostgresStore"]
+__all__ = ["PostgresStore", "from_url"]
+
+
+def from_url(url: str) -> PostgresStore:
+    return PostgresStore(url)

@@ -7,6 +7,7 @@ times. Here the column fixes the type, and an element costs about 0.2 µs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from struct import Struct, pack
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ _HEADER = Struct(">iiIii")  # dimensions, has nulls, element type, length, lower
 _NULL = b"\xff\xff\xff\xff"
 
 
-class Column:
+class Column(ABC):
     """One array parameter: the values of one column of a batch."""
 
     __slots__ = ("values",)
@@ -42,8 +43,9 @@ class Column:
         return b"".join([_NULL if value is None else self.element(value) for value in self.values])
 
     @staticmethod
+    @abstractmethod
     def element(value: Any) -> bytes:
-        raise NotImplementedError  # pragma: no cover
+        """One element after its length."""
 
 
 def _joined(values: Sequence[bytes]) -> bytes:

@@ -24,7 +24,6 @@ _OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.E
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS = (
     statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns")
 )
-_FATE = statement("transaction_fate")
 _LISTING = statement("listing", SLIM)
 
 
@@ -52,13 +51,6 @@ class Lookups:
         self._start_clock()
         asked = {"downstream_key": downstream_key, "provider_id": provider_id, "limit": FOUND}
         return [(scope, key) for scope, key in self._execute(_FIND, asked)]
-
-    def fate(self, number: int) -> str | None:
-        """The state of a transaction: committed, aborted, or in progress; None: the server no longer knows."""
-        self._start_clock()
-        row = self._execute(_FATE, {"number": number}).fetchone()
-        answer: str | None = row[0] if row else None
-        return answer
 
     def listing(
         self,

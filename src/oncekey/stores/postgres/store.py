@@ -21,7 +21,7 @@ from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.swaps import Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
 from oncekey.stores.api import Capabilities, Duty
-from oncekey.stores.fairness import FAIR, Turns
+from oncekey.stores.duties import FAIR, Turns
 from oncekey.stores.postgres import migrate as migrations
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
@@ -40,6 +40,7 @@ from oncekey.stores.postgres.statements import (
     SWAP,
     statement,
 )
+from oncekey.stores.postgres.transactions import PostgresTransactions
 from oncekey.stores.sql import queries
 
 _THERE: LiteralString = "SELECT name, to_regclass(name) IS NOT NULL FROM unnest(%s::text[]) AS name"
@@ -50,15 +51,8 @@ class _LostRace(Exception):
     """A rival inserted one of our keys at the same moment."""
 
 
-class PostgresStore(Lookups, PostgresOutbox, Probes):
-    capabilities = Capabilities(
-        durable=True,
-        shared=True,
-        server_clock=True,
-        writers=2,
-        in_loop=psycopg.Pipeline.is_supported(),  # libpq 14
-        enlists="postgresql",
-    )
+class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes):
+    capabilities = Capabilities(durable=True, shared=True, server_clock=True, writers=2)
 
     def __init__(self, url: str, *, timeout: float = 5.0, lock_timeout: float = 0.5) -> None:
         self.url = url
@@ -112,9 +106,6 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
             self._move_others([change for change in batch if not change.ends], moved)
         return [moved.get((change.scope, change.key)) for change in batch]
 
-    def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
-        raise NotImplementedError("two lanes write at once; in an event loop: in_loop.py")
-
     def _move_others(self, batch: list[Swap], moved: dict[tuple[str, str], Record]) -> None:
         """Swaps that are not on a request's hot path: each kind is one statement and one commit."""
         responses = {(change.scope, change.key): change.response for change in batch}
@@ -160,8 +151,8 @@ class PostgresStore(Lookups, PostgresOutbox, Probes):
         self._start_clock()
         return self._execute(self._purge_audit, {"limit": limit, "keep_seconds": float(keep_seconds)}).rowcount
 
-    def in_loop(self) -> InLoop:
-        return InLoop(self)
+    def in_loop(self) -> InLoop | None:
+        return InLoop(self) if psycopg.Pipeline.is_supported() else None  # libpq 14
 
     # -- schema --------------------------------------------------------------------------------------------------
 

@@ -7,19 +7,17 @@ driver.
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
 
 from oncekey.core.jobs import NewJob
+from oncekey.stores.registry import package_of
 from oncekey.stores.sql import queries
-
-_PACKAGES = {"postgresql": "oncekey.stores.postgres", "sqlite": "oncekey.stores.sqlite"}
 
 
 @cache
-def enqueue_statement(dialect: Literal["postgresql", "sqlite"]) -> str:
+def enqueue_statement(dialect: str) -> str:
     """The INSERT, with ``:name`` placeholders for what :func:`job_parameters` gives, and without comments."""
-    lines = queries.statement(_PACKAGES[dialect], "outbox_enqueue").splitlines()
-    return "\n".join(line for line in lines if not line.startswith("--"))
+    (text,) = queries.bare(package_of(dialect), "outbox_enqueue")
+    return text
 
 
 def job_parameters(job: NewJob) -> dict[str, str | float | bool | None]:

@@ -74,6 +74,12 @@ def statement(package: str, name: str) -> str:
     return names(package)[name]
 
 
+def bare(package: str, *names: str) -> tuple[str, ...]:
+    """Queries without their comments: they run on the app's own connection, and may show in the app's logs."""
+    texts = (statement(package, name).splitlines() for name in names)
+    return tuple("\n".join(line for line in lines if not line.startswith("--")) for lines in texts)
+
+
 @cache
 def names(package: str) -> dict[str, str]:
     """All queries of a store, by name. In the files of its ``sql`` folder, a line ``-- name: read`` begins one."""

@@ -14,22 +14,23 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.swaps import Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import Capabilities, Duty, LostRace
-from oncekey.stores.fairness import FAIR, Turns
+from oncekey.stores.duties import FAIR, Turns
 from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.checks import Probes
-from oncekey.stores.sqlite.connections import Connections, is_busy
+from oncekey.stores.sqlite.connections import Connections
 from oncekey.stores.sqlite.gate import gate_of
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.stores.sqlite.lookups import Lookups
 from oncekey.stores.sqlite.outbox import SqliteOutbox
+from oncekey.stores.sqlite.transactions import SqliteTransactions
 
 _READ, _MOVED, _INSERT, _SWAP, _RESTART, _DELETE, _PURGE = (
     queries.statement(schema.PACKAGE, name)
@@ -49,19 +50,10 @@ _PATIENCE_STEP = 0.05
 """A shorter wait at the gate is not subtracted from the busy time-out: the PRAGMA for it costs more."""
 
 
-class SqliteStore(Lookups, SqliteOutbox, Probes):
+class SqliteStore(Lookups, SqliteOutbox, SqliteTransactions, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
-    capabilities = Capabilities(
-        durable=True,
-        shared=True,
-        server_clock=False,
-        writers=1,
-        in_loop=True,
-        together=True,
-        embedded=True,
-        enlists="sqlite",
-    )
+    capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=1, embedded=True)
 
     def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
         name = str(path)
@@ -115,19 +107,6 @@ class SqliteStore(Lookups, SqliteOutbox, Probes):
         """SchemaError unless the tables exist: for connections that must not create them."""
         if (sentence := schema.problem(connection, str(self.path))) is not None:
             raise SchemaError(sentence)
-
-    def locked_elsewhere(self) -> bool:
-        """Whether a connection outside of the gate has the write lock now. Does not wait."""
-        if self.gate.held_by_user:
-            return False
-        name = f"{self.path.as_uri()}?mode=rw"  # never creates the file
-        try:
-            with closing(sqlite3.connect(name, timeout=0.0, isolation_level=None, uri=True)) as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
-            return is_busy(error)
-        return False
 
     def in_loop(self) -> SqliteInLoop:
         return SqliteInLoop(self)

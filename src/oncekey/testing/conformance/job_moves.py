@@ -15,7 +15,7 @@ from oncekey.core.audit import Audit
 from oncekey.core.jobs import TABLE, Conclusion, JobCondition, JobEnd, JobEvent, JobState, redirection
 from oncekey.core.record import Record
 from oncekey.core.states import State
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox
 from oncekey.testing.conformance.base import AGES, LEASE, RETENTION
 from oncekey.testing.conformance.jobs_base import RIVAL, TIMEOUT_RESPONSE, WORKER, JobSuiteBase, one_job
 
@@ -46,7 +46,7 @@ class JobMoveSuite(JobSuiteBase):
     """See the module's docstring."""
 
     @pytest.mark.parametrize("event", [event for event in JobEvent if event is not JobEvent.ENQUEUE])
-    def test_job_moves_exactly_as_the_table_says(self, store: Store, event: JobEvent) -> None:
+    def test_job_moves_exactly_as_the_table_says(self, store: Outbox, event: JobEvent) -> None:
         for number, (state, facts) in enumerate(situations(event), start=1):
             rows = [row for row in TABLE if (row.source, row.event) == (state, event) and row.when <= facts]
             job_id = self._job(store, number, state, facts)
@@ -55,7 +55,7 @@ class JobMoveSuite(JobSuiteBase):
             expected = rows[0].target if rows else state
             assert (after and after.state, moved) == (expected, bool(rows)), (state, event, sorted(facts))
 
-    def _job(self, store: Store, number: int, state: JobState, facts: Facts) -> str:
+    def _job(self, store: Outbox, number: int, state: JobState, facts: Facts) -> str:
         """A job in this state, which has a task and a pending key of its own."""
         key = self.drive(store, State.PENDING, f"key-{number}")
         run_at = self.now() if state is not JobState.READY or _C.DUE in facts else self.now() + AGES * 100
@@ -67,7 +67,7 @@ class JobMoveSuite(JobSuiteBase):
         assert one_job(store, job_id).state is state
         return job_id
 
-    def _end(self, store: Store, job_id: str, state: JobState) -> None:
+    def _end(self, store: Outbox, job_id: str, state: JobState) -> None:
         if state is JobState.DONE:
             assert store.conclude([Conclusion(job_id, WORKER, JobEnd.DONE)]) == [True]
         if state in (JobState.DEAD, JobState.CANCELLED):
@@ -75,7 +75,7 @@ class JobMoveSuite(JobSuiteBase):
         if state is JobState.CANCELLED:
             assert store.redirect(job_id, JobState.CANCELLED, Audit("bob", "obsolete")) is not None
 
-    def _age(self, store: Store, key: Record, job_id: str, state: JobState, facts: Facts) -> None:
+    def _age(self, store: Outbox, key: Record, job_id: str, state: JobState, facts: Facts) -> None:
         if _C.KEY_PAST_EXPIRY in facts:
             self.age(store, key.scope, key.key, RETENTION + 1)
         if state is JobState.RUNNING:
@@ -85,7 +85,7 @@ class JobMoveSuite(JobSuiteBase):
         if _C.KEPT_LONG in facts:
             self.age_job(store, job_id, KEEP_SECONDS + 1)
 
-    def _ask(self, store: Store, event: JobEvent, number: int, owner: str) -> bool:
+    def _ask(self, store: Outbox, event: JobEvent, number: int, owner: str) -> bool:
         """Call the verb of this event. Whether the store says that this job moved."""
         job_id = f"job-{number:04d}"
         match event:

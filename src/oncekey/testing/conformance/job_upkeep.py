@@ -11,7 +11,7 @@ from oncekey.core.jobs import Conclusion, DeferredTo, JobEnd, JobState
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.errors import IllegalTransition
-from oncekey.stores.api import Duty, Store
+from oncekey.stores.api import Duty, Outbox
 from oncekey.testing.conformance.base import LEASE, RESPONSE, RETENTION, one, stored
 from oncekey.testing.conformance.jobs_base import RIVAL, TIMEOUT_RESPONSE, WORKER, JobSuiteBase, claim, history, one_job
 
@@ -21,7 +21,7 @@ class JobUpkeepSuite(JobSuiteBase):
 
     # operators
 
-    def test_an_operator_takes_a_dead_letter_up_again(self, store: Store) -> None:
+    def test_an_operator_takes_a_dead_letter_up_again(self, store: Outbox) -> None:
         """Attempts start over, the history stays, the key is pending with a new expiry, and the audit has a line."""
         key = self.drive(store, State.PENDING)
         job_id = self.dead(store, of=key)
@@ -44,7 +44,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.conclude([settled]) == [True]
         assert one(stored(store)).state is State.COMPLETED
 
-    def test_a_key_that_was_resolved_meanwhile_stays_so(self, store: Store) -> None:
+    def test_a_key_that_was_resolved_meanwhile_stays_so(self, store: Outbox) -> None:
         """The job may run again, but the verdict of an operator or the reconciler about the key stays."""
         key = self.drive(store, State.PENDING)
         job_id = self.dead(store, of=key)
@@ -54,7 +54,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.redirect(job_id, JobState.READY, Audit("alice", "again"))
         assert stored(store) == before
 
-    def test_a_job_that_settles_nothing_reopens_nothing(self, store: Store) -> None:
+    def test_a_job_that_settles_nothing_reopens_nothing(self, store: Outbox) -> None:
         """A job that does not settle its key does not change a key that is unknown for another reason."""
         key = self.drive(store, State.UNKNOWN)
         before = stored(store)
@@ -64,7 +64,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.redirect(job_id, JobState.READY, Audit("alice", "again"))
         assert stored(store) == before
 
-    def test_an_operator_puts_a_dead_letter_away(self, store: Store) -> None:
+    def test_an_operator_puts_a_dead_letter_away(self, store: Outbox) -> None:
         """Its key stays unknown, because a discarded job does not prove that nothing happened."""
         key = self.drive(store, State.PENDING)
         job_id = self.dead(store, of=key)
@@ -74,7 +74,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert one(stored(store)).state is State.UNKNOWN
         assert [line.event for line in store.audit(key.scope, key.key, 10)] == ["discard_job"]
 
-    def test_only_dead_letters_are_moved_by_hand(self, store: Store) -> None:
+    def test_only_dead_letters_are_moved_by_hand(self, store: Outbox) -> None:
         job_id = self.running(store)
         assert store.redirect(job_id, JobState.READY, Audit("bob", "impatient")) is None
         assert store.redirect("never", JobState.READY, Audit("bob", "typo")) is None
@@ -85,7 +85,7 @@ class JobUpkeepSuite(JobSuiteBase):
 
     # the reaper
 
-    def test_jobs_that_are_over_are_purged(self, store: Store) -> None:
+    def test_jobs_that_are_over_are_purged(self, store: Outbox) -> None:
         """Done and cancelled jobs that are old enough are purged, up to the limit. Dead letters are never purged."""
         self.dead(store, 1)
         over = [self.running(store, number) for number in (2, 3)]
@@ -103,7 +103,7 @@ class JobUpkeepSuite(JobSuiteBase):
         left = {job.id for state in JobState for job in store.jobs(state, 10)}
         assert left == {"job-0001", "job-0005", "job-0006", fresh}
 
-    def test_job_that_an_unknown_key_was_deferred_to_is_found_and_kept(self, store: Store) -> None:
+    def test_job_that_an_unknown_key_was_deferred_to_is_found_and_kept(self, store: Outbox) -> None:
         """It proves that the request is done. After the key is settled, the job is purged like any other."""
         record = self.drive(store, State.PENDING)
         asked = DeferredTo(record.scope, record.key, record.owner)
@@ -121,13 +121,13 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.swap([swap(unknown, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE)]) != [None]
         assert store.purge_jobs(10, 50.0) == 1
 
-    def running_of(self, store: Store, number: int) -> str:
+    def running_of(self, store: Outbox, number: int) -> str:
         """A job that RIVAL runs, of a task of its own, so that other due jobs are not claimed."""
         job_id = self.added(store, number, task="mine")
         assert [job.id for job in store.claim(RIVAL, ["mine"], 1, LEASE)] == [job_id]
         return job_id
 
-    def test_key_that_is_not_settled_in_time_fails(self, store: Store) -> None:
+    def test_key_that_is_not_settled_in_time_fails(self, store: Outbox) -> None:
         """The key gets the reaper's response and the job is cancelled, in one step. No worker runs the job later."""
         key = self.drive(store, State.PENDING)
         job_id = self.added(store, of=key)
@@ -142,7 +142,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert claim(store) == []
         assert store.time_out(10, TIMEOUT_RESPONSE) == []
 
-    def test_a_key_whose_job_is_running_is_left_to_it(self, store: Store) -> None:
+    def test_a_key_whose_job_is_running_is_left_to_it(self, store: Outbox) -> None:
         """Hazard 11. When the lease of that worker is over, the job may have had its effect. The key becomes unknown
         without a response, the reconciler gets it, and the late end of the worker is refused."""
         key = self.drive(store, State.PENDING)
@@ -163,7 +163,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert [each.key for each in store.due(Duty.UNKNOWNS, 10)] == [key.key]
 
     @pytest.mark.parametrize("how", ["to be tried again", "cut off", "sent back by an operator"])
-    def test_a_key_whose_job_was_tried_is_unknown(self, store: Store, how: str) -> None:
+    def test_a_key_whose_job_was_tried_is_unknown(self, store: Outbox, how: str) -> None:
         """An attempt that failed may still have had its effect, also after an operator sent the job back."""
         key = self.drive(store, State.PENDING)
         if how != "sent back by an operator":
@@ -182,7 +182,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert one_job(store, job_id).state is JobState.CANCELLED
         assert store.time_out(10, TIMEOUT_RESPONSE) == []
 
-    def test_a_key_whose_job_was_given_back_fails(self, store: Store) -> None:
+    def test_a_key_whose_job_was_given_back_fails(self, store: Outbox) -> None:
         """A worker that released the job without an error had not started its task."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
@@ -191,7 +191,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.time_out(10, TIMEOUT_RESPONSE) == [(key.scope, key.key)]
         assert one(stored(store)).response == TIMEOUT_RESPONSE
 
-    def test_a_pending_key_without_a_job_does_not_stay_stuck(self, store: Store) -> None:
+    def test_a_pending_key_without_a_job_does_not_stay_stuck(self, store: Outbox) -> None:
         """I4. A time-out does not change other jobs of the key, which do not settle it."""
         key = self.drive(store, State.PENDING)
         other = self.added(store, 1, of=key, settles=False)
@@ -199,7 +199,7 @@ class JobUpkeepSuite(JobSuiteBase):
         assert store.time_out(10, TIMEOUT_RESPONSE) == [(key.scope, key.key)]
         assert one_job(store, other).state is JobState.READY
 
-    def test_running_jobs_are_not_in_the_way_of_others(self, store: Store) -> None:
+    def test_running_jobs_are_not_in_the_way_of_others(self, store: Outbox) -> None:
         """The oldest job is left to its worker, and does not count towards the limit."""
         live, free = (self.drive(store, State.PENDING, f"key-{number}") for number in (1, 2))
         job_id = self.running(store, 1, of=live)
@@ -210,7 +210,7 @@ class JobUpkeepSuite(JobSuiteBase):
         store.renew_jobs(WORKER, [job_id], LEASE)
         assert store.time_out(1, TIMEOUT_RESPONSE) == [(free.scope, free.key)]
 
-    def test_no_more_are_timed_out_than_asked(self, store: Store) -> None:
+    def test_no_more_are_timed_out_than_asked(self, store: Outbox) -> None:
         keys = [self.drive(store, State.PENDING, f"key-{number}") for number in range(3)]
         for number, key in enumerate(keys):
             self.added(store, number, of=key)

@@ -10,7 +10,7 @@ import pytest
 from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
 from oncekey.core.states import State
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox
 from oncekey.testing.company import in_threads
 from oncekey.testing.conformance.base import LEASE, RESPONSE, RETENTION, one, stored
 from oncekey.testing.conformance.jobs_base import (
@@ -33,7 +33,7 @@ class JobSuite(JobSuiteBase):
 
     # claims
 
-    def test_a_job_is_claimed_as_it_was_added(self, store: Store) -> None:
+    def test_a_job_is_claimed_as_it_was_added(self, store: Outbox) -> None:
         """Every field is kept. The job runs under the claim's owner, with attempt 1 and a lease from now."""
         job_id = self.added(store)
         (job,) = claim(store)
@@ -46,29 +46,29 @@ class JobSuite(JobSuiteBase):
         assert job.lag >= 0.0
         assert replace(one_job(store, job_id), now=job.now) == job
 
-    def test_claimed_job_is_not_claimed_again(self, store: Store) -> None:
+    def test_claimed_job_is_not_claimed_again(self, store: Outbox) -> None:
         self.running(store)
         assert claim(store, RIVAL) == []
 
-    def test_a_claim_takes_the_oldest_and_no_more_than_asked(self, store: Store) -> None:
+    def test_a_claim_takes_the_oldest_and_no_more_than_asked(self, store: Outbox) -> None:
         """It takes three of five jobs, in the order in which they were due."""
         for number, ago in enumerate((10, 50, 30, 40, 20), start=1):
             self.added(store, number, run_at=self.now() - ago)
         assert [job.id for job in claim(store, limit=3)] == ["job-0002", "job-0004", "job-0003"]
         assert [job.id for job in claim(store, RIVAL)] == ["job-0005", "job-0001"]
 
-    def test_only_tasks_that_are_asked_for_are_claimed(self, store: Store) -> None:
+    def test_only_tasks_that_are_asked_for_are_claimed(self, store: Outbox) -> None:
         self.added(store, 1, task="other")
         job_id = self.added(store, 2)
         assert [job.id for job in store.claim(WORKER, [TASK, "third"], 10, LEASE)] == [job_id]
 
-    def test_a_job_waits_for_its_time(self, store: Store) -> None:
+    def test_a_job_waits_for_its_time(self, store: Outbox) -> None:
         job_id = self.added(store, run_at=self.now() + 100)
         assert claim(store) == []
         self.age_job(store, job_id, 101)
         assert [job.id for job in claim(store)] == [job_id]
 
-    def test_of_many_threads_one_has_a_job(self, store: Store) -> None:
+    def test_of_many_threads_one_has_a_job(self, store: Outbox) -> None:
         """8 threads claim 200 jobs in small batches: each job is claimed exactly once."""
         for number in range(_RACED):
             self.added(store, number)
@@ -84,7 +84,7 @@ class JobSuite(JobSuiteBase):
 
     # leases
 
-    def test_a_job_whose_lease_is_over_is_claimed_again(self, store: Store) -> None:
+    def test_a_job_whose_lease_is_over_is_claimed_again(self, store: Outbox) -> None:
         """The new owner has attempt 2. The lost attempt is in the history, and its owner cannot write."""
         job_id = self.running(store)
         self.age_job(store, job_id, LEASE + 1)
@@ -96,7 +96,7 @@ class JobSuite(JobSuiteBase):
         assert store.note_provider(job_id, WORKER, "ch_1") is False
         assert replace(one_job(store, job_id), now=job.now) == job
 
-    def test_lost_jobs_come_before_new_ones(self, store: Store) -> None:
+    def test_lost_jobs_come_before_new_ones(self, store: Outbox) -> None:
         """A lost job is claimed first, also if a new job is due."""
         lost = self.running(store, 1)
         self.age_job(store, lost, LEASE + 1)
@@ -104,7 +104,7 @@ class JobSuite(JobSuiteBase):
         assert [job.id for job in claim(store, RIVAL, limit=1)] == [lost]
         assert [job.id for job in claim(store, RIVAL, limit=1)] == [new]
 
-    def test_lost_and_new_jobs_share_one_limit(self, store: Store) -> None:
+    def test_lost_and_new_jobs_share_one_limit(self, store: Outbox) -> None:
         lost = [self.running(store, number) for number in (1, 2)]
         for job_id in lost:
             self.age_job(store, job_id, LEASE + 1)
@@ -113,7 +113,7 @@ class JobSuite(JobSuiteBase):
         assert {job.id for job in claim(store, RIVAL, limit=3)} > set(lost)
         assert len(claim(store, RIVAL)) == 2
 
-    def test_a_renewed_lease_holds_from_now(self, store: Store) -> None:
+    def test_a_renewed_lease_holds_from_now(self, store: Outbox) -> None:
         """Of three ids, one job is done and one does not exist: only the running job's lease is renewed."""
         mine, done = self.running(store, 1), self.running(store, 2)
         store.conclude([Conclusion(done, WORKER, JobEnd.DONE)])
@@ -126,7 +126,7 @@ class JobSuite(JobSuiteBase):
 
     # ends
 
-    def test_done_is_done_once(self, store: Store) -> None:
+    def test_done_is_done_once(self, store: Outbox) -> None:
         job_id = self.running(store)
         assert store.conclude([Conclusion(job_id, WORKER, JobEnd.DONE)]) == [True]
         job = one_job(store, job_id)
@@ -136,7 +136,7 @@ class JobSuite(JobSuiteBase):
         assert claim(store, RIVAL) == []
         assert one_job(store, job_id).state is JobState.DONE
 
-    def test_a_failed_attempt_is_tried_again_later(self, store: Store) -> None:
+    def test_a_failed_attempt_is_tried_again_later(self, store: Outbox) -> None:
         """It is not claimed before its time. The error stays in the history, also after a later success."""
         job_id = self.running(store)
         failed = Conclusion(job_id, WORKER, JobEnd.RETRY, retry_in=100.0, error="the mail server said no")
@@ -153,7 +153,7 @@ class JobSuite(JobSuiteBase):
         assert (attempt, error) == (1, "the mail server said no")
 
     @pytest.mark.parametrize("error", [None, "cut off"])
-    def test_a_released_job_has_its_attempt_back(self, store: Store, error: str | None) -> None:
+    def test_a_released_job_has_its_attempt_back(self, store: Outbox, error: str | None) -> None:
         """It is ready at once, and the attempt does not count. The history has a line if the task had begun."""
         job_id = self.running(store)
         assert store.conclude([Conclusion(job_id, WORKER, JobEnd.RELEASE, error=error)]) == [True]
@@ -163,14 +163,14 @@ class JobSuite(JobSuiteBase):
         (again,) = claim(store, RIVAL)
         assert again.attempt == 1
 
-    def test_a_dead_letter_stays_with_its_error(self, store: Store) -> None:
+    def test_a_dead_letter_stays_with_its_error(self, store: Outbox) -> None:
         job_id = self.dead(store)
         job = one_job(store, job_id)
         assert (job.state, job.last_error, len(history(job))) == (JobState.DEAD, "poison", 1)
         assert job.finished_at is not None
         assert claim(store, RIVAL) == []
 
-    def test_a_history_is_cut_and_so_are_errors(self, store: Store) -> None:
+    def test_a_history_is_cut_and_so_are_errors(self, store: Outbox) -> None:
         """It keeps the last 20 attempts, at most 500 characters of each error, and only text that every store takes."""
         job_id = self.added(store)
         for number in range(1, 24):
@@ -184,7 +184,7 @@ class JobSuite(JobSuiteBase):
         assert job.last_error == history(job)[-1]["error"]
         assert all(line["at"] == pytest.approx(job.now, abs=60) for line in history(job))
 
-    def test_a_batch_ends_each_as_it_says(self, store: Store) -> None:
+    def test_a_batch_ends_each_as_it_says(self, store: Outbox) -> None:
         """One batch has four kinds of end, and one end by a wrong owner. The answers are in the order of the batch."""
         for number in range(1, 6):
             self.added(store, number)
@@ -199,7 +199,7 @@ class JobSuite(JobSuiteBase):
     # settling
 
     @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
-    def test_a_job_settles_its_key_with_its_own_end(self, store: Store, state: State) -> None:
+    def test_a_job_settles_its_key_with_its_own_end(self, store: Outbox, state: State) -> None:
         """The response is stored, and the key is final. Its whole retention counts from now on."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
@@ -212,7 +212,7 @@ class JobSuite(JobSuiteBase):
         assert row.finished_at is not None
         assert row.expires_at == pytest.approx(row.finished_at + RETENTION)
 
-    def test_a_dead_letter_makes_its_key_unknown(self, store: Store) -> None:
+    def test_a_dead_letter_makes_its_key_unknown(self, store: Outbox) -> None:
         """The key is due for the reconciler at once (I4)."""
         key = self.drive(store, State.PENDING)
         self.dead(store, of=key)
@@ -222,7 +222,7 @@ class JobSuite(JobSuiteBase):
         assert row.reconcile_at is not None
         assert row.reconcile_at <= row.now
 
-    def test_only_the_keys_own_generation_is_settled(self, store: Store) -> None:
+    def test_only_the_keys_own_generation_is_settled(self, store: Outbox) -> None:
         """A key that is pending for the job of another attempt does not change. The job itself is done."""
         key = self.drive(store, State.PENDING)
         before = stored(store)
@@ -232,14 +232,14 @@ class JobSuite(JobSuiteBase):
         assert stored(store) == before
         assert one_job(store, job_id).state is JobState.DONE
 
-    def test_a_key_that_is_not_pending_is_not_settled(self, store: Store) -> None:
+    def test_a_key_that_is_not_pending_is_not_settled(self, store: Outbox) -> None:
         key = self.drive(store, State.IN_PROGRESS)
         before = stored(store)
         job_id = self.running(store, of=key)
         store.conclude([Conclusion(job_id, WORKER, JobEnd.DONE, settle=State.COMPLETED, response=RESPONSE)])
         assert stored(store) == before
 
-    def test_worker_that_lost_its_job_settles_nothing(self, store: Store) -> None:
+    def test_worker_that_lost_its_job_settles_nothing(self, store: Outbox) -> None:
         """I3: only the job's new owner settles the key."""
         key = self.drive(store, State.PENDING)
         job_id = self.running(store, of=key)
@@ -252,7 +252,7 @@ class JobSuite(JobSuiteBase):
         assert store.conclude([good]) == [True]
         assert one(stored(store)).response == RESPONSE
 
-    def test_a_job_that_settles_nothing_leaves_its_key(self, store: Store) -> None:
+    def test_a_job_that_settles_nothing_leaves_its_key(self, store: Outbox) -> None:
         key = self.drive(store, State.PENDING)
         job_id = self.added(store, of=key, settles=False)
         claim(store)
@@ -261,7 +261,7 @@ class JobSuite(JobSuiteBase):
 
     # the provider's id, lists, health
 
-    def test_the_providers_id_is_kept(self, store: Store) -> None:
+    def test_the_providers_id_is_kept(self, store: Outbox) -> None:
         """It is stored before the job is done, and a later attempt sees it."""
         job_id = self.running(store)
         assert store.note_provider(job_id, WORKER, "ch_123") is True
@@ -269,7 +269,7 @@ class JobSuite(JobSuiteBase):
         (job,) = claim(store, RIVAL)
         assert job.provider_id == "ch_123"
 
-    def test_jobs_are_listed_by_state(self, store: Store) -> None:
+    def test_jobs_are_listed_by_state(self, store: Outbox) -> None:
         """The oldest comes first, up to the limit. One job can be read by its id."""
         self.dead(store, 1)
         done = self.running(store, 2)
@@ -289,7 +289,7 @@ class JobSuite(JobSuiteBase):
         assert [job.id for job in store.jobs(JobState.READY, 2)] == [ready[1], ready[0]]
         assert store.job("never") is None
 
-    def test_health_counts_due_and_dead_jobs(self, store: Store) -> None:
+    def test_health_counts_due_and_dead_jobs(self, store: Outbox) -> None:
         assert (store.outbox_health().ready, store.outbox_health().lag_seconds, store.outbox_health().dead) == (0, 0, 0)
         self.dead(store, 1)
         self.running(store, 2)

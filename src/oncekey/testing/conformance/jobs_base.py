@@ -10,7 +10,7 @@ import orjson
 from oncekey.core.jobs import Conclusion, Job, JobEnd, NewJob
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import State
-from oncekey.stores.api import Store
+from oncekey.stores.api import Outbox
 from oncekey.testing.conformance.base import LEASE, SuiteBase
 
 WORKER = "worker-1"
@@ -22,10 +22,10 @@ TIMEOUT_RESPONSE = StoredResponse(408, (("content-type", "application/problem+js
 class JobSuiteBase(SuiteBase):
     """Makes jobs in the states that tests begin with."""
 
-    def add_job(self, store: Store, job: NewJob) -> None:
+    def add_job(self, store: Outbox, job: NewJob) -> None:
         raise NotImplementedError("say how a job is added")
 
-    def age_job(self, store: Store, job_id: str, seconds: float) -> None:
+    def age_job(self, store: Outbox, job_id: str, seconds: float) -> None:
         """Let ``seconds`` pass for this job. A store with a clock of its own moves the times of the row back."""
         del store, job_id
         self.clock.advance(seconds)
@@ -35,7 +35,7 @@ class JobSuiteBase(SuiteBase):
 
     # values
 
-    def added(self, store: Store, number: int = 1, *, of: Record | None = None, **changes: Any) -> str:
+    def added(self, store: Outbox, number: int = 1, *, of: Record | None = None, **changes: Any) -> str:
         """Add a job, and return its id. With ``of`` the job belongs to that key, and settles it."""
         job = NewJob(
             id=f"job-{number:04d}",
@@ -52,12 +52,12 @@ class JobSuiteBase(SuiteBase):
         self.add_job(store, replace(job, **changes))
         return f"job-{number:04d}"
 
-    def running(self, store: Store, number: int = 1, *, of: Record | None = None) -> str:
+    def running(self, store: Outbox, number: int = 1, *, of: Record | None = None) -> str:
         job_id = self.added(store, number, of=of)
         assert [job.id for job in claim(store)] == [job_id]
         return job_id
 
-    def dead(self, store: Store, number: int = 1, *, of: Record | None = None) -> str:
+    def dead(self, store: Outbox, number: int = 1, *, of: Record | None = None) -> str:
         job_id = self.running(store, number, of=of)
         assert store.conclude(
             [Conclusion(job_id, WORKER, JobEnd.DEAD, error="poison", settle=State.UNKNOWN if of else None)]
@@ -65,11 +65,11 @@ class JobSuiteBase(SuiteBase):
         return job_id
 
 
-def claim(store: Store, owner: str = WORKER, *, limit: int = 10) -> list[Job]:
+def claim(store: Outbox, owner: str = WORKER, *, limit: int = 10) -> list[Job]:
     return store.claim(owner, [TASK], limit, LEASE)
 
 
-def one_job(store: Store, job_id: str) -> Job:
+def one_job(store: Outbox, job_id: str) -> Job:
     job = store.job(job_id)
     assert job is not None
     return job

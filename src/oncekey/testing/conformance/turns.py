@@ -6,7 +6,7 @@ from oncekey.core.audit import Audit
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.stores.api import Duty, Store
-from oncekey.stores.fairness import VISITED
+from oncekey.stores.duties import VISITED
 from oncekey.testing.conformance.base import RESPONSE, SuiteBase, one
 
 _WHY = Audit("ana@example.com", "the provider's ledger has it")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from oncekey.engine.transactions.adapters.base import Dialect, Link
+from oncekey.engine.transactions.adapters.base import Link
 from oncekey.errors import EnlistError
 
-__all__ = ["Dialect", "Link", "link_to"]
+__all__ = ["Link", "link_to"]
 
 KNOWN = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection (also scoped), a psycopg Connection or "

@@ -17,11 +17,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from oncekey.errors import EnlistError
+from oncekey.stores.api import Transactions
 
-Dialect = Literal["postgresql", "sqlite"]
 Rows = list[tuple[Any, ...]]
 
 _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -47,7 +47,9 @@ and its COMMIT is a ROLLBACK."""
 class Link:
     """One enlisted session or connection. A subclass knows its driver; ``completion.py`` orders the calls."""
 
-    dialect: Dialect
+    dialect: str
+    database: Transactions
+    """The store, in whose database the transaction must be."""
     is_async = False
     what: str
     """The name of the enlisted object in messages."""
@@ -69,8 +71,6 @@ class Link:
     """The event loop in which the link must be used, if it was enlisted in one."""
     mark: tuple[Sequence[str], Mapping[str, Any]] = ((), {})
     """PostgreSQL: the query that tells whether this still is the enlisted transaction."""
-    file: str | None = None
-    """SQLite: the file that the connection must have open."""
 
     def open(self) -> Any:
         """Make sure that a transaction is open. Raise EnlistError if this cannot be enlisted."""
@@ -164,7 +164,7 @@ class Elsewhere(Link):
         self._run = run
 
     async def open(self) -> None:
-        self.inner.caller, self.inner.file, self.inner.mark = self.caller, self.file, self.mark
+        self.inner.caller, self.inner.database, self.inner.mark = self.caller, self.database, self.mark
         await self._run(self.inner.open)
 
     async def guard(self) -> None:

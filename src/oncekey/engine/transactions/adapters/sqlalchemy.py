@@ -22,7 +22,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from oncekey.engine.transactions.adapters import sqlite
-from oncekey.engine.transactions.adapters.base import Dialect, Elsewhere, Link, Rows, names_in
+from oncekey.engine.transactions.adapters.base import Elsewhere, Link, Rows, names_in
 from oncekey.engine.transactions.adapters.sqlalchemy_guard import FAILED, Guard, raw
 from oncekey.errors import EnlistError
 
@@ -55,7 +55,7 @@ class SqlAlchemyLink(Link):
         self._thread: int | None = None
         self.dialect = self._dialect()
 
-    def _dialect(self) -> Dialect:
+    def _dialect(self) -> str:
         try:
             bind = self._session.get_bind() if self._session is not None else self._target
             name: Any = bind.dialect.name  # type: ignore[union-attr]
@@ -66,7 +66,7 @@ class SqlAlchemyLink(Link):
             ) from None
         if name not in ("postgresql", "sqlite"):
             raise EnlistError(f"{self.what} is on {name}: PostgreSQL and SQLite can be enlisted")
-        dialect: Dialect = name
+        dialect: str = name
         return dialect
 
     # -- opening it ------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class SqlAlchemyLink(Link):
             )
 
     def _begin_sqlite(self, beneath: sqlite3.Connection, fresh: bool) -> None:
-        sqlite.refuse_other_file(beneath, self.file, self.what)
+        sqlite.refuse_other_file(beneath, self.database.file, self.what)
         if not beneath.in_transaction:
             sqlite.begin(beneath)
         elif not fresh:

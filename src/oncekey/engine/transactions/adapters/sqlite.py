@@ -1,7 +1,7 @@
 """Links to SQLite: a ``sqlite3`` connection, and ``aiosqlite``'s, which is one in a thread of its own.
 
-SQLite has one writer, so all other writers wait for an enlisted transaction. :class:`Hold` is its turn at the file's
-gate (``stores/sqlite/gate.py``). It is taken before ``BEGIN IMMEDIATE`` and given back exactly once.
+SQLite has one writer, so all other writers wait for an enlisted transaction. It takes its turn at the file's gate
+(``stores/sqlite/transactions.py``) before ``BEGIN IMMEDIATE``.
 
 SQLite's authorizer sees every statement when it is prepared, and refuses COMMIT and ROLLBACK by the handler. So a
 transaction that is no longer open was rolled back, by SQLite itself or by closing the connection: that is a proof. If
@@ -11,7 +11,6 @@ write until the request is over.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sqlite3
@@ -23,81 +22,8 @@ from typing import Any
 
 from oncekey.engine.transactions.adapters.base import LEAVE_IT, Elsewhere, Link, Rows
 from oncekey.errors import EnlistError, StoreUnavailable
-from oncekey.stores.sqlite.gate import Gate, gate_of
 
 _log = logging.getLogger("oncekey")
-
-
-class Hold:
-    """A turn at the gate of one file, given back once."""
-
-    def __init__(self, path: Path, timeout: float) -> None:
-        self._gate: Gate = gate_of(path)
-        self._path = path
-        self._timeout = timeout
-        self._lock = threading.Lock()
-        self._held = False
-
-    def try_now(self) -> bool:
-        """Take the turn if that needs no waiting."""
-        self._held = self._held or self._gate.acquire(0.0, lane=False)
-        return self._held
-
-    def take(self) -> None:
-        """Block until the turn comes."""
-        self._held = self._held or self._gate.acquire(self._timeout, lane=False)
-        if not self._held:
-            raise self._busy()
-
-    async def take_async(self) -> None:
-        """Wait for the turn without a thread: waiters could use up the threads that the holder of the gate needs."""
-        if self._held:
-            return
-        turn = _Turn(self._gate, asyncio.get_running_loop())
-        self._held = self._gate.line_up(turn)
-        if not self._held:
-            try:
-                await asyncio.wait_for(asyncio.shield(turn.come), self._timeout)
-                self._held = True
-            except BaseException as error:
-                if not self._gate.leave(turn):
-                    self._gate.release()  # the turn came at the last moment: pass it on
-                if isinstance(error, TimeoutError):
-                    raise self._busy() from None
-                raise
-
-    def release(self) -> None:
-        with self._lock:
-            if self._held:
-                self._gate.release()
-                self._held = False
-
-    def _busy(self) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"{self._path} was held by other transactions for over {self._timeout:g} s: keep enlisted SQLite "
-            "transactions short, or use PostgreSQL"
-        )
-
-
-class _Turn:
-    """A coroutine's place in the line of the gate."""
-
-    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
-        self._gate = gate
-        self._loop = loop
-        self.come: asyncio.Future[None] = loop.create_future()
-
-    def release(self) -> None:
-        """Called by the gate, in the thread that leaves the gate."""
-        try:
-            self._loop.call_soon_threadsafe(self._set)
-        except RuntimeError:  # the loop is closed: pass the turn on, but not from within the gate
-            threading.Thread(target=self._gate.release).start()
-
-    def _set(self) -> None:
-        if not self.come.done():
-            self.come.set_result(None)
-
 
 _READS = frozenset(
     {
@@ -135,7 +61,7 @@ class SqliteLink(Link):
 
     def open(self) -> None:
         connection = self._connection
-        refuse_other_file(connection, self.file, self.what)
+        refuse_other_file(connection, self.database.file, self.what)
         if connection.in_transaction:
             raise EnlistError(
                 f"{self.what} is in a transaction already: enlist it before its first statement. (One that was opened "
@@ -282,7 +208,7 @@ def aiosqlite_link(connection: Any) -> Link:
     return Elsewhere(inner, connection._execute)
 
 
-def refuse_other_file(connection: sqlite3.Connection, file: str | None, what: str) -> None:
+def refuse_other_file(connection: sqlite3.Connection, file: Path | None, what: str) -> None:
     """Raise EnlistError unless the connection has the store's file open: one commit needs one file."""
     cursor = connection.cursor()
     cursor.row_factory = None

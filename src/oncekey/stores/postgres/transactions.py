@@ -1,0 +1,46 @@
+"""What an enlisted transaction needs of PostgreSQL: its statements, and the server's word about how it ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, LiteralString
+
+from oncekey.stores.api import TransactionStatements
+from oncekey.stores.postgres.statements import PACKAGE, statement
+from oncekey.stores.sql import queries
+
+if TYPE_CHECKING:
+    import psycopg
+
+_FATE = statement("transaction_fate")
+
+
+class PostgresTransactions:
+    """A part of :class:`oncekey.stores.postgres.store.PostgresStore`, which has the connection."""
+
+    dialect = "postgresql"
+    file = None
+    transaction_statements: ClassVar = TransactionStatements(
+        enlist=queries.bare(PACKAGE, "transaction_enlist"),
+        still=queries.bare(PACKAGE, "transaction_still"),
+        complete=queries.bare(PACKAGE, "transaction_complete"),
+        advance=queries.bare(PACKAGE, "transaction_step", "transaction_advance"),
+    )
+
+    if TYPE_CHECKING:
+
+        def _start_clock(self) -> None: ...
+        def _execute(self, statement: LiteralString, parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]: ...
+
+    def hold(self, timeout: float) -> None:
+        """There are many writers, so none waits for a turn."""
+        del timeout
+
+    def fate(self, number: int) -> str | None:
+        self._start_clock()
+        row = self._execute(_FATE, {"number": number}).fetchone()
+        answer: str | None = row[0] if row else None
+        return answer
+
+    def locked_elsewhere(self) -> bool:
+        """Never: a transaction locks its own rows only."""
+        return False
