@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from oncekey.admin import changes, dead_letters
-from oncekey.core.audit import Audit
+from oncekey.admin import dead_letters
 from oncekey.core.jobs import JobState
 from oncekey.core.states import Actor, Event, State
-from oncekey.errors import MoveRefused
+from oncekey.stores.api import Duty
 from oncekey.telemetry.redaction import redact
 from tests.cli.key_table import KeyTable, Run
 
@@ -154,11 +153,27 @@ def test_a_key_is_asked_about_again(table: KeyTable, operate: Run) -> None:
     )
     assert record.reconcile_at is not None
     assert table.audit(KEY) == [("ann", Event.POSTPONE, "unknown", "unknown", WHY)]
-    code, _, error = operate(*asked)  # said before anything is asked
-    assert (code, "is no dead letter: the reconciler has it on its list" in error, "Why" in error) == (1, True, False)
-    with pytest.raises(MoveRefused, match="is no dead letter"):
-        changes.ask_again(table.store, record, Audit("ann", WHY))
-    assert len(table.audit(KEY)) == 1
+
+
+def test_unknown_key_that_waits_out_its_pause_is_asked_about_now(table: KeyTable, operate: Run) -> None:
+    """Its resolver is mended: the operator does not wait for the rest of an hour."""
+    record = table.put(KEY, State.UNKNOWN)
+    table.move(record, Event.POSTPONE, Actor.RECONCILER, reconcile_in=3000.0, last_error="the resolver raised KeyError")
+    assert table.store.due(Duty.UNKNOWNS, 10) == []
+    asked = ("dead-letters", "retry", KEY, "--scope", "acme")
+    assert "the reconciler asks about it now" in operate(*asked, "--why", WHY, said="n\n")[2]
+    code, out, _ = operate(*asked, *SURE)
+    assert (code, f"key {redact(KEY)}: waiting -> on the reconciler's list, due now" in out) == (0, True)
+    (due,) = table.store.due(Duty.UNKNOWNS, 10)
+    assert (due.reconcile_tries, due.last_error) == (0, "the resolver raised KeyError")
+    assert table.audit(KEY) == [("ann", Event.POSTPONE, "unknown", "unknown", WHY)]
+
+
+def test_half_done_key_that_waits_out_its_pause_goes_on_now(table: KeyTable, operate: Run) -> None:
+    table.half_done(KEY)
+    assert table.store.due(Duty.RESUMABLE, 10) == []
+    assert operate("dead-letters", "retry", KEY, "--scope", "acme", *SURE)[0] == 0
+    assert [each.key for each in table.store.due(Duty.RESUMABLE, 10)] == [KEY]
 
 
 def test_half_done_dead_letter_is_listed_and_goes_on_again(table: KeyTable, operate: Run) -> None:
@@ -179,8 +194,6 @@ def test_half_done_dead_letter_is_listed_and_goes_on_again(table: KeyTable, oper
     assert record.reconcile_at is not None
     assert record.last_error == dead.last_error
     assert table.audit(KEY) == [("ann", Event.POSTPONE, "failed_retryable", "failed_retryable", WHY)]
-    code, _, error = operate(*asked)
-    assert (code, "is no dead letter: the next retry runs it" in error) == (1, True)
     assert "no dead letters" in operate("dead-letters", "list")[1]
     assert "half done; upkeep may go on with it now" in operate("keys", "show", KEY, "--scope", "acme")[1]
 
@@ -200,4 +213,4 @@ def test_a_key_is_not_put_away(table: KeyTable, operate: Run) -> None:
     assert (table.there(KEY), table.audit(KEY)) == (before, [])
     table.put("order-2-of-today", State.COMPLETED)
     code, _, error = operate("dead-letters", "retry", "order-2-of-today", "--scope", "acme", *SURE)
-    assert (code, "only an unknown outcome or a half-done request can be a dead letter" in error) == (1, True)
+    assert (code, "only an unknown outcome or a half-done request can be tried again" in error) == (1, True)

@@ -33,7 +33,7 @@ _ASKED = {
     Event.HAPPENED: "only an effect of an unknown outcome can be settled; --correct replaces the result of a done one",
     Event.NOT_HAPPENED: "only an effect of an unknown outcome can be settled",
     Event.CORRECT: "only the result of an effect of an unknown or half-done key can be corrected",
-    Event.POSTPONE: "only an unknown outcome or a half-done request can be a dead letter",
+    Event.POSTPONE: "only an unknown outcome or a half-done request can be tried again",
     Event.FORGET: "only a final key can be forgotten, anything else may be in the middle of its work",
 }
 _NEXT = {
@@ -204,25 +204,11 @@ def forget(store: Store, seen: Record, audit: Audit) -> Record:
 
 
 def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
-    """Put a dead letter back on the list of the reconciler or, half done, of the resumer; its tries start over."""
-    if (refusal := still_asked(seen)) is not None:
-        raise refusal
+    """Put a key on the list of the reconciler or, half done, of the resumer: now, and its tries start over.
+
+    For a dead letter, and for a key that waits out its pause although its resolver or its function is mended.
+    """
     return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
-
-
-def still_asked(record: Record) -> MoveRefused | None:
-    """Why a key is not a dead letter, although its state allows it; None: it is one, or its state does not allow it."""
-    if record.dead or record.state not in (State.UNKNOWN, State.FAILED_RETRYABLE):
-        return None
-    if record.state is State.FAILED_RETRYABLE:
-        return MoveRefused(
-            f"key {redact(record.key)} is no dead letter: the next retry runs it, and upkeep goes on with it where a "
-            "function is registered (once.resume)"
-        )
-    return MoveRefused(
-        f"key {redact(record.key)} is no dead letter: the reconciler has it on its list and asks about it; "
-        "to settle it now, use `oncekey keys resolve`"
-    )
 
 
 def refused(record: Record, event: Event) -> MoveRefused | None:

@@ -115,7 +115,7 @@ def retry(
     why: Why = None,
     as_json: AsJson = False,
 ) -> None:
-    """Retry a dead letter: its tries start over.
+    """Retry a dead letter, or an unknown or half-done key that waits: now, and its tries start over.
 
     The next free worker runs a job, under the same downstream key: what an earlier try
     did outside is done again, unless the provider honours that key.
@@ -130,7 +130,8 @@ def retry(
             what = f"key {key_shown(record.key, False)}, {record.operation}: {_again(record)}"
             audit = sure([what], yes=yes, who=who, why=why)
             changes.ask_again(source, record, audit)
-            _done(f"key {key_shown(record.key, False)}", _list_of(record), audit.who, audit.why, as_json)
+            before = "dead letter" if record.dead else "waiting"
+            _done(f"key {key_shown(record.key, False)}", _list_of(record), audit.who, audit.why, as_json, before)
             return
         job = changes.dead_job(source, letter)
         what = (
@@ -171,25 +172,28 @@ def discard(
 
 def _can_be_asked_about(record: Record) -> None:
     """Refuse a wrong key before the operator is asked."""
-    if (refusal := changes.refused(record, Event.POSTPONE) or changes.still_asked(record)) is not None:
+    if (refusal := changes.refused(record, Event.POSTPONE)) is not None:
         raise refusal
 
 
 def _again(record: Record) -> str:
     half_done = record.state is State.FAILED_RETRYABLE
-    return "upkeep goes on with it again, from its last step" if half_done else "the reconciler asks about it again"
+    if half_done:
+        return "upkeep goes on with it now, from its last step, where a function is registered (once.resume)"
+    return "the reconciler asks about it now"
 
 
 def _list_of(record: Record) -> str:
-    return "on the resumer's list" if record.state is State.FAILED_RETRYABLE else "on the reconciler's list"
+    return f"on the {'resumer' if record.state is State.FAILED_RETRYABLE else 'reconciler'}'s list, due now"
 
 
 def _history(store: Store, scope: str, key: str, job_id: str) -> list[AuditLine]:
     return [line for line in store.audit(scope, key, SHOWN) if line.job_id == job_id]
 
 
-def _done(what: str, after: str, who: str, why: str, as_json: bool) -> None:
+def _done(what: str, after: str, who: str, why: str, as_json: bool, before: str = "dead letter") -> None:
     if as_json:
-        print_json({"letter": what, "before": "dead", "after": after, "who": who, "why": why})
+        was = "dead" if before == "dead letter" else before
+        print_json({"letter": what, "before": was, "after": after, "who": who, "why": why})
     else:
-        print(f"{what}: dead letter -> {after}; in the audit as {who}: {why}")
+        print(f"{what}: {before} -> {after}; in the audit as {who}: {why}")
