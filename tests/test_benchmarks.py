@@ -85,7 +85,7 @@ def test_generator_fails_loudly_on_anything_but_2xx(generator: Path, bare: Serve
         (["--port"], "needs a value"),
     ],
 )
-def test_generator_refuses(generator: Path, arguments: list[str], words: str) -> None:
+def test_generator_refuses_wrong_options(generator: Path, arguments: list[str], words: str) -> None:
     ended = subprocess.run([generator, *arguments], check=False, capture_output=True, text=True, timeout=10)
     assert ended.returncode == 2
     assert words in ended.stderr
@@ -313,7 +313,7 @@ def test_the_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None
     assert progress.prefix() == "[ 20%,  2:40 left]  "
 
 
-def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_server_ends_after_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     noise, now = itertools.count(0, 1000), itertools.count()
     monkeypatch.setattr("benchmarks.quiet.others_seconds", lambda: next(noise))
     monkeypatch.setattr("time.sleep", lambda seconds: None)

@@ -74,7 +74,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-def test_fastapi_payments(store: str, listener: socket.socket) -> None:
+def test_fastapi_payments_example_charges_once(store: str, listener: socket.socket) -> None:
     """One payment for two requests, nobody is 401, and a corrected body may keep its key."""
     key = {"X-API-Key": "ann-secret", "Idempotency-Key": "order-1001"}
     with served("examples.fastapi_payments:app", {"ONCEKEY_STORE": store}, listener), client_to(listener) as http:
@@ -87,7 +87,7 @@ def test_fastapi_payments(store: str, listener: socket.socket) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_rides(store: str, listener: socket.socket, tmp_path: Path) -> None:
+def test_rides_example_survives_a_kill_after_the_charge(store: str, listener: socket.socket, tmp_path: Path) -> None:
     """The server is killed after the first charge: one ride, one charge, one receipt, and the same answer for ever.
 
     It is killed after the third charge as well, and that client does not come back: upkeep ends its ride.

@@ -28,7 +28,7 @@ def run(source: str) -> dict[str, Any]:
     return names
 
 
-async def test_the_fastapi_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fastapi_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three lines protect the app: replayed, scoped, 401 for nobody."""
     monkeypatch.chdir(tmp_path)
     names = run(next(block for block in blocks("python") if "fastapi" in block))
@@ -45,7 +45,7 @@ async def test_the_fastapi_example(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     await names["once"].aclose()
 
 
-async def test_the_transactional_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transactional_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One order, one job and one stored answer, in one file; the retry adds nothing."""
     monkeypatch.chdir(tmp_path)
     names = run(next(block for block in blocks("python") if "operation.enlist" in block))
@@ -82,7 +82,7 @@ async def test_route_by_route_example_protects_the_declared_route_alone(
     await names["once"].aclose()
 
 
-def test_the_flask_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flask_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flask, with an exempt route and one of its own policy."""
     monkeypatch.chdir(tmp_path)
     names = run(next(block for block in blocks("python") if "flask" in block))

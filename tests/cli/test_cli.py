@@ -35,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-def test_migrate_a_server(run: Run, postgres_url: str) -> None:
+def test_migrate_names_the_migrations_that_ran(run: Run, postgres_url: str) -> None:
     """The first run names the migrations that ran, the second has nothing to do; the store is then as it should be."""
     first = run("migrate", "--store", postgres_url)
     assert (first[0], first[2]) == (0, "")
@@ -46,7 +46,7 @@ def test_migrate_a_server(run: Run, postgres_url: str) -> None:
     store.disconnect()
 
 
-def test_migrate_as_json(run: Run, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_with_json_prints_one_document(run: Run, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """--json prints one document, and the store may come from the environment."""
     monkeypatch.setenv("ONCEKEY_STORE", postgres_url)
     code, out, _ = run("migrate", "--json")
@@ -65,7 +65,7 @@ def test_a_schema_from_the_future(run: Run, postgres_url: str) -> None:
     assert "upgrade the oncekey package" in error
 
 
-def test_migrate_a_file(run: Run, tmp_path: Path) -> None:
+def test_migrate_creates_a_sqlite_file_with_its_tables(run: Run, tmp_path: Path) -> None:
     """A SQLite file is made, with its tables."""
     url = f"sqlite:///{tmp_path}/keys.db"
     code, out, _ = run("migrate", "--store", url)
@@ -101,7 +101,7 @@ def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
     assert run("no-such-thing")[0] == 2
 
 
-def test_the_version_both_ways(tmp_path: Path) -> None:
+def test_version_is_the_same_by_command_and_by_module(tmp_path: Path) -> None:
     """``oncekey --version`` and ``python -m oncekey --version`` are the same program."""
     script = Path(sys.executable).with_name("oncekey")
     programs = [[sys.executable, "-m", "oncekey"]] + ([[str(script)]] if script.exists() else [])
@@ -156,7 +156,7 @@ def without_extras(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str
     )
 
 
-def test_no_extra_is_needed(tmp_path: Path) -> None:
+def test_asgi_app_on_sqlite_needs_no_extra(tmp_path: Path) -> None:
     """The package, its ASGI middleware and an app on SQLite work with nothing but the three fixed dependencies."""
     done = without_extras(
         """

@@ -18,7 +18,7 @@ SURE = ("--yes", "--who", "ann", "--why", "the mail server is back")
 WHY = "the mail server is back"
 
 
-def test_both_kinds(table: KeyTable, operate: Run) -> None:
+def test_list_shows_dead_jobs_and_dead_keys(table: KeyTable, operate: Run) -> None:
     """Jobs after their last attempt, and unknown outcomes that are asked about no more; nothing else."""
     job_id = table.dead_job(age=7200)
     table.add("send_receipt")
@@ -38,7 +38,7 @@ def test_both_kinds(table: KeyTable, operate: Run) -> None:
     assert "ada@example.com" in revealed
 
 
-def test_none(table: KeyTable, operate: Run) -> None:
+def test_list_without_dead_letters_says_so(table: KeyTable, operate: Run) -> None:
     assert operate("dead-letters", "list") == (0, "no dead letters\n", "")
 
 
@@ -56,7 +56,7 @@ def test_more_than_are_asked_for(table: KeyTable, operate: Run, monkeypatch: pyt
     assert "first 4 of a kind" in operate("dead-letters", "list", "--limit", "4")[2]
 
 
-def test_one_job(table: KeyTable, operate: Run) -> None:
+def test_show_of_a_job_has_its_attempts_and_changes(table: KeyTable, operate: Run) -> None:
     """Each attempt with its error, who changed it; the payload only where it is asked for."""
     job_id = table.dead_job()
     code, out, _ = operate("dead-letters", "show", job_id)
@@ -76,7 +76,7 @@ def test_one_job(table: KeyTable, operate: Run) -> None:
     assert (code, "there is no job no-such-job" in error) == (1, True)
 
 
-def test_one_key(table: KeyTable, operate: Run) -> None:
+def test_show_of_a_key_equals_keys_show(table: KeyTable, operate: Run) -> None:
     """The same as keys show."""
     table.dead_key(KEY)
     asked = (KEY, "--scope", "acme")

@@ -35,7 +35,7 @@ def line(table: KeyTable, check: str) -> Diagnosis:
     return found
 
 
-def test_all_is_well(table: KeyTable, operate: Run) -> None:
+def test_doctor_has_a_line_for_each_check(table: KeyTable, operate: Run) -> None:
     """A line for each check. Only the tests' own PostgreSQL is not durable, and the doctor sees that."""
     table.put("order-1-of-today", State.COMPLETED)
     code, out, error = operate("doctor", "--json")
@@ -52,7 +52,9 @@ def test_all_is_well(table: KeyTable, operate: Run) -> None:
     assert out.count(" -> ") == len(bad)
 
 
-def test_exit_codes(table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_exit_code_counts_warnings_with_strict_only(
+    table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Warnings count with --strict only; failures always."""
     monkeypatch.setattr(type(table.store), "diagnose", lambda _: [Diagnosis("schema", Level.OK, "fine")])
     assert operate("doctor", "--strict")[0] == 0
@@ -68,7 +70,9 @@ def test_exit_codes(table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPat
 # -- the store -----------------------------------------------------------------------------------------------------
 
 
-def test_no_tables(postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_without_tables_names_the_command_to_run(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It says what to run, and all the same how the server is set up; once that is run, the line is ok."""
     run = runner(postgres_url, monkeypatch, capsys)
     code, out, _ = run("doctor", "--json")
@@ -104,7 +108,7 @@ def test_doctor_without_a_store_to_look_at_exits_2(operate: Run, tmp_path: Path,
     assert not (tmp_path / "none.db").exists()
 
 
-def test_an_index_is_missing(table: KeyTable, operate: Run) -> None:
+def test_missing_index_is_named_with_the_statement_that_creates_it(table: KeyTable, operate: Run) -> None:
     """It is named, the plan that needs it too, and the statement that is given heals both."""
     table.execute("DROP INDEX idempotency_keys_leases")
     table.store.disconnect()
@@ -150,7 +154,7 @@ def test_every_index_of_the_schema_is_known() -> None:
         assert set().union(*diagnosis.USES.values()) <= set(wanted)
 
 
-def test_clocks(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_an_hour_apart_is_a_warning(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour apart is a warning on either side; what the round trip takes is not a difference."""
     table = KeyTable(postgres_url)
     real = checks.host_clock
@@ -176,7 +180,7 @@ GOOD = {"synchronous_commit": "on", "fsync": "on", "full_page_writes": "on", "st
         ({"standby": "true"}, [Level.FAIL, Level.OK]),
     ],
 )
-def test_durability_of_postgres(changed: dict[str, str], levels: list[Level]) -> None:
+def test_postgres_durability_is_checked(changed: dict[str, str], levels: list[Level]) -> None:
     found = list(checks.durability(GOOD | changed))
     assert [each.level for each in found] == levels
     assert all(each.advice for each in found if each.level is not Level.OK)
@@ -192,7 +196,7 @@ def test_the_database_is_asked_and_not_our_connection(postgres_url: str) -> None
     table.close()
 
 
-def test_durability_of_sqlite(tmp_path: Path) -> None:
+def test_sqlite_durability_is_checked(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "keys.db")
     with store.connections.use() as connection:
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -203,7 +207,7 @@ def test_durability_of_sqlite(tmp_path: Path) -> None:
     assert sqlite_durability("wal", "extra").level is Level.OK
 
 
-def test_connections(postgres_url: str) -> None:
+def test_tightest_connection_limit_counts(postgres_url: str) -> None:
     """The tightest limit counts, and what is in use of it."""
     name = postgres_url.rpartition("/")[2].partition("?")[0]
     table = KeyTable(postgres_url)
@@ -216,7 +220,7 @@ def test_connections(postgres_url: str) -> None:
     table.close()
 
 
-def test_memory() -> None:
+def test_memory_store_is_checked() -> None:
     (first, *_) = examine(MemoryStore())
     assert (first.check, first.level) == ("durability", Level.WARN)
 
@@ -290,7 +294,7 @@ def test_keys_in_progress_for_over_an_hour_are_named(table: KeyTable) -> None:
     assert "max_run" in found.advice
 
 
-def test_unknown_outcomes(table: KeyTable) -> None:
+def test_unknown_outcomes_are_counted(table: KeyTable) -> None:
     table.put("order-1-of-today", State.UNKNOWN)
     assert line(table, "unknown").level is Level.OK
     table.put("order-2-of-today", State.UNKNOWN, age=1000)  # due, and nobody was asked
@@ -326,7 +330,7 @@ def test_an_old_unknown_and_a_dead_one(table: KeyTable) -> None:
     )
 
 
-def test_the_outbox(table: KeyTable) -> None:
+def test_waiting_and_dead_jobs_are_counted(table: KeyTable) -> None:
     """Jobs that wait for a worker, and jobs that were given up."""
     table.add("send_receipt")
     assert line(table, "outbox").level is Level.OK
@@ -350,7 +354,7 @@ def test_the_probes_use_an_index(postgres_url: str) -> None:
     store.close()
 
 
-def test_words() -> None:
+def test_findings_are_in_plain_words() -> None:
     assert [span(seconds) for seconds in (-1, 0.2, 59.6, 3601, 7261, 266_400)] == [
         *("0 s", "0 s", "1 min", "1 h", "2 h 1 min", "3 d 2 h"),
     ]

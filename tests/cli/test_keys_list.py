@@ -47,7 +47,7 @@ def full(table: KeyTable) -> KeyTable:
         (["--limit", "2"], "01"),
     ],
 )
-def test_filters(full: KeyTable, operate: Run, options: list[str], numbers: str) -> None:
+def test_list_shows_keys_that_match_all_filters(full: KeyTable, operate: Run, options: list[str], numbers: str) -> None:
     """All that are given hold, in the order of scope and key."""
     code, out, error = operate("keys", "list", "--json", "--reveal", *options)
     assert (code, error) == (0, "")
@@ -55,7 +55,7 @@ def test_filters(full: KeyTable, operate: Run, options: list[str], numbers: str)
     assert json.loads(out)["more"] == ("--limit" in options)
 
 
-def test_a_listing_is_masked(full: KeyTable, operate: Run) -> None:
+def test_list_masks_keys_in_text_and_json(full: KeyTable, operate: Run) -> None:
     """The same masks in text and JSON: enough to tell keys apart, too little to use one."""
     code, out, error = operate("keys", "list", "--limit", "5")
     head, *lines = out.splitlines()
@@ -73,7 +73,7 @@ def test_a_listing_is_masked(full: KeyTable, operate: Run) -> None:
     assert "lease is over for 1 h 59 min" in lines[2]
 
 
-def test_nothing_to_list(table: KeyTable, operate: Run) -> None:
+def test_list_without_keys_says_so(table: KeyTable, operate: Run) -> None:
     assert operate("keys", "list") == (0, "no such keys\n", "")
     assert json.loads(operate("keys", "list", "--json")[1]) == {"keys": [], "more": False}
 
@@ -88,7 +88,7 @@ def test_control_characters_and_markup_of_a_client_are_escaped(table: KeyTable, 
     assert plain("Grüße 日本") == "Grüße 日本"
 
 
-def test_keys_per_endpoint(table: KeyTable, operate: Run) -> None:
+def test_list_of_keys_per_endpoint_shows_tenant_and_endpoint(table: KeyTable, operate: Run) -> None:
     """Their scope is shown without the mark in it, and asked for by tenant and endpoint."""
     table.put("order-1-of-today", State.COMPLETED, scope=f"acme{ENDPOINT_MARK}POST /payments")
     table.put("order-1-of-today", State.COMPLETED)
@@ -102,7 +102,7 @@ def test_keys_per_endpoint(table: KeyTable, operate: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "-1h", "1w", "h"])
-def test_no_length_of_time(table: KeyTable, operate: Run, text: str) -> None:
+def test_malformed_duration_is_refused(table: KeyTable, operate: Run, text: str) -> None:
     code, out, error = operate("keys", "list", "--older-than", text)
     assert (code, out) == (2, "")
     assert "no length of time" in error or "No such option" in error

@@ -29,7 +29,7 @@ SURE = ("--yes", "--who", "ann", "--why", "the provider says so")
 PAID = ("--confirm", "--status", "201", "--body", '{"id": "pay_1"}')
 
 
-def test_confirmed(table: KeyTable, operate: Run) -> None:
+def test_confirm_completes_the_key_with_the_given_bytes(table: KeyTable, operate: Run) -> None:
     """The key is completed with the very bytes that were given, and the audit says who, what and why."""
     table.put(KEY, State.UNKNOWN)
     code, out, error = operate(*RESOLVE, *PAID, "--header", "Location: /payments/pay_1", *SURE)
@@ -45,7 +45,7 @@ def test_confirmed(table: KeyTable, operate: Run) -> None:
     assert (now["runs"], now["status"]) == (False, 201)
 
 
-def test_failed_for_good(table: KeyTable, operate: Run) -> None:
+def test_fail_makes_the_key_failed(table: KeyTable, operate: Run) -> None:
     table.put(KEY, State.UNKNOWN)
     code, out, _ = operate(*RESOLVE, "--fail", "--status", "402", "--json", *SURE)
     told = json.loads(out)
@@ -56,7 +56,7 @@ def test_failed_for_good(table: KeyTable, operate: Run) -> None:
     assert table.audit(KEY) == [("ann", "give_up", "unknown", "failed", "the provider says so")]
 
 
-def test_refuted(table: KeyTable, operate: Run) -> None:
+def test_refute_after_the_quarantine_makes_the_key_retryable(table: KeyTable, operate: Run) -> None:
     """After the quarantine, which counts from the doubt: the next retry runs it."""
     table.put(KEY, State.UNKNOWN, age=301)
     assert operate(*RESOLVE, "--refute", *SURE)[0] == 0
@@ -66,7 +66,7 @@ def test_refuted(table: KeyTable, operate: Run) -> None:
     assert table.audit(KEY) == [("ann", "refute", "unknown", "failed_retryable", "the provider says so")]
 
 
-def test_too_early_to_refute(table: KeyTable, operate: Run) -> None:
+def test_refute_before_the_quarantine_is_over_changes_nothing(table: KeyTable, operate: Run) -> None:
     """What was sent may be on its way: nothing is changed, and it says for how long that is so."""
     table.put(KEY, State.UNKNOWN, age=100)
     before = table.there(KEY)
@@ -120,7 +120,7 @@ def test_resolve_refuses_keys_that_are_not_unknown(
     assert (table.there(KEY), table.audit(KEY)) == (before, [])
 
 
-def test_asked_first(table: KeyTable, operate: Run) -> None:
+def test_resolve_shows_the_change_and_asks_before_it(table: KeyTable, operate: Run) -> None:
     """What will happen is shown, why is asked for, and then whether; who is the login name."""
     table.put(KEY, State.UNKNOWN)
     code, out, error = operate(*RESOLVE, *PAID, said="it is in their ledger\nn\n")
@@ -134,7 +134,7 @@ def test_asked_first(table: KeyTable, operate: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [(*RESOLVE, *PAID), FORGET])
-def test_no_answer_is_no(table: KeyTable, operate: Run, command: tuple[str, ...]) -> None:
+def test_resolve_without_a_terminal_changes_nothing(table: KeyTable, operate: Run, command: tuple[str, ...]) -> None:
     """Without a terminal nothing is done, unless --yes and --why say so."""
     table.put(KEY, State.UNKNOWN if "resolve" in command else State.COMPLETED)
     before = table.there(KEY)
@@ -173,7 +173,9 @@ def test_no_answer_is_no(table: KeyTable, operate: Run, command: tuple[str, ...]
         (["--confirm", "--status", "201", "--header", "X: a\rb"], 1, "line break"),
     ],
 )
-def test_wrong_options(table: KeyTable, operate: Run, options: list[str], code: int, words: str) -> None:
+def test_resolve_refuses_wrong_options(
+    table: KeyTable, operate: Run, options: list[str], code: int, words: str
+) -> None:
     table.put(KEY, State.UNKNOWN, age=1000)
     before = table.there(KEY)
     ended, out, error = operate(*RESOLVE, *options, *SURE)
@@ -224,7 +226,7 @@ def test_resolve_by_a_user_without_a_name_asks_for_who(
     assert operate(*RESOLVE, *PAID, *SURE)[0] == 0
 
 
-def test_moved_on_meanwhile(table: KeyTable) -> None:
+def test_resolve_of_a_key_that_changed_meanwhile_changes_nothing(table: KeyTable) -> None:
     """What was decided about one attempt is not done to the next, nor twice."""
     seen = table.put(KEY, State.UNKNOWN, age=1000)
     audit = Audit("ann", "paid")
@@ -239,7 +241,7 @@ def test_moved_on_meanwhile(table: KeyTable) -> None:
     assert len(table.audit("another-key-of-today")) == 1
 
 
-def test_held_by_a_transaction(postgres_url: str) -> None:
+def test_resolve_of_a_locked_key_says_so(postgres_url: str) -> None:
     """Nobody waits for it: it says so."""
     table = KeyTable(postgres_url)
     seen = table.put(KEY, State.UNKNOWN, age=1000)
@@ -428,7 +430,7 @@ def test_show_names_the_effect_in_doubt_and_the_command_that_settles_it(table: K
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
-def test_forgotten(table: KeyTable, operate: Run, state: State) -> None:
+def test_forget_deletes_the_row_and_keeps_the_audit(table: KeyTable, operate: Run, state: State) -> None:
     """The row and its steps are gone, the audit is not."""
     record = table.step(table.reserve(KEY, effects=Effects.PHASED), "charge")
     table.move(record, Event.COMPLETE if state is State.COMPLETED else Event.FAIL, response=RESPONSE)

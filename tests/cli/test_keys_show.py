@@ -20,7 +20,7 @@ KEY = "order-1-of-today"
 Message = MutableMapping[str, Any]
 
 
-def test_all_of_it(table: KeyTable, operate: Run) -> None:
+def test_show_has_record_response_steps_jobs_and_history(table: KeyTable, operate: Run) -> None:
     """Record, response, steps, jobs and history; bodies, results and the key only where they are asked for."""
     record = table.step(table.reserve(KEY, effects=Effects.PHASED), "charge")
     doubted = table.move(record, Event.DOUBT, last_error="TimeoutError")
@@ -60,7 +60,7 @@ def test_the_jobs_of_a_key(table: KeyTable) -> None:
     assert table.store.jobs_of("zeta", key, 10) == []
 
 
-def test_looking_changes_nothing(table: KeyTable, operate: Run) -> None:
+def test_show_changes_nothing(table: KeyTable, operate: Run) -> None:
     """Also where a request would move the key: this one would become unknown."""
     table.put(KEY, State.IN_PROGRESS, age=1000)
     before = table.there(KEY)

@@ -75,7 +75,7 @@ def said_of(app: Any) -> dict[str, str]:
     return {f"{e.method} {e.host}{e.path}": str(e.coverage) for e in audit(app).endpoints}
 
 
-def test_all_of_starlette() -> None:
+def test_every_starlette_route_is_listed_once() -> None:
     """Every route that changes something is there, once, under its whole path; nothing else is."""
     assert said_of(starlette()) == {
         "POST /payments/{id:int}": "protected",
@@ -120,7 +120,7 @@ def test_the_policy_is_the_one_that_applies() -> None:
     assert "PATCH, POST" in by_route["DELETE", "/things"].why
 
 
-def test_all_of_flask() -> None:
+def test_every_flask_route_is_listed_once() -> None:
     """Flask's way to write a parameter becomes ours; one that spans slashes stays one that does."""
     assert said_of(protected_flask()) == {
         "POST /billing/{id}/charge": "protected",
@@ -150,7 +150,7 @@ async def test_of_two_in_litestar_the_outer_one_has_it() -> None:
     ]
 
 
-def test_nothing_protects_it() -> None:
+def test_route_without_protection_is_unprotected() -> None:
     endpoint = audit(flask()).endpoints[0]
     assert (endpoint.coverage, endpoint.why) == (
         Coverage.UNPROTECTED,
@@ -158,7 +158,7 @@ def test_nothing_protects_it() -> None:
     )
 
 
-def test_listed_and_not_there() -> None:
+def test_listed_route_that_matches_nothing_is_named() -> None:
     """A listed route with a typing error protects or exempts nothing. One path under a parameter is not an error."""
     listed = {
         "POST /paymnts/{id}": OWN,
@@ -172,7 +172,7 @@ def test_listed_and_not_there() -> None:
 
 
 @pytest.mark.parametrize("app", [raw, Anything(), IdempotencyMiddleware(raw, once()), CORSMiddleware(raw)])
-def test_an_app_without_routes(app: Any) -> None:
+def test_app_whose_routes_cannot_be_read_is_named(app: Any) -> None:
     """It is said, and not taken for an app that has none."""
     with pytest.raises(ConfigurationError, match="no list of routes"):
         audit(app)
@@ -233,7 +233,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def test_listing(run: Run) -> None:
+def test_listing_has_a_line_with_a_reason_per_route(run: Run) -> None:
     """A line per route: what it is, and why. Without an unprotected one, --strict is content."""
     code, out, error = run("shop_to_audit:app", "--strict")
     assert (code, error) == (0, "")
@@ -250,7 +250,7 @@ def test_listing(run: Run) -> None:
     ]
 
 
-def test_strict(run: Run) -> None:
+def test_strict_fails_on_an_unprotected_route(run: Run) -> None:
     """An unprotected route fails --strict, and only that."""
     code, out, error = run("shop_to_audit:make", "--factory")
     assert (code, error) == (0, "")
@@ -260,7 +260,7 @@ def test_strict(run: Run) -> None:
     assert error.startswith("oncekey: 1 route is unprotected: ")
 
 
-def test_as_json(run: Run) -> None:
+def test_routes_with_json_print_one_document(run: Run) -> None:
     code, out, _ = run("shop_to_audit:make", "--factory", "--json", "--strict")
     said = json.loads(out)
     assert (code, said["protected"], said["exempt"], said["unprotected"], said["unused"]) == (1, 2, 1, 1, ["POST /old"])

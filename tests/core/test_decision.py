@@ -91,7 +91,7 @@ def own(row: dict[str, Any]) -> bool:
     return bool(row["mine"] and row["state"] is State.IN_PROGRESS)
 
 
-def test_the_product_is_whole() -> None:
+def test_every_row_of_the_product_gets_one_decision() -> None:
     """All 1,792 rows are there, and each gets one of the seven decisions about itself."""
     assert len(ROWS) == 7 * 4 * 2**6
     for _, record, decision in ROWS:
@@ -172,7 +172,7 @@ def test_a_running_lease_is_busy() -> None:
         (Effects.REPEATABLE, Event.TAKE_OVER),
     ],
 )
-def test_the_process_died(effects: Effects, event: Event) -> None:
+def test_lapsed_lease_becomes_unknown_or_is_taken_over_by_effects(effects: Effects, event: Event) -> None:
     """A lapsed lease is doubted where it may have charged, else taken over."""
     for steps, past_expiry in product((False, True), repeat=2):
         record = make_record(lease_over=True, effects=effects, steps=steps, past_expiry=past_expiry)
@@ -204,7 +204,7 @@ def test_retryable_key_runs_under_other_effects_only_if_nothing_can_happen_twice
     row with steps as phased only: else the key becomes unknown, and the reason says what to do."""
     for state, steps in product((State.FAILED_RETRYABLE, State.IN_PROGRESS), (False, True)):
         if state is State.IN_PROGRESS and before is Effects.EXTERNAL:
-            continue  # test_the_process_died
+            continue  # test_lapsed_lease_becomes_unknown_or_is_taken_over_by_effects
         record = make_record(state, lease_over=True, effects=before, steps=steps)
         decision = decide(record, replace(WANTED, effects=now))
         runs = now is Effects.PHASED if steps else (before, now) in RUNS_AGAIN

@@ -47,7 +47,7 @@ FORM = "application/x-www-form-urlencoded"
         ),
     ],
 )
-def test_golden_values(request_: dict[str, Any], digest: str) -> None:
+def test_digests_of_version_1_never_change(request_: dict[str, Any], digest: str) -> None:
     """Version 1 gives these digests for ever: rows written by an older deploy are compared with them."""
     assert of(**request_, version=1).hex() == digest
 
@@ -91,7 +91,7 @@ def test_golden_values_of_version_2(request_: dict[str, Any], digest: str) -> No
 # ---------------------------------------------------------------- fields of the request
 
 
-def test_every_field_counts() -> None:
+def test_every_field_changes_the_fingerprint() -> None:
     """Method, path, query, type and body each make another request, and so does a body by another form."""
     seen = {
         of("{}"),
@@ -111,7 +111,7 @@ def test_every_field_counts() -> None:
     assert len(seen) == 13
 
 
-def test_chosen_headers_count() -> None:
+def test_chosen_headers_change_the_fingerprint() -> None:
     """By name and line: absent is not empty, lines keep their order, and a name is no part of a line."""
     seen = [
         of("{}", headers=headers)
@@ -180,7 +180,7 @@ def test_no_field_runs_into_the_next(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "/", "\n", "\r\n", "\0", ":", "|", ",", " ", "\x1f", "?", "&"])
-def test_no_delimiter_is_believed(mark: str) -> None:
+def test_delimiters_inside_a_field_do_not_end_it(mark: str) -> None:
     """Whatever might be taken for the end of a field, in a field: it still ends where it ends."""
     names = ("method", "path", "query", "content_type", "body")
     for first, second in ((0, 1), (1, 2), (2, 4), (0, 2), (1, 4)):
@@ -210,7 +210,7 @@ def test_text_moved_across_a_field() -> None:
         "application/json; charset=utf8 ",
     ],
 )
-def test_spellings_of_json(content_type: str) -> None:
+def test_utf_8_charset_of_json_changes_nothing(content_type: str) -> None:
     """UTF-8 is what JSON is in, so saying so changes nothing."""
     assert of('{"a": 1}', content_type=content_type) == of('{"a":1}')
 
@@ -218,7 +218,7 @@ def test_spellings_of_json(content_type: str) -> None:
 @pytest.mark.parametrize(
     "content_type", ["application/vnd.api+json", "application/problem+JSON; charset=utf-8", "a/b+json"]
 )
-def test_json_suffix(content_type: str) -> None:
+def test_types_that_end_in_json_are_json(content_type: str) -> None:
     """Types that end in +json are JSON, each a type of its own."""
     assert of('{"b": 1, "a": 2}', content_type=content_type) == of('{"a":2,"b":1}', content_type=content_type)
     assert of("{}", content_type=content_type) != of("{}")
@@ -348,7 +348,7 @@ def test_fields_given_as_one_string_is_a_mistake() -> None:
 
 
 @given(value=st.dictionaries(st.sampled_from("abc"), TAME, max_size=3), rng=RNG)
-def test_fields_by_either_path(value: dict[str, Any], rng: random.Random) -> None:
+def test_chosen_fields_have_one_fingerprint_by_either_parser(value: dict[str, Any], rng: random.Random) -> None:
     """The chosen part has one fingerprint however the body is spelled."""
     fields = ["a", "b.a", "c"]
     assert of(spell(value, rng), fields=fields) == of(orjson.dumps(value), fields=fields)

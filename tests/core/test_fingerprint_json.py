@@ -29,7 +29,7 @@ def vectors() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", vectors())
-def test_public_vectors(name: str) -> None:
+def test_rfc_8785_vectors_have_their_canonical_form(name: str) -> None:
     """Input and output of the RFC 8785 suite are one request, and the canonical form is the output itself."""
     given_, expected = ((VECTORS / side / name).read_bytes() for side in ("input", "output"))
     for parsed in filter(None, (fast(given_), slow(given_), fast(expected), slow(expected))):
@@ -53,7 +53,7 @@ def test_public_vectors(name: str) -> None:
         ('{"":{"":[]},"a":{}}', '{"a": {}, "": {"": []}}'),
     ],
 )
-def test_spellings_of_one_value(one: str, other: str) -> None:
+def test_spellings_of_one_value_are_one_request(one: str, other: str) -> None:
     """Documents with one RFC 8785 form are one request."""
     assert of(one) == of(other)
     assert not is_raw(one)
@@ -249,7 +249,7 @@ DECOYS = ['"]"', r'"\"]"', r'"\"]\""', '"]]}}"', '"[[["', r'"\\"', '""']
 
 
 @pytest.mark.parametrize("inside", ["1", "1.0", *DECOYS, "[]"])
-def test_depth_is_exact(inside: str) -> None:
+def test_json_deeper_than_the_limit_is_raw(inside: str) -> None:
     """MAX_DEPTH levels are JSON, one more is raw, whichever way it is parsed and whatever strings contain."""
     room = MAX_DEPTH - (inside == "[]")
     assert not is_raw(nested(room, inside))

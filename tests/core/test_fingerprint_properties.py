@@ -70,7 +70,7 @@ def test_fast_path_is_the_reference_on_broken_text(text: str, at: int, extra: by
 
 
 @given(value=TAME, rng=RNG)
-def test_spelling_never_counts(value: Any, rng: random.Random) -> None:
+def test_spelling_of_json_never_changes_the_fingerprint(value: Any, rng: random.Random) -> None:
     """White space, order of names, escapes and forms of numbers do not change the fingerprint."""
     assert of(spell(value, rng)) == of(spell(value, rng)) == of(rfc8785.dumps(value))
 
@@ -107,7 +107,7 @@ def test_any_change_of_a_value_counts(value: Any, other: Any, rng: random.Random
 
 
 @given(one=DOCUMENTS, other=DOCUMENTS)
-def test_different_documents_never_meet(one: str, other: str) -> None:
+def test_different_documents_have_different_fingerprints(one: str, other: str) -> None:
     """Two texts have one fingerprint only if a parser with exact numbers and all members sees one value."""
 
     def exact(text: str) -> Any:

@@ -103,12 +103,12 @@ def test_the_value_without_its_dress(value: bytes, key: str) -> None:
         (b'"a","a"', "repeated"),
     ],
 )
-def test_refusals(value: bytes, expected: str) -> None:
+def test_malformed_value_is_refused_by_its_rule(value: bytes, expected: str) -> None:
     """Each malformed value is refused by the rule that it breaks."""
     assert rule(value) == expected
 
 
-def test_absent_and_repeated_header() -> None:
+def test_absent_and_repeated_headers_are_refused() -> None:
     """No field at all and two fields are refused, two equal ones as well."""
     assert rule() == "missing"
     assert rule(b"a", b"b") == "repeated"
@@ -116,12 +116,12 @@ def test_absent_and_repeated_header() -> None:
 
 
 @pytest.mark.parametrize("value", [b"a", b"42", b"1.5", b"?1", b":YWJj:", b"@1659578233", b'%"abc"', b"a b", b"(1)"])
-def test_strict_takes_strings_only(value: bytes) -> None:
+def test_strict_syntax_refuses_items_that_are_no_string(value: bytes) -> None:
     """The strict syntax refuses every item that is not a String."""
     assert rule(value, syntax="strict") == "bare_not_allowed"
 
 
-def test_strict_takes_strings() -> None:
+def test_strict_syntax_takes_quoted_strings() -> None:
     """The strict syntax takes the quoted form, escapes and parameters included."""
     assert parse_key([rb'"K"'], syntax="strict") == "K"
     assert parse_key([rb'"K\\";a=1'], syntax="strict") == "K\\"
@@ -303,7 +303,7 @@ def vectors() -> list[Any]:
 
 
 @pytest.mark.parametrize("case", vectors())
-def test_public_vectors(case: dict[str, Any]) -> None:
+def test_httpwg_vectors_parse_as_published(case: dict[str, Any]) -> None:
     """The httpwg suite: Strings give their value, everything else is refused in the strict syntax."""
     values = [line.encode("utf-8") for line in case["raw"]]
     expected = case.get("expected", [None])[0]

@@ -70,7 +70,7 @@ def test_lengths_keep_pieces_apart() -> None:
     assert form([([NAME, b"x: 1"], b"")]) != form([([NAME], b"x1")])
 
 
-def test_spelling_of_part_headers() -> None:
+def test_spelling_of_part_headers_changes_nothing() -> None:
     """Case of header names, their order and white space around values do not count."""
     spelled = [FILE[1].replace(b"Content-Type: ", b"content-type:"), FILE[0].replace(b": ", b":\t ") + b" "]
     assert form([PARTS[0], (spelled, PARTS[1][1])]) == form(PARTS)
@@ -152,13 +152,13 @@ def test_types_without_a_usable_boundary_are_raw(content_type: str) -> None:
     assert hashed(GOOD, content_type) != hashed(GOOD[:-2], content_type)
 
 
-def test_boundary_syntax() -> None:
+def test_malformed_boundary_is_refused() -> None:
     """A boundary has 1 to 70 characters of RFC 2046's set and does not end in a space."""
     assert all(is_boundary(text) for text in ("a", "a b", "-" * 70, "0'()+_,-./:=?"))
     assert not any(is_boundary(text) for text in ("", "a ", "a" * 71, "a\r\n", "é", "a\n", '"', "a*"))
 
 
-def test_other_parameters_stay() -> None:
+def test_other_parameters_of_the_type_count() -> None:
     """Only the boundary is dropped from the type."""
     plain = hashed(GOOD, "multipart/form-data; boundary=XX")
     assert hashed(GOOD, "multipart/form-data; boundary=XX; charset=latin-1") != plain

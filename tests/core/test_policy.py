@@ -99,7 +99,7 @@ def test_one_hour_and_the_defaults_do_not_warn() -> None:
         Policy(ttl=timedelta(hours=1))
 
 
-def test_the_derived_values() -> None:
+def test_derived_values_are_computed_once() -> None:
     """The hot path gets numbers, an enum, and names in one case, computed once."""
     policy = Policy(
         effects="phased",

@@ -297,7 +297,7 @@ def test_a_401_has_a_challenge(profile: ProfileName) -> None:
 
 
 @every
-def test_the_docs_are_linked(profile: ProfileName, situation: Situation) -> None:
+def test_problems_link_to_the_docs_url(profile: ProfileName, situation: Situation) -> None:
     """With a docs_url every answer links to it, and the problem type is its section about the situation."""
     answer = problem(profile, situation, docs_url=DOCS)
     assert headers_of(answer)["link"] == f'<{DOCS}>; rel="describedby"'
@@ -381,7 +381,7 @@ def test_constant_answers_are_built_once(profile: ProfileName) -> None:
     )
 
 
-def test_the_replay_markers() -> None:
+def test_replay_markers_follow_the_profile() -> None:
     """In the governance profile the echoed key is the sign of a replay."""
     assert replay_marker("ietf") == (b"idempotency-replayed", b"true")
     assert replay_marker("stripe") == (b"idempotent-replayed", b"true")

@@ -29,7 +29,7 @@ def make_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield make
 
 
-ON_BOTH = ("test_identical_twice", "test_killed_after_the_charge")
+ON_BOTH = ("test_identical_twice", "test_app_killed_after_the_charge")
 """What `make test` runs on PostgreSQL as well."""
 LONG = ("test_killed_at_random", "test_the_worker_is_killed", "test_everything_is_killed", "test_restarts_lose_nothing")
 """Several kills each: the campaign's short forms kill the same paths in `make test`, these do it in `make faults`."""

@@ -61,7 +61,7 @@ def test_another_body_is_422_while_it_is_pending(demo: Demo) -> None:
     assert demo.pay("mismatch-0001", 103, simulate="slow").status_code == 422
 
 
-def test_whose_key_it_is(demo: Demo) -> None:
+def test_key_of_another_tenant_looks_unused(demo: Demo) -> None:
     """A key that nobody has sent and one of another tenant look the same."""
     demo.pay("tenants-0001", 104)
     theirs, never = demo.status("tenants-0001", "tenant-b"), demo.status("never-0001", "tenant-b")
@@ -99,7 +99,7 @@ def test_an_error_before_anything_happened(demo: Demo) -> None:
     assert [row for row in demo.payments() if row["amountCents"] == 107] == []
 
 
-def test_large_leaves_a_tombstone(demo: Demo) -> None:
+def test_large_response_of_the_worker_leaves_a_tombstone(demo: Demo) -> None:
     """What the worker answers may be too large to keep as well."""
     demo.pay("large-0001", 108, simulate="large")
     done = settled(demo, "large-0001")
@@ -129,7 +129,7 @@ def test_the_worker_is_killed_and_the_provider_knows_no_keys(make_demo: MakeDemo
     assert (len(demo.charges(110)), len(demo.charges(111))) == (1, 1)
 
 
-def test_many_at_once(demo: Demo) -> None:
+def test_forty_payments_at_once_are_charged_once_each(demo: Demo) -> None:
     """Forty payments by forty clients: each is accepted, and each is charged once."""
     with ThreadPoolExecutor(40) as pool:
         answers = list(pool.map(lambda number: demo.pay(f"many-{number:04d}", 2000 + number), range(40)))

@@ -114,7 +114,7 @@ def test_slow_is_409_for_the_duplicate_and_422_for_another_body(demo: Demo) -> N
     assert demo.pay("slow-0001", 300, simulate="slow").content == first.result().content
 
 
-def test_error_runs_again(demo: Demo) -> None:
+def test_error_that_says_nothing_happened_runs_again(demo: Demo) -> None:
     """A 500 that says that nothing happened is not stored: the retry is attempt 2."""
     answers = [demo.pay("error-0001", simulate="error") for _ in range(2)]
     assert [(answer.status_code, answer.json()["attempt"]) for answer in answers] == [(500, 1), (500, 2)]
@@ -148,7 +148,7 @@ def test_a_timeout_is_settled_by_the_ledger(demo: Demo) -> None:
     assert len(demo.charges(53)) == 1
 
 
-def test_large_leaves_a_tombstone(demo: Demo) -> None:
+def test_large_response_leaves_a_tombstone(demo: Demo) -> None:
     """A 2 MiB answer is not kept; the retry learns that it is done, and where."""
     first, second = (demo.pay("large-0001", simulate="large") for _ in range(2))
     assert len(first.content) > 2 * 1024 * 1024
@@ -231,7 +231,7 @@ def test_a_hung_store_is_503_and_nothing_is_charged(demo: Demo, request: pytest.
     assert (answer.status_code, len(demo.payments())) == (201, before + 1)
 
 
-def test_killed_after_the_charge(demo: Demo) -> None:
+def test_app_killed_after_the_charge_resumes_with_it(demo: Demo) -> None:
     """The app is killed after charging and before it knows: the retry resumes, and the charge is the first one."""
     with pytest.raises(httpx.TransportError):
         demo.pay("crash-0001", 777, simulate="crash")
@@ -244,7 +244,7 @@ def test_killed_after_the_charge(demo: Demo) -> None:
     assert [payment for payment in demo.payments() if payment["amountCents"] == 777] == [answer.json()]
 
 
-def test_the_providers_ledger(demo: Demo) -> None:
+def test_ledger_of_the_provider_has_no_key_of_the_client(demo: Demo) -> None:
     """It shows what was charged and under which key; the client's key is not in it."""
     demo.pay("ledger-0001", 4242)
     (charge,) = demo.charges(4242)

@@ -39,7 +39,7 @@ def printed(demo: Demo) -> list[httpx.Request]:
     ],
     ids=["now", "careless", "background"],
 )
-def test_three_lines_to_try(tmp_path: Path, options: list[str], words: str, end: tuple[int, str]) -> None:
+def test_printed_commands_can_be_run(tmp_path: Path, options: list[str], words: str, end: tuple[int, str]) -> None:
     with Demo(f"sqlite:///{tmp_path / 'demo.db'}", tmp_path, *options) as demo:
         assert words in demo.log.read_text()
         pay, crash, look = printed(demo)

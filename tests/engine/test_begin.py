@@ -238,7 +238,7 @@ def test_a_waiter_whose_key_was_discarded_begins(flows: Flows, clock: Clock) -> 
     assert played.result == Execute(mine)
 
 
-def test_waiting_ends(flows: Flows, clock: Clock) -> None:
+def test_waiter_gets_busy_when_its_time_is_over(flows: Flows, clock: Clock) -> None:
     """When the time is over the waiter gets its 409, and the event says how long it waited."""
     busy = record_of(RIVAL)
     flow = flows.engine.begin(WANTED, WAITING)

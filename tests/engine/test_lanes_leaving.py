@@ -393,7 +393,7 @@ def test_closing_does_not_wait_for_a_store_that_is_down(open_lanes: Open) -> Non
     assert store.row() is not None
 
 
-def test_debts_are_bounded(open_lanes: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owed_undos_are_bounded(open_lanes: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the store is down for long, what is remembered does not grow for ever."""
     monkeypatch.setattr(lane_module, "MAX_BATCH", 1)
     store = FakeStore()

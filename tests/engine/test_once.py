@@ -228,7 +228,7 @@ def test_headers_of_the_policy_make_another_request(once: OnceKey) -> None:
     assert fingerprint_of((b"if-match", b'"1"'), policy=off) == fingerprint_of(policy=off)
 
 
-def test_endpoints_may_be_independent(once: OnceKey) -> None:
+def test_key_per_endpoint_puts_the_operation_into_the_scope(once: OnceKey) -> None:
     """With key_per="endpoint" the scope holds the operation too, behind a mark that no tenant can contain."""
     policy = Policy(key_per="endpoint")
     assert ask(once, policy=policy).scope == "acme\x1fPOST /payments"
@@ -367,7 +367,7 @@ def test_closing_does_not_wait_for_the_handlers_of_a_loop_that_is_gone() -> None
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def test_a_handler_may_close() -> None:
+def test_close_by_a_handler_does_not_wait_for_itself() -> None:
     """A task that closes does not wait for itself."""
     once = OnceKey(FakeStore(), scope=SINGLE_TENANT)
 

@@ -82,7 +82,7 @@ async def test_its_downstream_key_is_the_same_in_every_attempt(phased: PhasedApi
     assert len(set(keys[0])) == 2
 
 
-async def test_in_a_phase(phased: PhasedApi) -> None:
+async def test_job_staged_in_a_phase_is_committed_once(phased: PhasedApi) -> None:
     """Committed with the phase, once. Jobs of phases that a later attempt does not run again keep their keys."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
@@ -126,7 +126,7 @@ async def test_a_phase_that_fails_takes_its_job_along(phased: PhasedApi) -> None
     ],
     ids=["an hour from now", "at two hours from now", "now", "an hour ago"],
 )
-async def test_when(phased: PhasedApi, run_at: Callable[[], Any], in_seconds: float) -> None:
+async def test_run_at_of_a_job_is_stored(phased: PhasedApi, run_at: Callable[[], Any], in_seconds: float) -> None:
     assert (await phased.post(adding(lambda op: op.enqueue("receipt", run_at=run_at())))).status_code == 201
     store = open_store(phased.shop.url)
     assert isinstance(store, Outbox)
@@ -150,7 +150,7 @@ async def test_when(phased: PhasedApi, run_at: Callable[[], Any], in_seconds: fl
         (lambda op: op.enqueue("a\nb"), "a task's name"),
     ],
 )
-async def test_jobs_that_cannot_be(phased: PhasedApi, add: Add, says: str) -> None:
+async def test_invalid_job_is_refused(phased: PhasedApi, add: Add, says: str) -> None:
     assert (await phased.post(adding(add))).status_code == 500
     assert isinstance(phased.errors[0], ApplicationError)
     assert says in str(phased.errors[0])
@@ -158,7 +158,7 @@ async def test_jobs_that_cannot_be(phased: PhasedApi, add: Add, says: str) -> No
 
 
 @pytest.mark.parametrize("verb", ["enqueue", "defer"])
-async def test_not_without_a_transaction(phased: PhasedApi, verb: str) -> None:
+async def test_enqueue_without_a_transaction_is_refused(phased: PhasedApi, verb: str) -> None:
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         await getattr(op, verb)("receipt")
 
@@ -169,7 +169,7 @@ async def test_not_without_a_transaction(phased: PhasedApi, verb: str) -> None:
     assert ("inside a phase" in str(phased.errors[0])) == (verb == "enqueue")
 
 
-async def test_not_in_an_effect(phased: PhasedApi) -> None:
+async def test_enqueue_in_an_effect_is_refused(phased: PhasedApi) -> None:
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         await op.effect("charge", op.enqueue, "receipt", repeatable=True)
 
@@ -188,7 +188,7 @@ async def test_no_deferring_in_a_phase(phased: PhasedApi) -> None:
     assert (phased.jobs(), phased.state) == ([], State.FAILED_RETRYABLE)
 
 
-async def test_deferred_once(phased: PhasedApi) -> None:
+async def test_second_defer_is_refused(phased: PhasedApi) -> None:
     async def twice(op: Operation) -> None:
         await op.defer("charge")
         await op.defer("charge")

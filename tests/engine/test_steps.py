@@ -60,7 +60,7 @@ async def test_first_attempt_gets_the_same_result_as_later_ones(phased: PhasedAp
 
 @pytest.mark.parametrize("name", ["", "started", "x" * (MAX_NAME_LENGTH + 1), "a\nb"])
 @pytest.mark.parametrize("kind", ["phase", "effect"])
-async def test_names(phased: PhasedApi, name: str, kind: str) -> None:
+async def test_invalid_step_name_is_refused(phased: PhasedApi, name: str, kind: str) -> None:
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         if kind == "phase":
             await op.phase(name, phased.pay, connection, on=connection)
@@ -146,14 +146,14 @@ async def test_new_steps_at_the_end(phased: PhasedApi) -> None:
 @pytest.mark.parametrize(
     "steps", [[("phase", "new"), ("phase", "a")], [("phase", "a"), ("effect", "new")], [("phase", "b"), ("phase", "d")]]
 )
-async def test_the_order_has_changed(phased: PhasedApi, steps: list[tuple[str, str]]) -> None:
+async def test_changed_order_of_steps_is_refused(phased: PhasedApi, steps: list[tuple[str, str]]) -> None:
     assert await after_a_deploy(phased, *steps) == 500
     assert "the order of steps has changed" in str(phased.errors[-1])
     assert phased.calls == {"a": 1, "b": 1, "c": 1}
     assert phased.state is State.FAILED_RETRYABLE
 
 
-async def test_the_kind_has_changed(phased: PhasedApi) -> None:
+async def test_changed_kind_of_a_step_is_refused(phased: PhasedApi) -> None:
     assert await after_a_deploy(phased, ("effect", "a")) == 500
     assert "was a phase" in str(phased.errors[-1])
 
@@ -200,7 +200,7 @@ async def test_not_while_a_transaction_is_open(phased: PhasedApi, kind: str) -> 
 
 @pytest.mark.parametrize("inner", ["phase", "effect", "enlist"])
 @pytest.mark.parametrize("outer", ["phase", "effect"])
-async def test_not_inside_of_another(phased: PhasedApi, outer: str, inner: str) -> None:
+async def test_step_inside_of_another_is_refused(phased: PhasedApi, outer: str, inner: str) -> None:
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         async def begin() -> None:
             if inner == "phase":
@@ -221,7 +221,7 @@ async def test_not_inside_of_another(phased: PhasedApi, outer: str, inner: str) 
     assert phased.is_free()
 
 
-async def test_one_after_another(phased: PhasedApi) -> None:
+async def test_two_steps_at_once_are_refused(phased: PhasedApi) -> None:
     """Two at once have no order, and the end of one would take back the doubt about the other."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
@@ -246,7 +246,7 @@ async def test_one_after_another(phased: PhasedApi) -> None:
 
 
 @pytest.mark.parametrize("payer", ALL, indirect=True)
-async def test_every_driver(payer: Payer) -> None:
+async def test_phase_commits_and_rolls_back_with_every_driver(payer: Payer) -> None:
     """A phase commits with it, rolls back with it, and a second phase follows on the same connection."""
     phased = PhasedApi(payer.shop)
     phased.connect = payer.open
@@ -276,7 +276,7 @@ def payer(request: pytest.FixtureRequest) -> Payer:
     return (SQLITE if kind == "sqlite" else POSTGRES)[name](phased.shop)
 
 
-async def test_functions_of_every_kind(phased: PhasedApi) -> None:
+async def test_effect_runs_plain_and_async_functions(phased: PhasedApi) -> None:
     """A plain effect runs in a thread, where it may block; what only returns an awaitable is awaited."""
     threads = []
 

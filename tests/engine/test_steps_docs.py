@@ -89,7 +89,7 @@ async def test_upkeep_goes_on_as_the_page_says(tmp_path: Path, monkeypatch: pyte
         assert db.execute("SELECT task, payload FROM idempotency_outbox").fetchall() == [("send_receipt", '{"ride":1}')]
 
 
-def test_the_page_counts_right() -> None:
+def test_counts_of_the_page_are_right() -> None:
     (number,) = re.findall(r"each of (\d+) named points", PAGE.read_text())
     killed = {case.point.partition(":")[0] for case in CASES}
     assert killed == {point for point in faults.POINTS if not point.startswith("upkeep.")}

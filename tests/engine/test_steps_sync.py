@@ -53,7 +53,7 @@ def post(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-async def test_resumed(phased: PhasedApi, post: Any) -> None:
+async def test_sync_handler_resumes_after_its_last_step(phased: PhasedApi, post: Any) -> None:
     def handler() -> dict[str, Any]:
         op = current()
         with closing(connect(phased)) as connection:
@@ -82,7 +82,7 @@ async def test_resumed(phased: PhasedApi, post: Any) -> None:
     assert len(set(keys)) == 2
 
 
-async def test_a_phase_that_raises(phased: PhasedApi, post: Any) -> None:
+async def test_sync_phase_that_raises_rolls_back(phased: PhasedApi, post: Any) -> None:
     def handler() -> dict[str, Any]:
         with closing(connect(phased)) as connection:
 

@@ -186,7 +186,7 @@ async def test_a_crash_in_an_effect(phased: PhasedApi) -> None:
 # ---------------------------------------------------------------- a lease that is lost
 
 
-async def test_lost_at_the_intent(phased: PhasedApi) -> None:
+async def test_effect_is_not_called_if_the_lease_is_lost_at_its_intent(phased: PhasedApi) -> None:
     """Not called."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
@@ -198,7 +198,7 @@ async def test_lost_at_the_intent(phased: PhasedApi) -> None:
     assert (phased.calls, phased.record.owner) == ({}, "a-thief")
 
 
-async def test_lost_at_the_result(phased: PhasedApi) -> None:
+async def test_nothing_is_written_if_the_lease_is_lost_at_the_result(phased: PhasedApi) -> None:
     """Called, and nothing more is written: the thief decides what becomes of the key."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:

@@ -41,7 +41,7 @@ async def settled(shop: Shop) -> State | None:
     return shop.state()
 
 
-async def test_not_awaited(shop: Shop) -> None:
+async def test_enlist_not_awaited_and_cut_off_makes_the_key_unknown(shop: Shop) -> None:
     """Nothing was enlisted, and what the handler committed is there: unknown, and never a second run."""
     engine = create_async_engine(SqlAlchemy(shop).url().replace("sqlite:", "sqlite+aiosqlite:"), poolclass=NullPool)
 
@@ -60,7 +60,7 @@ async def test_not_awaited(shop: Shop) -> None:
     await engine.dispose()
 
 
-async def test_committed_by_hand(postgres_shop: Shop) -> None:
+async def test_commit_by_hand_and_cut_off_makes_the_key_unknown(postgres_shop: Shop) -> None:
     """The key's row is as it was, and says nothing of what the handler committed: the server does."""
     payer = Asyncpg(postgres_shop)
 
@@ -96,7 +96,7 @@ async def test_while_it_was_being_opened(postgres_shop: Shop) -> None:
 
 
 @every_driver
-async def test_anywhere(payer: Payer) -> None:
+async def test_cut_at_any_point_never_pays_twice(payer: Payer) -> None:
     """Whatever the cut left behind: a retry never pays a second time, and where nothing was paid, it may."""
     shop, api = payer.shop, payer.shop.api(handler(payer))
     await cut_off(api)

@@ -21,7 +21,7 @@ from tests.enlist.shop import Asyncpg, Payer, paid
 
 
 @every_driver
-async def test_one_commit(payer: Payer) -> None:
+async def test_write_response_and_key_share_one_commit(payer: Payer) -> None:
     """Business write, response and key are there together, and a retry replays."""
     api = payer.shop.api(handler(payer))
     first = await api.post()
@@ -77,7 +77,7 @@ async def test_the_loop_is_not_blocked_by_a_threads_connection(payer: Payer, mon
 
 
 @every_driver
-async def test_many_at_once(payer: Payer) -> None:
+async def test_many_enlisted_requests_at_once_complete(payer: Payer) -> None:
     """In one event loop: who waits for another does not keep it from going on."""
     api = payer.shop.api(handler(payer))
     answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(8)))
@@ -157,7 +157,7 @@ async def test_a_commit_by_the_handler_is_refused_or_noticed(payer: Payer, caplo
 
 
 @every_driver
-async def test_a_commit_in_sql(payer: Payer) -> None:
+async def test_commit_sent_as_sql_is_refused_or_noticed(payer: Payer) -> None:
     """Sent as a statement: refused where the driver tells us of statements, noticed everywhere."""
 
     async def commit(thing: Any) -> Response:
@@ -176,7 +176,7 @@ async def test_a_commit_in_sql(payer: Payer) -> None:
 
 
 @every_driver
-async def test_savepoints_are_the_handlers(payer: Payer) -> None:
+async def test_savepoints_of_the_handler_are_allowed(payer: Payer) -> None:
     async def nested(thing: Any) -> Response:
         is_sqlalchemy = hasattr(payer, "engine")
         for sql in ("SAVEPOINT a", INSERT, "ROLLBACK TO SAVEPOINT a", "SAVEPOINT b", INSERT, "RELEASE SAVEPOINT b"):
@@ -216,7 +216,7 @@ async def test_a_refusal_that_is_swallowed(payer: Payer, verb: str) -> None:
 
 
 @every_driver
-async def test_closed_in_the_handler(payer: Payer) -> None:
+async def test_connection_closed_in_the_handler_completes_nothing(payer: Payer) -> None:
     """The session is closed, or its connection goes back to the pool: nothing completes in another transaction."""
 
     async def close(thing: Any) -> Response:
@@ -250,7 +250,7 @@ async def test_rolled_back_in_the_handler(payer: Payer) -> None:
 
 
 @every_driver
-async def test_enlisting_twice(payer: Payer) -> None:
+async def test_second_enlist_is_refused(payer: Payer) -> None:
     seen: list[str] = []
 
     async def twice(thing: Any) -> Response:

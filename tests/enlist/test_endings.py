@@ -36,7 +36,7 @@ from tests.enlist.shop import (
 from tests.web.apps import until
 
 
-async def test_two_commits_in_all(postgres_shop: Shop) -> None:
+async def test_enlisted_request_takes_two_commits(postgres_shop: Shop) -> None:
     """The reservation in the lane, and the handler's own with the completion in it."""
     payer = PsycopgAsync(postgres_shop)
     api = postgres_shop.api(handler(payer))
@@ -165,7 +165,7 @@ async def test_a_tombstone_commits_with_the_writes(shop: Shop) -> None:
     await payer.close()
 
 
-async def test_cancelled_while_it_finishes(shop: Shop) -> None:
+async def test_cancellation_during_the_commit_waits_for_its_end(shop: Shop) -> None:
     """A time limit of the app around its own sending does not cut the commit in two, and waits for its end."""
     payer = SqlAlchemyAsync(shop)
     over: list[bool] = []
@@ -223,7 +223,7 @@ def caller_app(shop: Shop, engine: Any, *, commits: bool) -> tuple[FastAPI, Once
 
 
 @pytest.mark.parametrize("commits", [True, False])
-async def test_the_app_commits(shop: Shop, commits: bool) -> None:
+async def test_response_waits_for_the_commit_of_the_app(shop: Shop, commits: bool) -> None:
     """The response waits until the app's own dependency has committed; if it does not, nothing was done."""
     url = SqlAlchemy(shop).url().replace("sqlite:", "sqlite+aiosqlite:")
     engine = create_async_engine(url, poolclass=NullPool)

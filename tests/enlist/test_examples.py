@@ -32,7 +32,9 @@ def load(name: str) -> Any:
     return module
 
 
-async def test_fastapi_sqlalchemy(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fastapi_sqlalchemy_example_runs(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = postgres_server.database("example_orders")
     monkeypatch.setenv("DATABASE_URL", url)
     example = load("fastapi_sqlalchemy")
@@ -61,7 +63,7 @@ async def test_fastapi_sqlalchemy(postgres_server: PostgresServer, monkeypatch: 
     postgres_server.drop_database("example_orders")
 
 
-def test_flask_sqlalchemy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flask_sqlalchemy_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DATABASE_URL", raising=False)
     example = load("flask_sqlalchemy_app")
@@ -92,7 +94,7 @@ def run(names: dict[str, Any], code: str) -> None:
     exec(compile(code, "transactions.md", "exec"), names)
 
 
-async def test_the_documentation(sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_code_of_the_page_runs(sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first piece of code, as it stands there."""
     monkeypatch.setenv("DATABASE_URL", sqlite_shop.url)
     names: dict[str, Any] = {"__name__": "documentation"}

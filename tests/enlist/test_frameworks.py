@@ -155,7 +155,7 @@ def flask_site(shop: Shop) -> Iterator[FlaskSite]:
     site.once.close()
 
 
-async def test_flask_sqlalchemy(flask_site: FlaskSite, shop: Shop) -> None:
+async def test_flask_sqlalchemy_session_commits_before_the_teardown(flask_site: FlaskSite, shop: Shop) -> None:
     """The session is removed at teardown, which is after the commit."""
     first = flask_site.post(5)
     assert first.status_code == 201

@@ -37,7 +37,7 @@ def agree(shop: Shop) -> None:
         for toy, point in product(GOOD, POINTS)
     ],
 )
-async def test_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
+async def test_process_killed_at_a_point_pays_once(shop: Shop, toy: str, point: str) -> None:
     assert run(toy, shop.url, f"kill:{point}") is None
     agree(shop)
     done = shop.state() is State.COMPLETED
@@ -52,12 +52,12 @@ async def test_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
 
 @pytest.mark.faults
 @pytest.mark.timeout(1200)
-async def test_killed_and_retried_often(shop: Shop) -> None:
+async def test_process_killed_twenty_times_at_a_point_pays_once(shop: Shop) -> None:
     """Every point, twenty times, each with a fresh key's worth of table."""
     for number, (toy, point) in enumerate(list(product(GOOD, POINTS)) * 20, 1):
         shop.ask("DELETE FROM idempotency_keys")
         shop.ask("DELETE FROM payments")
-        await test_killed_and_retried(shop, toy, point)
+        await test_process_killed_at_a_point_pays_once(shop, toy, point)
         print(f"\r{number} kills", end="")
 
 
@@ -69,7 +69,7 @@ async def test_killed_and_retried_often(shop: Shop) -> None:
         ("with-session", "completing"),
     ],
 )
-async def test_misuse_killed_and_retried(shop: Shop, toy: str, point: str) -> None:
+async def test_misused_transaction_killed_at_a_point_completes_nothing(shop: Shop, toy: str, point: str) -> None:
     """The transaction is not what it was when the request ends: refused, nothing written, nothing completed."""
     assert run(toy, shop.url, f"kill:{point}") is None
     agree(shop)
@@ -81,7 +81,7 @@ async def test_misuse_killed_and_retried(shop: Shop, toy: str, point: str) -> No
 
 
 @pytest.mark.parametrize("toy", [GOOD[0], *(pytest.param(toy, marks=pytest.mark.faults) for toy in GOOD[1:])])
-async def test_paused_before_it_enlists(shop: Shop, toy: str) -> None:
+async def test_owner_paused_before_enlist_writes_nothing(shop: Shop, toy: str) -> None:
     """SIGSTOP past the lease, a second attempt that completes, SIGCONT: the first writes nothing, and replays."""
     with child(toy, shop.url, "stop:begun") as paused:
         await until(lambda: is_stopped(paused.process.pid), "stopped")
@@ -95,7 +95,7 @@ async def test_paused_before_it_enlists(shop: Shop, toy: str) -> None:
     assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
 
 
-async def test_paused_inside_its_transaction(postgres_shop: Shop) -> None:
+async def test_owner_paused_inside_its_transaction_completes(postgres_shop: Shop) -> None:
     """PostgreSQL: the row's lock outlives the lease. Nobody takes over, and the first one ends as it would have."""
     toy = "fastapi-yield"
     with child(toy, postgres_shop.url, "stop:written") as paused:

@@ -110,7 +110,7 @@ async def test_an_enlisted_handler_outlives_its_lease(postgres_shop: Shop) -> No
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "asyncpg", "session", "async-session"])
-async def test_isolation_levels(postgres_shop: Shop, level: Any, driver: str) -> None:
+async def test_every_isolation_level_completes(postgres_shop: Shop, level: Any, driver: str) -> None:
     """The snapshot is taken at enlist; neither a renewal nor the completion gets in its way."""
 
     class AtLevel(SqlAlchemy):

@@ -45,7 +45,7 @@ from tests.enlist.shop import (
 pytestmark = pytest.mark.usefixtures("dispose_of_engines")
 
 
-async def test_something_else(shop: Shop) -> None:
+async def test_enlist_of_another_type_is_refused(shop: Shop) -> None:
     async with refused(shop, lambda op: op.enlist(object()), "a object cannot be enlisted: give a SQLAlchemy Session"):
         pass
 
@@ -55,7 +55,7 @@ async def test_a_commit_that_does_not_exist(shop: Shop) -> None:
         pass
 
 
-async def test_keys_in_memory(sqlite_shop: Shop) -> None:
+async def test_enlist_with_keys_in_memory_is_refused(sqlite_shop: Shop) -> None:
     errors: list[str] = []
 
     async def pay(request: Request) -> Response:
@@ -75,7 +75,7 @@ async def test_keys_in_memory(sqlite_shop: Shop) -> None:
 # ---------------------------------------------------------------- another database
 
 
-async def test_another_kind_of_database(postgres_shop: Shop, tmp_path: Path) -> None:
+async def test_enlist_of_another_kind_of_database_is_refused(postgres_shop: Shop, tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "other.db", check_same_thread=False)
     async with refused(
         postgres_shop, lambda op: op.enlist(connection), "on sqlite and the keys are kept in postgresql"
@@ -85,7 +85,7 @@ async def test_another_kind_of_database(postgres_shop: Shop, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("driver", ["sqlite3", "sqlalchemy", "aiosqlite", "memory"])
-async def test_another_file(sqlite_shop: Shop, tmp_path: Path, driver: str) -> None:
+async def test_enlist_of_another_file_is_refused(sqlite_shop: Shop, tmp_path: Path, driver: str) -> None:
     other = tmp_path / "other.db"
 
     async def attempt(op: Operation) -> None:
@@ -130,7 +130,9 @@ async def test_the_same_file_by_another_name(sqlite_shop: Shop, tmp_path: Path, 
     await api.close()
 
 
-async def test_another_postgres_database(postgres_shop: Shop, postgres_server: PostgresServer) -> None:
+async def test_enlist_of_another_postgres_database_is_refused(
+    postgres_shop: Shop, postgres_server: PostgresServer
+) -> None:
     """It has our tables too, but not this key."""
     url = postgres_server.database("elsewhere")
     Shop(url)
@@ -206,7 +208,7 @@ async def test_async_connections_of_sync_code(sqlite_shop: Shop) -> None:
     await api.close()
 
 
-async def test_async_connections_under_wsgi(sqlite_shop: Shop) -> None:
+async def test_enlist_of_an_async_connection_under_wsgi_is_refused(sqlite_shop: Shop) -> None:
     """The loop in which they live is not there any more when the request ends."""
     errors: list[str] = []
 
@@ -246,7 +248,9 @@ def call_wsgi(app: Any, key: str = "k-1") -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize("effects", ["transactional", "external"])
-async def test_not_awaited(shop: Shop, caplog: pytest.LogCaptureFixture, effects: Any) -> None:
+async def test_enlist_that_is_not_awaited_makes_the_key_unknown(
+    shop: Shop, caplog: pytest.LogCaptureFixture, effects: Any
+) -> None:
     """What the handler committed by itself is there, and nobody knows of it: never a second run."""
     engine = create_async_engine(SqlAlchemy(shop).url().replace("sqlite:", "sqlite+aiosqlite:"), poolclass=NullPool)
 
@@ -283,7 +287,7 @@ async def test_enlist_that_was_not_awaited_is_noticed_behind_an_error_too(shop: 
     await engine.dispose()
 
 
-async def test_outside_of_a_request(shop: Shop) -> None:
+async def test_enlist_outside_of_a_request_raises(shop: Shop) -> None:
     record = None
 
     async def pay(request: Request) -> Response:

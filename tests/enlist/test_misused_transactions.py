@@ -20,7 +20,7 @@ from tests.enlist.shop import Shop, SqlAlchemy
 pytestmark = pytest.mark.usefixtures("dispose_of_engines")
 
 
-async def test_two_phase_sessions(postgres_shop: Shop) -> None:
+async def test_enlist_of_a_two_phase_session_is_refused(postgres_shop: Shop) -> None:
     engine = create_engine(SqlAlchemy(postgres_shop).url())
 
     async def attempt(op: Operation) -> None:
@@ -42,7 +42,7 @@ async def test_a_connection_that_is_not_open(postgres_shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async"])
-async def test_autocommit(postgres_shop: Shop, driver: str) -> None:
+async def test_enlist_in_autocommit_mode_is_refused(postgres_shop: Shop, driver: str) -> None:
     url = postgres_shop.url
 
     async def attempt(op: Operation) -> None:
@@ -99,7 +99,7 @@ async def test_inside_a_block_that_commits_by_itself(postgres_shop: Shop, driver
         await postgres_shop.apis[0].close()
 
 
-async def test_inside_a_savepoint(shop: Shop) -> None:
+async def test_enlist_inside_a_savepoint_is_refused(shop: Shop) -> None:
     engine = create_engine(SqlAlchemy(shop).url())
 
     async def attempt(op: Operation) -> None:
@@ -160,7 +160,7 @@ async def test_sqlite_that_has_written_already(sqlite_shop: Shop, driver: str) -
         await sqlite_shop.apis[0].close()
 
 
-async def test_a_failed_transaction(postgres_shop: Shop) -> None:
+async def test_enlist_of_a_failed_transaction_is_refused(postgres_shop: Shop) -> None:
     async def attempt(op: Operation) -> None:
         with psycopg.connect(postgres_shop.url) as connection:
             with pytest.raises(psycopg.Error):

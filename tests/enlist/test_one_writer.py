@@ -204,7 +204,7 @@ async def test_cancelled_while_it_waits_for_the_file(sqlite_shop: Shop, driver: 
     await api.close()
 
 
-async def test_cancelled_while_it_begins(sqlite_shop: Shop) -> None:
+async def test_begin_cancelled_while_it_waits_leaves_no_lock(sqlite_shop: Shop) -> None:
     """BEGIN waits for another process in the driver's own thread, and succeeds after nobody wants it any more."""
     payer = Aiosqlite(sqlite_shop)
     rival = sqlite3.connect(sqlite_shop.path, isolation_level=None)

@@ -55,7 +55,9 @@ class Site:
 
 @pytest.mark.parametrize("kind", [Psycopg, SqlAlchemy, OwnThread])
 @pytest.mark.parametrize("parts", [1, 3], ids=["whole", "streamed"])
-async def test_one_commit(request: pytest.FixtureRequest, kind: Any, parts: int) -> None:
+async def test_wsgi_write_response_and_key_share_one_commit(
+    request: pytest.FixtureRequest, kind: Any, parts: int
+) -> None:
     shop: Shop = request.getfixturevalue("sqlite_shop" if kind is OwnThread else "postgres_shop")
     payer = kind(shop)
 
@@ -92,7 +94,7 @@ async def test_exception_rolls_the_transaction_back(shop: Shop) -> None:
     site.once.close()
 
 
-async def test_a_lost_lease(shop: Shop) -> None:
+async def test_wsgi_owner_that_lost_its_lease_writes_nothing(shop: Shop) -> None:
     payer = SqlAlchemy(shop)
 
     def app(environ: Any, start_response: Any) -> Any:
@@ -137,7 +139,7 @@ async def test_flask_that_commits_at_teardown(shop: Shop, commits: bool) -> None
     engine.dispose()
 
 
-async def test_flask_without_protect(shop: Shop) -> None:
+async def test_flask_behind_the_bare_middleware_is_refused(shop: Shop) -> None:
     """The bare middleware gets the response after the teardown has closed the session: refused, and nothing written."""
     engine = sa.create_engine(SqlAlchemy(shop).url())
     app = Flask("shop")

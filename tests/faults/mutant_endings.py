@@ -118,7 +118,7 @@ ENDINGS: tuple[Mutant, ...] = (
     # 35 to 37 and 39: whose request, and which
     _(35, "I6", "a header is found by its name in any case", "tests/web/test_frameworks_requests.py::TestRequests::test_tenant_is_found_by_a_header_name_in_any_case",
       ("oncekey.engine.request", "wanted = name.lower().encode(", "wanted = name.encode(")),
-    _(36, "I5", "the chosen headers count", "tests/core/test_fingerprint.py::test_chosen_headers_count",
+    _(36, "I5", "the chosen headers count", "tests/core/test_fingerprint.py::test_chosen_headers_change_the_fingerprint",
       ("oncekey.core.fingerprint", "lines = _lines(headers) if headers else b\"\"", "lines = b\"\"")),
     _(36, "I5", "names of a form are compared decoded", "tests/core/test_fingerprint.py::test_order_of_names_in_form_text",
       ("oncekey.core.form_text", "        if b\"%\" in name:\n", "        if False:\n")),

@@ -35,7 +35,7 @@ UPKEEP: tuple[Mutant, ...] = (
       ("oncekey.upkeep.reconciler", "        if counts[\"unasked\"]:\n", "        if False:\n")),
     _(44, "I4", "the log names an operation once an hour", "tests/upkeep/test_reconciler.py::test_log_names_an_operation_without_a_resolver_once_an_hour",
       ("oncekey.upkeep.unasked", "if before and number < GROWN * before and now - at < AGAIN_SECONDS:", "if False:")),
-    _(44, "I4", "an upkeep without the app counts no tries", "tests/upkeep/test_service.py::test_without_an_app",
+    _(44, "I4", "an upkeep without the app counts no tries", "tests/upkeep/test_service.py::test_upkeep_without_an_app_counts_no_tries",
       ("oncekey.upkeep.service", "self._reconciler = reconciler or (Reconciler(app) if app else None)", "self._reconciler = reconciler or Reconciler(app or OnceKey(self.store, scope=__import__(\"oncekey\").SINGLE_TENANT))")),
     _(44, "I4", "a resolver that raises leaves its traceback", "tests/upkeep/test_reconciler.py::test_failing_resolver_logs_its_traceback_its_try_and_the_next_time",
       ("oncekey.upkeep.reconciler", "emit(failed, error=error)", "emit(failed)")),

@@ -132,7 +132,7 @@ def checked(evidence: Evidence, **how: Any) -> Run:
     return run
 
 
-def test_an_honest_run(honest: Evidence) -> None:
+def test_honest_run_has_no_violation(honest: Evidence) -> None:
     assert checked(honest).violations == []
     assert {call.what for call in honest.calls} == {"charge", "receipt"}
     assert len(honest.tables.records) == 2 * len(KINDS)
@@ -143,7 +143,7 @@ def test_every_promise_has_its_plant() -> None:
 
 
 @pytest.mark.parametrize(("promise", "says", "plant"), PLANTED, ids=[f"{each[0]} {each[1]}" for each in PLANTED])
-def test_planted(honest: Evidence, promise: str, says: str, plant: Plant) -> None:
+def test_planted_violation_is_found(honest: Evidence, promise: str, says: str, plant: Plant) -> None:
     site = Site(honest)
     plant(site)
     found = [each for each in checked(site.evidence).violations if each.startswith(f"{promise}: ") and says in each]

@@ -68,12 +68,12 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_legal(name: str) -> None:
+def test_legal_history_is_accepted(name: str) -> None:
     assert illegal(LEGAL[name]) is None
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
-def test_illegal(name: str) -> None:
+def test_illegal_history_is_refused(name: str) -> None:
     assert illegal(ILLEGAL[name]) is not None
 
 

@@ -80,7 +80,7 @@ def test_fixed_bugs_stay_fixed(store: str, tmp_path: Path) -> None:
     assert inject(Run(store, 1, 1, tmp_path), *faults) == []
 
 
-async def test_out_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keeper_thread_is_started_by_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keeper's thread cannot be started: the next request starts it, and leases are renewed."""
     start = threading.Thread.start
 

@@ -70,7 +70,7 @@ def key(local: LocalApp) -> str:
         ("I7", lambda local: local.failed_open.append(f"{key(local)}.1")),
     ],
 )
-def test_a_planted_violation(run: Run, promise: str, spoil: Callable[[LocalApp], Any]) -> None:
+def test_planted_violation_is_found(run: Run, promise: str, spoil: Callable[[LocalApp], Any]) -> None:
     assert promise in paid(run, spoil)
     assert key_of(run.violations[0]), "with the history of the key"
 

@@ -160,7 +160,9 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("what", "kind", "promise", "store", "broken"), BREAKS, ids=[each[0] for each in BREAKS])
-def test_a_break_is_seen(what: str, kind: str, promise: str, store: type[MemoryStore], broken: Patch) -> None:
+def test_broken_guard_is_found_by_the_model(
+    what: str, kind: str, promise: str, store: type[MemoryStore], broken: Patch
+) -> None:
     with broken(), everything_may_rerun() if "external key" in what else nullcontext():
         machine = Machine(KINDS[kind], store=store, same=2, other=int(promise == "I5"))
         found = model.search(machine, states=SEARCHED)

@@ -23,7 +23,7 @@ def test_every_point_is_a_function_of_oncekey(point: str) -> None:
         assert callable(vars(owner)[name])
 
 
-def test_there_are_enough() -> None:
+def test_every_named_point_exists() -> None:
     assert len(faults.POINTS) >= 20
 
 
@@ -65,7 +65,7 @@ def run(started: Any) -> int:
 
 @pytest.mark.parametrize("shape", ["plain", "coroutine", "flow", "hands_on"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_before_and_after(shape: str, when: faults.When) -> None:
+def test_fault_strikes_before_or_after_its_point(shape: str, when: faults.When) -> None:
     """Whatever its shape, and its result is handed on."""
     seen: list[str] = []
     place = SimpleNamespace(work=shapes(seen)[shape])
@@ -106,7 +106,7 @@ def test_an_action_may_raise() -> None:
         place.work()
 
 
-def test_nothing_is_left_behind() -> None:
+def test_removed_fault_leaves_the_code_as_it_was() -> None:
     before = {point: [vars(owner)[name] for owner, name in faults.places_of(point)] for point in faults.POINTS}
     for point in faults.POINTS:
         with faults.install(point, "before", faults.kill):
@@ -114,7 +114,7 @@ def test_nothing_is_left_behind() -> None:
     assert {p: [vars(owner)[name] for owner, name in faults.places_of(p)] for p in faults.POINTS} == before
 
 
-def test_from_the_environment() -> None:
+def test_fault_of_the_environment_is_installed() -> None:
     assert faults.install_from_environment({}) is None
     fault = faults.install_from_environment({"ONCEKEY_FAULT": "effect.call:after:raise:3"})
     assert fault is not None

@@ -15,7 +15,7 @@ from tests.outbox.outbox_table import OutboxTable
 
 
 @pytest.mark.parametrize("run_at", [None, 1_700_000_000, 1_700_000_000.25])
-def test_through_sqlalchemy(outbox: OutboxTable, run_at: float | None) -> None:
+def test_statement_of_enqueue_runs_in_sqlalchemy(outbox: OutboxTable, run_at: float | None) -> None:
     """``text()`` takes it as it is, on either dialect; without a time it is due at once."""
     key = outbox.pending()[0]
     job = outbox.job("task", {"note": "é :not_a_parameter"}, of=key, run_at=run_at)
@@ -32,7 +32,7 @@ def test_through_sqlalchemy(outbox: OutboxTable, run_at: float | None) -> None:
 
 
 @pytest.mark.parametrize("run_at", [None, 1_700_000_000])
-async def test_through_asyncpg(postgres_url: str, run_at: float | None) -> None:
+async def test_statement_of_enqueue_runs_in_asyncpg(postgres_url: str, run_at: float | None) -> None:
     """Its types are strict: every parameter says its own."""
     outbox = OutboxTable(postgres_url)
     job = outbox.job("task", run_at=run_at)

@@ -36,7 +36,7 @@ def test_columns_equal_the_arrays_of_psycopg(store: PostgresStore, kind: type[ar
         assert [column.type_code for column in cursor.description or ()][:2] == [kind.array_oid] * 2
 
 
-def test_not_a_number_arrives(store: PostgresStore) -> None:
+def test_nan_is_sent_and_read(store: PostgresStore) -> None:
     """NaN is equal to nothing in Python, so it is compared by the server."""
     column = arrays.Float8([math.nan])
     assert store._connection().execute("SELECT %s = ARRAY['NaN'::float8]", [column]).fetchone() == (True,)

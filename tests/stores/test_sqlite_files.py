@@ -42,7 +42,7 @@ def there(path: Path, key: str = "key-1") -> bool:
         return fresh.read([("tenant", key)]) != [None]
 
 
-def test_a_missing_folder(tmp_path: Path) -> None:
+def test_missing_folder_is_not_created(tmp_path: Path) -> None:
     """The folder is not made: a typing error must not become a second, empty store."""
     with closing(SqliteStore(tmp_path / "no" / "keys.db")) as store:
         with pytest.raises(StoreUnavailable, match="its folder does not exist"):

@@ -259,7 +259,7 @@ class TestRedis:
         finally:
             client.close()
 
-    def test_flush_forgets(self, redis: RedisServer) -> None:
+    def test_flush_deletes_all_redis_keys(self, redis: RedisServer) -> None:
         redis._ask("SET a 1")
         redis.flush()
         with pytest.raises(ServerFailed, match=r"\$-1"):

@@ -61,7 +61,7 @@ def test_running_command_with_log_format_json_writes_only_json_lines(tmp_path: P
     assert process.returncode == 0
 
 
-def test_once_as_json(shop: KeyStore) -> None:
+def test_upkeep_once_with_json_prints_one_document(shop: KeyStore) -> None:
     """A dry run counts and changes nothing; then it is done, and both are one document."""
     rows = _real(shop)
     keys = rows.reserved(2, lease=0.001) + rows.reserved(1, effects=Effects.REPEATABLE, lease=0.001)
@@ -164,7 +164,7 @@ def test_upkeep_errors_are_one_sentence(
         assert words in error
 
 
-def test_in_words(shop: KeyStore) -> None:
+def test_upkeep_without_json_has_a_line_per_duty(shop: KeyStore) -> None:
     """Without --json: a line for each duty, one about the whole, and what to do where something is wrong."""
     rows = _real(shop)
     rows.unknown()
@@ -181,7 +181,7 @@ def test_in_words(shop: KeyStore) -> None:
     assert "! an unknown outcome has been due for 40" in out
 
 
-def test_a_duty_that_fails(postgres_url: str) -> None:
+def test_failed_duty_exits_1_and_the_others_run(postgres_url: str) -> None:
     """The others are done, both are told, and the exit code is 1."""
     rows = KeyStore(postgres_url)
     (record,) = rows.reserved(effects=Effects.REPEATABLE)

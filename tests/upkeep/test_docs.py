@@ -46,7 +46,7 @@ def rows() -> Iterator[KeyStore]:
     made.close()
 
 
-def test_the_resolver(rows: KeyStore) -> None:
+def test_resolver_of_the_page_settles_keys(rows: KeyStore) -> None:
     records = rows.unknown(4)
     rows.age(LEASE + 301)
     once = rows.once()
@@ -90,7 +90,7 @@ def test_resolver_of_the_page_settles_an_effect_in_doubt(rows: KeyStore) -> None
     assert rows.states(records) == [State.FAILED_RETRYABLE, State.COMPLETED, State.FAILED_RETRYABLE]
 
 
-async def test_the_webhook(rows: KeyStore) -> None:
+async def test_webhook_of_the_page_settles_keys(rows: KeyStore) -> None:
     (record,) = rows.reserved()
     record = rows.step(record, "charge", "down-1", "ch_1")
     once = rows.once()
@@ -121,5 +121,5 @@ async def test_the_webhook(rows: KeyStore) -> None:
     await once.aclose()
 
 
-def test_running_it_in_code(rows: KeyStore) -> None:
+def test_code_of_the_page_runs_upkeep(rows: KeyStore) -> None:
     run("upkeep.md", "with Upkeep(", once=rows.once())

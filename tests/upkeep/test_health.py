@@ -13,7 +13,7 @@ from oncekey.upkeep.health import DutyHealth, Health, look
 from tests.upkeep.key_store import LEASE, RETENTION, KeyStore
 
 
-def test_nothing_is_wrong(rows: KeyStore) -> None:
+def test_health_of_an_idle_store_is_ok(rows: KeyStore) -> None:
     rows.reserved(2)
     rows.finished(3)
     health = look(rows.store)
@@ -56,7 +56,7 @@ def test_health_names_work_that_no_upkeep_has_done(rows: KeyStore) -> None:
     assert health.as_json()["ok"] is False
 
 
-def test_asked_again_and_again(rows: KeyStore) -> None:
+def test_health_names_keys_that_resolvers_cannot_settle(rows: KeyStore) -> None:
     """A resolver is asked, and nobody knows for hours: that is said, and not that nobody asks."""
     records = rows.unknown(1)
     rows.age(7_000)
@@ -76,7 +76,7 @@ def test_unknown_keys_without_a_resolver(rows: KeyStore) -> None:
     assert health.as_json()["unknown_without_resolver"] == {"POST /refunds": 2}
 
 
-def test_the_outbox(shop: KeyStore) -> None:
+def test_health_names_waiting_and_dead_jobs(shop: KeyStore) -> None:
     late, dead = shop.finished(2)
     first, second = shop.job(late, settles=False), shop.job(dead, settles=False)
     shop.outbox.claim("worker", ["charge"], 2, 60.0)

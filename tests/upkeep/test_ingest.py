@@ -29,7 +29,7 @@ def _poll(once: OnceKey) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_webhook_and_poll(rows: KeyStore, when: str) -> None:
+def test_webhook_and_poll_settle_a_key_once(rows: KeyStore, when: str) -> None:
     """Before, during and after the poll, twice each: the same final record, and one line that changed something."""
     (record,) = rows.reserved()
     record = rows.step(record, "charge", "down-1", "ch_1")
@@ -63,7 +63,7 @@ def test_webhook_and_poll(rows: KeyStore, when: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["key", "downstream_key", "provider_id"])
-async def test_by_whatever_name(rows: KeyStore, by: str) -> None:
+async def test_verdict_finds_its_key_by_any_of_its_names(rows: KeyStore, by: str) -> None:
     """The key itself, what we sent to the provider, or what it calls it; here from an event loop."""
     (record,) = rows.reserved()
     record = rows.step(record, "charge", "down-1", "ch_1")
@@ -163,7 +163,7 @@ def test_confirmed_although_it_counts_as_not_executed(rows: KeyStore) -> None:
     assert rows.names() == ["ReconcileFailed"]
 
 
-def test_refuted(rows: KeyStore) -> None:
+def test_refuted_is_accepted_after_the_quarantine(rows: KeyStore) -> None:
     """Before the quarantine is over it is refused, with the time that is left; then it is done, and once."""
     (record,) = rows.unknown()
     once = rows.once()
@@ -217,14 +217,14 @@ def test_still_unknown_changes_nothing(rows: KeyStore) -> None:
     assert rows.get(record).reconcile_tries == 0
 
 
-def test_expired(rows: KeyStore) -> None:
+def test_verdict_about_an_expired_key_changes_nothing(rows: KeyStore) -> None:
     (record,) = rows.finished()
     rows.age(RETENTION + 1)
     rows.moved([record], Event.EXPIRE, Actor.REAPER, to_state=State.EXPIRED)
     assert rows.once().ingest_blocking(PAID, key=record.key).outcome is Outcome.NOT_FOUND
 
 
-def test_many_webhooks_at_once(shop: KeyStore) -> None:
+def test_many_webhooks_at_once_settle_each_key_once(shop: KeyStore) -> None:
     """From threads of two processes' worth of apps, all about the same keys: each is settled once."""
     records = shop.unknown(10)
     onces = [shop.once(), shop.once(shop.another())]

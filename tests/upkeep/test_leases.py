@@ -46,7 +46,7 @@ def test_one_in_a_hundred_may_be_slow(rows: KeyStore) -> None:
     assert rows.told == []
 
 
-def test_too_few_to_tell(rows: KeyStore) -> None:
+def test_too_few_runs_give_no_measure(rows: KeyStore) -> None:
     _slow(rows, ENOUGH - 1, LEASE * 2)
     assert _watch(rows).measured(OPERATION) is None
     assert rows.told == []

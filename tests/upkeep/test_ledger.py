@@ -30,7 +30,7 @@ def found(report: comparison.Report) -> list[tuple[str, str]]:
     return [(str(finding.kind), finding.id) for finding in report.findings]
 
 
-def test_every_kind_of_difference() -> None:
+def test_every_kind_of_difference_is_reported() -> None:
     """Each id that is not the same on both sides is named, with what is wrong with it and both sides' values."""
     ours = [entry("same"), entry("lost"), entry("dear", 120), entry("coin"), entry("late"), entry("twin", extra=1)]
     theirs = [entry("late", state="open"), entry("coin", 90, "USD"), entry("dear", 100), entry("same"), entry("new")]
@@ -64,7 +64,7 @@ def test_the_same_in_another_order_is_the_same() -> None:
     assert report.as_text() == "ours: 100 rows; theirs: 100 rows; ids that agree: 100\nno differences"
 
 
-def test_nothing_on_both_sides() -> None:
+def test_empty_ledgers_are_the_same() -> None:
     assert compare([], []).is_same
 
 
@@ -227,7 +227,7 @@ def test_invalid_entry_is_refused(wrong: Any, words: str) -> None:
     assert words in str(said.value)
 
 
-def test_as_text() -> None:
+def test_report_as_text_escapes_control_characters() -> None:
     """A summary, then a line per finding; control characters of a file do not reach the terminal."""
     ours = [entry("a", 1, extra="line 2"), entry("b\x1b[2J"), entry("d"), entry("d")]
     report = compare(ours, [entry("a", 2), entry("c", -5, "", ""), entry("d")])
@@ -240,7 +240,7 @@ def test_as_text() -> None:
     )
 
 
-def test_as_json() -> None:
+def test_report_as_json_has_every_finding() -> None:
     report = compare([entry("a", 1, extra="line 2")], [entry("a", 2)])
     assert report.as_json() == {
         "same": False,
@@ -261,6 +261,6 @@ def test_as_json() -> None:
     }
 
 
-def test_a_hundred_planted_differences() -> None:
+def test_hundred_planted_differences_are_found() -> None:
     """Exactly those, with runs on disk. (A million rows on each side: tests/faults.)"""
     assert compare_large(120_000)["kilobytes"] < 200 * 1024

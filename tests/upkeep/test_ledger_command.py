@@ -46,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def test_different(run: Run) -> None:
+def test_different_ledgers_exit_1_with_both_sides(run: Run) -> None:
     """Exit code 1, and each difference with both sides and where they stand."""
     code, out, error = run(*MAPPING)
     assert (code, error) == (1, "")
@@ -61,7 +61,7 @@ def test_different(run: Run) -> None:
     )
 
 
-def test_the_same(run: Run) -> None:
+def test_equal_ledgers_exit_0(run: Run) -> None:
     """Exit code 0; with the smallest memory, too."""
     files = ("ours.csv", "ours.csv")
     options = ("--id", "reference", "--amount", "cents", "--rows", "2", "--tmp", ".")
@@ -76,7 +76,7 @@ def test_only_their_states_are_translated(run: Run, tmp_path: Path) -> None:
     assert "a  state: 1 EUR succeeded (line 2) here, 1 EUR completed (line 2) there" in out
 
 
-def test_as_json(run: Run) -> None:
+def test_ledger_compare_with_json_prints_one_document(run: Run) -> None:
     code, out, _ = run(*MAPPING, "--json", "--ignore", "amount", "--limit", "0")
     said = json.loads(out)
     assert (code, said["counts"]["different"], said["counts"]["missing_here"], said["findings"]) == (1, 0, 1, [])
@@ -110,13 +110,13 @@ def test_files_that_are_not_there(run: Run) -> None:
 @pytest.mark.parametrize(
     "options", [["--decimals", "two"], ["--means", "succeeded"], ["--ignore", "id"], ["--id", "=x"], ["--rows", "1"]]
 )
-def test_wrong_options(run: Run, options: list[str]) -> None:
+def test_ledger_compare_refuses_wrong_options(run: Run, options: list[str]) -> None:
     code, out, error = run(*options)
     assert (code, out) == (2, "")
     assert options[0] in error
 
 
-def test_progress_on_a_terminal(run: Run, tmp_path: Path) -> None:
+def test_progress_is_shown_on_a_terminal_only(run: Run, tmp_path: Path) -> None:
     """A bar on the terminal's stderr; what is piped has the report and nothing else."""
     outside, inside = pty.openpty()
     command = [sys.executable, "-m", "oncekey", "ledger", "compare", "ours.csv", "theirs.jsonl", *MAPPING]

@@ -28,7 +28,7 @@ def refused(folder: Path, name: str, content: str | bytes, **options: Any) -> st
     return str(said.value).removeprefix(str(folder / name))
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_csv_is_read_in_every_usual_form(tmp_path: Path) -> None:
     """Columns in any order, others beside them, quotes, line breaks in quotes, a byte order mark, empty lines."""
     content = 'state,note,id,amount,currency\r\npaid,"a\nb",x-1,1234,EUR\r\n\r\n"open, late",,"x ""2""",-5,usd\r\n'
     assert read(tmp_path, "a.csv", b"\xef\xbb\xbf" + content.encode()) == [
@@ -37,13 +37,13 @@ def test_csv(tmp_path: Path) -> None:
     ]
 
 
-def test_other_delimiters(tmp_path: Path) -> None:
+def test_other_delimiters_are_read(tmp_path: Path) -> None:
     one = [Entry("x", 1, "EUR", "paid", "line 2")]
     assert read(tmp_path, "a.tsv", "id\tamount\tcurrency\tstate\nx\t1\tEUR\tpaid\n") == one
     assert read(tmp_path, "a.csv", "id;amount;currency;state\nx;1;EUR;paid\n", delimiter=";") == one
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_are_read_in_every_usual_form(tmp_path: Path) -> None:
     """Members in any order, numbers as ids, integers of any size, no line break at the end."""
     content = (
         '{"id":"x","amount":1,"currency":"eur","state":"paid","more":{}}\n'
@@ -58,7 +58,7 @@ def test_json_lines(tmp_path: Path) -> None:
     ]
 
 
-def test_columns_by_other_names(tmp_path: Path) -> None:
+def test_columns_with_other_names_are_mapped(tmp_path: Path) -> None:
     """Also inside of objects; what the ledger has not stays empty. States in the words of the other side."""
     columns = Columns(id="metadata.key", amount="cents", currency=None, state="status")
     content = '{"metadata":{"key":"k"},"cents":5,"status":"succeeded"}\n{"metadata.key":"l","cents":6,"status":"x"}\n'
@@ -84,7 +84,7 @@ def test_columns_by_other_names(tmp_path: Path) -> None:
         ("90071992547409.93", 2, 9007199254740993),  # past what a float can hold
     ],
 )
-def test_amounts(tmp_path: Path, text: str, decimals: int, minor: int) -> None:
+def test_amounts_are_read_exactly(tmp_path: Path, text: str, decimals: int, minor: int) -> None:
     """Exactly, whatever way they are written: in CSV, as a JSON string, as a JSON number."""
     for name, content in [
         ("a.csv", f"{HEAD}x,{text},EUR,paid\n"),
@@ -178,7 +178,7 @@ def test_unknown_kind_of_ledger_file_is_refused(tmp_path: Path) -> None:
         _ = LedgerFile(tmp_path / "a.csv").size
 
 
-def test_how_far_it_is(tmp_path: Path) -> None:
+def test_progress_counts_the_bytes_that_were_read(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(HEAD + "x,1,EUR,paid\n" * 100_000)
     file = LedgerFile(path)

@@ -118,7 +118,7 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
     made.close()
 
 
-def test_killed_in_every_state(house: House) -> None:
+def test_process_killed_in_every_state_charges_once(house: House) -> None:
     """One process, one kill, a key in every state and at every point; then a process with upkeep, and retries."""
     ways = {"done": 201, "declined": 402, "error": 500, "lost before": 409, "lost after": 409}
     points = [(kind, point) for kind in sorted(POINTS) for point in POINTS[kind]]

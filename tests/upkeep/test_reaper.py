@@ -64,7 +64,7 @@ def test_expired_half_done_key_becomes_unknown(rows: KeyStore) -> None:
     assert rows.names() == ["Doubted", "ReconcileScheduled"]
 
 
-def test_soft_expiry(rows: KeyStore) -> None:
+def test_soft_expiry_leaves_a_tombstone(rows: KeyStore) -> None:
     """A tombstone, without a response, for as long again as the key was kept; then it goes."""
     (record,) = rows.finished()
     rows.age(RETENTION + 1)
@@ -122,7 +122,7 @@ def place_names(rows: KeyStore) -> dict[str, int]:
     return {type(event).__name__: event.amount for event in rows.told}
 
 
-def test_jobs_that_are_done(shop: KeyStore) -> None:
+def test_done_jobs_are_deleted_after_a_week(shop: KeyStore) -> None:
     """Deleted after a week. Dead letters stay."""
     records = shop.finished(2)
     done, dead = (shop.job(record, settles=False) for record in records)
@@ -179,7 +179,7 @@ class _Stop(threading.Event):
         return self.is_set()
 
 
-def test_batches_with_pauses(rows: KeyStore) -> None:
+def test_reaper_pauses_between_full_batches(rows: KeyStore) -> None:
     """Between two full batches it pauses for as long as its share of the time says; never after the last one."""
     rows.finished(5)
     rows.age(RETENTION + 1)

@@ -52,7 +52,7 @@ def _remembering(seen: list[Inquiry]) -> Callable[[Inquiry], Verdict]:
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def test_confirmed(rows: KeyStore) -> None:
+def test_confirmed_completes_the_key_with_its_response(rows: KeyStore) -> None:
     """The key is completed with that response, as a handler's would be; the audit says who and why."""
     (record,) = rows.unknown()
     answer = Confirmed(201, {"id": "pay_9"}, headers={"Location": "/payments/9"}, reason="found in their ledger")
@@ -68,7 +68,7 @@ def test_confirmed(rows: KeyStore) -> None:
     assert rows.names() == ["ReconcileResolved"]
 
 
-def test_made_and_then_declined(rows: KeyStore) -> None:
+def test_confirmed_failure_completes_the_key(rows: KeyStore) -> None:
     """Completed with its failure: it happened, and a retry must not make another."""
     (record,) = rows.unknown()
     _resolve(rows.once(), lambda inquiry: Confirmed(402, {"error": "declined"}))
@@ -76,7 +76,7 @@ def test_made_and_then_declined(rows: KeyStore) -> None:
     assert (found.state, found.response and found.response.status) == (State.COMPLETED, 402)
 
 
-def test_refuted_after_the_quarantine(rows: KeyStore) -> None:
+def test_refuted_after_the_quarantine_makes_the_key_retryable(rows: KeyStore) -> None:
     (record,) = rows.unknown()
     rows.age(QUARANTINE + 1)
     assert _resolve(rows.once(), lambda inquiry: Refuted("no such charge")) == {"due": 1, "refuted": 1}
@@ -398,7 +398,7 @@ def test_log_names_an_operation_without_a_resolver_once_an_hour(
     reconciler.close()
 
 
-def test_registering_nonsense(rows: KeyStore) -> None:
+def test_invalid_resolver_is_refused(rows: KeyStore) -> None:
     once = rows.once()
     with pytest.raises(ConfigurationError, match="name the operations"):
         once.resolver()
@@ -425,7 +425,7 @@ def test_a_response_that_must_not_be_kept() -> None:
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-def test_all_in_batches(rows: KeyStore) -> None:
+def test_reconciler_takes_all_keys_in_batches(rows: KeyStore) -> None:
     rows.unknown(7)
     assert _resolve(rows.once(), lambda inquiry: Confirmed(200), batch=3) == {"due": 7, "confirmed": 7}
 
@@ -467,7 +467,7 @@ def test_dry_run_calls_no_resolver(rows: KeyStore) -> None:
     assert (rows.get(record).reconcile_tries, rows.told) == (0, [])
 
 
-def test_two_reconcilers_at_once(shop: KeyStore) -> None:
+def test_two_reconcilers_settle_each_key_once(shop: KeyStore) -> None:
     """Each key is settled once, with one line in the audit, whoever asks; and hardly any is asked about twice."""
     records = shop.unknown(60)
     asked: list[str] = []
@@ -498,7 +498,7 @@ def test_two_reconcilers_at_once(shop: KeyStore) -> None:
     assert all(len(shop.audit(record)) == 1 for record in records)
 
 
-def test_another_was_faster(rows: KeyStore) -> None:
+def test_second_verdict_after_a_faster_one_changes_nothing(rows: KeyStore) -> None:
     """The key is settled while the resolver is being asked: the second verdict changes nothing."""
     (record,) = rows.unknown()
     once = rows.once()

@@ -611,7 +611,7 @@ def test_dry_run_counts_and_changes_nothing(rows: KeyStore) -> None:
 # -- registering -------------------------------------------------------------------------------------------------------
 
 
-def test_registering() -> None:
+def test_invalid_resume_function_is_refused() -> None:
     once = OnceKey("memory://", scope=lambda _: "t")
 
     @once.resume("POST /rides")

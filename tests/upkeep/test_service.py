@@ -66,7 +66,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncekey.upkeep.service.random", SimpleNamespace(uniform=lambda low, high: low))
 
 
-def test_all_duties_together(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
+def test_service_runs_all_duties(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """A key of each kind is where it belongs after a few turns, without anybody's help."""
     gone, external = *rows.finished(), *rows.reserved()
     (harmless,) = rows.reserved(effects=Effects.REPEATABLE, retention=10 * RETENTION)
@@ -96,7 +96,9 @@ class _Broken(Sweeper):
         return super().run(stop, dry_run=dry_run)
 
 
-def test_a_duty_that_fails(rows: KeyStore, once: OnceKey, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_duty_is_reported_and_tried_again(
+    rows: KeyStore, once: OnceKey, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is told and tried again, the others go on, and when it works again all is as before."""
     monkeypatch.setattr("oncekey.upkeep.service.FIRST_RETRY_SECONDS", 0.01)
     monkeypatch.setattr("oncekey.upkeep.service.LONGEST_RETRY_SECONDS", 0.02)
@@ -116,7 +118,7 @@ def test_a_duty_that_fails(rows: KeyStore, once: OnceKey, watch: Watch, monkeypa
         assert upkeep.health().problems == []
 
 
-def test_the_pauses_after_failures() -> None:
+def test_pauses_after_failures_grow_to_a_minute() -> None:
     """They grow up to a minute, and end with the first success."""
     duty = _Duty("sweep", 10.0, lambda *_: None)  # type: ignore[arg-type]
     assert 8.0 <= duty.pause() <= 12.0
@@ -130,7 +132,7 @@ def test_the_pauses_after_failures() -> None:
     assert 8.0 <= duty.pause() <= 12.0
 
 
-def test_a_resolver_that_hangs(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
+def test_hung_resolver_does_not_stop_other_duties(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """The other duties go on, and a stop does not wait for it. Asked again later, since it said nothing."""
     (record,) = rows.unknown()
     asked, free = threading.Event(), threading.Event()
@@ -170,7 +172,7 @@ def test_stop_is_quick_and_start_comes_after(rows: KeyStore, once: OnceKey, watc
     assert not [thread for thread in mine if thread.name in {f"oncekey-{duty}" for duty in ALL}]
 
 
-async def test_in_an_event_loop(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
+async def test_async_resolvers_run_in_the_loop_of_the_start(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
     """Async resolvers run in the loop that it was started in: what they use belongs to it."""
     (record,) = rows.unknown()
     loop = asyncio.get_running_loop()
@@ -268,7 +270,7 @@ async def test_nothing_runs_before_the_lifespan_begins(rows: KeyStore, once: Onc
 # -- once, and how it goes ---------------------------------------------------------------------------------------------
 
 
-def test_run_once(rows: KeyStore, once: OnceKey) -> None:
+def test_run_once_takes_one_turn_of_each_duty(rows: KeyStore, once: OnceKey) -> None:
     """One turn of each, in this thread; a dry run only counts."""
     once.resolve_with(OPERATION, lambda inquiry: Confirmed(201))
     keys = [*rows.finished(2), *rows.reserved(1)]
@@ -283,7 +285,7 @@ def test_run_once(rows: KeyStore, once: OnceKey) -> None:
     assert rows.states(keys) == [None, None, State.COMPLETED]
 
 
-def test_without_an_app(rows: KeyStore) -> None:
+def test_upkeep_without_an_app_counts_no_tries(rows: KeyStore) -> None:
     """Only a store: unknown keys are reported, and no try is counted: their resolver may run in another process."""
     (record,) = rows.unknown()
     upkeep = Upkeep(rows.store)
@@ -325,7 +327,7 @@ def test_settings_that_make_no_sense(rows: KeyStore) -> None:
         Upkeep(rows.store, soft=True, reaper=Reaper(rows.store))
 
 
-def test_soft(rows: KeyStore) -> None:
+def test_soft_service_leaves_tombstones(rows: KeyStore) -> None:
     (record,) = rows.finished()
     rows.age(RETENTION + 1)
     Upkeep(rows.store, soft=True).run_once()

@@ -76,7 +76,7 @@ def test_renewed_between_the_look_and_the_move(rows: KeyStore, monkeypatch: pyte
     assert rows.get(record).state is State.IN_PROGRESS
 
 
-def test_all_in_batches(rows: KeyStore) -> None:
+def test_sweeper_takes_all_keys_in_batches(rows: KeyStore) -> None:
     """More than one batch, and a last one that is not full."""
     rows.reserved(5)
     rows.age(LEASE + 1)
@@ -113,7 +113,7 @@ def test_an_owner_inside_its_transaction(postgres_url: str) -> None:
     rows.close()
 
 
-def test_a_thousand_live_owners(shop: KeyStore) -> None:
+def test_sweepers_and_reapers_leave_live_owners_alone(shop: KeyStore) -> None:
     """1,000 keys in flight, past their expiry even, with three sweepers and two reapers at full speed: not one touched.
 
     Each of the five has its own idea of the time, an hour apart. On PostgreSQL that is no matter: the server's clock

@@ -65,7 +65,9 @@ async def test_marks_that_a_handler_sets_itself_are_ours(make_api: MakeApi) -> N
         ("governance", None, 422),
     ],
 )
-async def test_profiles(make_api: MakeApi, profile: Any, marker: str | None, mismatch: int) -> None:
+async def test_profiles_mark_replays_and_mismatches_their_way(
+    make_api: MakeApi, profile: Any, marker: str | None, mismatch: int
+) -> None:
     """Each profile marks a replay in its own way, and refuses a mismatch with its own status and words."""
     api = make_api(profile=profile)
     first, second = await api.post(), await api.post()
@@ -370,7 +372,7 @@ async def test_gzip_in_front_of_us(make_api: MakeApi, world: World) -> None:
     assert record.response.body == plain.content
 
 
-async def test_gzip_behind_us(make_api: MakeApi) -> None:
+async def test_response_is_stored_without_gzip_of_the_app(make_api: MakeApi) -> None:
     """Hazard 16: an app that could compress does not, since its bytes are for every later client."""
     text = {"text": "abc" * 1000}
     api = make_api(

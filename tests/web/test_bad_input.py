@@ -282,7 +282,7 @@ async def test_an_undecodable_path_is_no_500(make_api: MakeApi) -> None:
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])
 @pytest.mark.parametrize("store_url", ["memory://"])
-async def test_on_a_raw_socket(make_api: MakeApi, http: str) -> None:
+async def test_odd_requests_on_a_socket_are_answered_in_order(make_api: MakeApi, http: str) -> None:
     """``Expect: 100-continue``, chunks, repeated and odd headers, on a socket to uvicorn: every answer is in order."""
 
     async def respond(request: Request, run: int) -> Response:

@@ -193,7 +193,7 @@ async def test_included_routers_and_sync_endpoints(once: OnceKey) -> None:
 
 
 @pytest.mark.parametrize("how", ["directly", "in a router", "behind middleware"])
-async def test_mounted_apps(once: OnceKey, pay: Pay, how: str) -> None:
+async def test_handlers_of_mounted_apps_are_wrapped(once: OnceKey, pay: Pay, how: str) -> None:
     """An app mounted in the protected one has handlers of its own, and they are watched as well."""
     app, mounted, router = FastAPI(), FastAPI(), APIRouter()
     mounted.post("/payments", status_code=201)(pay.__call__)
@@ -342,7 +342,7 @@ async def test_a_later_attempt_stays_retryable(once: OnceKey) -> None:
     [("POST", "/nowhere", 404), ("PATCH", "/payments", 405), ("PATCH", "/v1/more", 405), ("POST", "/sub/no", 404)],
 )
 @pytest.mark.parametrize("own", [False, True], ids=["", "own 404 page"])
-async def test_no_route_no_operation(
+async def test_request_without_a_route_leaves_the_key_unused(
     app: FastAPI, once: OnceKey, method: str, path: str, status: int, own: bool
 ) -> None:
     """404 and 405 by a router, with or without a handler of the app's own for them, leave the key unused."""
@@ -434,7 +434,7 @@ async def test_protecting_twice_is_an_error(app: FastAPI, once: OnceKey) -> None
         protect(app, once)
 
 
-async def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fastapi_example_runs_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """examples/fastapi_payments.py does what its first lines promise."""
     monkeypatch.setenv("ONCEKEY_STORE", f"sqlite:///{tmp_path}/payments.db")
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fastapi_payments.py"))

@@ -142,7 +142,7 @@ def test_a_session_that_cannot_be_saved(make_shop: MakeShop) -> None:
     assert (first.status_code, second.status_code, shop.state) == (500, 409, "unknown")
 
 
-def test_a_listener_that_fails(make_shop: MakeShop) -> None:
+def test_failed_listener_makes_the_key_unknown(make_shop: MakeShop) -> None:
     """Of ``request_finished``, which Flask sends before the response is ours: its 500 leaves the key in doubt."""
     shop = make_shop(pay)
 

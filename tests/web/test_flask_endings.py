@@ -24,7 +24,7 @@ from tests.web.flask_shop import MakeShop, broken, pay, replayed
         ("repeatable", "failed_retryable"),
     ],
 )
-def test_a_view_that_raises(make_shop: MakeShop, effects: Any, state: str) -> None:
+def test_view_that_raises_makes_an_external_key_unknown(make_shop: MakeShop, effects: Any, state: str) -> None:
     """It may have charged somebody: external effects are in doubt, and all others can be tried again."""
     shop = make_shop(broken, effects=effects)
     assert (shop.post().status_code, shop.state) == (500, state)
@@ -173,7 +173,7 @@ def test_streamed_500_follows_the_effects(make_shop: MakeShop, effects: Any, sta
     assert (shop.post().status_code, shop.state) == (500, state)
 
 
-def test_a_file(make_shop: MakeShop, tmp_path: Any) -> None:
+def test_send_file_is_stored_with_its_headers(make_shop: MakeShop, tmp_path: Any) -> None:
     """``send_file`` is a stream: it is stored with its headers."""
     (tmp_path / "receipt.txt").write_text("paid")
     shop = make_shop(lambda: send_file(tmp_path / "receipt.txt", as_attachment=True))
@@ -189,7 +189,7 @@ def test_a_file(make_shop: MakeShop, tmp_path: Any) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("asgiref") is None, reason="flask[async] is not installed (asgiref)")
 @pytest.mark.parametrize("how", ["returns", "raises"])
-def test_an_async_view(make_shop: MakeShop, how: str) -> None:
+def test_async_view_sees_its_operation(make_shop: MakeShop, how: str) -> None:
     """Flask runs it in a loop of its own: the operation is seen there, and it ends as a sync one does."""
     shop = make_shop()
 

@@ -278,7 +278,7 @@ async def test_csrf_leaves_no_row(once: OnceKey) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("PATCH", "/payments", 405)])
-async def test_no_route_no_operation(once: OnceKey, method: str, path: str, status: int) -> None:
+async def test_request_without_a_route_leaves_no_row(once: OnceKey, method: str, path: str, status: int) -> None:
     """Routing comes before middleware: unknown paths and methods leave no row."""
     app, key = make(once, pay), fresh()
     assert (await send(app, key, path, method=method)).status_code == status
@@ -307,7 +307,7 @@ async def test_scope_function_sees_the_authenticated_user() -> None:
         assert once.store.read([("ann", key)])[0] is not None
 
 
-def test_the_openapi_document(tmp_path: Path) -> None:
+def test_openapi_document_declares_protected_operations(tmp_path: Path) -> None:
     """Protected operations declare the key in a valid document; others, and the shared default config, do not."""
 
     @get("/payments")
@@ -342,7 +342,7 @@ def test_the_openapi_document(tmp_path: Path) -> None:
 async def pay_alone(data: JSONBody[Payment]) -> None: ...
 
 
-async def test_the_served_document_declares(once: OnceKey) -> None:
+async def test_served_document_declares_protected_operations(once: OnceKey) -> None:
     """/schema/openapi.json is the declared document, also where the app has no lifespan."""
     served = await send(make(once, pay), fresh(), "/schema/openapi.json", method="GET")
     assert "x-idempotency" in served.json()["paths"]["/payments"]["post"]

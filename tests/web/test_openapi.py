@@ -224,7 +224,7 @@ def test_a_header_that_the_endpoint_declares_is_not_declared_twice() -> None:
     assert (declared["required"], declared["description"]) == (True, "My words")
 
 
-async def test_served_and_cached() -> None:
+async def test_served_document_is_cached_until_routes_change() -> None:
     """/openapi.json has the declaration, routes added later are in it, and an unchanged document is made once."""
     app = make_app()
     with OnceKey("memory://", scope=SINGLE_TENANT) as once:
@@ -271,7 +271,7 @@ def test_the_input_is_left_alone_and_names_in_use_too() -> None:
     json.dumps(made)
 
 
-def test_declare_openapi_alone() -> None:
+def test_declare_openapi_works_without_the_middleware() -> None:
     """The declaration can be had without the middleware, for an app whose gateway has it."""
     app = make_app()
     with OnceKey("memory://", scope=SINGLE_TENANT) as once:
@@ -321,7 +321,7 @@ def test_strict_schema_accepts_every_key_that_the_parser_accepts(key: str) -> No
         assert schema["minLength"] <= len(value) <= schema["maxLength"]
 
 
-def test_the_examples_are_keys() -> None:
+def test_examples_of_the_document_are_valid_keys() -> None:
     """What the document shows as an example is accepted on the wire."""
     for policy in (Policy(), Policy(key_format="uuid"), Policy(key_syntax="strict")):
         shown = parameter(policy)["example"]

@@ -139,7 +139,7 @@ async def test_a_deferred_request_is_202_until_it_is_settled(make_api: MakeApi, 
     assert answer.headers["idempotency-replayed"] == "true"
 
 
-async def test_unknown_is_409(make_api: MakeApi) -> None:
+async def test_status_of_an_unknown_key_is_409(make_api: MakeApi) -> None:
     def fails(request: Request, run: int) -> Response:
         raise OutcomeUnknown
 
@@ -319,7 +319,7 @@ async def test_head_has_the_headers_and_no_body(make_api: MakeApi) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS"])
-async def test_other_methods_are_405(make_api: MakeApi, method: str) -> None:
+async def test_status_by_another_method_is_405(make_api: MakeApi, method: str) -> None:
     api = mounted(make_api())
     answer = await ask(api, "k-1", method)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
@@ -369,7 +369,7 @@ async def test_in_fastapi_behind_a_proxys_prefix(world: World, rows: Rows) -> No
 # ---------------------------------------------------------------- WSGI
 
 
-def test_beside_a_flask_app(world: World) -> None:
+def test_status_under_wsgi_answers_the_same(world: World) -> None:
     """The same answers under WSGI."""
     app = Flask("status")
     once = OnceKey(world.store(), scope=tenant_of, policy=Policy(key_per="tenant"), migrate=True)

@@ -147,7 +147,7 @@ async def test_an_error_after_all_promises_nothing(once: OnceKey, url: str) -> N
     store.disconnect()
 
 
-async def test_the_status_of_it(once: OnceKey, url: str) -> None:
+async def test_status_of_a_deferred_request_is_202_until_the_worker_is_done(once: OnceKey, url: str) -> None:
     """202 at the place that Location names, until the worker is done."""
     send = fastapi_client(once, url, {})
     place = (await send("POST", "/rides", headers={"Idempotency-Key": '"k/1 2"'})).headers["location"]

@@ -43,7 +43,7 @@ asyncio.run(main())
         ("sys.setswitchinterval(0.001)", {}, "True 10000 20 20 True 0.001"),
     ],
 )
-def test_python_after_startup(before: str, options: dict[str, bool], printed: str) -> None:
+def test_python_settings_change_at_the_start(before: str, options: dict[str, bool], printed: str) -> None:
     """In a process of its own, since the setting is the process's."""
     program = PROGRAM.format(before=before, options=options)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
