@@ -1,7 +1,7 @@
 """What upkeep does next: when a row is due, and in which order due rows are handed out.
 
-The SQL stores find due rows with their indexes. ``due_at``, ``deleted_at``, ``oldest_due``, ``is_over`` and
-``Turns.hand_out_of`` say the same for stores that look at each row.
+The SQL stores find due rows with their indexes. ``due_at``, ``to_purge``, ``is_over`` and ``Turns.hand_out_of``
+say the same for stores that look at each row.
 
 Keys of a duty that waits for providers are handed out **fairly by scope**. The reconciler asks a provider about each
 key, which may take seconds. By age alone, two thousand keys of one tenant would delay the one key of another. So if
@@ -119,6 +119,15 @@ def oldest_due(rows: Iterable[Record], duty: Duty, now: float) -> list[Record]:
     found = [(when, row) for row in rows if (when := due_at(row, duty)) is not None and when <= now]
     found.sort(key=lambda pair: (pair[0], pair[1].scope, pair[1].key))
     return [replace(row, response=None, now=now) for _, row in found]
+
+
+def to_purge(rows: Iterable[Record], now: float, limit: int, *, tombstones_only: bool) -> list[Record]:
+    """The rows that ``Store.purge`` deletes: expired keys, then tombstones; the oldest of each first."""
+    rows = list(rows)
+    expired = [] if tombstones_only else oldest_due(rows, Duty.EXPIRED, now)
+    over = [(when, row) for row in rows if (when := deleted_at(row)) is not None and when <= now]
+    over.sort(key=lambda pair: (pair[0], pair[1].scope, pair[1].key))
+    return (expired + [row for _, row in over])[:limit]
 
 
 def is_over(row: Record | None) -> bool:

@@ -18,23 +18,51 @@ another object over the same rows. A store that uses a server's clock, and so ta
         def age(self, store, scope, key, seconds):
             ...  # UPDATE … SET lease_until = lease_until - seconds, and the same for all other times of the row
 
-No test sleeps. Tests of what a store does not promise (``Capabilities``) are skipped; all others run for every store.
+The suite is divided as the protocols of ``oncekey/stores/api.py`` are. Every store passes :class:`KeysSuite`,
+:class:`StepsSuite` and :class:`InspectSuite`. Tests of a protocol that the store does not have are skipped, and the
+reason names the methods that it lacks; so are tests of what its ``Capabilities`` do not promise. A store with an
+outbox also passes :class:`OutboxSuite`, which must be told how a job is added. No test sleeps.
 """
 
 from __future__ import annotations
 
-from oncekey.testing.conformance.base import Clock
+from oncekey.stores.api import Store
+from oncekey.testing.conformance.audits import AuditSuite
+from oncekey.testing.conformance.base import Clock, missing_methods
 from oncekey.testing.conformance.doubts import DoubtSuite
 from oncekey.testing.conformance.faults import FaultSuite
+from oncekey.testing.conformance.finds import FindSuite
 from oncekey.testing.conformance.lookups import LookupSuite
 from oncekey.testing.conformance.moves import MoveSuite
 from oncekey.testing.conformance.outbox import OutboxSuite
 from oncekey.testing.conformance.rows import RowSuite
+from oncekey.testing.conformance.shared_commit import SharedCommitSuite
 from oncekey.testing.conformance.steps import StepSuite
 from oncekey.testing.conformance.turns import TurnSuite
 
-__all__ = ["Clock", "OutboxSuite", "StoreSuite"]
+__all__ = ["Clock", "InspectSuite", "KeysSuite", "OutboxSuite", "StepsSuite", "StoreSuite"]
 
 
-class StoreSuite(MoveSuite, RowSuite, StepSuite, DoubtSuite, LookupSuite, TurnSuite, FaultSuite):
+class KeysSuite(MoveSuite, RowSuite, TurnSuite, FaultSuite):
+    """The rows of keys."""
+
+
+class StepsSuite(StepSuite, DoubtSuite, FindSuite):
+    """Steps, and the keys that are found by them."""
+
+
+class InspectSuite(LookupSuite, AuditSuite):
+    """Lists, numbers and the audit."""
+
+
+class StoreSuite(KeysSuite, StepsSuite, InspectSuite, SharedCommitSuite):
     """Subclass it as ``Test…``; see the module's docstring."""
+
+    def test_store_has_keys_steps_and_inspect(self) -> None:
+        """Every store has them. A method that is missing is named here, and its tests are skipped."""
+        store = self.make_store()
+        try:
+            assert missing_methods(store, Store) == ""
+        finally:
+            if hasattr(store, "close"):
+                store.close()

@@ -19,7 +19,7 @@ from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.swaps import Swap
 from oncekey.stores.api import FOUND, Capabilities, Duty
-from oncekey.stores.duties import Turns, deleted_at, is_over, oldest_due
+from oncekey.stores.duties import Turns, is_over, to_purge
 
 At = tuple[str, str]
 
@@ -91,14 +91,11 @@ class MemoryStore:
 
     def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         with self._lock:
-            rows, now = list(self._rows.values()), self._clock()
-            doomed = [] if tombstones_only else oldest_due(rows, Duty.EXPIRED, now)
-            over = [(when, row) for row in rows if (when := deleted_at(row)) is not None and when <= now]
-            doomed += [row for _, row in sorted(over, key=lambda pair: (pair[0], pair[1].scope, pair[1].key))]
-            for row in doomed[:limit]:
+            doomed = to_purge(self._rows.values(), self._clock(), limit, tombstones_only=tombstones_only)
+            for row in doomed:
                 del self._rows[row.scope, row.key]
                 self._steps.pop((row.scope, row.key), None)
-            return len(doomed[:limit])
+            return len(doomed)
 
     # -- for operators and webhooks ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
+from typing import ClassVar
 
 import pytest
 
@@ -15,7 +16,7 @@ from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State, Transition, find
 from oncekey.core.steps import STARTED, Step, StepKind, StepState
 from oncekey.core.swaps import Swap, swap
-from oncekey.stores.api import Store
+from oncekey.stores.api import Keys, Store
 
 LEASE = 60.0
 RETENTION = 3600.0
@@ -61,6 +62,8 @@ class SuiteBase:
     """Define :meth:`make_store`, and :meth:`age` if the store does not take ``self.clock``."""
 
     clock: Clock
+    needs: ClassVar[type] = Keys
+    """The protocol of ``stores/api.py`` that the tests of this class are about."""
 
     def make_store(self) -> Store:
         """Make a store without rows, for this test alone. A second call in a test: another object, the same rows."""
@@ -80,8 +83,12 @@ class SuiteBase:
         self._numbers = count(1)
 
     @pytest.fixture
-    def store(self, _own_clock: None) -> Iterator[Store]:
+    def store(self, _own_clock: None, request: pytest.FixtureRequest) -> Iterator[Store]:
+        """A store. A test about a protocol that the store does not have is skipped, and the reason says why."""
         store = self.make_store()
+        part = next(kind for kind in type(self).__mro__ if request.function.__name__ in vars(kind))
+        if missing := missing_methods(store, getattr(part, "needs", Keys)):
+            pytest.skip(missing)
         store.migrate()
         yield store
         store.close()
@@ -171,6 +178,13 @@ class SuiteBase:
             self.ripen(store, record, move)
             record = one(store.swap([self.change(record, move)])[0])
         return record
+
+
+def missing_methods(store: object, protocol: type) -> str:
+    """Why ``store`` does not have this protocol: the methods that it lacks; "" where it has it."""
+    names = (name for kind in protocol.__mro__ for name in vars(kind) if not name.startswith("_"))
+    lacks = sorted({name for name in names if getattr(store, name, None) is None and name != "file"})
+    return f"{type(store).__name__} is no {protocol.__name__}: it has no {', '.join(lacks)}" if lacks else ""
 
 
 IN_DOUBT = Step("charge_created", StepKind.EFFECT, StepState.INTENDED, False, None, "down-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -12,7 +13,7 @@ from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
 from oncekey.core.swaps import Swap, swap
-from oncekey.stores.api import Store
+from oncekey.stores.api import Steps, Store
 from oncekey.testing.conformance.base import IN_DOUBT, LEASE, QUARANTINE, RESPONSE, SuiteBase, intend, one, stored
 
 _OTHER = replace(IN_DOUBT, name="mail_sent", downstream_key="down-2")
@@ -20,6 +21,8 @@ _WHY = Audit("ann", "ch_7 is in their ledger")
 
 
 class DoubtSuite(SuiteBase):
+    needs: ClassVar[type] = Steps
+
     def _in_doubt(self, store: Store, *effects: Step) -> Record:
         """A phased request that is unknown, with these effects intended."""
         wanted = self.reservation(effects=Effects.PHASED, quarantine=QUARANTINE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -21,6 +21,8 @@ TIMEOUT_RESPONSE = StoredResponse(408, (("content-type", "application/problem+js
 
 class JobSuiteBase(SuiteBase):
     """Makes jobs in the states that tests begin with."""
+
+    needs: ClassVar[type] = Outbox
 
     def add_job(self, store: Outbox, job: NewJob) -> None:
         raise NotImplementedError("say how a job is added")

@@ -12,7 +12,7 @@ import pytest
 from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS, Record
 from oncekey.core.states import FENCES, FINAL, STARTS, TABLE, Actor, Condition, Effects, Event, State
 from oncekey.core.swaps import swap, undo
-from oncekey.stores.api import SharedCommit, Store
+from oncekey.stores.api import Store
 from oncekey.testing.conformance.base import (
     LEASE,
     QUARANTINE,
@@ -43,7 +43,8 @@ class MoveSuite(SuiteBase):
         """A row from which the move can be made, when enough time has passed."""
         row, _ = move
         assert row.source is not None
-        return self.drive(store, row.source, steps=bool(_WITH_STEPS & row.when), doubted=row.event in FENCES)
+        doubted = row.event in FENCES and Condition.NONE_IN_DOUBT not in row.when
+        return self.drive(store, row.source, steps=bool(_WITH_STEPS & row.when), doubted=doubted)
 
     @pytest.mark.parametrize("move", _MOVES)
     def test_a_move_of_the_table_is_made(self, store: Store, move: Move) -> None:
@@ -263,28 +264,3 @@ class MoveSuite(SuiteBase):
         )
         assert (record.last_error, record.reconcile_at) == (None, None)
         assert stored(store) == replace(record, now=0.0)
-
-    def test_both_is_swap_and_then_reserve_in_one_commit(self, store: Store) -> None:
-        """``both`` answers as ``swap`` and then ``reserve`` would. All of it is committed, or nothing."""
-        if not isinstance(store, SharedCommit):
-            pytest.skip("this store is no SharedCommit: it has no method both()")
-        first, other = (self.drive(store, State.IN_PROGRESS, key) for key in ("key-1", "key-2"))
-        end = swap(first, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
-        lost = replace(swap(other, Event.COMPLETE, Actor.OWNER, response=RESPONSE), owner="another-owner")
-        new, again = self.reservation("key-3"), self.reservation("key-1")
-
-        found, moved = store.both([new, again], [lost, end])
-
-        assert moved[0] is None
-        assert one(moved[1]).state is State.COMPLETED
-        assert stored(store) == replace(one(moved[1]), now=0.0)
-        assert one(found[0].record).owner == new.owner
-        assert stored(store, key="key-3") == replace(one(found[0].record), now=0.0)
-        assert one(found[1].record).response == RESPONSE, "it begins after the other has ended"
-
-        unfit = replace(self.reservation("key-5"), scope=None)  # type: ignore[arg-type]  # no store can take it
-        end = swap(other, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
-        with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the driver says
-            store.both([self.reservation("key-4"), unfit], [end])
-        assert stored(store, key="key-4") is None
-        assert one(stored(store, key="key-2")).state is State.IN_PROGRESS

@@ -1,12 +1,14 @@
-"""The part of the store suite about what belongs to a row: its steps, and the lines of the audit.
+"""The part of the store suite about steps.
 
-Both are written if and only if the row is moved, in the same commit. Steps are deleted with their key.
+Steps and the lines of the audit are written if and only if the row is moved, in the same commit. Steps are deleted with
+their key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -15,7 +17,7 @@ from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.core.swaps import Swap, swap
-from oncekey.stores.api import Duty, Store
+from oncekey.stores.api import Steps, Store
 from oncekey.testing.company import in_threads
 from oncekey.testing.conformance.base import AGES, LEASE, RESPONSE, RETENTION, SuiteBase, one, stored
 
@@ -56,6 +58,8 @@ def _advance(record: Record, step: Step, recovery_point: str | None = "started")
 
 
 class StepSuite(SuiteBase):
+    needs: ClassVar[type] = Steps
+
     def _stepped(self, store: Store, *steps: Step, key: str = "key-1", scope: str = "tenant-1") -> Record:
         """A row in progress with these steps."""
         record = self.drive(store, State.IN_PROGRESS, key, scope=scope)
@@ -215,77 +219,6 @@ class StepSuite(SuiteBase):
             "refused": [],
         }
         assert stored(store, key="line") == replace(one(moved[3]), now=0.0)
-
-    # unknown outcomes
-
-    def test_a_postponed_outcome_is_asked_again_later(self, store: Store) -> None:
-        """Each try is counted, and its error is kept. The row is due again when its time has come, and not before."""
-        record = self.drive(store, State.UNKNOWN)
-        for tries in (1, 2):
-            later = swap(record, Event.POSTPONE, Actor.RECONCILER, reconcile_in=90, last_error=f"no answer {tries}")
-            record = one(store.swap([later])[0])
-            assert (record.state, record.reconcile_tries) == (State.UNKNOWN, tries)
-            assert record.last_error == f"no answer {tries}"
-            assert record.reconcile_at == pytest.approx(record.now + 90, abs=1)
-            assert stored(store) == replace(record, now=0.0)
-            assert store.due(Duty.UNKNOWNS, 10) == []
-            self.age(store, record.scope, record.key, 91)
-            assert [row.reconcile_tries for row in store.due(Duty.UNKNOWNS, 10)] == [tries]
-
-    def test_an_outcome_that_is_asked_no_more_is_a_dead_letter(self, store: Store) -> None:
-        """It stays unknown. No duty lists it, however old it is. An operator can still settle it."""
-        record = self.drive(store, State.UNKNOWN)
-        record = one(store.swap([swap(record, Event.POSTPONE, Actor.RECONCILER, last_error="gave up")])[0])
-        assert (record.reconcile_at, record.last_error) == (None, "gave up")
-        self.age(store, record.scope, record.key, AGES)
-        assert [store.due(duty, 10) for duty in Duty] == [[] for _ in Duty]
-        assert store.counts().dead == 1
-        refute = swap(record, Event.REFUTE, Actor.OPERATOR, audit=_WHY)
-        assert one(store.swap([refute])[0]).state is State.FAILED_RETRYABLE
-        assert store.counts().dead == 0
-
-    def test_a_mover_that_looked_before_a_try_does_not_undo_its_count(self, store: Store) -> None:
-        """A try changes neither state nor owner. A later move returns the count of the stored row, not the one read."""
-        looked = [self.drive(store, State.UNKNOWN, key) for key in ("key-1", "key-2", "key-3")]
-        assert None not in store.swap([swap(row, Event.POSTPONE, Actor.RECONCILER, reconcile_in=0) for row in looked])
-        confirm, *others = (swap(row, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE) for row in looked)
-        settled = [one(row) for row in store.swap([confirm]) + store.swap(others)]
-        assert [row.reconcile_tries for row in settled] == [1, 1, 1]
-        assert [stored(store, key=row.key) for row in settled] == [replace(row, now=0.0) for row in settled]
-
-    # the audit
-
-    def test_change_by_hand_writes_an_audit_line_with_before_and_after(self, store: Store) -> None:
-        """A line has who, when (the store's clock), event, before, after and why. The newest line is first."""
-        record = self.drive(store, State.UNKNOWN)
-        self.drive(store, State.UNKNOWN, scope="tenant-2")
-        tries = swap(record, Event.POSTPONE, Actor.RECONCILER, audit=Audit("reconciler", "no answer '%s' é"))
-        record = one(store.swap([tries])[0])
-        record = one(store.swap([swap(record, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=_WHY)])[0])
-        lines = store.audit("tenant-1", "key-1", 10)
-        assert [(line.who, line.event, line.before, line.after, line.why) for line in lines] == [
-            (_WHY.who, "confirm", "unknown", "completed", _WHY.why),
-            ("reconciler", "postpone", "unknown", "unknown", "no answer '%s' é"),
-        ]
-        assert {(line.scope, line.key, line.job_id) for line in lines} == {("tenant-1", "key-1", None)}
-        assert [line.at for line in lines] == [pytest.approx(record.now, abs=5)] * 2
-        assert store.audit("tenant-1", "key-1", 1) == lines[:1]
-        assert store.audit("tenant-2", "key-1", 10) == store.audit("tenant-1", "key", 10) == []
-
-    def test_the_audit_outlives_the_key(self, store: Store) -> None:
-        """The line of a forgotten key has no state after it. The lines stay when the key starts over."""
-        record = self.drive(store, State.COMPLETED)
-        forget = swap(record, Event.FORGET, Actor.OPERATOR, audit=_WHY)
-        assert one(store.swap([forget])[0]).response == RESPONSE
-        (line,) = store.audit("tenant-1", "key-1", 10)
-        assert (line.event, line.before, line.after, line.who) == ("forget", "completed", None, _WHY.who)
-        assert store.swap([forget]) == [None]
-        record = self.drive(store, State.COMPLETED)
-        self.age(store, record.scope, record.key, AGES)
-        again = swap(record, Event.RESERVE, Actor.REQUEST, reservation=self.reservation(), audit=_WHY)
-        assert store.swap([again]) != [None]
-        lines = store.audit("tenant-1", "key-1", 10)
-        assert [(line.event, line.after) for line in lines] == [("reserve", "in_progress"), ("forget", None)]
 
     def test_of_many_threads_that_settle_one_key_one_leaves_a_line(self, store: Store) -> None:
         """A webhook, the poll and an operator act at once: one moves the key, and writes its line and its step."""

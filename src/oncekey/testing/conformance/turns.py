@@ -1,13 +1,17 @@
-"""The part of the store suite about upkeep: unknown keys in turns by scope, and the purge of the audit."""
+"""The part of the store suite about unknown keys: they are handed out in turns by scope, and asked about again."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
 
 from oncekey.core.audit import Audit
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.stores.api import Duty, Store
 from oncekey.stores.duties import VISITED
-from oncekey.testing.conformance.base import RESPONSE, SuiteBase, one
+from oncekey.testing.conformance.base import AGES, RESPONSE, SuiteBase, one, stored
 
 _WHY = Audit("ana@example.com", "the provider's ledger has it")
 
@@ -76,34 +80,39 @@ class TurnSuite(SuiteBase):
         assert first == third == flood[:20]
         assert second == [flood[0], ("tenant-2", "key-0000"), *flood[1:19]]
 
-    # the purge of the audit
+    # unknown outcomes
 
-    def test_old_lines_of_the_audit_are_purged_and_younger_ones_stay(self, store: Store) -> None:
-        """The oldest lines are deleted first, up to the limit, whether or not their key exists."""
-        for key in ("gone", "done"):
-            row = self.drive(store, State.UNKNOWN, key)
-            row = one(store.swap([swap(row, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE, audit=_WHY)])[0])
-            if key == "gone":
-                assert store.swap([swap(row, Event.FORGET, Actor.OPERATOR, audit=_WHY)]) != [None]
-        assert store.purge_audit(10, 3600.0) == 0
-        assert store.purge_audit(1, 0.0) == 1
-        assert [line.event for line in store.audit("tenant-1", "gone", 10)] == ["forget"]
-        assert len(store.audit("tenant-1", "done", 10)) == 1
-        assert store.purge_audit(10, 0.0) == 2
-        assert store.audit("tenant-1", "gone", 10) == store.audit("tenant-1", "done", 10) == []
+    def test_a_postponed_outcome_is_asked_again_later(self, store: Store) -> None:
+        """Each try is counted, and its error is kept. The row is due again when its time has come, and not before."""
+        record = self.drive(store, State.UNKNOWN)
+        for tries in (1, 2):
+            later = swap(record, Event.POSTPONE, Actor.RECONCILER, reconcile_in=90, last_error=f"no answer {tries}")
+            record = one(store.swap([later])[0])
+            assert (record.state, record.reconcile_tries) == (State.UNKNOWN, tries)
+            assert record.last_error == f"no answer {tries}"
+            assert record.reconcile_at == pytest.approx(record.now + 90, abs=1)
+            assert stored(store) == replace(record, now=0.0)
+            assert store.due(Duty.UNKNOWNS, 10) == []
+            self.age(store, record.scope, record.key, 91)
+            assert [row.reconcile_tries for row in store.due(Duty.UNKNOWNS, 10)] == [tries]
 
-    def test_the_audit_of_a_key_that_is_not_over_is_not_purged(self, store: Store) -> None:
-        """Its lines are kept, however old they are. Lines of the same key in another scope are deleted."""
-        unknown = self.drive(store, State.UNKNOWN, "unknown")
-        assert store.swap([swap(unknown, Event.POSTPONE, Actor.OPERATOR, reconcile_in=0, audit=_WHY)]) != [None]
-        for key in ("running", "resumable"):
-            row = self.drive(store, State.IN_PROGRESS, key, steps=key == "resumable")
-            row = one(store.swap([swap(row, Event.RENEW, Actor.OWNER, lease_seconds=60.0, audit=_WHY)])[0])
-            if key == "resumable":
-                assert store.swap([swap(row, Event.RELEASE, Actor.OWNER)]) != [None]
-        other = self.drive(store, State.COMPLETED, "unknown", scope="tenant-2")
-        assert store.swap([swap(other, Event.FORGET, Actor.OPERATOR, audit=_WHY)]) != [None]
-        assert store.purge_audit(10, 0.0) == 1
-        for key in ("unknown", "running", "resumable"):
-            assert len(store.audit("tenant-1", key, 10)) == 1, key
-        assert store.audit("tenant-2", "unknown", 10) == []
+    def test_an_outcome_that_is_asked_no_more_is_a_dead_letter(self, store: Store) -> None:
+        """It stays unknown. No duty lists it, however old it is. An operator can still settle it."""
+        record = self.drive(store, State.UNKNOWN)
+        record = one(store.swap([swap(record, Event.POSTPONE, Actor.RECONCILER, last_error="gave up")])[0])
+        assert (record.reconcile_at, record.last_error) == (None, "gave up")
+        self.age(store, record.scope, record.key, AGES)
+        assert [store.due(duty, 10) for duty in Duty] == [[] for _ in Duty]
+        assert store.counts().dead == 1
+        refute = swap(record, Event.REFUTE, Actor.OPERATOR, audit=_WHY)
+        assert one(store.swap([refute])[0]).state is State.FAILED_RETRYABLE
+        assert store.counts().dead == 0
+
+    def test_a_mover_that_looked_before_a_try_does_not_undo_its_count(self, store: Store) -> None:
+        """A try changes neither state nor owner. A later move returns the count of the stored row, not the one read."""
+        looked = [self.drive(store, State.UNKNOWN, key) for key in ("key-1", "key-2", "key-3")]
+        assert None not in store.swap([swap(row, Event.POSTPONE, Actor.RECONCILER, reconcile_in=0) for row in looked])
+        confirm, *others = (swap(row, Event.CONFIRM, Actor.OPERATOR, response=RESPONSE) for row in looked)
+        settled = [one(row) for row in store.swap([confirm]) + store.swap(others)]
+        assert [row.reconcile_tries for row in settled] == [1, 1, 1]
+        assert [stored(store, key=row.key) for row in settled] == [replace(row, now=0.0) for row in settled]
