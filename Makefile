@@ -22,7 +22,7 @@ GATED := src/oncekey/core/*,src/oncekey/engine/*,src/oncekey/stores/*
 export PYTHONDONTWRITEBYTECODE :=
 
 # Before a test run: its files go to memory where there is room for them. What a test kills is a process, never the
-# machine, so it is as durable as a disk, and nobody waits for one.
+# machine, so it is as durable as a disk, and faster.
 define in_memory
 room=$$(df -Pk /dev/shm 2> /dev/null | awk 'NR == 2 { print $$4 }'); \
 if [ -w /dev/shm ] && [ "$${room:-0}" -gt 4000000 ]; then \

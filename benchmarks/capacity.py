@@ -89,7 +89,7 @@ def simulate(rate: float, processes: int, machine: Machine, constants: Constants
         work = (constants.batch_us / 2 + count * constants.row_us / 2) / 1e6
         done = max(heapq.heappop(free), now) + work
         heapq.heappush(free, done)
-        # One flush at a time; whoever is done before the next one begins is in it.
+        # One flush at a time. Requests that are done before the next flush begins are in it.
         if done > flush_at:
             flush_at = max(done, flush_at + flush)
         ended = flush_at + flush

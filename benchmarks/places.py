@@ -1,7 +1,7 @@
 """Where the contestants keep their keys: a PostgreSQL with default durability, a Redis, a folder for SQLite.
 
 Owns what is set up before and removed after a run, and the proof that a commit here really reaches the disk. Every
-contestant has a database of its own, so that nobody's tables grow by what another one does.
+contestant has a database of its own, so that no contestant's tables grow by what another one does.
 """
 
 from __future__ import annotations

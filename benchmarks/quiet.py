@@ -1,4 +1,4 @@
-"""Whose CPU time it was: ours, or somebody's compile job that must not be taken for our overhead.
+"""Tells our CPU time from that of other processes, such as a compile job, which must not count as our overhead.
 
 On two cores a neighbour hits the contestants unequally: the bare app needs one core, a protected one needs
 a database beside it. So every measurement carries how many cores *others* used meanwhile, and a noisy one
@@ -48,7 +48,7 @@ class Patience:
             self._wait_for_quiet()
 
     def _wait_for_quiet(self) -> None:
-        """Wait until a look finds nobody else at work, but not for ever: one wait must not eat the whole budget."""
+        """Wait until no other process is at work, but not for ever: one wait must not eat the whole budget."""
         began = time.monotonic()
         longest = min(LONGEST_WAIT_SECONDS, self.left)
         told = False

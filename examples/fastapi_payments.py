@@ -25,7 +25,7 @@ API_KEYS = {"ann-secret": "ann", "bob-secret": "bob"}  # yours come from a datab
 
 
 def tenant_of(request: Request) -> str:
-    """Whose keys these are. Never the body's word for it: a replay goes to whoever this function names."""
+    """The tenant that a key belongs to. Never take it from the body: a replay goes to the tenant that is named here."""
     try:
         return API_KEYS[request.headers["x-api-key"]]
     except KeyError:

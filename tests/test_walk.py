@@ -10,7 +10,7 @@ import pytest
 from benchmarks import walk
 
 MODULES, SWITCHES = 33, 67
-"""Of a first POST in memory, with room for one more; docs/design.md has the figures."""
+"""Of a first POST in memory, with little room; docs/design.md has the figures."""
 
 
 async def test_first_post_stays_within_its_modules_and_switches(tmp_path: Path) -> None:

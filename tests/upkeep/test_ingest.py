@@ -262,7 +262,7 @@ async def test_verdict_waits_for_a_row_that_is_locked(postgres_url: str) -> None
     ("wrong", "got"), [(None, "NoneType"), (Confirmed, "the class Confirmed"), ("paid", "str"), (RESPONSE, "Stored")]
 )
 @pytest.mark.parametrize("there", [True, False])
-async def test_what_is_no_verdict_is_a_configuration_error(rows: KeyStore, wrong: Any, got: str, there: bool) -> None:
+async def test_invalid_verdict_is_a_configuration_error(rows: KeyStore, wrong: Any, got: str, there: bool) -> None:
     """Whether the key is unknown or absent, and in both kinds of code."""
     key = rows.unknown()[0].key if there else "no-such-key-of-ours"
     once = rows.once()

@@ -160,7 +160,7 @@ class EndingSuite(SuiteBase):
         assert problem(stack.post(m="refused", body={"amount": 2})) == "mismatch"
 
     def test_refused_after_the_operation_began_does_not_free_the_key(self, stack: Stack) -> None:
-        """Whoever used a verb has begun: Refused comes too late then, and the key stays taken."""
+        """A handler that used a verb has begun: Refused comes too late then, and the key stays taken."""
         first, second = stack.post(m="refused-410"), stack.post(m="refused-410")
         assert (first.status_code, problem(first), state_of(stack)) == (410, "refused-late", "failed")
         assert replays(first, second)
