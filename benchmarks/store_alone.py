@@ -106,25 +106,25 @@ async def callers(reserve: Reserve, complete: Complete, seconds: float, count: i
 
 async def through_lanes(url: str, seconds: float) -> float:
     """The one place that knows the engine: how a caller hands a reservation or a swap to a lane."""
-    from oncekey.engine.batching.router import Lanes
+    from oncekey.engine.batching.router import Router
     from oncekey.engine.batching.ticket import AsyncTicket
     from oncekey.web import tuning
 
     store = open_store(url)
     store.migrate()
-    lanes = Lanes(store)
+    router = Router(store)
     tuning.settle()  # as the middleware does when a server has started
     loop = asyncio.get_running_loop()
 
     async def submit(work: Reservation | Swap) -> Any:
         ticket = AsyncTicket(work, loop, TIMEOUT)
-        lanes.submit(ticket)
+        router.submit(ticket)
         return await ticket.wait()
 
     try:
         return await callers(submit, submit, seconds)
     finally:
-        lanes.close()
+        router.close()
         store.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.engine import keeper as keeper_module
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.keeper import Keeper
 from tests.engine.doubles import Clock, FakeStore
 from tests.engine.kept_operations import Kept
@@ -40,15 +40,15 @@ def phased(request: pytest.FixtureRequest) -> PhasedApi:
 @pytest.fixture
 def open_lanes() -> Iterator[Open]:
     """Makes Lanes that are closed when the test is over."""
-    opened: list[Lanes] = []
+    opened: list[Router] = []
 
-    def make(store: FakeStore, **options: object) -> Lanes:
-        opened.append(Lanes(store, **options))  # type: ignore[arg-type]
+    def make(store: FakeStore, **options: object) -> Router:
+        opened.append(Router(store, **options))  # type: ignore[arg-type]
         return opened[-1]
 
     yield make
-    for lanes in opened:
-        lanes.close(0.2)
+    for router in opened:
+        router.close(0.2)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the tests of the express share: a store that gives an event loop its hot verbs, and lanes that may use them."""
+"""What tests of the loop lane share: a store that gives an event loop its hot verbs, and a router that uses them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Actor, Event
 from oncekey.core.swaps import Swap, swap
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import AsyncTicket
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
 
@@ -69,23 +69,23 @@ class FastStore(FakeStore):
         return self.opened[-1]
 
 
-async def ask(lanes: Lanes, *work: Reservation | Swap, timeout: float = PATIENCE) -> list[Any]:
+async def ask(router: Router, *work: Reservation | Swap, timeout: float = PATIENCE) -> list[Any]:
     loop = asyncio.get_running_loop()
     tickets = [AsyncTicket(item, loop, timeout) for item in work]
     for ticket in tickets:
-        lanes.submit(ticket)
+        router.submit(ticket)
     return await asyncio.gather(*[ticket.wait() for ticket in tickets], return_exceptions=True)
 
 
-async def warmed(store: FastStore, **options: Any) -> Lanes:
-    """Lanes whose threads have prepared and checked the tables: from here on the express may run."""
-    lanes = Lanes(store, **options)
+async def warmed(store: FastStore, **options: Any) -> Router:
+    """A router whose threads have prepared and checked the tables: from here on a loop lane may run."""
+    router = Router(store, **options)
     wanted = reservation("warm-up")
-    (found,) = await ask(lanes, wanted)
-    await ask(lanes, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    (found,) = await ask(router, wanted)
+    await ask(router, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     assert store.asked_here == []
     store.batches.clear()
-    return lanes
+    return router
 
 
 def run(test: Callable[[], Any]) -> None:

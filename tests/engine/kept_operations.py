@@ -50,7 +50,7 @@ class Kept:
         for _ in range(3):
             for work in (("tenant-1", "x"), ("tenant-1", "y")):
                 ticket = SyncTicket(work)
-                self.engine.lanes.submit(ticket)
+                self.engine.router.submit(ticket)
                 ticket.wait(PATIENCE)
 
     def move(self, operation: Operation, event: Event, by: Actor = Actor.OWNER) -> Record | None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncekey.core.record import Found
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import SyncTicket, Work
 from tests.engine.doubles import PATIENCE
 
-Open = Callable[..., Lanes]
+Open = Callable[..., Router]
 
 
-def submit(lanes: Lanes, *work: Work) -> list[SyncTicket]:
+def submit(router: Router, *work: Work) -> list[SyncTicket]:
     tickets = [SyncTicket(item) for item in work]
     for ticket in tickets:
-        lanes.submit(ticket)
+        router.submit(ticket)
     return tickets
 
 
-def ask(lanes: Lanes, work: Work) -> object:
-    (ticket,) = submit(lanes, work)
+def ask(router: Router, work: Work) -> object:
+    (ticket,) = submit(router, work)
     return ticket.wait(PATIENCE)
 
 

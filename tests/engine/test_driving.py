@@ -152,7 +152,7 @@ def test_a_hung_store_is_left_and_its_late_row_given_back(it: Open, drive: Drive
     with pytest.raises(StoreUnavailable, match="did not answer in time"):
         drive(it.engine, it.engine.begin(reservation(), Policy()), 0.01)
     gate.open()
-    assert it.engine.lanes.close(PATIENCE)
+    assert it.engine.router.close(PATIENCE)
     assert it.store.row() is None
 
 
@@ -303,7 +303,7 @@ def test_closing_finishes_and_lets_go(it: Open, drive: Drive) -> None:
 def test_closing_with_a_hung_store_returns_false(it: Open) -> None:
     """False, in time, and the store is closed all the same, which ends the hung call where that is possible."""
     gate = it.store.hold("reserve")
-    it.engine.lanes.submit(SyncTicket(reservation()))
+    it.engine.router.submit(SyncTicket(reservation()))
     gate.wait()
     assert it.engine.close(0.05) is False
     assert it.store.closed

@@ -72,7 +72,7 @@ def test_leases_due_together_are_renewed_in_one_batch(kept: Kept) -> None:
     """Twenty leases are one statement, and one event that says how many."""
     gate = kept.store.hold("read")
     blocker = SyncTicket(("tenant-1", "x"))
-    kept.engine.lanes.submit(blocker)
+    kept.engine.router.submit(blocker)
     gate.wait()
     for number in range(20):
         kept.start(f"key-{number}")
@@ -154,10 +154,10 @@ def test_a_renewal_that_failed_is_tried_again(kept: Kept) -> None:
 def test_a_full_queue_does_not_stop_the_keeper(kept: Kept) -> None:
     """A renewal that cannot even be queued waits for its next turn; the others are tried all the same."""
     operations = [kept.start("a"), kept.start("b")]
-    kept.engine.lanes._max_queued = 0
+    kept.engine.router._max_queued = 0
     kept.clock.now += 20.0
     kept.keeper.look()
-    kept.engine.lanes._max_queued = 10
+    kept.engine.router._max_queued = 10
     kept.clock.now += 20.0
     kept.keeper.look()
     kept.settle()

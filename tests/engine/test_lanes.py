@@ -24,10 +24,10 @@ from tests.engine.lanes import Open, ask, owner_found, submit
 def test_callers_that_come_during_a_commit_are_the_next_batch(open_lanes: Open) -> None:
     """While one batch is in the store, all who ask queue up, and they go together."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    first = submit(lanes, reservation("a"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    first = submit(router, reservation("a"))
     gate.wait()
-    others = submit(lanes, *(reservation(key) for key in "bcd"))
+    others = submit(router, *(reservation(key) for key in "bcd"))
     gate.open()
     for ticket in first + others:
         ticket.wait(PATIENCE)
@@ -37,14 +37,14 @@ def test_callers_that_come_during_a_commit_are_the_next_batch(open_lanes: Open) 
 def test_coroutines_of_one_turn_share_a_batch_and_get_their_own_answers(open_lanes: Open) -> None:
     """20 coroutines that ask in the same turn of the loop cost few statements, and each gets its own row."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     wanted = [reservation(f"key-{number}") for number in range(20)]
 
     async def main() -> list[Found]:
         loop = asyncio.get_running_loop()
         tickets = [AsyncTicket(item, loop, PATIENCE) for item in wanted]
         for ticket in tickets:
-            lanes.submit(ticket)
+            router.submit(ticket)
         return list(await asyncio.gather(*(ticket.wait() for ticket in tickets)))
 
     found = asyncio.run(main())
@@ -56,12 +56,12 @@ def test_each_caller_gets_the_answer_to_its_own_question(open_lanes: Open) -> No
     """Reservations, reads and swaps of different keys in one queue: every answer finds the one who asked."""
     store = FakeStore()
     there = [store.put(reservation(key)) for key in ("w", "x", "y")]
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    blocker = submit(lanes, reservation("first"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(router, reservation("first"))
     gate.wait()
     mine, theirs = reservation("new"), reservation("w")
     tickets = submit(
-        lanes,
+        router,
         ("tenant-1", "absent"),
         mine,
         swap(there[1], Event.COMPLETE, Actor.OWNER, response=RESPONSE),
@@ -83,11 +83,11 @@ def test_each_caller_gets_the_answer_to_its_own_question(open_lanes: Open) -> No
 def test_two_callers_for_one_key_have_one_winner(open_lanes: Open) -> None:
     """The same new key twice in a batch: the store is asked once, both see the first one's token, so one owns it."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    blocker = submit(lanes, reservation("other"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(router, reservation("other"))
     gate.wait()
     one, two = reservation("hot"), reservation("hot")
-    tickets = submit(lanes, one, reservation("cold"), two)
+    tickets = submit(router, one, reservation("cold"), two)
     gate.open()
     found = [ticket.wait(PATIENCE) for ticket in tickets]
     assert store.keys("reserve") == [["other"], ["hot", "cold"]]
@@ -98,11 +98,11 @@ def test_two_callers_for_one_key_have_one_winner(open_lanes: Open) -> None:
 def test_error_goes_to_all_callers_of_the_key(open_lanes: Open) -> None:
     """Callers that shared a row of the batch share its failure too: nobody is left with an empty answer."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    blocker = submit(lanes, reservation("other"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(router, reservation("other"))
     gate.wait()
     store.break_("reserve", lambda: StoreUnavailable("down"))
-    tickets = submit(lanes, reservation("hot"), reservation("hot"))
+    tickets = submit(router, reservation("hot"), reservation("hot"))
     gate.open()
     for ticket in blocker + tickets:
         with pytest.raises(StoreUnavailable, match="down"):
@@ -113,11 +113,11 @@ def test_two_moves_of_one_key_are_two_rounds(open_lanes: Open) -> None:
     """A batch names a key once, so a renewal and a completion go one after the other, in the order of asking."""
     store = FakeStore()
     one, two = store.put(reservation("a")), store.put(reservation("b"))
-    lanes, gate = open_lanes(store), store.hold("swap")
-    blocker = submit(lanes, swap(two, Event.RENEW, Actor.OWNER, lease_seconds=5))
+    router, gate = open_lanes(store), store.hold("swap")
+    blocker = submit(router, swap(two, Event.RENEW, Actor.OWNER, lease_seconds=5))
     gate.wait()
     tickets = submit(
-        lanes,
+        router,
         swap(one, Event.RENEW, Actor.OWNER, lease_seconds=5),
         swap(one, Event.COMPLETE, Actor.OWNER, response=RESPONSE),
         swap(two, Event.COMPLETE, Actor.OWNER, response=RESPONSE),
@@ -133,11 +133,11 @@ def test_two_moves_of_one_key_are_two_rounds(open_lanes: Open) -> None:
 def test_no_batch_is_larger_than_its_limit(open_lanes: Open) -> None:
     """700 callers who queued up during one commit go in pieces of at most MAX_BATCH, and nobody is forgotten."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    blocker = submit(lanes, reservation("first"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    blocker = submit(router, reservation("first"))
     gate.wait()
     wanted = [reservation(f"key-{number}") for number in range(700)]
-    tickets = submit(lanes, *wanted)
+    tickets = submit(router, *wanted)
     gate.open()
     assert [owner_found(ticket.wait(PATIENCE)) for ticket in tickets] == [item.owner for item in wanted]
     sizes = [len(batch) for batch in store.asked("reserve")]
@@ -149,13 +149,13 @@ def test_no_batch_is_larger_than_its_limit(open_lanes: Open) -> None:
 def test_the_coroutines_of_one_turn_are_split_too(open_lanes: Open) -> None:
     """600 coroutines in one turn of the loop: no statement carries more than MAX_BATCH rows."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         tickets = [AsyncTicket(reservation(f"key-{number}"), loop, PATIENCE) for number in range(600)]
         for ticket in tickets:
-            lanes.submit(ticket)
+            router.submit(ticket)
         await asyncio.gather(*(ticket.wait() for ticket in tickets))
 
     asyncio.run(main())
@@ -170,12 +170,12 @@ def test_large_bodies_are_not_sent_as_one_message(open_lanes: Open) -> None:
     large = StoredResponse(200, (), b"x" * (MAX_BATCH_BYTES // 2))
     tombstone = StoredResponse(200, (), None)
     rows = [store.put(reservation(key)) for key in "abcdefg"]
-    lanes, gate = open_lanes(store), store.hold("swap")
-    blocker = submit(lanes, swap(rows[0], Event.RENEW, Actor.OWNER, lease_seconds=5))
+    router, gate = open_lanes(store), store.hold("swap")
+    blocker = submit(router, swap(rows[0], Event.RENEW, Actor.OWNER, lease_seconds=5))
     gate.wait()
     responses = [large, tombstone, large, large, large, tombstone]
     tickets = submit(
-        lanes,
+        router,
         *(
             swap(row, Event.COMPLETE, Actor.OWNER, response=response)
             for row, response in zip(rows[1:], responses, strict=True)
@@ -191,10 +191,10 @@ def test_two_writers_reserve_and_swap_side_by_side(open_lanes: Open) -> None:
     """Where the store takes two writers, a reservation that hangs does not hold up a completion."""
     store = FakeStore(writers=2)
     row = store.put(reservation("done"))
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    hung = submit(lanes, reservation("a"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    hung = submit(router, reservation("a"))
     gate.wait()
-    moved = ask(lanes, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    moved = ask(router, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     assert isinstance(moved, Record)
     assert moved.state is State.COMPLETED
     gate.open()
@@ -207,16 +207,16 @@ def test_reservations_and_completions_share_a_commit(open_lanes: Open, trouble: 
     store = SharingStore()
     if trouble:
         store.break_("both", lambda: StoreUnavailable("cut"), applied=trouble == "after")
-    lanes = open_lanes(store)
-    found = ask(lanes, reservation("a"))
+    router = open_lanes(store)
+    found = ask(router, reservation("a"))
     assert isinstance(found, Found)
     assert found.record is not None
     gate = store.hold("read")
-    held = submit(lanes, ("tenant-1", "a"))
+    held = submit(router, ("tenant-1", "a"))
     gate.wait()
     end = swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
     wanted = reservation("b")
-    begun, ended = submit(lanes, wanted, end)
+    begun, ended = submit(router, wanted, end)
     gate.open()
     held[0].wait(PATIENCE)
     assert owner_found(begun.wait(PATIENCE)) == wanted.owner
@@ -233,12 +233,12 @@ def test_reservations_and_completions_share_a_commit(open_lanes: Open, trouble: 
 def test_one_writer_is_one_thread(open_lanes: Open) -> None:
     """Where the store takes one writer, reserve, swap and read run in one thread, not the caller's."""
     store = FakeStore()
-    lanes = open_lanes(store)
-    found = ask(lanes, reservation("a"))
+    router = open_lanes(store)
+    found = ask(router, reservation("a"))
     assert isinstance(found, Found)
     assert found.record is not None
-    ask(lanes, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
-    ask(lanes, ("tenant-1", "a"))
+    ask(router, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    ask(router, ("tenant-1", "a"))
     assert store.threads == {"oncekey-lane"}
     assert sum(thread.name == "oncekey-lane" and thread.is_alive() for thread in threading.enumerate()) >= 1
 
@@ -252,11 +252,11 @@ def test_preparing_happens_once_before_the_first_batch(open_lanes: Open, writers
     store = FakeStore(writers=writers)
     row = store.put(reservation("there"))
     order: list[str] = []
-    lanes = open_lanes(store, prepare=lambda: order.append(f"prepared before {len(store.batches)} batches"))
-    tickets = submit(lanes, reservation("a"), swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    router = open_lanes(store, prepare=lambda: order.append(f"prepared before {len(store.batches)} batches"))
+    tickets = submit(router, reservation("a"), swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     for ticket in tickets:
         ticket.wait(PATIENCE)
-    ask(lanes, reservation("b"))
+    ask(router, reservation("b"))
     assert len(order) == 1
     if writers == 1:
         assert order == ["prepared before 0 batches"]
@@ -274,10 +274,10 @@ def test_the_other_lane_waits_for_the_preparation(open_lanes: Open) -> None:
         assert go_on.wait(PATIENCE)
         assert store.batches == []
 
-    lanes = open_lanes(store, prepare=prepare)
-    tickets = submit(lanes, reservation("a"))
+    router = open_lanes(store, prepare=prepare)
+    tickets = submit(router, reservation("a"))
     assert begun.wait(PATIENCE)
-    tickets += submit(lanes, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    tickets += submit(router, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     go_on.set()
     for ticket in tickets:
         ticket.wait(PATIENCE)
@@ -293,13 +293,13 @@ def test_preparing_that_failed_is_tried_again(open_lanes: Open) -> None:
         if error := outcomes.pop(0):
             raise error
 
-    lanes = open_lanes(store, prepare=prepare)
+    router = open_lanes(store, prepare=prepare)
     with pytest.raises(SchemaError):
-        ask(lanes, ("tenant-1", "a"))
+        ask(router, ("tenant-1", "a"))
     with pytest.raises(StoreUnavailable, match=r"^a$"):
-        ask(lanes, ("tenant-1", "a"))
+        ask(router, ("tenant-1", "a"))
     assert store.batches == []
-    assert ask(lanes, ("tenant-1", "a")) is None
+    assert ask(router, ("tenant-1", "a")) is None
     assert outcomes == []
 
 
@@ -310,11 +310,11 @@ def test_a_quiet_ticket_tells_its_function(open_lanes: Open) -> None:
     """Work that nobody waits for hands its result, or its error, to a function; without one it is simply done."""
     store = FakeStore()
     row = store.put(reservation("a"))
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     told: list[tuple[object, object]] = []
-    lanes.submit(QuietTicket(("tenant-1", "a"), lambda done: told.append((done.result.owner, done.error))))
-    lanes.submit(QuietTicket(swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE)))
-    assert lanes.close(PATIENCE)
+    router.submit(QuietTicket(("tenant-1", "a"), lambda done: told.append((done.result.owner, done.error))))
+    router.submit(QuietTicket(swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE)))
+    assert router.close(PATIENCE)
     assert told == [(row.owner, None)]
     done = store.row("a")
     assert done is not None
@@ -324,15 +324,15 @@ def test_a_quiet_ticket_tells_its_function(open_lanes: Open) -> None:
 def test_function_of_a_quiet_ticket_that_raises_is_logged(open_lanes: Open, caplog: pytest.LogCaptureFixture) -> None:
     """What a quiet ticket's function raises is logged, and the next caller of the same batch is answered."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("read")
+    router, gate = open_lanes(store), store.hold("read")
 
     def broken(done: object) -> None:
         raise RuntimeError("in the function")
 
-    blocker = submit(lanes, ("tenant-1", "x"))
+    blocker = submit(router, ("tenant-1", "x"))
     gate.wait()
-    lanes.submit(QuietTicket(("tenant-1", "a"), broken))
-    (after,) = submit(lanes, ("tenant-1", "b"))
+    router.submit(QuietTicket(("tenant-1", "a"), broken))
+    (after,) = submit(router, ("tenant-1", "b"))
     with caplog.at_level(logging.ERROR, "oncekey"):
         gate.open()
         assert after.wait(PATIENCE) is None

@@ -15,17 +15,17 @@ import pytest
 
 from oncekey.core.states import Actor, Event
 from oncekey.core.swaps import swap
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket
 from oncekey.errors import StoreError, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
 from tests.engine.forked_process import FORK_RESULT, FORK_SCRIPT
 
 
-def submit(lanes: Lanes, *work: object) -> list[SyncTicket]:
+def submit(router: Router, *work: object) -> list[SyncTicket]:
     tickets = [SyncTicket(item) for item in work]  # type: ignore[arg-type]
     for ticket in tickets:
-        lanes.submit(ticket)
+        router.submit(ticket)
     return tickets
 
 
@@ -40,11 +40,11 @@ def took(call: Callable[[], object]) -> tuple[object, float]:
 def test_closing_answers_queued_tickets() -> None:
     """Tickets that were queued before the close are worked off, then the connection is let go of."""
     store = FakeStore()
-    lanes, gate = Lanes(store), store.hold("reserve")
-    tickets = submit(lanes, reservation("first"))
+    router, gate = Router(store), store.hold("reserve")
+    tickets = submit(router, reservation("first"))
     gate.wait()
-    tickets += submit(lanes, *(reservation(f"key-{number}") for number in range(300)))
-    closing = threading.Thread(target=lanes.close, args=(PATIENCE,))
+    tickets += submit(router, *(reservation(f"key-{number}") for number in range(300)))
+    closing = threading.Thread(target=router.close, args=(PATIENCE,))
     closing.start()
     gate.open()
     closing.join(PATIENCE)
@@ -56,39 +56,39 @@ def test_closing_answers_queued_tickets() -> None:
 def test_ticket_after_the_close_is_refused() -> None:
     """A ticket that comes after the close is refused at once, whether lanes ever ran or not."""
     for used in (True, False):
-        lanes = Lanes(FakeStore())
+        router = Router(FakeStore())
         if used:
-            submit(lanes, reservation())[0].wait(PATIENCE)
-        assert lanes.close(PATIENCE)
+            submit(router, reservation())[0].wait(PATIENCE)
+        assert router.close(PATIENCE)
         with pytest.raises(StoreUnavailable, match="closed"):
-            submit(lanes, reservation())
+            submit(router, reservation())
 
 
 def test_closing_twice_is_closing_once() -> None:
     """The second close finds nothing to do."""
     store = FakeStore()
-    lanes = Lanes(store)
-    submit(lanes, reservation())[0].wait(PATIENCE)
-    assert lanes.close(PATIENCE)
-    assert lanes.close(0)
+    router = Router(store)
+    submit(router, reservation())[0].wait(PATIENCE)
+    assert router.close(PATIENCE)
+    assert router.close(0)
     assert store.disconnects == 1
 
 
 def test_lanes_that_were_never_used_have_no_thread() -> None:
     """Threads start with the first ticket: an app that is preloaded and forked has none to lose."""
     before = threading.active_count()
-    lanes = Lanes(FakeStore())
+    router = Router(FakeStore())
     assert threading.active_count() == before
-    assert lanes.close(0)
+    assert router.close(0)
 
 
 def test_a_hung_store_is_left_behind() -> None:
     """Closing while a verb hangs ends in time and says so."""
     store = FakeStore()
-    lanes, gate = Lanes(store), store.hold("reserve")
-    submit(lanes, reservation())
+    router, gate = Router(store), store.hold("reserve")
+    submit(router, reservation())
     gate.wait()
-    ended, seconds = took(lambda: lanes.close(0.05))
+    ended, seconds = took(lambda: router.close(0.05))
     assert ended is False
     assert seconds < 2
     gate.open()
@@ -98,11 +98,11 @@ def test_two_hung_lanes_share_the_time_to_close() -> None:
     """``timeout`` is for closing, not for each lane: two that hang take no longer than one."""
     store = FakeStore(writers=2)
     row = store.put(reservation("there"))
-    lanes, reserves, swaps = Lanes(store), store.hold("reserve"), store.hold("swap")
-    submit(lanes, reservation(), swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    router, reserves, swaps = Router(store), store.hold("reserve"), store.hold("swap")
+    submit(router, reservation(), swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     reserves.wait()
     swaps.wait()
-    ended, seconds = took(lambda: lanes.close(0.8))
+    ended, seconds = took(lambda: router.close(0.8))
     reserves.open()
     swaps.open()
     assert ended is False
@@ -117,11 +117,11 @@ def test_closing_is_not_held_up_by_a_preparation_that_hangs() -> None:
         begun.set()
         go_on.wait(PATIENCE)
 
-    lanes = Lanes(FakeStore(), prepare=prepare)
-    submit(lanes, reservation())
+    router = Router(FakeStore(), prepare=prepare)
+    submit(router, reservation())
     assert begun.wait(PATIENCE)
     ended: list[bool] = []
-    closing = threading.Thread(target=lambda: ended.append(lanes.close(0.05)), daemon=True)
+    closing = threading.Thread(target=lambda: ended.append(router.close(0.05)), daemon=True)
     closing.start()
     closing.join(1.0)
     in_time = not closing.is_alive()
@@ -134,13 +134,13 @@ def test_closing_is_not_held_up_by_a_preparation_that_hangs() -> None:
 def test_a_coroutine_that_asks_in_the_turn_of_the_close_gets_an_outcome() -> None:
     """Every ticket gets an outcome: one that was taken just before the close is answered, not left to time out."""
     store = FakeStore()
-    lanes = Lanes(store)
-    submit(lanes, reservation("first"))[0].wait(PATIENCE)
+    router = Router(store)
+    submit(router, reservation("first"))[0].wait(PATIENCE)
 
     async def main() -> object:
         ticket = AsyncTicket(reservation("a"), asyncio.get_running_loop(), 3.0)
-        lanes.submit(ticket)
-        lanes.close(PATIENCE)
+        router.submit(ticket)
+        router.close(PATIENCE)
         try:
             return await ticket.wait()
         except StoreError as error:
@@ -151,8 +151,8 @@ def test_a_coroutine_that_asks_in_the_turn_of_the_close_gets_an_outcome() -> Non
 
 def test_a_thread_that_asks_during_the_close_gets_an_outcome() -> None:
     """A ticket that slips in behind the close is refused or answered at once, not left to time out."""
-    lanes = Lanes(FakeStore())
-    submit(lanes, reservation("first"))[0].wait(PATIENCE)
+    router = Router(FakeStore())
+    submit(router, reservation("first"))[0].wait(PATIENCE)
 
     class Slow(SyncTicket):
         """Its caller is interrupted by the close between finding a lane and queueing."""
@@ -163,7 +163,7 @@ def test_a_thread_that_asks_during_the_close_gets_an_outcome() -> None:
         def work(self) -> Any:
             if not getattr(self, "interrupted", False):
                 self.interrupted = True
-                lanes.close(PATIENCE)
+                router.close(PATIENCE)
             return self._work
 
         @work.setter
@@ -173,7 +173,7 @@ def test_a_thread_that_asks_during_the_close_gets_an_outcome() -> None:
     def ask() -> str:
         ticket = Slow(reservation("a"))
         try:
-            lanes.submit(ticket)
+            router.submit(ticket)
             return str(ticket.wait(3.0))
         except StoreError as error:
             return str(error)
@@ -198,15 +198,15 @@ def test_a_process_that_forgets_to_close_ends_all_the_same() -> None:
     assert run(
         """
 import sys
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import QuietTicket
 from oncekey.stores.memory import MemoryStore
 
 class Loud(MemoryStore):
     def disconnect(self):
         sys.stdout.write("disconnected")
-lanes = Lanes(Loud())
-lanes.submit(QuietTicket(("tenant", "key"), lambda done: sys.stdout.write("answered, ")))
+router = Router(Loud())
+router.submit(QuietTicket(("tenant", "key"), lambda done: sys.stdout.write("answered, ")))
 """
     ) == ("answered, disconnected")
 
@@ -221,7 +221,7 @@ def test_a_child_that_was_forked_during_a_batch_does_not_wait_for_it() -> None:
     assert run(
         """
 import os, signal, threading, warnings
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import SyncTicket
 from oncekey.stores.memory import MemoryStore
 
@@ -232,19 +232,19 @@ def prepare():
     if not begun.is_set():
         begun.set()
         go_on.wait()
-lanes = Lanes(MemoryStore(), prepare=prepare)
+router = Router(MemoryStore(), prepare=prepare)
 mine = SyncTicket(("tenant", "key"))
-lanes.submit(mine)
+router.submit(mine)
 begun.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(20)  # not inherited
     ticket = SyncTicket(("tenant", "key"))
-    lanes.submit(ticket)
+    router.submit(ticket)
     os._exit(0 if ticket.wait(10) is None else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ")
 go_on.set()
-print(mine.wait(10), lanes.close())
+print(mine.wait(10), router.close())
 """
     ) == ("0 None True")
 

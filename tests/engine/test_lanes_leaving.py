@@ -12,32 +12,32 @@ from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.engine.batching import thread_lane as lane_module
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket, Work
 from oncekey.errors import StoreError, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, eventually, reservation, waiting
 
-Open = Callable[..., Lanes]
+Open = Callable[..., Router]
 
 
 @pytest.fixture
 def open_lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Makes Lanes that are closed when the test is over, and that look every 10 ms whether they can give back."""
     monkeypatch.setattr(lane_module, "_RETRY_SECONDS", 0.01)
-    opened: list[Lanes] = []
+    opened: list[Router] = []
 
-    def make(store: FakeStore, **options: object) -> Lanes:
-        opened.append(Lanes(store, **options))  # type: ignore[arg-type]
+    def make(store: FakeStore, **options: object) -> Router:
+        opened.append(Router(store, **options))  # type: ignore[arg-type]
         return opened[-1]
 
     yield make
-    for lanes in opened:
-        lanes.close(0.2)
+    for router in opened:
+        router.close(0.2)
 
 
-def submit(lanes: Lanes, work: Work) -> SyncTicket:
+def submit(router: Router, work: Work) -> SyncTicket:
     ticket = SyncTicket(work)
-    lanes.submit(ticket)
+    router.submit(ticket)
     return ticket
 
 
@@ -58,25 +58,25 @@ def retryable(store: FakeStore, key: str = "key-1") -> Record:
 def test_a_thread_that_gave_up_leaves_no_reservation(open_lanes: Open) -> None:
     """The thread's time is over while the insert is on its way: the row is deleted when it arrives."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    ticket = submit(lanes, reservation())
+    router, gate = open_lanes(store), store.hold("reserve")
+    ticket = submit(router, reservation())
     gate.wait()
     leave(ticket)
     assert store.row() is None
     gate.open()
     eventually(lambda: store.asked("swap"))
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.row() is None
 
 
 def test_a_coroutine_that_gave_up_leaves_no_reservation(open_lanes: Open) -> None:
     """The same for a coroutine whose timeout passed: it gets StoreUnavailable, and the late row is deleted."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
+    router, gate = open_lanes(store), store.hold("reserve")
 
     async def main() -> None:
         ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
-        lanes.submit(ticket)
+        router.submit(ticket)
         await asyncio.to_thread(gate.wait)
         ticket.give_up()  # as its timer does, at the moment that matters
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
@@ -85,18 +85,18 @@ def test_a_coroutine_that_gave_up_leaves_no_reservation(open_lanes: Open) -> Non
         await asyncio.to_thread(eventually, lambda: store.asked("swap"))
 
     asyncio.run(main())
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.row() is None
 
 
 def test_a_cancelled_coroutine_leaves_no_reservation(open_lanes: Open) -> None:
     """A task that is cancelled while the store works ends at once, and its row is deleted when it arrives."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
+    router, gate = open_lanes(store), store.hold("reserve")
 
     async def main() -> None:
         ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
-        lanes.submit(ticket)
+        router.submit(ticket)
         task = asyncio.create_task(waiting(ticket))
         await asyncio.to_thread(gate.wait)
         task.cancel()
@@ -106,19 +106,19 @@ def test_a_cancelled_coroutine_leaves_no_reservation(open_lanes: Open) -> None:
         await asyncio.to_thread(eventually, lambda: store.asked("swap"))
 
     asyncio.run(main())
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.row() is None
 
 
 def test_a_loop_that_is_closed_leaves_no_reservation(open_lanes: Open) -> None:
     """Everybody in a closed loop has left: what arrives for them is given back."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
+    router, gate = open_lanes(store), store.hold("reserve")
     loop = asyncio.new_event_loop()
 
     async def ask() -> None:
         for key in ("a", "b"):
-            lanes.submit(AsyncTicket(reservation(key), loop, PATIENCE))
+            router.submit(AsyncTicket(reservation(key), loop, PATIENCE))
         await asyncio.to_thread(gate.wait)
 
     loop.run_until_complete(ask())
@@ -126,7 +126,7 @@ def test_a_loop_that_is_closed_leaves_no_reservation(open_lanes: Open) -> None:
     loop.close()
     gate.open()
     eventually(lambda: store.asked("swap"))
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.row("a") is None
     assert store.row("b") is None
 
@@ -134,18 +134,18 @@ def test_a_loop_that_is_closed_leaves_no_reservation(open_lanes: Open) -> None:
 def test_a_caller_that_left_while_the_lanes_close_leaves_no_reservation(open_lanes: Open) -> None:
     """A request is cancelled at shutdown and the loop's own thread closes the lanes: nothing stays reserved."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
+    router, gate = open_lanes(store), store.hold("reserve")
 
     async def main() -> None:
         ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
-        lanes.submit(ticket)
+        router.submit(ticket)
         task = asyncio.create_task(waiting(ticket))
         await asyncio.to_thread(gate.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         gate.open()
-        assert lanes.close(PATIENCE)
+        assert router.close(PATIENCE)
 
     asyncio.run(main())
     assert store.row() is None
@@ -155,12 +155,12 @@ def test_a_row_that_was_only_found_is_not_touched(open_lanes: Open) -> None:
     """A late answer that shows somebody else's row took nothing, so nothing is given back."""
     store = FakeStore()
     theirs = store.put(reservation())
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    ticket = submit(lanes, reservation())
+    router, gate = open_lanes(store), store.hold("reserve")
+    ticket = submit(router, reservation())
     gate.wait()
     leave(ticket)
     gate.open()
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.asked("swap") == []
     row = store.row()
     assert row is not None
@@ -170,8 +170,8 @@ def test_a_row_that_was_only_found_is_not_touched(open_lanes: Open) -> None:
 def test_undo_of_a_reservation_keeps_a_row_of_another_owner(open_lanes: Open) -> None:
     """The undo compares the owner: a key that has a new owner by then stays as it is (I3)."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    ticket = submit(lanes, reservation(owner="late"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    ticket = submit(router, reservation(owner="late"))
     gate.wait()
     leave(ticket)
     undone = store.hold("swap")
@@ -183,7 +183,7 @@ def test_undo_of_a_reservation_keeps_a_row_of_another_owner(open_lanes: Open) ->
     assert store.inner.swap([change]) != [None]
     rival = store.put(reservation(owner="rival"))
     undone.open()
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     row = store.row()
     assert row is not None
     assert row.owner == rival.owner
@@ -196,13 +196,13 @@ def test_a_claim_that_arrives_late_is_released(open_lanes: Open) -> None:
     """A retry's claim whose caller left goes back to failed_retryable: the key has a history, and no owner."""
     store = FakeStore()
     row = retryable(store)
-    lanes, gate = open_lanes(store), store.hold("swap")
-    ticket = submit(lanes, swap(row, Event.RETRY, Actor.REQUEST, reservation=reservation()))
+    router, gate = open_lanes(store), store.hold("swap")
+    ticket = submit(router, swap(row, Event.RETRY, Actor.REQUEST, reservation=reservation()))
     gate.wait()
     leave(ticket)
     gate.open()
     eventually(lambda: len(store.asked("swap")) == 2)
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     after = store.row()
     assert after is not None
     assert (after.state, after.attempt) == (State.FAILED_RETRYABLE, 2)
@@ -213,12 +213,12 @@ def test_a_claim_that_was_refused_late_is_nothing(open_lanes: Open) -> None:
     """A claim that the store refused took nothing, so nothing is given back."""
     store = FakeStore()
     row = retryable(store)
-    lanes, gate = open_lanes(store), store.hold("swap")
-    ticket = submit(lanes, swap(replace(row, owner="x"), Event.RETRY, Actor.REQUEST, reservation=reservation()))
+    router, gate = open_lanes(store), store.hold("swap")
+    ticket = submit(router, swap(replace(row, owner="x"), Event.RETRY, Actor.REQUEST, reservation=reservation()))
     gate.wait()
     leave(ticket)
     gate.open()
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert len(store.asked("swap")) == 1
 
 
@@ -226,12 +226,12 @@ def test_a_completion_that_arrives_late_is_kept(open_lanes: Open) -> None:
     """What a handler has done is never undone because its caller stopped waiting."""
     store = FakeStore()
     row = store.put(reservation())
-    lanes, gate = open_lanes(store), store.hold("swap")
-    ticket = submit(lanes, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    router, gate = open_lanes(store), store.hold("swap")
+    ticket = submit(router, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     gate.wait()
     leave(ticket)
     gate.open()
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     after = store.row()
     assert after is not None
     assert after.response == RESPONSE
@@ -242,12 +242,12 @@ def test_a_read_that_arrives_late_is_nothing(open_lanes: Open) -> None:
     """Reading takes nothing."""
     store = FakeStore()
     store.put(reservation())
-    lanes, gate = open_lanes(store), store.hold("read")
-    ticket = submit(lanes, ("tenant-1", "key-1"))
+    router, gate = open_lanes(store), store.hold("read")
+    ticket = submit(router, ("tenant-1", "key-1"))
     gate.wait()
     leave(ticket)
     gate.open()
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.asked("swap") == []
 
 
@@ -257,10 +257,10 @@ def test_a_read_that_arrives_late_is_nothing(open_lanes: Open) -> None:
 def test_a_reservation_whose_caller_left_is_not_asked_for(open_lanes: Open) -> None:
     """Nobody waits for it any more: the store does not hear of it."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    first = submit(lanes, reservation("first"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    first = submit(router, reservation("first"))
     gate.wait()
-    gone, stays = submit(lanes, reservation("gone")), submit(lanes, reservation("stays"))
+    gone, stays = submit(router, reservation("gone")), submit(router, reservation("stays"))
     leave(gone)
     gate.open()
     first.wait(PATIENCE)
@@ -272,14 +272,14 @@ def test_a_move_whose_caller_left_is_made_all_the_same(open_lanes: Open) -> None
     """The outcome of a handler matters also when nobody waits: a completion is never skipped."""
     store = FakeStore()
     rows = [store.put(reservation(key)) for key in "ab"]
-    lanes, gate = open_lanes(store), store.hold("swap")
-    first = submit(lanes, swap(rows[0], Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    router, gate = open_lanes(store), store.hold("swap")
+    first = submit(router, swap(rows[0], Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     gate.wait()
-    gone = submit(lanes, swap(rows[1], Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    gone = submit(router, swap(rows[1], Event.COMPLETE, Actor.OWNER, response=RESPONSE))
     leave(gone)
     gate.open()
     first.wait(PATIENCE)
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.keys("swap") == [["a"], ["b"]]
     after = store.row("b")
     assert after is not None
@@ -289,17 +289,17 @@ def test_a_move_whose_caller_left_is_made_all_the_same(open_lanes: Open) -> None
 def test_a_queue_of_which_everybody_left_asks_nothing(open_lanes: Open) -> None:
     """An empty batch is no statement."""
     store = FakeStore()
-    lanes, gate = open_lanes(store), store.hold("reserve")
-    first = submit(lanes, reservation("first"))
+    router, gate = open_lanes(store), store.hold("reserve")
+    first = submit(router, reservation("first"))
     gate.wait()
-    leave(submit(lanes, reservation("gone")))
+    leave(submit(router, reservation("gone")))
     gate.open()
     first.wait(PATIENCE)
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.keys("reserve") == [["first"]]
 
 
-# ---------------------------------------------------------------- what is owed while the store is down
+# ---------------------------------------------------------------- what is to be undone while the store is down
 
 
 def down(store: FakeStore) -> None:
@@ -312,10 +312,10 @@ def test_owed_undo_is_made_when_the_store_is_back(open_lanes: Open) -> None:
     """The insert happened and both answers were lost: the idle lane tries until it can delete the row."""
     store = FakeStore()
     errors: list[str] = []
-    lanes = open_lanes(store, on_error=lambda verb, error: errors.append(verb))
+    router = open_lanes(store, on_error=lambda verb, error: errors.append(verb))
     down(store)
     with pytest.raises(StoreUnavailable):
-        submit(lanes, reservation()).wait(PATIENCE)
+        submit(router, reservation()).wait(PATIENCE)
     assert store.row() is not None
     eventually(lambda: len(store.asked("swap")) >= 3)
     assert errors[:3] == ["reserve", "swap", "swap"]
@@ -326,28 +326,28 @@ def test_owed_undo_is_made_when_the_store_is_back(open_lanes: Open) -> None:
 def test_owed_undo_is_made_once(open_lanes: Open) -> None:
     """Once the row is gone, the debt is forgotten: the lane asks no more."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     down(store)
     with pytest.raises(StoreUnavailable):
-        submit(lanes, reservation()).wait(PATIENCE)
+        submit(router, reservation()).wait(PATIENCE)
     store.heal()
     eventually(lambda: store.row() is None)
     asked = len(store.asked("swap"))
     for _ in range(3):
-        submit(lanes, ("tenant-1", "key-1")).wait(PATIENCE)
+        submit(router, ("tenant-1", "key-1")).wait(PATIENCE)
     assert len(store.asked("swap")) == asked
 
 
 def test_owed_undo_survives_an_outage_in_the_middle(open_lanes: Open) -> None:
     """A bad row had them paid one by one, and the store went down after the first of them."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     store.break_("reserve", lambda: StoreUnavailable("cut"), applied=True)
     store.break_("swap", lambda: StoreUnavailable("down"), about=lambda batch: len(batch) == 1)
     store.break_("swap", lambda: StoreError("one is bad"), about=lambda batch: len(batch) > 1)
     for key in ("a", "b"):
         with pytest.raises(StoreUnavailable):
-            submit(lanes, reservation(key)).wait(PATIENCE)
+            submit(router, reservation(key)).wait(PATIENCE)
     eventually(lambda: any(len(batch) > 1 for batch in store.asked("swap")))
     store.heal()
     eventually(lambda: store.row("a") is None)
@@ -357,39 +357,39 @@ def test_owed_undo_survives_an_outage_in_the_middle(open_lanes: Open) -> None:
 def test_two_debts_on_one_key_are_both_paid(open_lanes: Open) -> None:
     """A batch names a key once, so the second undo of a key waits for the next round, and comes."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     down(store)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
-            submit(lanes, reservation()).wait(PATIENCE)
+            submit(router, reservation()).wait(PATIENCE)
     assert store.row() is not None
     store.heal()
     eventually(lambda: store.row() is None)
 
 
 def test_closing_pays_every_debt_that_can_be_paid(open_lanes: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end everything owed is given back, also where one round does not do (two undos of one key)."""
+    """At the end every reservation is undone, also if one round is not enough (two undos of one key)."""
     monkeypatch.setattr(lane_module, "_RETRY_SECONDS", PATIENCE)
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     down(store)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
-            submit(lanes, reservation()).wait(PATIENCE)
+            submit(router, reservation()).wait(PATIENCE)
     assert store.row() is not None
     store.heal()
-    assert lanes.close(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.row() is None
 
 
 def test_closing_does_not_wait_for_a_store_that_is_down(open_lanes: Open) -> None:
     """What cannot be given back at the end is left to its lease: the thread ends."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     down(store)
     with pytest.raises(StoreUnavailable):
-        submit(lanes, reservation()).wait(PATIENCE)
-    assert lanes.close(PATIENCE)
+        submit(router, reservation()).wait(PATIENCE)
+    assert router.close(PATIENCE)
     assert store.row() is not None
 
 
@@ -397,15 +397,15 @@ def test_owed_undos_are_bounded(open_lanes: Open, monkeypatch: pytest.MonkeyPatc
     """While the store is down for long, what is remembered does not grow for ever."""
     monkeypatch.setattr(lane_module, "MAX_BATCH", 1)
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     down(store)
     for number in range(42):
         with pytest.raises(StoreUnavailable):
-            submit(lanes, reservation(f"key-{number}")).wait(PATIENCE)
+            submit(router, reservation(f"key-{number}")).wait(PATIENCE)
     store.heal()
     eventually(lambda: sum(store.row(f"key-{number}") is not None for number in range(42)) <= 2)
     for _ in range(3):
-        submit(lanes, ("tenant-1", "x")).wait(PATIENCE)
+        submit(router, ("tenant-1", "x")).wait(PATIENCE)
     assert sum(store.row(f"key-{number}") is not None for number in range(42)) == 2
 
 
@@ -413,12 +413,12 @@ def test_a_completion_that_failed_owes_nothing(open_lanes: Open) -> None:
     """A completion or a read that could not be made has taken nothing."""
     store = FakeStore()
     row = store.put(reservation())
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     store.break_("swap", lambda: StoreError("refused"), times=1)
     store.break_("read", lambda: StoreError("refused"), times=1)
     with pytest.raises(StoreError):
-        submit(lanes, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE)).wait(PATIENCE)
+        submit(router, swap(row, Event.COMPLETE, Actor.OWNER, response=RESPONSE)).wait(PATIENCE)
     with pytest.raises(StoreError):
-        submit(lanes, ("tenant-1", "key-1")).wait(PATIENCE)
-    assert lanes.close(PATIENCE)
+        submit(router, ("tenant-1", "key-1")).wait(PATIENCE)
+    assert router.close(PATIENCE)
     assert len(store.asked("swap")) == 1

@@ -47,34 +47,34 @@ def retryable(store: FakeStore) -> Record:
 def test_a_claim_whose_answer_was_lost_is_known_by_its_token(open_lanes: Open) -> None:
     """Asked again, it finds nothing to move: it has moved it. Taken for somebody else's, it would be nobody's."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     row = retryable(store)
     store.break_("swap", lambda: StoreUnavailable("cut"), times=1, applied=True)
     wanted = reservation()
-    moved = ask(lanes, swap(row, Event.RETRY, Actor.REQUEST, reservation=wanted))
+    moved = ask(router, swap(row, Event.RETRY, Actor.REQUEST, reservation=wanted))
     assert isinstance(moved, Record)
     assert (moved.owner, moved.attempt, moved.state) == (wanted.owner, 2, State.IN_PROGRESS)
 
 
 def test_a_claim_that_a_rival_was_faster_with_is_not_ours_the_second_time(open_lanes: Open) -> None:
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     row = retryable(store)
     assert store.swap([swap(row, Event.RETRY, Actor.REQUEST, reservation=reservation(owner="a rival"))])[0] is not None
     store.break_("swap", lambda: StoreUnavailable("cut"), times=1)
-    assert ask(lanes, swap(row, Event.RETRY, Actor.REQUEST, reservation=reservation())) is None
+    assert ask(router, swap(row, Event.RETRY, Actor.REQUEST, reservation=reservation())) is None
     assert store.row().owner == "a rival"  # type: ignore[union-attr]
 
 
 def test_claim_with_a_lost_answer_is_released_if_it_cannot_be_read(open_lanes: Open) -> None:
     """Made, its answer lost, and nobody there to ask: its caller gets 503, and the key is free for the next."""
     store = FakeStore()
-    lanes = open_lanes(store)
+    router = open_lanes(store)
     row = retryable(store)
     store.break_("swap", lambda: StoreUnavailable("cut"), times=1, applied=True)
     store.break_("read", lambda: StoreUnavailable("down"))
     with pytest.raises(StoreUnavailable):
-        ask(lanes, swap(row, Event.RETRY, Actor.REQUEST, reservation=reservation()))
+        ask(router, swap(row, Event.RETRY, Actor.REQUEST, reservation=reservation()))
     store.heal()
     eventually(lambda: store.row().state is State.FAILED_RETRYABLE)  # type: ignore[union-attr]
     assert store.row().attempt == 2  # type: ignore[union-attr]

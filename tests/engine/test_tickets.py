@@ -41,7 +41,7 @@ def test_a_thread_gets_its_error() -> None:
 
 
 def test_a_thread_that_gave_up_takes_nothing_more() -> None:
-    """After the timeout the ticket is orphaned: a late delivery says so, and a second wait does not get it."""
+    """After the timeout the caller has left: a late delivery says so, and a second wait does not get it."""
     ticket = SyncTicket(WORK)
     assert not ticket.left()
     with pytest.raises(StoreUnavailable, match="did not answer in time"):

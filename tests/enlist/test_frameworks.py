@@ -202,7 +202,7 @@ def test_warnings_per_path_that_clients_invent_have_a_limit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where no route is listed, each path that a client sends is one."""
-    monkeypatch.setattr(engine_module, "MAX_TOLD", 3)
+    monkeypatch.setattr(engine_module, "MAX_WARNINGS", 3)
     with OnceKey(shop.url, scope=SINGLE_TENANT) as once, caplog.at_level(logging.WARNING, "oncekey"):
         for number in range(10):
             once.engine.tell_once(f"POST /{number}", "a warning about %s")

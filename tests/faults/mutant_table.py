@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
       "tests/stores/test_memory.py::TestMemoryStore::test_reservation_with_later_work_is_not_discarded",
       ("oncekey.core.swaps", " and (row.attempt > 1 or row.has_steps))", " and False)")),
     _(4, "I4", "a busy lane undoes reservations of callers that left",
-      "tests/engine/test_express_trouble.py::test_reservation_of_a_gone_caller_is_undone_by_a_busy_lane",
+      "tests/engine/test_loop_lane_trouble.py::test_reservation_of_a_gone_caller_is_undone_by_a_busy_lane",
       ("oncekey.engine.batching.thread_lane", "                    elif ticket.asked:\n", "                    elif False:\n")),
     _(9, "I8", "a job's end stays unsaved until its owner is known",
       "tests/outbox/test_worker_store_faults.py::test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too",
@@ -135,7 +135,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # 4: a cancelled call leaves something behind
     _(4, "I4", "a caller cancelled with its answer releases the key",
       "tests/web/test_asgi_disconnect.py::test_cancelled_at_the_moment_of_the_reservation_leaves_none",
-      ("oncekey.engine.drivers", "                        self.lanes.give_up(ticket)\n", "                        pass\n")),
+      ("oncekey.engine.drivers", "                        self.router.give_up(ticket)\n", "                        pass\n")),
     _(4, "I5", "a late answer of the server is dropped", "tests/stores/test_postgres_unavailable.py::test_a_late_answer_is_never_the_answer_to_the_next_question",
       (f"{POSTGRES}.store", "isinstance(trouble, StoreUnavailable):", "False:")),
     # 5: unlock by anyone

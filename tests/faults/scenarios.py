@@ -14,7 +14,7 @@ Act = Callable[[Scene, Story], Awaitable[None]]
 
 
 async def _nothing(scene: Scene, story: Story) -> None:
-    """Not even a request before: lanes and express are opened by the one with the fault."""
+    """Not even a request before: lanes are opened by the one with the fault."""
 
 
 async def _warm(scene: Scene, story: Story) -> None:

@@ -15,8 +15,8 @@ from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.decision import Busy
 from oncekey.core.record import Found, Reservation
 from oncekey.core.states import State
-from oncekey.engine.batching.loop_lane import Express
-from oncekey.engine.batching.thread_lane import Lane
+from oncekey.engine.batching.loop_lane import LoopLane
+from oncekey.engine.batching.thread_lane import ThreadLane
 from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.keeper import Keeper
@@ -55,15 +55,15 @@ def inject(run: Run, *faults: tuple[str, Place, type[BaseException]]) -> list[tu
 
 BUGS = {
     "an unexpected error while storing: renewed for ever": ("first", "memory", first_line(Engine.move, "loop")),
-    "a lane that ends": ("first", "memory", first_line(Lane._collect, "thread")),
-    "an express that ends: its callers hung": ("replay", "sqlite", first_line(Express._ask, "loop")),
+    "a thread lane that ends": ("first", "memory", first_line(ThreadLane._collect, "thread")),
+    "a loop lane that ends: its callers hung": ("replay", "sqlite", first_line(LoopLane._ask, "loop")),
     "an answer half handed over": (
         "replay", "sqlite", line_with(AsyncTicket.deliver, "if self.error is not None"),
     ),
     "a handler's end that nobody heard of": (
         "first", "memory", line_with(Handling._handle, "done.set_result(None)"),
     ),
-    "a turn of the loop that never came": ("first", "memory", first_line(Lane._flush, "loop")),
+    "a turn of the loop that never came": ("first", "memory", first_line(ThreadLane._flush, "loop")),
     "the file's gate, never given back": ("enlisted", "sqlite", first_line(completion.finish, "loop")),
     "a commit on a connection that its app is just closing": (
         "enlisted", "sqlite", first_line(completion._commit, "loop"),
@@ -132,15 +132,15 @@ def test_a_key_that_is_renewed_for_ever_is_noticed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_dead_lane_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(lane: Lane) -> None:
+    def run(lane: ThreadLane) -> None:
         tickets: list[Any] = []
         while lane._collect(tickets):
             lane._process(tickets)
             tickets = []
 
-    monkeypatch.setattr(Lane, "_run", run)
+    monkeypatch.setattr(ThreadLane, "_run", run)
     monkeypatch.setattr(scenes, "PATIENCE", scenes.BEGIN)
-    name, store, place = BUGS["a lane that ends"]
+    name, store, place = BUGS["a thread lane that ends"]
     found = inject(Run(store, 1, 1, tmp_path), (name, place, RuntimeError))
     assert any("another key is not served any more" in what for _, what in found)
 

@@ -70,7 +70,7 @@ class OutboxModel(MemoryStore):
         job = self._mine(ended.id, ended.owner)
         if job is None:
             return False
-        error, released = outbox_rows.told(ended), ended.end is JobEnd.RELEASE
+        error, released = outbox_rows.kept_error(ended), ended.end is JobEnd.RELEASE
         after = ended.end.target
         self._put(
             replace(

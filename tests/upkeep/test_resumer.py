@@ -493,7 +493,7 @@ def test_exempt_route_is_not_resumed(rows: KeyStore, caplog: pytest.LogCaptureFi
         assert resume(once, finishes) == {"due": 1, "left": 1}
     finally:
         once.engine.keeper.close(1.0)
-        once.engine.lanes.close(1.0)
+        once.engine.router.close(1.0)
     assert "not declared so here" in caplog.text
 
 

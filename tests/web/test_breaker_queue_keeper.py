@@ -196,7 +196,7 @@ async def test_a_full_queue_is_503_at_once(near: Callable[..., tuple[Api, Double
 
 
 def _queued(api: Api) -> int:
-    return sum(lane.queued for lane in api.once.engine.lanes._lanes or ())
+    return sum(lane.queued for lane in api.once.engine.router._lanes or ())
 
 
 async def test_bad_row_fails_alone_in_its_batch(near: Callable[..., tuple[Api, Double]]) -> None:

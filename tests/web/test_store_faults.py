@@ -111,7 +111,7 @@ async def test_a_lane_does_not_hang_with_a_hung_server(far: Callable[..., Api], 
     await eventually(api, "before", 201)
 
     def given_up() -> int:
-        """By lanes: an express that gives up says so too, with a time-out of its own."""
+        """By thread lanes: a loop lane that gives up says so too, with a time-out of its own."""
         return sum("StoreUnavailable" in event.error for event in api.saw(events.StoreFailed))
 
     before = given_up()
@@ -187,7 +187,9 @@ async def test_the_commit_of_a_reservation_is_cut_again_and_again(
     """What cannot be known is refused; what was reserved all the same is given back, and the key can be used."""
     api = far()
     await api.post("warm")
-    cut = proxy.cut_on("to_server", b"cut-this-key", when=when, times=3)  # the express asks once, the lane twice
+    cut = proxy.cut_on(
+        "to_server", b"cut-this-key", when=when, times=3
+    )  # the loop lane asks once, the thread lane twice
     assert_refused(await api.post("cut-this-key"))
     assert cut.struck == 3
     assert api.runs == 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket
 from oncekey.engine.flows import Aside, Call, Flow, Pause
 from oncekey.errors import ApplicationError, OperatorError
@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 class Drivers:
     """Drives flows over the lanes of one store. :class:`oncekey.engine.engine.Engine` adds the flows of a request."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self.lanes = lanes
+    def __init__(self, router: Router) -> None:
+        self.router = router
         self._closed = False
         self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
@@ -54,11 +54,11 @@ class Drivers:
                     continue
                 ticket = AsyncTicket(step, loop, timeout)
                 try:
-                    self.lanes.submit(ticket)
+                    self.router.submit(ticket)
                     answer = await ticket.wait()
                 except asyncio.CancelledError:
                     if ticket.result is not None:  # cancelled when its answer was already there
-                        self.lanes.give_up(ticket)
+                        self.router.give_up(ticket)
                     flow.close()  # now, not when the traceback is garbage-collected
                     raise
                 except OperatorError as error:
@@ -85,7 +85,7 @@ class Drivers:
                     continue
                 ticket = SyncTicket(step)
                 try:
-                    self.lanes.submit(ticket)
+                    self.router.submit(ticket)
                     answer = ticket.wait(timeout)
                 except OperatorError as error:
                     step = flow.throw(error)

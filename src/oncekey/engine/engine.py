@@ -27,7 +27,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
 from oncekey.core.swaps import swap
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import Work
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.drivers import Drivers
@@ -47,7 +47,7 @@ _log = logging.getLogger("oncekey")
 
 CLAIM_TRIES = 3
 """How often a request tries to claim a key that other requests are changing, before it answers 409."""
-MAX_TOLD = 1_000
+MAX_WARNINGS = 1_000
 """How many warnings ``tell_once`` gives. If the app lists no routes, every path counts as a route."""
 EFFECT_LEFT_OPEN = (
     "the handler answered with a success, but it called an effect that may not be repeated, and the result of that "
@@ -81,12 +81,12 @@ class Engine(Drivers):
         self.emitter = emitter or Emitter()
         self.breaker = Breaker(on_change=self._breaker_changed)
         prepare = (lambda: _ignore(store.migrate())) if migrate else None
-        super().__init__(Lanes(store, max_queued=max_queued, prepare=prepare, on_error=self._store_failed))
+        super().__init__(Router(store, max_queued=max_queued, prepare=prepare, on_error=self._store_failed))
         self.keeper = Keeper(self)
         self.owners = Owners()
         self.tasks: set[asyncio.Task[None]] = set()
         self._opening = threading.Lock()
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
@@ -220,8 +220,8 @@ class Engine(Drivers):
 
         ``message`` has a ``%s`` for the route and one for each of ``values``. The traceback of ``error`` follows.
         """
-        if len(self._told) < MAX_TOLD and (route, message) not in self._told:
-            self._told.add((route, message))
+        if len(self._warned) < MAX_WARNINGS and (route, message) not in self._warned:
+            self._warned.add((route, message))
             _log.warning(message, route, *values, exc_info=error)
 
     def _lost(self, operation: Operation, event: Event, seen: Record | None) -> Finished:
@@ -245,7 +245,7 @@ class Engine(Drivers):
         with self._opening:
             self._closed = False
             self.keeper.open()
-            self.lanes.open()
+            self.router.open()
             self.breaker.succeeded()  # failures while it was closed say nothing about the store
 
     def close(self, timeout: float = 10.0) -> bool:
@@ -256,7 +256,7 @@ class Engine(Drivers):
         """
         self.keeper.close(timeout)
         self._closed = True
-        drained = self.lanes.close(timeout)
+        drained = self.router.close(timeout)
         self.store.close()
         return drained
 

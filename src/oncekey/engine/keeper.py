@@ -180,7 +180,7 @@ class Keeper:
         operation.renew_at = now + lease * RENEW_AT
         change = swap(operation.record, Event.RENEW, Actor.OWNER, lease_seconds=lease)
         with suppress(StoreError):  # the next look tries again
-            self._engine.lanes.submit(QuietTicket(change, lambda done: self._renewed(operation, done, tally)))
+            self._engine.router.submit(QuietTicket(change, lambda done: self._renewed(operation, done, tally)))
 
     def _renewed(self, operation: Operation, done: Ticket, tally: _Tally) -> None:
         tally.renewed += done.result is not None
@@ -190,7 +190,7 @@ class Keeper:
         if done.error is None and done.result is None and operation.record.owner in self._live:
             # Not renewed: the lease is lost, or another transaction holds the row. Read the row to know.
             at = (operation.record.scope, operation.record.key)
-            self._engine.lanes.submit(QuietTicket(at, lambda seen: self._suspected(operation, seen)))
+            self._engine.router.submit(QuietTicket(at, lambda seen: self._suspected(operation, seen)))
 
     def _suspected(self, operation: Operation, seen: Ticket) -> None:
         record: Record | None = seen.result

@@ -19,8 +19,20 @@ class Attempt:
     """Made by the pump. Its lease counts from before the call of the store, so it never ends later here than there."""
 
     __slots__ = (
-        *("began", "conclusion", "cut", "error", "expired", "job", "leased_until", "lost", "owner", "renew_at"),
-        *("renews", "task", "told", "work"),
+        *(
+            "began",
+            "conclusion",
+            "cut",
+            "error",
+            "expired",
+            "failure",
+            "job",
+            "leased_until",
+            "lost",
+            "owner",
+            "renew_at",
+        ),
+        *("renews", "task", "work"),
     )
 
     def __init__(self, job: Job, task: Task, owner: str, asked_at: float, lease: float) -> None:
@@ -41,7 +53,7 @@ class Attempt:
         self.conclusion: Conclusion | None = None
         self.error: BaseException | None = None
         """What the task raised, for its traceback in the log."""
-        self.told = ""
+        self.failure = ""
         """What went wrong, without secrets, for events."""
 
     def leased(self, asked_at: float, lease: float) -> None:

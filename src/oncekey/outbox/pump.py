@@ -182,8 +182,8 @@ class Pump:
             attempt = Attempt(job, self._tasks[job.task], owner, asked_at, self._lease)
             self._live[owner + job.id] = attempt
             if job.attempt > attempt.task.max_attempts:
-                attempt.told = f"all {attempt.task.max_attempts} attempts are used up, and the last one never ended"
-                self.conclude(attempt, buried(job, owner, attempt.told))
+                attempt.failure = f"all {attempt.task.max_attempts} attempts are used up, and the last one never ended"
+                self.conclude(attempt, buried(job, owner, attempt.failure))
             else:
                 fresh.append(attempt)
         if jobs:
@@ -280,8 +280,8 @@ class Pump:
         except StoreUnavailable:
             raise
         except StoreError as error:
-            attempt.told = f"the store refused the result of the task: {describe(error)}"
-            attempt.conclusion = buried(attempt.job, attempt.owner, attempt.told)
+            attempt.failure = f"the store refused the result of the task: {describe(error)}"
+            attempt.conclusion = buried(attempt.job, attempt.owner, attempt.failure)
         return self._store.conclude([attempt.conclusion])[0]
 
     def _was_mine(self, attempt: Attempt) -> bool:
@@ -306,10 +306,10 @@ class Pump:
             case JobEnd.RETRY:
                 counts.failed += 1
                 wait = round(conclusion.retry_in, 1)
-                emit.emit(events.JobRetried(*fields, in_seconds=wait, error=attempt.told), error=error)
+                emit.emit(events.JobRetried(*fields, in_seconds=wait, error=attempt.failure), error=error)
             case JobEnd.DEAD:
                 counts.dead += 1
-                emit.emit(events.JobDead(*fields, error=attempt.told), error=error)
+                emit.emit(events.JobDead(*fields, error=attempt.failure), error=error)
             case JobEnd.RELEASE:
                 counts.released += 1
                 emit.emit(events.JobReleased(*fields))

@@ -309,7 +309,7 @@ class Shift:
                 error = asyncio.CancelledError("the task was cancelled, and not by its worker")
         except (Exception, SystemExit) as caught:
             error = attempt.error = caught
-        attempt.told = describe(error)
+        attempt.failure = describe(error)
         return raised(job, owner, task, error, random.random())
 
     async def _result(self, attempt: Attempt) -> object:

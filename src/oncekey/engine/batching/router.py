@@ -1,8 +1,8 @@
-"""The lanes of one store: starts them, chooses a lane or an express for each ticket, and ends them.
+"""The router of one store: starts its lanes, chooses one for each ticket, and ends them.
 
 Group commit itself is in ``thread_lane.py``. If the store can answer in an event loop without a thread, each loop has
-an express of its own (``loop_lane.py``). Threads start with the first ticket and belong to one process id: after a fork
-the child starts its own (hazard 26).
+a loop lane (``loop_lane.py``). Threads start with the first ticket and belong to one process id: after a fork the child
+starts its own (hazard 26).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from oncekey.core.record import Reservation
 from oncekey.core.swaps import Swap
 from oncekey.engine import process
 from oncekey.engine.batching import loop_lane
-from oncekey.engine.batching.loop_lane import Express
-from oncekey.engine.batching.thread_lane import CLOSED, Lane
+from oncekey.engine.batching.loop_lane import LoopLane
+from oncekey.engine.batching.thread_lane import CLOSED, ThreadLane
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from oncekey.stores.api import EventLoops, Store
 
 
-class Lanes:
-    """The lanes of one store in this process."""
+class Router:
+    """The lanes of one store in this process, and the way of each ticket to one of them."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class Lanes:
         self._lock = threading.Lock()
         self._preparing = threading.Lock()  # a lock of its own: a migration that hangs must not block close()
         self._closed = False
-        self._lanes: tuple[Lane, ...] | None = None
-        self._expresses: dict[AbstractEventLoop, Express] = {}
+        self._lanes: tuple[ThreadLane, ...] | None = None
+        self._loop_lanes: dict[AbstractEventLoop, LoopLane] = {}
         _alive.add(self)
         process.enroll(self)
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket. Raises StoreOverloaded if the queue is full, and StoreUnavailable after a close."""
         if self._in_loop is not None and isinstance(ticket, AsyncTicket) and loop_lane.fits(ticket.work):
-            chosen = self._expresses.get(ticket.loop) or self._open_express(ticket.loop)
+            chosen = self._loop_lanes.get(ticket.loop) or self._open_loop_lane(ticket.loop)
             if chosen is not None and chosen.put(ticket, self._max_queued):
-                return  # the loop's express answers it, without a thread
+                return  # the loop lane answers it, without a thread
         lane = self._lane_for(ticket)
         # A full queue refuses reservations only: a request that has begun must always be able to end.
         if lane.queued >= self._max_queued and isinstance(ticket.work, Reservation):
@@ -65,10 +65,10 @@ class Lanes:
         else:
             lane.enqueue([ticket])
 
-    def _open_express(self, loop: AbstractEventLoop) -> Express | None:
+    def _open_loop_lane(self, loop: AbstractEventLoop) -> LoopLane | None:
         lanes = self._lanes
         if lanes is None or not all(lane.ready for lane in lanes):
-            return None  # the first tickets take the lanes, which prepare and check the tables
+            return None  # the first tickets take the thread lanes, which prepare and check the tables
         with self._lock:
             if self._closed or self._in_loop is None:
                 return None
@@ -76,33 +76,33 @@ class Lanes:
             if connection is None:
                 self._in_loop = None
                 return None
-            for gone in [other for other in self._expresses if other.is_closed()]:
-                self._expresses.pop(gone).stop()
-            opened = Express(
+            for gone in [other for other in self._loop_lanes if other.is_closed()]:
+                self._loop_lanes.pop(gone).stop()
+            opened = LoopLane(
                 loop,
                 connection,
-                partial(_rescue, lanes),
-                lambda ticket: _lane_of(ticket, lanes).orphaned(ticket),
+                partial(_take_over, lanes),
+                lambda ticket: _lane_of(ticket, lanes).caller_left(ticket),
                 lanes[0].gather,
                 self._on_error,
             )
-            self._expresses[loop] = opened
+            self._loop_lanes[loop] = opened
             return opened
 
     def give_up(self, ticket: Ticket) -> None:
         """The caller was cancelled when its answer was already there: undo what its ticket reserved."""
-        self._lane_for(ticket).orphaned(ticket)
+        self._lane_for(ticket).caller_left(ticket)
 
-    def _lane_for(self, ticket: Ticket) -> Lane:
+    def _lane_for(self, ticket: Ticket) -> ThreadLane:
         return _lane_of(ticket, self._lanes or self._start())
 
-    def _start(self) -> tuple[Lane, ...]:
+    def _start(self) -> tuple[ThreadLane, ...]:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable(CLOSED)
             if self._lanes is None:
                 count = min(2, self._store.capabilities.writers)
-                self._lanes = tuple(Lane(self._store, self._on_error, self.prepare) for _ in range(count))
+                self._lanes = tuple(ThreadLane(self._store, self._on_error, self.prepare) for _ in range(count))
             return self._lanes
 
     def prepare(self) -> None:
@@ -124,12 +124,12 @@ class Lanes:
         with self._lock:
             self._closed = True
             lanes, self._lanes = self._lanes or (), None
-            expresses = list(self._expresses.values())
-            self._expresses.clear()
-        for each in expresses:
+            loop_lanes = list(self._loop_lanes.values())
+            self._loop_lanes.clear()
+        for each in loop_lanes:
             each.stop()
-        for each in expresses:
-            if not each.here():  # while this thread waits, the loop in it cannot run
+        for each in loop_lanes:
+            if not each.runs_in_this_thread():  # while this thread waits, the loop in it cannot run
                 each.idle.wait(max(0.0, deadline - time.monotonic()))
         for lane in lanes:
             lane.stop()
@@ -140,14 +140,14 @@ class Lanes:
     def after_fork(self) -> None:
         """In a child: the threads are gone and the queued tickets are the parent's."""
         self._lanes = None
-        _inherited.append(self._expresses)  # not used and not closed here: the sockets are the parent's
-        self._expresses = {}
+        _inherited.append(self._loop_lanes)  # not used and not closed here: the sockets are the parent's
+        self._loop_lanes = {}
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
 
 
 _inherited: list[object] = []
-_alive: weakref.WeakSet[Lanes] = weakref.WeakSet()
+_alive: weakref.WeakSet[Router] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
@@ -158,12 +158,12 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def _lane_of(ticket: Ticket, lanes: tuple[Lane, ...]) -> Lane:
+def _lane_of(ticket: Ticket, lanes: tuple[ThreadLane, ...]) -> ThreadLane:
     return lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
 
 
-def _rescue(lanes: tuple[Lane, ...], tickets: list[AsyncTicket]) -> None:
-    """Give tickets that an express could not answer to the lane of their verb."""
+def _take_over(lanes: tuple[ThreadLane, ...], tickets: list[AsyncTicket]) -> None:
+    """Give tickets that a loop lane could not answer to the thread lane of their verb."""
     for lane in lanes:
         if theirs := [ticket for ticket in tickets if _lane_of(ticket, lanes) is lane]:
-            lane.rescue(theirs)
+            lane.take_over(theirs)

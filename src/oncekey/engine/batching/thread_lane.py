@@ -1,9 +1,9 @@
 """Group commit: turns many callers into few batches.
 
-A **lane** is a thread with a store connection of its own. While it commits one batch, callers queue up; when it comes
-back it takes all of them as the next. So the more callers there are, the more of them share one statement, one round
-trip and one fsync, and at one caller it costs what the direct call costs. Only the lane touches its connection, so a
-caller that is cancelled can leave nothing half-read behind (hazard 4).
+A **thread lane** is a thread with a store connection of its own. While it commits one batch, callers queue up; when it
+comes back it takes all of them as the next. So the more callers there are, the more of them share one statement, one
+round trip and one fsync, and at one caller it costs what the direct call costs. Only the lane touches its connection,
+so a caller that is cancelled can leave nothing half-read behind (hazard 4).
 
 What a lane promises its callers:
 
@@ -45,11 +45,11 @@ _RETRY_SECONDS = 1.0
 class _Signal(Enum):
     """What a queue holds besides tickets."""
 
-    WAKE = "something is owed"
+    WAKE = "there is a reservation to undo"
     STOP = "end when the queue is empty"
 
 
-class Lane:
+class ThreadLane:
     """One thread, one connection, one queue."""
 
     def __init__(self, store: Store, on_error: Callable[[str, Exception], None], prepare: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class Lane:
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),
             (DeferredTo, "deferred_to", lambda asked: [_deferred_to(outbox, each) for each in asked]),
         )
-        self._owed: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
+        self._to_undo: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
         self.thread.start()
 
@@ -125,7 +125,7 @@ class Lane:
                 more = self._collect(tickets)
                 if tickets:
                     self._process(tickets)
-                while self._owed and self._give_back() and not more:
+                while self._to_undo and self._undo() and not more:
                     pass  # at the end, undo everything that can be undone
             except BaseException as error:  # a bug of ours: the lane must live, and its callers get an error
                 _log.exception("a lane failed unexpectedly; it goes on")
@@ -138,7 +138,7 @@ class Lane:
     def _collect(self, into: list[Ticket]) -> bool:
         """Take the queued tickets; wait if there are none. False: the lane must end."""
         try:
-            item = self._queue.get(timeout=_RETRY_SECONDS if self._owed else None)
+            item = self._queue.get(timeout=_RETRY_SECONDS if self._to_undo else None)
             while isinstance(item, list):
                 with self._lock:
                     self.queued -= len(item)
@@ -147,7 +147,7 @@ class Lane:
                     if not (isinstance(ticket.work, Reservation) and ticket.left()):
                         into.append(ticket)
                     elif ticket.asked:
-                        self._owe(undo(ticket.work))
+                        self._undo_later(undo(ticket.work))
                 if len(into) >= MAX_BATCH:
                     return True
                 item = self._queue.get_nowait()
@@ -242,18 +242,18 @@ class Lane:
                     continue  # this ticket has its result, and its reservation is in use
                 ticket.error = error
                 if isinstance(ticket.work, Reservation | Swap):
-                    self._owe(undo(ticket.work))
+                    self._undo_later(undo(ticket.work))
 
     # -- undoing reservations ------------------------------------------------------------------------------------
 
-    def _owe(self, change: Swap | None) -> None:
-        if change is not None and len(self._owed) < MAX_BATCH * 40:
-            self._owed[change.owner, change.event] = change
+    def _undo_later(self, change: Swap | None) -> None:
+        if change is not None and len(self._to_undo) < MAX_BATCH * 40:
+            self._to_undo[change.owner, change.event] = change
 
-    def _give_back(self) -> bool:
+    def _undo(self) -> bool:
         """Undo the reservations of callers that have left. False: the store cannot be reached."""
-        owed = list(self._owed.values())[:MAX_BATCH]
-        batch = list({(change.scope, change.key): change for change in owed}.values())
+        wanted = list(self._to_undo.values())[:MAX_BATCH]
+        batch = list({(change.scope, change.key): change for change in wanted}.values())
         try:
             self._ask(self._store.swap, batch)
         except StoreUnavailable as error:
@@ -269,7 +269,7 @@ class Lane:
                 except Exception:  # noqa: S110 - on_error has this already
                     pass
         for change in batch:
-            del self._owed[change.owner, change.event]
+            del self._to_undo[change.owner, change.event]
         return True
 
     # -- delivering ----------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Lane:
         by_loop: dict[AbstractEventLoop, list[Ticket]] = {}
         for ticket in tickets:
             if ticket.left():
-                self.orphaned(ticket)
+                self.caller_left(ticket)
             elif isinstance(ticket, AsyncTicket):
                 by_loop.setdefault(ticket.loop, []).append(ticket)
             else:
@@ -288,7 +288,7 @@ class Lane:
                 loop.call_soon_threadsafe(self._hand_over_all, theirs)  # one wake-up for the whole batch
             except RuntimeError:  # the loop is closed, so all its callers have left
                 for ticket in theirs:
-                    self.orphaned(ticket)
+                    self.caller_left(ticket)
 
     def _hand_over_all(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
@@ -301,17 +301,17 @@ class Lane:
             _log.exception("a result could not be delivered to its caller")
             return
         if not taken:
-            self.orphaned(ticket)
+            self.caller_left(ticket)
 
-    def orphaned(self, ticket: Ticket) -> None:
+    def caller_left(self, ticket: Ticket) -> None:
         """The caller has left: undo what its ticket reserved or claimed."""
         work = ticket.work
         if isinstance(work, Reservation | Swap) and _took(work, ticket.result):
-            self._owe(undo(work))
+            self._undo_later(undo(work))
             self._queue.put(_Signal.WAKE)
 
-    def rescue(self, tickets: list[AsyncTicket]) -> None:
-        """Take over tickets that the express could not answer. Their batch may have committed, so the lane undoes
+    def take_over(self, tickets: list[AsyncTicket]) -> None:
+        """Take over tickets that a loop lane could not answer. Their batch may have committed, so the lane undoes
         reservations whose caller is gone."""
         for ticket in tickets:
             ticket.asked = True

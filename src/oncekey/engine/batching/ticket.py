@@ -1,7 +1,7 @@
 """A ticket is a caller's place in a batch: of a coroutine, of a thread, or of a callback.
 
 A ticket carries the result from a lane's thread to its caller. The caller may have left in the meantime. Then
-``deliver()`` returns False, the lane counts the ticket as *orphaned*, and undoes what the ticket reserved.
+``deliver()`` returns False, and the lane undoes what the ticket reserved.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AsyncTicket(Ticket):
         self._delivered = False
 
     def arm(self) -> None:
-        """Start a timer that gives up at the deadline. The express needs none: it checks all its deadlines at once."""
+        """Start a timer that gives up at the deadline. A loop lane needs none: it checks all its deadlines at once."""
         if self._timer is None:
             self._timer = timer = self.loop.call_at(self.deadline, self.give_up)
             self._future.add_done_callback(lambda _: timer.cancel())

@@ -88,7 +88,7 @@ class PostgresOutbox:
             owner=Text([conclusion.owner for conclusion in batch]),
             ending=Text([conclusion.end for conclusion in batch]),
             retry_in=Float8([conclusion.retry_in for conclusion in batch]),
-            error=Text([outbox_rows.told(conclusion) for conclusion in batch]),
+            error=Text([outbox_rows.kept_error(conclusion) for conclusion in batch]),
             settle=Text([conclusion.settle for conclusion in batch]),
             status=Int4([answer and answer.status for answer in answers]),
             headers=Text([outbox_rows.headers_of(answer) for answer in answers]),

@@ -29,7 +29,7 @@ def job(row: Sequence[Any]) -> Job:
     )  # fmt: skip
 
 
-def told(conclusion: Conclusion) -> str | None:
+def kept_error(conclusion: Conclusion) -> str | None:
     """The error that the row keeps of this attempt. A release has one only if the task had begun."""
     return None if conclusion.error is None else shortened(conclusion.error)
 

@@ -177,7 +177,7 @@ def _conclude(connection: sqlite3.Connection, conclusion: Conclusion, now: float
         return False
     attempt, history, last_error, run_at, scope, key, key_owner, settles = held
     after = conclusion.end.target
-    error = outbox_rows.told(conclusion)
+    error = outbox_rows.kept_error(conclusion)
     if error is not None:
         history = outbox_rows.remembering(history, attempt, now, error)
     if conclusion.end is JobEnd.RETRY:

@@ -152,7 +152,7 @@ def names_in(sql: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_PLACEHOLDER.findall(sql)))
 
 
-class Elsewhere(Link):
+class ForwardingLink(Link):
     """A link whose calls run where its connection lives: in a greenlet, or in the driver's own thread."""
 
     is_async = True

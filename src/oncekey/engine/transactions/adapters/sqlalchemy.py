@@ -22,7 +22,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from oncekey.engine.transactions.adapters import sqlite
-from oncekey.engine.transactions.adapters.base import Elsewhere, Link, Rows, names_in
+from oncekey.engine.transactions.adapters.base import ForwardingLink, Link, Rows, names_in
 from oncekey.engine.transactions.adapters.sqlalchemy_guard import FAILED, Guard, raw
 from oncekey.errors import EnlistError
 
@@ -310,4 +310,4 @@ def async_link(target: Any) -> Link:
     async def run(function: Callable[..., Any], *args: Any) -> Any:
         return await target.run_sync(lambda _: function(*args))
 
-    return Elsewhere(inner, run)
+    return ForwardingLink(inner, run)

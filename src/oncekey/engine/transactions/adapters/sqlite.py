@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from oncekey.engine.transactions.adapters.base import LEAVE_IT, Elsewhere, Link, Rows
+from oncekey.engine.transactions.adapters.base import LEAVE_IT, ForwardingLink, Link, Rows
 from oncekey.errors import EnlistError, StoreUnavailable
 
 _log = logging.getLogger("oncekey")
@@ -205,7 +205,7 @@ def aiosqlite_link(connection: Any) -> Link:
     """A link to an ``aiosqlite.Connection``: the same link, run in the connection's own thread."""
     inner = SqliteLink(connection._conn)
     inner.what = "the aiosqlite connection"
-    return Elsewhere(inner, connection._execute)
+    return ForwardingLink(inner, connection._execute)
 
 
 def refuse_other_file(connection: sqlite3.Connection, file: Path | None, what: str) -> None:

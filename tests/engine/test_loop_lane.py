@@ -1,4 +1,4 @@
-"""The express: the loop asks by itself while all goes well, for what it can carry, and until it is closed."""
+"""The loop lane: the loop asks by itself while all goes well, for what it can carry, and until it is closed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.engine.batching import loop_lane
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, reservation
@@ -28,13 +28,13 @@ def test_the_first_of_each_verb_goes_by_the_lanes_and_the_rest_without_a_thread(
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
-        (found,) = await ask(lanes, reservation("a"))
-        (moved,) = await ask(lanes, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+        router = await warmed(store)
+        (found,) = await ask(router, reservation("a"))
+        (moved,) = await ask(router, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
         assert moved.state is State.COMPLETED
         assert [verb for verb, _ in store.asked_here] == ["reserve", "swap"]
         assert store.batches == []
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
         assert [quick.abandoned for quick in store.opened] == [1]
 
     run(main)
@@ -45,10 +45,10 @@ def test_completions_and_reservations_share_a_commit() -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
-        (found,) = await ask(lanes, reservation("a"))
+        router = await warmed(store)
+        (found,) = await ask(router, reservation("a"))
         end = swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
-        moved, again, new = await ask(lanes, end, reservation("a"), reservation("b"))
+        moved, again, new = await ask(router, end, reservation("a"), reservation("b"))
         assert [(verb, [work.key for work in batch]) for verb, batch in store.asked_here[1:]] == [
             ("both", ["a", "a", "b"])
         ]
@@ -57,10 +57,10 @@ def test_completions_and_reservations_share_a_commit() -> None:
         assert new.record.state is State.IN_PROGRESS
         store.fails_after = StoreUnavailable("cut")
         end = swap(new.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
-        moved, newer = await ask(lanes, end, reservation("c"))
+        moved, newer = await ask(router, end, reservation("c"))
         assert moved is None, "it was moved before the cut: the lane says so, and its owner reads the row"
         assert newer.record.state is State.IN_PROGRESS
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
@@ -70,20 +70,20 @@ def test_work_that_arrives_during_a_batch_is_the_next_batch() -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         store.held = asyncio.Event()
         store.arrived.clear()
-        first = asyncio.create_task(ask(lanes, reservation("a")))
+        first = asyncio.create_task(ask(router, reservation("a")))
         await store.arrived.wait()
         twins = [reservation("b"), reservation("b"), reservation("c")]
-        rest = asyncio.create_task(ask(lanes, *twins))
+        rest = asyncio.create_task(ask(router, *twins))
         await asyncio.sleep(0)
         store.held.set()
         await first
         answers = await rest
         assert [[work.key for work in batch] for _, batch in store.asked_here] == [["a"], ["b", "c"]]
         assert [answer.record.owner for answer in answers] == [twins[0].owner, twins[0].owner, twins[2].owner]
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
@@ -136,18 +136,18 @@ def test_a_store_that_leaves_most_keys_to_the_lanes_is_hardly_asked() -> None:
                 return [Found(record) if record is not None else None for record in found]
 
         store.in_loop = lambda: Reads(store)  # type: ignore[method-assign]
-        lanes = await warmed(store)
+        router = await warmed(store)
         for number in range(40):
             wanted = reservation(f"new-{number}")
-            (found,) = await ask(lanes, wanted)
+            (found,) = await ask(router, wanted)
             assert found.record.owner == wanted.owner, "a new key is the lane's, and gets its row there"
         assert 1 <= len(here) < 20, "it went on asking for what is not there"
         here.clear()
         for _ in range(12 * loop_lane.SAMPLE):
-            (found,) = await ask(lanes, reservation("known"))
+            (found,) = await ask(router, reservation("known"))
             assert found.record.owner == known.owner
         assert len(here) > 2 * loop_lane.SAMPLE, "it did not come back for replays"
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
@@ -157,25 +157,25 @@ def test_full_loop_lane_refuses_reservations() -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store, max_queued=2)
+        router = await warmed(store, max_queued=2)
         store.held = asyncio.Event()
         store.arrived.clear()
-        tasks = [asyncio.create_task(ask(lanes, reservation("a")))]
+        tasks = [asyncio.create_task(ask(router, reservation("a")))]
         await store.arrived.wait()
         lane_gate = store.hold("reserve")
-        tasks += [asyncio.create_task(ask(lanes, reservation(f"b{n}"))) for n in range(7)]
+        tasks += [asyncio.create_task(ask(router, reservation(f"b{n}"))) for n in range(7)]
         await asyncio.sleep(0)
         refused = 0
         for number in range(5):
             try:
-                lanes.submit(AsyncTicket(reservation(f"c{number}"), asyncio.get_running_loop(), PATIENCE))
+                router.submit(AsyncTicket(reservation(f"c{number}"), asyncio.get_running_loop(), PATIENCE))
             except StoreOverloaded:
                 refused += 1
         assert refused == 5
         store.held.set()
         lane_gate.open()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
@@ -188,12 +188,12 @@ def test_closing_waits_for_the_running_batch() -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         store.held = asyncio.Event()
         store.arrived.clear()
-        asking = asyncio.create_task(ask(lanes, reservation("a")))
+        asking = asyncio.create_task(ask(router, reservation("a")))
         await store.arrived.wait()
-        closing = asyncio.create_task(asyncio.to_thread(lanes.close, PATIENCE))
+        closing = asyncio.create_task(asyncio.to_thread(router.close, PATIENCE))
         await asyncio.sleep(0.01)
         assert not closing.done()
         store.held.set()
@@ -208,7 +208,7 @@ def test_closing_waits_for_the_running_batch() -> None:
 def test_each_loop_has_its_own_and_a_dead_one_is_cleared_away() -> None:
     """A connection belongs to one loop; when that is closed, the next loop's first ticket lets go of it."""
     store = FastStore()
-    kept: list[Lanes] = []
+    kept: list[Router] = []
 
     async def first() -> None:
         kept.append(await warmed(store))

@@ -1,4 +1,4 @@
-"""The express in trouble: the lanes take over what it had sent, and nobody who left keeps a reservation."""
+"""A loop lane in trouble: the thread lanes take over what it sent, and no caller that left keeps a reservation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.core.record import Found, Reservation
 from oncekey.engine.batching import batch, loop_lane
-from oncekey.engine.batching.router import Lanes
+from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.api import LostRace
@@ -25,53 +25,53 @@ def test_trouble_is_left_to_the_lanes(when: str) -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         setattr(store, when, StoreUnavailable("cut"))
         wanted = reservation("a")
-        (found,) = await ask(lanes, wanted)
+        (found,) = await ask(router, wanted)
         assert found.record.owner == wanted.owner
         assert [verb for verb, _ in store.batches] == ["reserve"]
-        await ask(lanes, reservation("b"))
+        await ask(router, reservation("b"))
         assert len(store.asked_here) == 1, "it did not rest after trouble"
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
 
 def test_after_its_rest_the_express_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trouble does not last, and is told, though the lanes got by."""
-    monkeypatch.setattr(loop_lane, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(loop_lane, "PAUSE_SECONDS", 0.0)
     told: list[tuple[str, str]] = []
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store, on_error=lambda verb, error: told.append((verb, str(error))))
+        router = await warmed(store, on_error=lambda verb, error: told.append((verb, str(error))))
         store.fails_before = StoreUnavailable("cut")
-        await ask(lanes, reservation("a"))
+        await ask(router, reservation("a"))
         store.fails_before = None
-        await ask(lanes, reservation("b"))
+        await ask(router, reservation("b"))
         assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
         assert len(store.batches) == 1
         assert told == [("reserve", "cut")]
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
 
 def test_a_lost_race_is_no_trouble() -> None:
-    """A rival was faster with one key: the lanes read its row, and the express does not rest, nor complain."""
+    """A rival was faster with one key: the thread lanes read its row; the loop lane neither pauses nor reports it."""
     told: list[str] = []
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store, on_error=lambda verb, _: told.append(verb))
+        router = await warmed(store, on_error=lambda verb, _: told.append(verb))
         store.fails_before = LostRace()
-        await ask(lanes, reservation("a"))
+        await ask(router, reservation("a"))
         store.fails_before = None
-        await ask(lanes, reservation("b"))
+        await ask(router, reservation("b"))
         assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
         assert told == []
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
@@ -81,28 +81,28 @@ def test_a_bad_row_is_no_trouble() -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         store.fails_after = StoreError("the stored headers of a row are damaged")
-        await ask(lanes, reservation("a"))
+        await ask(router, reservation("a"))
         store.fails_after = None
-        await ask(lanes, reservation("b"))
+        await ask(router, reservation("b"))
         assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
 
 def test_an_error_of_the_lanes_reaches_the_caller() -> None:
-    """Down for the express and down for the lanes: the caller hears of it."""
+    """The store is down for the loop lane and for the thread lanes: the caller gets the error."""
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         store.fails_before = StoreUnavailable("cut")
         store.break_("reserve", lambda: StoreError("really"))
-        (error,) = await ask(lanes, reservation("a"))
+        (error,) = await ask(router, reservation("a"))
         assert isinstance(error, StoreError)
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
@@ -123,16 +123,16 @@ def test_ticket_given_to_a_thread_lane_is_not_given_to_it_again(monkeypatch: pyt
     async def main() -> None:
         store = FastStore()
         store.in_loop = lambda: Raced(store)  # type: ignore[method-assign]
-        lanes = await warmed(store)
+        router = await warmed(store)
         gate = store.hold("reserve")
         loop = asyncio.get_running_loop()
         wanted = reservation("a")
         first, second = (AsyncTicket(work, loop, PATIENCE) for work in (wanted, reservation("b")))
         store.arrived.clear()
-        lanes.submit(first)
-        lanes.submit(second)
+        router.submit(first)
+        router.submit(second)
         await store.arrived.wait()  # with the second piece; the first is with the lane
-        (now,) = lanes._expresses.values()
+        (now,) = router._loop_lanes.values()
         assert now._task is not None
         store.break_("reserve", lambda: StoreError("down"), about=lambda batch: store.row(batch[0].key) is not None)
         now._task.cancel()
@@ -141,7 +141,7 @@ def test_ticket_given_to_a_thread_lane_is_not_given_to_it_again(monkeypatch: pyt
         found = await first.wait()
         assert found.record.owner == wanted.owner
         await second.wait()
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
         assert store.keys("reserve").count(["a"]) == 1
         assert store.row("a") is not None, "it is in use, and was given back"
 
@@ -156,17 +156,17 @@ def test_caller_that_times_out_leaves_no_reservation() -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         store.held = asyncio.Event()
         late, waiting = reservation("late"), reservation("behind")
         store.arrived.clear()
-        first = asyncio.create_task(ask(lanes, late, timeout=0.01))
+        first = asyncio.create_task(ask(router, late, timeout=0.01))
         await store.arrived.wait()
-        second = asyncio.create_task(ask(lanes, waiting, timeout=0.01))
+        second = asyncio.create_task(ask(router, waiting, timeout=0.01))
         assert [type(end) for end in await first + await second] == [StoreUnavailable, StoreUnavailable]
         store.held.set()
         await asyncio.to_thread(eventually, lambda: store.asked("swap"))
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
         assert store.row("late") is None
         assert store.row("behind") is None
         assert len(store.asked_here) == 1, "nobody waited for it any more"
@@ -179,45 +179,45 @@ def test_reservation_of_a_gone_caller_is_undone_after_a_cut_batch() -> None:
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         store.held = asyncio.Event()
         store.fails_after = StoreUnavailable("cut")
-        (error,) = await ask(lanes, reservation("late"), timeout=0.01)
+        (error,) = await ask(router, reservation("late"), timeout=0.01)
         assert isinstance(error, StoreUnavailable)
         store.held.set()
         await asyncio.to_thread(eventually, lambda: store.asked("swap"))
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
         assert store.row("late") is None
 
     run(main)
 
 
 def test_reservation_of_a_gone_caller_is_undone_by_a_busy_lane() -> None:
-    """The express had reserved for it and lost the answer; the lane drops what nobody waits for any more."""
+    """The loop lane reserved and lost the answer; the thread lane drops the ticket, since its caller has left."""
 
     async def main() -> None:
         store = FastStore()
-        lanes = await warmed(store)
+        router = await warmed(store)
         gate = store.hold("read")
         busy = AsyncTicket(("tenant-1", "late"), asyncio.get_running_loop(), PATIENCE)
-        lanes.submit(busy)  # to the lane of that key
+        router.submit(busy)  # to the lane of that key
         await asyncio.to_thread(gate.wait)
         store.fails_after = StoreUnavailable("cut")
-        (error,) = await ask(lanes, reservation("late"), timeout=0.1)
+        (error,) = await ask(router, reservation("late"), timeout=0.1)
         assert isinstance(error, StoreUnavailable)
         assert store.row("late") is not None
         gate.open()
         await asyncio.to_thread(eventually, lambda: store.row("late") is None)
         await busy.wait()
-        await asyncio.to_thread(lanes.close, PATIENCE)
+        await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
 
 
 def test_a_cancelled_loop_leaves_its_tickets_to_the_lanes() -> None:
-    """asyncio.run cancels every task at its end: what the express had sent may have happened, and is undone."""
+    """asyncio.run cancels every task at its end: what the loop lane had sent may have happened, and is undone."""
     store = FastStore()
-    kept: list[Lanes] = []
+    kept: list[Router] = []
 
     async def main() -> None:
         kept.append(await warmed(store))
@@ -234,7 +234,7 @@ def test_a_cancelled_loop_leaves_its_tickets_to_the_lanes() -> None:
 def test_a_loop_that_was_closed_by_hand_harms_no_other() -> None:
     """Its callers are gone: what they had asked for is undone, and the next loop's first request is served."""
     store = FastStore()
-    kept: list[Lanes] = []
+    kept: list[Router] = []
     loop = asyncio.new_event_loop()
 
     async def first() -> None:
