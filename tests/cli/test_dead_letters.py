@@ -195,7 +195,10 @@ def test_half_done_dead_letter_is_listed_and_goes_on_again(table: KeyTable, oper
     assert record.last_error == dead.last_error
     assert table.audit(KEY) == [("ann", Event.POSTPONE, "failed_retryable", "failed_retryable", WHY)]
     assert "no dead letters" in operate("dead-letters", "list")[1]
-    assert "half done; upkeep may go on with it now" in operate("keys", "show", KEY, "--scope", "acme")[1]
+    assert (
+        "half done; its client's retry goes on with it, or upkeep now, if once.resume has a function"
+        in operate("keys", "show", KEY, "--scope", "acme")[1]
+    )
 
 
 def test_key_without_steps_is_no_dead_letter(table: KeyTable, operate: Run) -> None:

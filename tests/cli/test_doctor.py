@@ -23,7 +23,7 @@ from oncekey.telemetry.redaction import redact
 from tests.cli.key_table import KeyTable, Run, runner
 
 CHECKS = ["schema", "indexes", "plans", "lease", "clock", "durability", "connections"]
-CHECKS += ["upkeep", "running", "unknown", "resolvers", "dead keys", "outbox", "dead jobs"]
+CHECKS += ["upkeep", "running", "unknown", "resolvers", "half done", "dead keys", "outbox", "dead jobs"]
 
 
 def lines(out: str) -> dict[str, dict[str, Any]]:
@@ -361,3 +361,15 @@ def test_findings_are_in_plain_words() -> None:
     assert [counted(number, "job") for number in (0, 1, 1234, COUNTED)] == [
         *("0 jobs", "1 job", "1,234 jobs", "10,000 jobs or more"),
     ]
+
+
+def test_half_done_keys_that_wait_are_named_by_operation(table: KeyTable) -> None:
+    """They are charged, and their clients are gone. The doctor does not know the app, and asks the rows."""
+    assert line(table, "half done").level is Level.OK
+    for number in range(2):
+        table.age(table.half_done(f"order-{number}-of-today", operation="POST /rides"), 7_260)
+    table.half_done("order-3-of-today", operation="POST /fresh")
+    found = line(table, "half done")
+    words = "2 keys are half done for over 10 min, without an attempt of a client or of upkeep, for POST /rides"
+    assert (found.level, found.found) == (Level.WARN, f"{words}; the oldest waits for 2 h")
+    assert "once.resume('POST /rides', fn)" in (found.advice or "")

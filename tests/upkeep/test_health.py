@@ -6,7 +6,7 @@ import time
 
 import psycopg
 
-from oncekey.core.health import NO_RESOLVER, StoreHealth
+from oncekey.core.health import NO_RESOLVER, WAITING_SECONDS, StoreHealth
 from oncekey.core.jobs import Conclusion, JobEnd, OutboxHealth
 from oncekey.core.states import Actor, Event, State
 from oncekey.upkeep.health import DutyHealth, Health, look
@@ -74,6 +74,18 @@ def test_unknown_keys_without_a_resolver(rows: KeyStore) -> None:
     (said,) = health.problems
     assert said.startswith("2 keys are unknown and no resolver is registered for POST /refunds: register one with ")
     assert health.as_json()["unknown_without_resolver"] == {"POST /refunds": 2}
+
+
+def test_half_done_keys_that_wait_are_a_problem(rows: KeyStore) -> None:
+    rows.half_done(2, operation="POST /rides")
+    assert look(rows.store).problems == []
+    rows.age(LEASE + WAITING_SECONDS + 1)
+    health = look(rows.store)
+    (said,) = health.problems
+    assert said.startswith(
+        "2 keys are half done for over 10 min, without an attempt of a client or of upkeep, for POST /r"
+    )
+    assert health.as_json()["half_done_and_waiting"] == {"POST /rides": 2}
 
 
 def test_health_names_waiting_and_dead_jobs(shop: KeyStore) -> None:

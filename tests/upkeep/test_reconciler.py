@@ -374,7 +374,7 @@ def test_log_names_an_operation_without_a_resolver_once_an_hour(
     once.resolve_with(OPERATION, lambda inquiry: StillUnknown())
     reconciler = Reconciler(once)
     now = 0.0
-    monkeypatch.setattr(reconciler._watch, "_clock", lambda: now)
+    monkeypatch.setattr(reconciler._watch._news, "_clock", lambda: now)
 
     def said() -> list[str]:
         caplog.clear()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncekey.core.diagnosis import Diagnosis, Level
-from oncekey.core.health import COUNTED
+from oncekey.core.health import COUNTED, WAITING_SECONDS
 from oncekey.core.states import State
 from oncekey.errors import SchemaError, StoreError
 from oncekey.stores.api import Outbox, Store
 from oncekey.telemetry.redaction import redact
-from oncekey.upkeep import health
+from oncekey.upkeep import health, waiting
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.unasked import advice, no_resolver
 
@@ -37,7 +37,7 @@ def _ask(asked: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
 
 def _of_the_rows(store: Store) -> list[Diagnosis]:
     seen = health.look(store)
-    found = [_upkeep(seen), _running(store), _unknown(seen), _resolvers(seen), _dead_keys(seen)]
+    found = [_upkeep(seen), _running(store), _unknown(seen), _resolvers(seen), _half_done(seen), _dead_keys(seen)]
     return [*found, _outbox(seen), _dead_jobs(seen)] if isinstance(store, Outbox) else found
 
 
@@ -98,6 +98,18 @@ def _resolvers(seen: Health) -> Diagnosis:
     found = "; ".join(no_resolver(each.operation, each.unasked) for each in missing[:NAMED])
     more = f"; and {len(missing) - NAMED} more operations" if len(missing) > NAMED else ""
     return Diagnosis("resolvers", Level.WARN, found + more, advice(missing[0].operation))
+
+
+def _half_done(seen: Health) -> Diagnosis:
+    """Half-done keys that neither their clients nor upkeep go on with. At the end of their ttl they are unknown."""
+    found = seen.keys.half_done
+    if not found:
+        return Diagnosis("half done", Level.OK, f"no key is half done and waits for over {span(WAITING_SECONDS)}")
+    named = "; ".join(waiting.half_done(each) for each in found[:NAMED])
+    more = f"; and {len(found) - NAMED} more operations" if len(found) > NAMED else ""
+    oldest = span(max(each.oldest_seconds for each in found))
+    words = f"{named}{more}; the oldest waits for {oldest}"
+    return Diagnosis("half done", Level.WARN, words, waiting.advice(found[0].operation))
 
 
 def _dead_keys(seen: Health) -> Diagnosis:

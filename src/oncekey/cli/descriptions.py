@@ -67,7 +67,10 @@ def _resuming(record: Record) -> str:
     if record.reconcile_at is None:
         return f"half done{tries}"
     wait = record.reconcile_at - record.now
-    return f"half done{tries}; upkeep may go on with it {'now' if wait <= 0 else f'in {span(wait)}'}"
+    when = "now" if wait <= 0 else f"in {span(wait)}"
+    if record.reconcile_tries:
+        return f"half done{tries}; upkeep goes on with it {when}"
+    return f"half done; its client's retry goes on with it, or upkeep {when}, if once.resume has a function for it"
 
 
 # -- one key -------------------------------------------------------------------------------------------------------

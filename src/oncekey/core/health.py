@@ -22,6 +22,21 @@ class UnknownsOf:
 
 NO_RESOLVER = "no resolver is registered for this operation"
 """The ``last_error`` of a key begins with this if the last reconciler had no resolver for its operation."""
+
+
+@value
+class HalfDoneOf:
+    """The half-done keys of one operation that wait: no attempt for ``WAITING_SECONDS``, and no try of upkeep."""
+
+    operation: str
+    keys: int
+    oldest_seconds: float
+    """For how long the oldest of them has had no attempt, counted from the end of its last lease."""
+
+
+WAITING_SECONDS = 600.0
+"""How long a half-done key may wait. Most clients retry within seconds, and upkeep goes on after half a minute, if a
+function is registered for it."""
 OPERATIONS = 20
 """How many operations a health check names: those with the most unknown keys."""
 
@@ -41,6 +56,8 @@ class StoreHealth:
     """For how long the oldest expired lease has waited for the sweeper; 0 where there is none."""
     unknowns: tuple[UnknownsOf, ...] = ()
     """By operation, the most keys first; at most ``OPERATIONS``."""
+    half_done: tuple[HalfDoneOf, ...] = ()
+    """As ``unknowns``."""
 
 
 COUNTED = 10_000
@@ -55,6 +72,12 @@ def health_of(rows: Iterable[Record], now: float) -> StoreHealth:
     leases = [row.lease_until for row in rows if row.state is State.IN_PROGRESS]
     keys = Counter(row.operation for row in unknown)
     unasked = Counter(row.operation for row in unknown if (row.last_error or "").startswith(NO_RESOLVER))
+    waiting = [row for row in rows if row.state is State.FAILED_RETRYABLE and row.has_steps and not row.reconcile_tries]
+    idle: dict[str, list[float]] = {}
+    for row in waiting:
+        if row.lease_until + WAITING_SECONDS <= now:
+            idle.setdefault(row.operation, []).append(now - row.lease_until)
+    longest = sorted(idle, key=lambda operation: (-len(idle[operation]), operation))[:OPERATIONS]
     most = sorted(keys, key=lambda operation: (-keys[operation], operation))[:OPERATIONS]
     return StoreHealth(
         counts={state: min(counted[state], COUNTED) for state in State},
@@ -62,4 +85,5 @@ def health_of(rows: Iterable[Record], now: float) -> StoreHealth:
         oldest_unknown_seconds=max((now - row.created_at for row in unknown), default=0.0),
         lease_over_seconds=max(0.0, now - min(leases, default=now)),
         unknowns=tuple(UnknownsOf(operation, keys[operation], unasked[operation]) for operation in most),
+        half_done=tuple(HalfDoneOf(each, len(idle[each]), max(idle[each])) for each in longest),
     )

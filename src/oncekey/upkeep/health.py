@@ -14,6 +14,7 @@ from oncekey.core.jobs import OutboxHealth
 from oncekey.core.record import Record
 from oncekey.core.values import value
 from oncekey.stores.api import Duty, Outbox, Store
+from oncekey.upkeep import waiting
 from oncekey.upkeep.unasked import advice, no_resolver
 
 UNDONE_SECONDS = 300.0
@@ -72,6 +73,7 @@ class Health:
             },
             "keys": {str(state): number for state, number in keys.counts.items()},
             "unknown_without_resolver": {each.operation: each.unasked for each in keys.unknowns if each.unasked},
+            "half_done_and_waiting": {each.operation: each.keys for each in keys.half_done},
             "oldest_unknown_seconds": _rounded(keys.oldest_unknown_seconds),
             "oldest_expired_lease_seconds": _rounded(keys.lease_over_seconds),
             "oldest_due_unknown_seconds": _rounded(self.reconcile_over_seconds),
@@ -139,6 +141,7 @@ def _of_the_store(health: Health) -> list[str]:
         for each in keys.unknowns
         if each.unasked
     ]
+    said += [f"{waiting.half_done(each)}: {waiting.advice(each.operation)}" for each in keys.half_done]
     if keys.dead:
         said.append(f"{keys.dead} keys are dead letters, which upkeep leaves alone: see `oncekey dead-letters list`")
     if outbox.lag_seconds > LAG_SECONDS:

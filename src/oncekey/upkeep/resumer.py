@@ -43,6 +43,7 @@ from oncekey.telemetry import events
 from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
 from oncekey.upkeep.callers import Callers, is_async
+from oncekey.upkeep.waiting import HalfDoneWatch
 from oncekey.web.endings import Move, answered, raised
 
 BATCH = 100
@@ -115,6 +116,7 @@ class Resumer:
         self._max_tries = max_tries
         self._batch = batch
         self._callers = Callers(concurrency)
+        self._watch = HalfDoneWatch(once.store, once.resumes)
 
     def run(
         self,
@@ -129,6 +131,8 @@ class Resumer:
         """
         store = self._once.store
         if not self._once.resumes:
+            if not dry_run:
+                self._watch.look()
             return Resumed()
         if dry_run:
             return Resumed(len(store.due(Duty.RESUMABLE, COUNTED)))
@@ -142,6 +146,7 @@ class Resumer:
             if len(due) < self._batch or counts["moved"] == before:
                 break
         counts["left"] += counts["put_off"]
+        self._watch.look()
         return Resumed(**{name: counts[name] for name in Resumed.__slots__})  # type: ignore[attr-defined]
 
     def interrupt(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oncekey.core.health import UnknownsOf
@@ -28,14 +28,14 @@ LATE_SECONDS = 60.0
 
 def no_resolver(operation: str, number: int) -> str:
     """The sentence for ``oncekey upkeep`` and ``oncekey doctor``; the log has the same."""
-    return f"{_keys(number)} unknown and no resolver is registered for {_shown(operation)}"
+    return f"{counted_keys(number)} unknown and no resolver is registered for {shown_operation(operation)}"
 
 
-def _keys(number: int) -> str:
+def counted_keys(number: int) -> str:
     return "1 key is" if number == 1 else f"{number:,} keys are"
 
 
-def _shown(operation: str) -> str:
+def shown_operation(operation: str) -> str:
     return operation if operation.isprintable() else repr(operation)  # a client's path must not forge log lines
 
 
@@ -46,26 +46,17 @@ def advice(operation: str) -> str:
     )
 
 
-class ResolverWatch:
-    """Remembers which operations the log has named, and when."""
+class News:
+    """Remembers which operations the log has named, with how many keys, and when."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[str, tuple[int, float]] = {}
 
-    def look(self, unknowns: Sequence[UnknownsOf], resolvers: Resolvers | None) -> int:
-        """How many keys have no resolver. ``resolvers``: the app's; None: use what the app's own upkeep wrote."""
-        found: dict[str, int] = {}
-        for each in unknowns:
-            number = each.unasked if resolvers is None else 0 if resolvers.of(each.operation) else each.keys
-            if number:
-                found[each.operation] = number
+    def among(self, found: Mapping[str, int]) -> dict[str, int]:
+        """Those that the log is to name now. Operations that are not found are forgotten."""
         self._told = {operation: told for operation, told in self._told.items() if operation in found}
-        for operation, number in found.items():
-            if self._is_news(operation, number):
-                shown = (_keys(number), _shown(operation), advice(operation))
-                _log.warning("%s unknown and no resolver is registered for %s: %s", *shown)
-        return sum(found.values())
+        return {operation: number for operation, number in found.items() if self._is_news(operation, number)}
 
     def _is_news(self, what: str, number: int) -> bool:
         now = self._clock()
@@ -74,6 +65,25 @@ class ResolverWatch:
             return False
         self._told[what] = (number, now)
         return True
+
+
+class ResolverWatch:
+    """Logs the operations whose unknown keys have no resolver."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._news = News(clock)
+
+    def look(self, unknowns: Sequence[UnknownsOf], resolvers: Resolvers | None) -> int:
+        """How many keys have no resolver. ``resolvers``: the app's; None: use what the app's own upkeep wrote."""
+        found: dict[str, int] = {}
+        for each in unknowns:
+            number = each.unasked if resolvers is None else 0 if resolvers.of(each.operation) else each.keys
+            if number:
+                found[each.operation] = number
+        for operation, number in self._news.among(found).items():
+            shown = (counted_keys(number), shown_operation(operation), advice(operation))
+            _log.warning("%s unknown and no resolver is registered for %s: %s", *shown)
+        return sum(found.values())
 
 
 @value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from oncekey.core.audit import AuditLine
-from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, StoreHealth, UnknownsOf
+from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, WAITING_SECONDS, HalfDoneOf, StoreHealth, UnknownsOf
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -24,6 +24,7 @@ _OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.E
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS = (
     statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns")
 )
+_HALF_DONE = statement("half_done")
 _LISTING = statement("listing", SLIM)
 
 
@@ -80,12 +81,14 @@ class Lookups:
             counts[State(name)] += number
         ((lease_over, unknown, dead),) = self._execute(_WAITING, {"limit": COUNTED})
         asked = {"limit": COUNTED, "no_resolver": NO_RESOLVER, "operations": OPERATIONS}
+        waits = {"limit": COUNTED, "waiting": WAITING_SECONDS, "operations": OPERATIONS}
         return StoreHealth(
             counts=counts,
             dead=dead,
             oldest_unknown_seconds=unknown or 0.0,
             lease_over_seconds=max(0.0, lease_over or 0.0),
             unknowns=tuple(UnknownsOf(*row) for row in self._execute(_UNKNOWNS, asked)),
+            half_done=tuple(HalfDoneOf(*row) for row in self._execute(_HALF_DONE, waits)),
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from oncekey.core.audit import AuditLine
-from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, StoreHealth, UnknownsOf
+from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, WAITING_SECONDS, HalfDoneOf, StoreHealth, UnknownsOf
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -22,6 +22,7 @@ from oncekey.stores.sqlite.connections import Connections
 _STEPS, _AUDIT, _FIND, _LISTING, _COUNTS, _WAITING = (
     queries.statement(schema.PACKAGE, name) for name in ("steps", "audit", "find", "listing", "counts", "waiting")
 )
+_HALF_DONE = queries.statement(schema.PACKAGE, "half_done")
 _UNKNOWNS, _COUNTED_UNKNOWNS = queries.statement(schema.PACKAGE, "unknowns"), (COUNTED, NO_RESOLVER, OPERATIONS)
 
 _INDEXES = {
@@ -80,6 +81,10 @@ class Lookups:
                 oldest_unknown_seconds=0.0 if unknown is None else now - unknown,
                 lease_over_seconds=0.0 if lease is None else max(0.0, now - lease),
                 unknowns=tuple(UnknownsOf(*row) for row in connection.execute(_UNKNOWNS, _COUNTED_UNKNOWNS)),
+                half_done=tuple(
+                    HalfDoneOf(*row)
+                    for row in connection.execute(_HALF_DONE, (COUNTED, now, WAITING_SECONDS, OPERATIONS))
+                ),
             )
 
     @contextmanager

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from oncekey.core.health import NO_RESOLVER, UnknownsOf
-from oncekey.core.states import Actor, Event, State
+from oncekey.core.health import NO_RESOLVER, WAITING_SECONDS, UnknownsOf
+from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.swaps import swap
 from oncekey.stores.api import Inspect, Store
 from oncekey.testing.conformance.base import AGES, LEASE, SuiteBase, one, stored
@@ -103,6 +103,28 @@ class LookupSuite(SuiteBase):
         self.drive(store, State.COMPLETED, "8")
         expected = (UnknownsOf("POST /c", 3, 2), UnknownsOf("POST /a", 2, 0), UnknownsOf("POST /b", 2, 0))
         assert store.counts().unknowns == expected
+
+    def test_counts_name_the_operations_of_half_done_keys_that_wait(self, store: Store) -> None:
+        """Keys that had no attempt for a while. Keys that upkeep has tried, and keys without steps, do not wait."""
+        assert store.counts().half_done == ()
+        for operation, keys in (("POST /b", "1"), ("POST /c", "23")):
+            for key in keys:
+                wanted = replace(self.reservation(key), operation=operation, effects=Effects.PHASED)
+                record = one(store.reserve([wanted])[0].record)
+                record = one(store.swap([swap(record, Event.ADVANCE, Actor.OWNER, recovery_point="ride")])[0])
+                assert store.swap([swap(record, Event.RELEASE, Actor.OWNER)]) != [None]
+        self.drive(store, State.FAILED_RETRYABLE, "4")
+        assert store.counts().half_done == ()
+        for key in "1234":
+            self.age(store, "tenant-1", key, LEASE + WAITING_SECONDS + 50)
+        first, second = store.counts().half_done
+        assert (first.operation, first.keys, second.operation, second.keys) == ("POST /c", 2, "POST /b", 1)
+        assert first.oldest_seconds >= WAITING_SECONDS + 40
+        row = one(store.read([("tenant-1", "1")])[0])
+        resumed = one(store.swap([swap(row, Event.RETRY, Actor.RESUMER, reservation=self.reservation("1"))])[0])
+        assert store.swap([swap(resumed, Event.RELEASE, Actor.OWNER)]) != [None]
+        self.age(store, "tenant-1", "1", LEASE + WAITING_SECONDS + 50)
+        assert [each.operation for each in store.counts().half_done] == ["POST /c"]
 
     def test_counts_show_the_oldest_lapsed_lease_and_the_oldest_unknown(self, store: Store) -> None:
         """They show the oldest lease that is over and the oldest unknown outcome. A running lease counts as 0."""

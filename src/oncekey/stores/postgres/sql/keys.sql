@@ -412,6 +412,17 @@ stepped AS (
 
 SELECT {columns} FROM moved AS k
 
+-- name: half_done
+-- Half-done keys by operation that wait: no attempt for a while, and no try of upkeep.
+SELECT k.operation, count(*), date_part('epoch', now() - min(k.lease_until)) FROM (
+    SELECT operation, lease_until, reconcile_tries FROM idempotency_keys
+    WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL LIMIT %(limit)s
+) AS k
+WHERE k.reconcile_tries = 0 AND k.lease_until + %(waiting)s * interval '1 second' <= now()
+GROUP BY k.operation
+ORDER BY count(*) DESC, k.operation COLLATE "C"
+LIMIT %(operations)s
+
 -- name: unknowns
 -- Unknown keys by operation, counted up to a limit; and for how many of them the last reconciler had no resolver.
 SELECT k.operation, count(*), count(*) FILTER (WHERE starts_with(k.last_error, %(no_resolver)s)) FROM (

@@ -218,6 +218,15 @@ WHERE scope = ?1 AND key = ?2 AND state = ?3 AND owner = ?4
   AND (NOT ?6 OR expires_at <= ?7)
   AND (?22 IS NULL OR effects = ?22)
 
+-- name: half_done
+-- Half-done keys by operation that wait: no attempt for a while, and no try of upkeep.
+-- ?1 limit of keys · ?2 now · ?3 for how long they wait · ?4 limit of operations
+SELECT operation, count(*), ?2 - min(lease_until) FROM (
+    SELECT operation, lease_until, reconcile_tries FROM idempotency_keys INDEXED BY idempotency_keys_lapsed
+    WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL LIMIT ?1
+) WHERE reconcile_tries = 0 AND lease_until + ?3 <= ?2
+GROUP BY operation ORDER BY count(*) DESC, operation LIMIT ?4
+
 -- name: unknowns
 -- Unknown keys by operation, counted up to a limit; and for how many of them the last reconciler had no resolver.
 -- ?1 limit of keys · ?2 the reconciler's last_error for that · ?3 limit of operations
