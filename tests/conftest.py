@@ -1,7 +1,7 @@
 """Real servers for the tests that ask for one; nothing is started otherwise.
 
 Each pytest-xdist worker has servers of its own: a start takes about a second, and a test that pauses or kills
-its server then harms nobody in the other worker. The shared PostgreSQL runs without fsync: what a test kills
+its server then does not harm the other worker. The shared PostgreSQL runs without fsync: what a test kills
 is a process, and the kernel keeps what it wrote. A test about durability starts its own PostgresServer.
 """
 
@@ -25,7 +25,7 @@ settings.load_profile("no deadline")
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One PostgreSQL per worker. Whoever pauses or kills it leaves it running again."""
+    """One PostgreSQL per worker. A test that pauses or kills it leaves it running again."""
     server = PostgresServer(fsync=False)
     try:
         server.start()

@@ -44,7 +44,7 @@ more than the look, several thousand times."""
 
 
 def empty(url: str) -> None:
-    """Our tables without a row, no other tables, and nobody connected but ourselves."""
+    """Our tables without a row, no other tables, and no connection but our own."""
     try:
         _keep(url).execute(_EMPTY)
     except psycopg.OperationalError:  # the server was restarted meanwhile

@@ -75,7 +75,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_fastapi_payments_example_charges_once(store: str, listener: socket.socket) -> None:
-    """One payment for two requests, nobody is 401, and a corrected body may keep its key."""
+    """One payment for two requests, 401 without authentication, and a corrected body may keep its key."""
     key = {"X-API-Key": "ann-secret", "Idempotency-Key": "order-1001"}
     with served("examples.fastapi_payments:app", {"ONCEKEY_STORE": store}, listener), client_to(listener) as http:
         assert http.post("/payments", headers=key, json={"amount": -1}).status_code == 422

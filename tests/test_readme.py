@@ -29,7 +29,7 @@ def run(source: str) -> dict[str, Any]:
 
 
 async def test_fastapi_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three lines protect the app: replayed, scoped, 401 for nobody."""
+    """Three lines protect the app: replayed, scoped, 401 without authentication."""
     monkeypatch.chdir(tmp_path)
     names = run(next(block for block in blocks("python") if "fastapi" in block))
     transport = httpx.ASGITransport(names["app"])

@@ -61,7 +61,7 @@ class Things(HTTPEndpoint):
 
 
 class OwnRoute(BaseRoute):
-    """Somebody's kind of route."""
+    """A kind of route that the app defines."""
 
     path = "/own/kind"
 

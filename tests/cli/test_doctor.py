@@ -251,7 +251,7 @@ def test_doctor_warns_if_handlers_take_longer_than_the_lease(table: KeyTable) ->
     table.execute("UPDATE idempotency_keys SET attempt = 2 WHERE key LIKE 'key-80-%'")  # from the first attempt on
     assert line(table, "lease") == found
     finished(table, 1, 70.0, 90.0)  # renewed in time, and still longer than the lease
-    finished(table, 1, 90_000.0, 60.0)  # settled by somebody else, long after its lease
+    finished(table, 1, 90_000.0, 60.0)  # settled by the reconciler, long after its lease
     found = line(table, "lease")
     assert found.level is Level.WARN
     assert "99 % are done within 70 s, and the lease is 60 s" in found.found
@@ -297,7 +297,7 @@ def test_keys_in_progress_for_over_an_hour_are_named(table: KeyTable) -> None:
 def test_unknown_outcomes_are_counted(table: KeyTable) -> None:
     table.put("order-1-of-today", State.UNKNOWN)
     assert line(table, "unknown").level is Level.OK
-    table.put("order-2-of-today", State.UNKNOWN, age=1000)  # due, and nobody was asked
+    table.put("order-2-of-today", State.UNKNOWN, age=1000)  # due, and no resolver was asked
     found = line(table, "unknown")
     assert (found.level, "2 keys with an unknown outcome" in found.found) == (Level.WARN, True)
     assert "should have been asked about 16 min" in found.found
@@ -318,7 +318,7 @@ def test_unknown_keys_without_a_resolver_are_counted_by_operation(table: KeyTabl
 
 
 def test_an_old_unknown_and_a_dead_one(table: KeyTable) -> None:
-    """Nobody asks about it any more, so nothing is due; it is old, and a dead letter."""
+    """No resolver is asked about it any more, so nothing is due; it is old, and a dead letter."""
     assert line(table, "dead keys").level is Level.OK
     table.dead_key("order-1-of-today", age=7200)
     found = line(table, "unknown")

@@ -111,7 +111,7 @@ def test_quarantine_that_is_cut_short_is_asked_about_and_audited(table: KeyTable
 def test_resolve_refuses_keys_that_are_not_unknown(
     table: KeyTable, operate: Run, state: State, how: tuple[str, ...]
 ) -> None:
-    """Whatever else it is, it says what that means, before anybody is asked; and nothing is changed."""
+    """Whatever else it is, it says what that means, before any prompt; and nothing is changed."""
     table.put(KEY, state, age=LEASE + 301)
     before = table.there(KEY)
     code, out, error = operate(*RESOLVE, *how)
@@ -205,7 +205,7 @@ def test_where_a_body_comes_from(table: KeyTable, operate: Run, tmp_path: Path) 
 
 
 def test_a_long_reason_is_cut(table: KeyTable, operate: Run) -> None:
-    """As other texts in the tables are: nobody reads a pasted log in an audit."""
+    """As other texts in the tables are: a pasted log in an audit is not read."""
     table.put(KEY, State.UNKNOWN)
     assert operate(*RESOLVE, *PAID, "--yes", "--why", "because " * 1000)[0] == 0
     assert [len(why) for *_, why in table.audit(KEY)] == [changes.WHY_CHARS]
@@ -242,7 +242,7 @@ def test_resolve_of_a_key_that_changed_meanwhile_changes_nothing(table: KeyTable
 
 
 def test_resolve_of_a_locked_key_says_so(postgres_url: str) -> None:
-    """Nobody waits for it: it says so."""
+    """The command does not wait for it: it says so."""
     table = KeyTable(postgres_url)
     seen = table.put(KEY, State.UNKNOWN, age=1000)
     with psycopg.connect(postgres_url) as other:

@@ -106,7 +106,7 @@ def test_only_the_owner_executes() -> None:
 
 
 def test_a_row_that_could_not_be_read_is_busy() -> None:
-    """Neither a row nor a free place: nobody may go on."""
+    """Neither a row nor a free place: the request may not go on."""
     assert decide(None, WANTED) == Busy(None)
 
 
@@ -155,7 +155,7 @@ def test_same_request_gets_the_decision_of_its_state() -> None:
 
 
 def test_a_running_lease_is_busy() -> None:
-    """While somebody holds the lease, the same request neither claims nor runs."""
+    """While another owner holds the lease, the same request neither claims nor runs."""
     for row, record, decision in ROWS:
         if row["state"] is State.IN_PROGRESS and not row["lease_over"] and not row["mine"]:
             same = row["same_fingerprint"] and row["same_version"]

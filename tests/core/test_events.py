@@ -1,4 +1,4 @@
-"""Events: their metrics, their levels, what they never show, and that a broken hook harms nobody."""
+"""Events: their metrics, their levels, what they never show, and that a broken hook harms no request."""
 
 from __future__ import annotations
 

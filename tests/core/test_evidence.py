@@ -34,7 +34,7 @@ def test_call_that_raised_is_kept_with_the_status_of_its_exception() -> None:
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit(), KeyboardInterrupt()])
 def test_call_that_was_cancelled_has_neither_returned_nor_raised(error: BaseException) -> None:
-    """Whoever answers then answers in the endpoint's place."""
+    """A response after that is sent in the endpoint's place."""
     evidence = Evidence()
     evidence.entered()
     evidence.raised_with(error, None)

@@ -229,7 +229,7 @@ def test_every_503_says_to_keep_the_key(profile: ProfileName, situation: Situati
 
 
 def test_not_executed_is_said_only_before_the_handler_ran() -> None:
-    """Before the handler nothing ran; after it, with the result not stored, nobody can say so."""
+    """Before the handler nothing ran; after it, with the result not stored, this is not certain."""
     assert "not executed" in message_of("ietf", problem("ietf", Situation.STORE_UNAVAILABLE))
     assert "no effect" in message_of("ietf", problem("ietf", Situation.NOT_EXECUTED))
     after = message_of("ietf", problem("ietf", Situation.NOT_STORED))

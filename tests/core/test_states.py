@@ -418,7 +418,7 @@ def test_a_step_is_not_written_where_the_steps_of_the_key_are_forgotten() -> Non
 
 
 def test_a_plain_swap_changes_one_row_and_nothing_that_its_mover_has_not_seen() -> None:
-    """The hot statement is for these: no step, no audit line, no steps forgotten, no tries that somebody counts."""
+    """The hot statement is for these: no step, no audit line, no steps forgotten, no tries to count."""
     assert build(make_record(), Event.COMPLETE, Actor.OWNER).plain
     assert build(make_record(state=State.FAILED_RETRYABLE), Event.RETRY, Actor.REQUEST).plain
     step = Step("charge", StepKind.EFFECT, StepState.DONE, repeatable=True)

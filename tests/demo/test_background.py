@@ -62,7 +62,7 @@ def test_another_body_is_422_while_it_is_pending(demo: Demo) -> None:
 
 
 def test_key_of_another_tenant_looks_unused(demo: Demo) -> None:
-    """A key that nobody has sent and one of another tenant look the same."""
+    """A key that was never sent and one of another tenant look the same."""
     demo.pay("tenants-0001", 104)
     theirs, never = demo.status("tenants-0001", "tenant-b"), demo.status("never-0001", "tenant-b")
     assert (theirs.status_code, never.status_code, theirs.content) == (404, 404, never.content)
@@ -81,7 +81,7 @@ def test_a_decline_is_the_final_answer(demo: Demo) -> None:
 
 
 def test_a_dead_letter_is_unknown(demo: Demo) -> None:
-    """The worker gave the job up: whether it happened, nobody knows."""
+    """The worker gave the job up: whether it happened is not known."""
     assert demo.pay("timeout-0001", 106, simulate="timeout").status_code == 202
     status = settled(demo, "timeout-0001")
     again = demo.pay("timeout-0001", 106, simulate="timeout")
@@ -117,7 +117,7 @@ def test_the_worker_is_killed_after_the_charge(demo: Demo) -> None:
 
 
 def test_the_worker_is_killed_and_the_provider_knows_no_keys(make_demo: MakeDemo) -> None:
-    """Nobody may ask it again: unknown, until its ledger says that it was charged, and one charge."""
+    """It may not be asked again: unknown, until its ledger says that it was charged, and one charge."""
     demo = make_demo("--background", "--no-provider-honours")
     assert demo.pay("fine-0001", 110).status_code == 202
     assert settled(demo, "fine-0001").status_code == 201
@@ -140,7 +140,7 @@ def test_forty_payments_at_once_are_charged_once_each(demo: Demo) -> None:
 
 
 def test_everything_is_killed_while_it_is_pending(demo: Demo) -> None:
-    """A job that was committed is done, by whoever comes later."""
+    """A job that was committed is done, by a later worker."""
     first = demo.pay("power-0001", 112, simulate="slow")
     demo.kill()
     demo.start()

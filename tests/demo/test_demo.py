@@ -71,7 +71,7 @@ def test_order_and_white_space_do_not_matter(demo: Demo) -> None:
 
 
 def test_one_key_of_two_tenants_is_two_payments_and_others_get_401(demo: Demo) -> None:
-    """One key, two tenants, two payments; anybody else is 401."""
+    """One key, two tenants, two payments; every other caller is 401."""
     ours, theirs = demo.pay("tenants-0001"), demo.pay("tenants-0001", tenant="tenant-b")
     assert (ours.status_code, theirs.status_code) == (201, 201)
     assert ours.json()["id"] != theirs.json()["id"]

@@ -52,7 +52,7 @@ def test_charge_is_in_the_ledger_of_the_next_process(ledger: Ledger, path: Path)
 
 
 def test_a_line_that_was_cut_never_happened(ledger: Ledger, path: Path) -> None:
-    """Killed while it wrote: nobody was told of it, and the next line starts a line."""
+    """Killed while it wrote: it was not reported, and the next line starts a line."""
     charge = ledger.charge(ASKED, "k-1", honours=True)
     with path.open("a") as file:
         file.write('{"id": "ch_')

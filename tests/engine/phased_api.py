@@ -130,7 +130,7 @@ class PhasedApi:
         return self.shop.ask(f"SELECT {columns} FROM idempotency_outbox ORDER BY run_at, id")
 
     def is_free(self) -> bool:
-        """SQLite: whether somebody else in this process can write at once."""
+        """SQLite: whether another connection of this process can write at once."""
         if self.shop.kind != "sqlite":
             return True
         gate = self._gate()

@@ -148,7 +148,7 @@ def test_an_expired_key_starts_over(flows: Flows) -> None:
 
 
 def test_a_lost_claim_looks_again(flows: Flows) -> None:
-    """Somebody was faster: what they made of the key is what this request gets."""
+    """Another request was faster: this one gets what that one made of the key."""
     seen = record_of(RIVAL, State.FAILED_RETRYABLE)
     done = record_of(RIVAL, State.COMPLETED, response=RESPONSE)
     played = flows.begin(Found(seen), None, Found(done))
@@ -301,7 +301,7 @@ def test_a_store_that_fails_opens_the_breaker(flows: Flows) -> None:
 
 
 def test_wrong_tables_open_the_breaker_too(flows: Flows) -> None:
-    """Nobody can be served without tables: the error is raised as it came, and counted."""
+    """No request can be served without tables: the error is raised as it came, and counted."""
     for _ in range(FAILURES_TO_OPEN):
         with pytest.raises(SchemaError):
             flows.begin(SchemaError("run `oncekey migrate`"))
@@ -309,7 +309,7 @@ def test_wrong_tables_open_the_breaker_too(flows: Flows) -> None:
 
 
 def test_a_row_that_the_store_refuses_does_not_open_the_breaker(flows: Flows) -> None:
-    """One client's bad rows say nothing about the store: nobody else may be refused because of them (I6)."""
+    """One client's bad rows say nothing about the store: no other client may be refused because of them (I6)."""
     for _ in range(FAILURES_TO_OPEN):
         with pytest.raises(StoreError):
             flows.begin(StoreError("refused a statement: SQLSTATE 22021"))

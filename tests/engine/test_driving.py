@@ -119,7 +119,7 @@ def test_a_completion_is_stored_though_its_answers_are_lost(it: Open, drive: Dri
 
 
 def test_a_row_that_is_held_is_waited_for(it: Open, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody holds the row for two tries: the owner pauses briefly and gets through."""
+    """Another transaction holds the row for two tries: the owner pauses briefly and gets through."""
     begun = drive(it.engine, it.engine.begin(reservation(), Policy()))
     answers = [[None], [None]]
     real = it.store.inner.swap
@@ -181,14 +181,14 @@ def test_an_error_that_is_not_the_operators_passes_through(it: Open, drive: Driv
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits looks again only after a minute: who ends sooner was woken."""
+    """A waiter looks again only after a minute: one that ends sooner was woken."""
     monkeypatch.setattr(engine_module, "FIRST_WAIT_SECONDS", 60.0)
     monkeypatch.setattr(engine_module, "LONGEST_WAIT_SECONDS", 60.0)
 
 
 @pytest.mark.parametrize("finisher", [awaiting, blocking])
 def test_a_waiter_in_the_same_process_is_woken(it: Open, drive: Drive, finisher: Drive, patient: None) -> None:
-    """A finish wakes who waits for this key, in a thread or in a loop of its own, and nobody is left registered."""
+    """A finish wakes the waiters of this key, in a thread or in a loop of its own, and none is left registered."""
     begun = blocking(it.engine, it.engine.begin(reservation(), Policy()))
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(drive, it.engine, it.engine.begin(reservation(), WAITING))
@@ -218,7 +218,7 @@ def test_all_waiters_of_a_key_are_woken_and_no_others(it: Open, patient: None) -
 
 
 def test_a_waiter_looks_again_by_itself(it: Open, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process finished: nobody wakes us, and the next look finds the answer."""
+    """Another process finished: nothing wakes us, and the next look finds the answer."""
     monkeypatch.setattr(engine_module, "FIRST_WAIT_SECONDS", 0.01)
     record = it.store.put(reservation())
     with ThreadPoolExecutor(1) as pool:
@@ -230,7 +230,7 @@ def test_a_waiter_looks_again_by_itself(it: Open, drive: Drive, monkeypatch: pyt
 
 
 def test_waiting_ends_with_a_conflict(it: Open, drive: Drive) -> None:
-    """The first request is not done in time: 409, an event, and nobody is left registered."""
+    """The first request is not done in time: 409, an event, and no waiter is left registered."""
     it.store.put(reservation())
     policy = Policy(in_flight="wait", wait=timedelta(seconds=0.4))
     decision = drive(it.engine, it.engine.begin(reservation(), policy))

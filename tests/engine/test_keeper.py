@@ -166,7 +166,7 @@ def test_a_full_queue_does_not_stop_the_keeper(kept: Kept) -> None:
 
 
 def test_leases_are_renewed_without_a_listener(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases are renewed also where nobody wants the event."""
+    """Leases are renewed also if no listener wants the event."""
     monkeypatch.setattr(type(kept.engine.emitter), "wants", lambda self, kind: False)
     kept.start()
     kept.clock.now += 20.0
@@ -207,7 +207,7 @@ def test_a_lost_lease_is_noticed(kept: Kept, lose: Any) -> None:
 
 
 def test_a_row_that_is_merely_locked_is_not_lost(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody holds the row, so it was skipped: the row still says that it is ours, and the keeper goes on."""
+    """A transaction holds the row, so it was skipped: the row still says that it is ours, and the keeper goes on."""
     operation = kept.start()
     monkeypatch.setattr(kept.store.inner, "swap", lambda batch: [None] * len(batch))
     kept.clock.now += 20.0

@@ -117,7 +117,7 @@ def test_closing_stores_unfinished_outcomes(running: Kept, monkeypatch: pytest.M
 
 
 def test_after_closing_no_thread_is_started(running: Kept) -> None:
-    """A handler that begins after the close is watched by nobody."""
+    """A handler that begins after the close is not watched."""
     running.keeper.close(PATIENCE)
     running.start()
     assert running.keeper._thread is None

@@ -96,7 +96,7 @@ def test_two_callers_for_one_key_have_one_winner(open_lanes: Open) -> None:
 
 
 def test_error_goes_to_all_callers_of_the_key(open_lanes: Open) -> None:
-    """Callers that shared a row of the batch share its failure too: nobody is left with an empty answer."""
+    """Callers that shared a row of the batch share its failure too: none is left with an empty answer."""
     store = FakeStore()
     router, gate = open_lanes(store), store.hold("reserve")
     blocker = submit(router, reservation("other"))
@@ -131,7 +131,7 @@ def test_two_moves_of_one_key_are_two_rounds(open_lanes: Open) -> None:
 
 
 def test_no_batch_is_larger_than_its_limit(open_lanes: Open) -> None:
-    """700 callers who queued up during one commit go in pieces of at most MAX_BATCH, and nobody is forgotten."""
+    """700 callers who queued up during one commit go in pieces of at most MAX_BATCH, and none is forgotten."""
     store = FakeStore()
     router, gate = open_lanes(store), store.hold("reserve")
     blocker = submit(router, reservation("first"))
@@ -303,11 +303,11 @@ def test_preparing_that_failed_is_tried_again(open_lanes: Open) -> None:
     assert outcomes == []
 
 
-# ---------------------------------------------------------------- nobody waits
+# ---------------------------------------------------------------- quiet tickets
 
 
 def test_a_quiet_ticket_tells_its_function(open_lanes: Open) -> None:
-    """Work that nobody waits for hands its result, or its error, to a function; without one it is simply done."""
+    """Work without a waiting caller hands its result, or its error, to a function; without one it is simply done."""
     store = FakeStore()
     row = store.put(reservation("a"))
     router = open_lanes(store)

@@ -110,7 +110,7 @@ def test_two_hung_lanes_share_the_time_to_close() -> None:
 
 
 def test_closing_is_not_held_up_by_a_preparation_that_hangs() -> None:
-    """A migration that waits for a hung server keeps its lane, not whoever closes."""
+    """A migration that waits for a hung server keeps its lane, not the caller of close."""
     begun, go_on = threading.Event(), threading.Event()
 
     def prepare() -> None:

@@ -152,7 +152,7 @@ def test_a_caller_that_left_while_the_lanes_close_leaves_no_reservation(open_lan
 
 
 def test_a_row_that_was_only_found_is_not_touched(open_lanes: Open) -> None:
-    """A late answer that shows somebody else's row took nothing, so nothing is given back."""
+    """A late answer that shows another owner's row took nothing, so nothing is given back."""
     store = FakeStore()
     theirs = store.put(reservation())
     router, gate = open_lanes(store), store.hold("reserve")
@@ -255,7 +255,7 @@ def test_a_read_that_arrives_late_is_nothing(open_lanes: Open) -> None:
 
 
 def test_a_reservation_whose_caller_left_is_not_asked_for(open_lanes: Open) -> None:
-    """Nobody waits for it any more: the store does not hear of it."""
+    """Its caller has left: the store does not hear of it."""
     store = FakeStore()
     router, gate = open_lanes(store), store.hold("reserve")
     first = submit(router, reservation("first"))
@@ -269,7 +269,7 @@ def test_a_reservation_whose_caller_left_is_not_asked_for(open_lanes: Open) -> N
 
 
 def test_a_move_whose_caller_left_is_made_all_the_same(open_lanes: Open) -> None:
-    """The outcome of a handler matters also when nobody waits: a completion is never skipped."""
+    """The outcome of a handler matters also after its caller left: a completion is never skipped."""
     store = FakeStore()
     rows = [store.put(reservation(key)) for key in "ab"]
     router, gate = open_lanes(store), store.hold("swap")

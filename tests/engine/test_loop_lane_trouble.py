@@ -77,7 +77,7 @@ def test_a_lost_race_is_no_trouble() -> None:
 
 
 def test_a_bad_row_is_no_trouble() -> None:
-    """It is about one key: the lanes tell whose, and nobody else takes the long way for it."""
+    """It is about one key: the lanes tell which, and no other key takes the long way for it."""
 
     async def main() -> None:
         store = FastStore()
@@ -175,7 +175,7 @@ def test_caller_that_times_out_leaves_no_reservation() -> None:
 
 
 def test_reservation_of_a_gone_caller_is_undone_after_a_cut_batch() -> None:
-    """It may have been reserved before the cut, and nobody will come back for it."""
+    """It may have been reserved before the cut, and its caller will not come back for it."""
 
     async def main() -> None:
         store = FastStore()

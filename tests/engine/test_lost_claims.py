@@ -1,4 +1,4 @@
-"""A claim whose answer was lost: the row has its owner token, and nobody else will end what it has begun.
+"""A claim whose answer was lost: the row has its owner token, and no other process will end it.
 
 I1: a request that looks again must not take its own claim for a reservation. Given back as one, the row would be
 deleted with its steps, and the next retry would charge again.
@@ -45,7 +45,7 @@ def retryable(store: FakeStore) -> Record:
 
 
 def test_a_claim_whose_answer_was_lost_is_known_by_its_token(open_lanes: Open) -> None:
-    """Asked again, it finds nothing to move: it has moved it. Taken for somebody else's, it would be nobody's."""
+    """Asked again, it finds nothing to move: it has moved it. Taken for another owner's, it would have no owner."""
     store = FakeStore()
     router = open_lanes(store)
     row = retryable(store)
@@ -67,7 +67,7 @@ def test_a_claim_that_a_rival_was_faster_with_is_not_ours_the_second_time(open_l
 
 
 def test_claim_with_a_lost_answer_is_released_if_it_cannot_be_read(open_lanes: Open) -> None:
-    """Made, its answer lost, and nobody there to ask: its caller gets 503, and the key is free for the next."""
+    """Made, its answer lost, and no store to ask: its caller gets 503, and the key is free for the next."""
     store = FakeStore()
     router = open_lanes(store)
     row = retryable(store)

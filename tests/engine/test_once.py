@@ -86,13 +86,13 @@ def test_a_sqlite_url_names_a_file_as_sqlalchemy_does(tmp_path: Path, monkeypatc
 
 
 def test_a_store_may_be_given_instead_of_a_url() -> None:
-    """Anybody's store will do."""
+    """Any store will do."""
     store = MemoryStore()
     assert OnceKey(store, scope=SINGLE_TENANT).store is store
 
 
 def test_the_scope_has_no_default() -> None:
-    """Replaying to whoever has the key is a leak, so leaving it out is an error of the call."""
+    """Replaying to any caller that has the key is a leak, so leaving it out is an error of the call."""
     with pytest.raises(TypeError, match="scope"):
         OnceKey("memory://")  # type: ignore[call-arg]
 

@@ -202,7 +202,7 @@ def test_owner_tokens_are_never_the_same() -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else in this process hears of the fork that a test plays."""
+    """No other object of this process hears of the fork that a test plays."""
     monkeypatch.setattr(process, "_enrolled", WeakSet())
 
 
@@ -216,7 +216,7 @@ def test_a_forked_child_takes_other_tokens(alone: None) -> None:
 
 
 def test_being_enrolled_for_forks_keeps_nothing_alive(alone: None) -> None:
-    """An engine that nobody uses any more can go."""
+    """An engine without a reference can be collected."""
 
     class Item:
         calls = 0

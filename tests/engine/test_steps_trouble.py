@@ -168,7 +168,7 @@ async def test_lost_transaction_leaves_the_effect_in_doubt(phased: PhasedApi) ->
 
 
 async def test_a_crash_in_an_effect(phased: PhasedApi) -> None:
-    """Whoever finds the lease over sees by the record alone what that means."""
+    """A request that finds the lease over sees by the record alone what that means."""
     found = []
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
@@ -275,7 +275,7 @@ async def test_a_result_that_was_written_and_not_confirmed(phased: PhasedApi) ->
 
 @pytest.mark.usefixtures("again_soon")
 async def test_a_store_that_stays_down(phased: PhasedApi) -> None:
-    """For longer than the lease: a call that may not be repeated is unknown, and nobody makes it again."""
+    """For longer than the lease: a call that may not be repeated is unknown, and is not made again."""
     serve = charging(repeatable=False, times=0)
     with outage(2, swaps=500):
         assert (await phased.post(serve, policy=short(0.3))).status_code in (409, 503)
@@ -414,7 +414,7 @@ async def test_a_handler_that_is_cancelled_in_a_phase(phased: PhasedApi) -> None
 
 @pytest.mark.parametrize("repeatable", [True, False])
 async def test_an_effect_that_ran_out_of_time(phased: PhasedApi, repeatable: bool) -> None:
-    """Nobody knows how it ended: the same as if it had raised. The next step is not kept waiting."""
+    """It is not known how it ended: the same as if it had raised. The next step is not kept waiting."""
 
     async def serve(phased: PhasedApi, op: Operation, connection: Any) -> None:
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""Tickets: how an outcome reaches a coroutine, a thread or nobody, and how it is noticed that they have left."""
+"""Tickets: how an outcome reaches a coroutine, a thread or a function, and how it is noticed that they have left."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_coroutine_gets_its_result_or_its_error() -> None:
 
 
 def test_a_coroutine_that_gave_up_or_was_cancelled_takes_nothing_more() -> None:
-    """After the timeout, and after a cancellation, a late delivery says that nobody took it."""
+    """After the timeout, and after a cancellation, a late delivery says that it was not taken."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

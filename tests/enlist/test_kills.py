@@ -96,7 +96,7 @@ async def test_owner_paused_before_enlist_writes_nothing(shop: Shop, toy: str) -
 
 
 async def test_owner_paused_inside_its_transaction_completes(postgres_shop: Shop) -> None:
-    """PostgreSQL: the row's lock outlives the lease. Nobody takes over, and the first one ends as it would have."""
+    """PostgreSQL: the row's lock outlives the lease. No request takes over, and the first one ends as it would have."""
     toy = "fastapi-yield"
     with child(toy, postgres_shop.url, "stop:written") as paused:
         await until(lambda: is_stopped(paused.process.pid), "stopped")

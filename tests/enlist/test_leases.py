@@ -1,4 +1,4 @@
-"""An enlisted request and its lease: lost before enlist, nobody's to take after it, at every level of isolation."""
+"""An enlisted request and its lease: lost before enlist, not to be taken after it, at every level of isolation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_key_of_an_enlisted_transaction_is_not_taken_over(payer: Payer) ->
     payer.shop.apis.append(other)
     first = asyncio.create_task(api.post())
     await soon(gate.entered.wait())
-    if payer.shop.kind == "postgresql":  # on SQLite nobody can even write that the lease is over
+    if payer.shop.kind == "postgresql":  # on SQLite no other process can even write that the lease is over
         with psycopg.connect(payer.shop.url, autocommit=True) as connection:
             connection.execute("SET lock_timeout = 100")
             with pytest.raises(psycopg.errors.LockNotAvailable):

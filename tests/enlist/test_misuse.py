@@ -251,7 +251,7 @@ def call_wsgi(app: Any, key: str = "k-1") -> tuple[str, bytes]:
 async def test_enlist_that_is_not_awaited_makes_the_key_unknown(
     shop: Shop, caplog: pytest.LogCaptureFixture, effects: Any
 ) -> None:
-    """What the handler committed by itself is there, and nobody knows of it: never a second run."""
+    """What the handler committed by itself is there, and oncekey does not know of it: never a second run."""
     engine = create_async_engine(SqlAlchemy(shop).url().replace("sqlite:", "sqlite+aiosqlite:"), poolclass=NullPool)
 
     async def pay(request: Request) -> Response:

@@ -179,7 +179,7 @@ async def _overdue(shop: Shop, name: str) -> None:
 
 @pytest.mark.parametrize("driver", ["sqlite3", "aiosqlite"])
 async def test_cancelled_while_it_waits_for_the_file(sqlite_shop: Shop, driver: str) -> None:
-    """The turn that nobody takes any more goes to the next."""
+    """The turn of a waiter that left goes to the next."""
     payer = SQLITE[driver](sqlite_shop)
     file = gate_of(Path(sqlite_shop.path))
 
@@ -205,7 +205,7 @@ async def test_cancelled_while_it_waits_for_the_file(sqlite_shop: Shop, driver: 
 
 
 async def test_begin_cancelled_while_it_waits_leaves_no_lock(sqlite_shop: Shop) -> None:
-    """BEGIN waits for another process in the driver's own thread, and succeeds after nobody wants it any more."""
+    """BEGIN waits for another process in the driver's own thread, and succeeds after its caller has left."""
     payer = Aiosqlite(sqlite_shop)
     rival = sqlite3.connect(sqlite_shop.path, isolation_level=None)
 
@@ -245,7 +245,7 @@ async def _await(thing: Any) -> Any:
 
 
 async def test_a_busy_file_is_503(sqlite_shop: Shop) -> None:
-    """Somebody else holds the file for longer than a request waits."""
+    """Another process holds the file for longer than a request waits."""
     payer = SqlAlchemy(sqlite_shop)
     file = gate_of(Path(sqlite_shop.path))
     policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.2))

@@ -90,7 +90,7 @@ async def test_the_connection_dies_in_the_handler(postgres_shop: Shop, proxy: Tc
 
 
 async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Shop, proxy: TcpProxy) -> None:
-    """COMMIT never arrives, nor do the lane's questions: nothing is claimed until somebody answers."""
+    """COMMIT never arrives, nor do the lane's questions: nothing is claimed until the server answers."""
     far = Shop(proxy.rewrite(postgres_shop.url))
     payer = Psycopg(postgres_shop)
 

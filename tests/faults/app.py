@@ -7,11 +7,11 @@
 ``once``           the same, and the provider does not honour keys: the effect may not be repeated
 ``deferred``       a row and a job that charges and settles the key
 
-Whoever runs a handler says so in a file, and every row says which attempt wrote it: the checker compares. Without a
+Each run of a handler says so in a file, and every row says which attempt wrote it: the checker compares. Without a
 database to enlist (memory) there are no rows, and only the first two kinds and the effects of phased ones.
 
 A body may ask for trouble in its first attempt: ``fails`` (transactional: after its writes), ``stumbles`` (phased:
-between two steps), ``held`` (at a place of PLACES: nobody renews its lease, and it goes on when that is long over).
+between two steps), ``held`` (at a place of PLACES: its lease is not renewed, and it goes on when that is long over).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Handlers:
         return asked
 
     async def _at(self, place: str, asked: dict[str, Any]) -> None:
-        """A pause of this owner alone, as far as anybody can see: its lease is not renewed, and runs out."""
+        """A pause of this owner alone, as seen from outside: its lease is not renewed, and runs out."""
         op = current()
         if asked.get("held") == place and op.attempt == 1 and op.engine is not None:
             op.engine.keeper.unwatch(op)
@@ -229,7 +229,7 @@ class Handlers:
         marks = "?, ?, ?, ?" if self.path is not None else "%s, %s, %s, %s"
         row = (op.scope, op.key, what, op.attempt)
         await _now(connection.execute(f"INSERT INTO entries (scope, key, what, attempt) VALUES ({marks})", row))
-        if self.path is None:  # on SQLite whoever thinks inside of a transaction keeps everybody waiting
+        if self.path is None:  # on SQLite a pause inside of a transaction keeps all others waiting
             await self._think()
 
     async def _ended(

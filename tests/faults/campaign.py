@@ -89,7 +89,7 @@ class Run:
         self.told(self)
 
     def violated(self, promise: str, what: str) -> None:
-        """A promise was broken. ``what`` has the key's history: it is all that whoever looks for the bug will have."""
+        """A promise was broken. ``what`` has the key's history: it is all that there is to find the bug."""
         assert promise in PROMISES, promise
         self.violations.append(f"{promise}: {what}")
         self.told(self)

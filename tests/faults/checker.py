@@ -145,7 +145,7 @@ def own_answer(case: Case) -> Iterator[str]:
 
 
 def own_tenant(case: Case) -> Iterator[str]:
-    """I6: nobody is told of another tenant's request, or kept waiting by it."""
+    """I6: no tenant learns of another tenant's request, or is kept waiting by it."""
     first, others = case.attempts[0], case.attempts[1:]
     if first.status in (409, 422) and first.answered_at is not None:
         asked = any(other.sent_at < first.answered_at for other in others)

@@ -1,4 +1,4 @@
-"""The answer to a commit is lost, or the commit itself: which of the two, nobody can tell from the error (hazard 9).
+"""The answer to a commit is lost, or the commit itself: the error does not tell which of the two (hazard 9).
 
 Cut by the proxy, on two kinds of connection. The engine commits a batch with its one statement: every key in it is hit,
 at its reservation or at its outcome. The app commits its enlisted transaction, or a phase of it, by ``COMMIT``: the

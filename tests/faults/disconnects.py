@@ -25,7 +25,7 @@ WAYS: tuple[Way, ...] = ("gone", "gone after", "cancelled", "cancelled after")
 AGAIN = 8
 """Every place so often: chance is in the threads."""
 EVERYTHING = 2_600
-"""About as many there are. Whoever asks for so many gets all."""
+"""About as many there are. A run with this count takes all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def _fork() -> int:
 
 
 def _run(work: Callable[[], None]) -> NoReturn:
-    """Leave through ``os._exit``: nothing of whoever forked us runs twice."""
+    """Leave through ``os._exit``: no code of the parent runs twice."""
     code = 1
     try:
         work()

@@ -1,4 +1,4 @@
-"""Anything at all in the places that bytes come from outside: the header, the body, and rows that somebody damaged.
+"""Anything at all in the places that bytes come from outside: the header, the body, and damaged rows.
 
 The properties of header, fingerprint and multipart are those of ``tests/core``, which run with every ``make test``;
 here they run for longer. Damaged rows are read as the stores read them, and asked for through a real app: a key whose
@@ -173,7 +173,7 @@ DAMAGE: dict[str, st.SearchStrategy[Any]] = {
 
 
 class Damaged:
-    """An app whose table somebody writes to."""
+    """An app whose table is damaged from outside."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -19,14 +19,14 @@ What a client saw says which points its call has:
 * ``RELEASED``: reserve, then settle as retryable (the handler has proven that nothing happened).
 * ``DOUBTED``: reserve, then settle as unknown (the handler raised).
 * ``REPLAYED`` result: one look at completed(result) of the same request; the same bytes, or it is another answer.
-* ``BUSY``: one look at a key in progress, of the same request. So 409 is legal only while somebody's execution may be.
+* ``BUSY``: one look at a key in progress, of the same request. So 409 is legal only while an execution may run.
 * ``MISMATCH``: one look at a key of *another* request, in whatever state. Never at an absent key, and never a run (I5).
 * ``UNKNOWN``: one look at an unknown key.
 * ``LOST``: no answer, or one that says nothing (503, a cut). It may have done nothing; or it has reserved, at any time
   after its begin, and settled in any way, at any time after that, or never. What it completed with nobody was told: the
   first replay says it, and all others must agree.
 
-Completed and unknown are final here: histories are shorter than any expiry, and nobody reconciles meanwhile.
+Completed and unknown are final here: histories are shorter than any expiry, and no reconciler runs meanwhile.
 
 **The search** is that of Wing and Gong with a memory of the positions it has been in: take any call whose turn it may
 be (no call that waits for its turn was answered before this one began), and go on from there; go back where that leads
@@ -94,7 +94,7 @@ class Key:
     phase: Phase = Phase.ABSENT
     asked: str | None = None
     result: bytes | str | None = None
-    """Of COMPLETED. None: completed by a lost call, and nobody has seen with what."""
+    """Of COMPLETED. None: completed by a lost call, with a response that was never seen."""
     owner: int | None = None
     """Of IN_PROGRESS: the number of the call."""
 
@@ -169,7 +169,7 @@ class _Search:
         return False
 
     def _now(self, waiting: int) -> float:
-        """The first end of a waiting call: whoever began after it must wait for it."""
+        """The first end of a waiting call: a call that began after it must wait for it."""
         for number in self._by_end:
             if waiting >> number & 1:
                 return self._calls[number].ended

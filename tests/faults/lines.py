@@ -56,7 +56,7 @@ TRIES = 3
 """A line that a thread comes by only sometimes is given so many chances."""
 
 EVERYTHING = {"memory": 9_500, "sqlite": 14_000}
-"""About as many there are. Whoever asks for so many gets all."""
+"""About as many there are. A run with this count takes all of them."""
 
 Place = tuple[str, str, int]
 """In the loop or in a thread, the file, the line."""

@@ -56,7 +56,7 @@ AGAIN_SECONDS = 0.05
 """A client waits so long before it asks again: what Retry-After says is a second, and there is much to do."""
 KINDS = ("external", "repeatable", "transactional", "phased", "deferred")
 WITHOUT_TABLES = ("external", "repeatable", "phased")
-"""What a store can serve that enlists nobody."""
+"""What a store can serve that enlists no transaction."""
 _EXPECTED = frozenset({200, 201, 202, 409, 422, 500, 503})
 
 
@@ -76,7 +76,7 @@ class Story:
     """``answered`` (final, and twice), ``unknown``, or nothing: stuck."""
 
     def told(self) -> str:
-        """For whoever looks for the bug."""
+        """For the report of a violation."""
         return f"{self.key} /{self.kind} {self.body}\n    " + "\n    ".join(self.lines)
 
 
@@ -361,7 +361,7 @@ class LocalApp:
         return time.monotonic() - self.began
 
     async def pay(self, story: Story, patience: Callable[[], float] = lambda: PATIENCE_SECONDS) -> Story:
-        """Retry by the rules, until the answer is final and came twice, or nobody but the reconciler knows.
+        """Retry by the rules, until the answer is final and came twice, or only the reconciler can know.
 
         ``patience`` says how long to go on from now; it is asked again and again, since it begins when a fault ends.
         """

@@ -2,7 +2,7 @@
 
 What is real: the state table, ``decide()``, ``judge()``, begin, finish and effect as the engine's own flows, verdicts
 and how they are settled, the sweeper's choice, and the dictionary that every store is compared with. What is modelled:
-the order in which things happen. A flow stops wherever it asks the store or calls somebody outside, and at each stop
+the order in which things happen. A flow stops wherever it asks the store or calls another service, and at each stop
 any other request, the sweeper, the reaper, the reconciler, the clock, or a crash may come first. A request that is not
 moved is a paused one: all that it does later is done late.
 

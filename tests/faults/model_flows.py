@@ -171,7 +171,7 @@ RESUMED = tuple(replace(kind, name=f"{kind.name}, resumed", resumed=True) for ki
 """Upkeep goes on with a half-done request."""
 
 
-# -- where somebody stands ---------------------------------------------------------------------------------------------
+# -- where requests stand ---------------------------------------------------------------------------------------------
 
 
 class Node:

@@ -196,7 +196,7 @@ class Machine:
         return made
 
     def _verb(self, world: World, work: Any, who: str) -> tuple[Any, World]:
-        """The same in this world. Whose transaction holds the row is waited for by nobody."""
+        """The same in this world. No verb waits for a transaction that holds the row."""
         if isinstance(work, Swap) and world.lock not in (None, who):
             return None, world
         answer, row, kept = self._make(work, world.row, world.steps)

@@ -65,7 +65,7 @@ UPKEEP: tuple[Mutant, ...] = (
       (f"{SQLITE}/audit_purge", "a.at <= ?1 AND", "?1 > 0 AND")),
     _(11, "I4", "an audit without a retention is kept", "tests/upkeep/test_reaper.py::test_audit_of_keys_that_are_over_ends_after_its_retention",
       ("oncekey.upkeep.reaper", "None if audit_retention is None else audit_retention.total_seconds()", "audit_retention.total_seconds() if audit_retention else 0.0")),
-    # 45: nobody ends what is half done, or two do
+    # 45: a half-done request is never ended, or ended twice
     _(45, "I4", "a key settled by a verdict gets a new retention (SQLite)", "tests/upkeep/test_resumer.py::test_verdict_on_a_key_past_its_expiry_stands",
       (f"{SQLITE}/swap", "?15 OR (?3 = 'unknown' AND ?8 = 'failed_retryable')", "?15")),
     _(45, "I4", "a key settled by a verdict gets a new retention (PostgreSQL)", "tests/upkeep/test_resumer.py::test_verdict_on_a_key_past_its_expiry_stands",

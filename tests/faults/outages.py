@@ -2,7 +2,7 @@
 
 For each operation and kind of outage, keys are brought to its brink and let go together; the first that asks for it
 begins the outage (``store_fault.py``). Where an operation is not about keys that its caller knows (``due``, ``purge``,
-``claim``), those that wait for it are hit. Clients go on by the rules: one effect, one answer, nobody stuck.
+``claim``), those that wait for it are hit. Clients go on by the rules: one effect, one answer, no key stuck.
 """
 
 from __future__ import annotations

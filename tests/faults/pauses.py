@@ -2,10 +2,10 @@
 
 *At a point*: a process stands still at a named point of its one request. Meanwhile others take the key over, or find
 that its outcome is unknown; then it goes on. Where its transaction holds the row (PostgreSQL), the lock outlives the
-lease: nobody takes over, and it ends as it would have. On SQLite it is not paused inside of a transaction there: it
+lease: no request takes over, and it ends as it would have. On SQLite it is not paused inside of a transaction there: it
 would block every writer, and that is not promised. *At random*: one of two busy processes, wherever it is.
 
-A memory store has one process. There the owner alone is held, inside of its handler, and nobody renews its lease.
+A memory store has one process. There the owner alone is held, inside of its handler, and its lease is not renewed.
 
 No resolver runs: it could refute what a paused owner is about to do, and that is the residue that the docs state.
 """
@@ -131,7 +131,7 @@ async def _pause(run: Run, shop: Shop, history: History, cases: list[tuple[Case,
 
 
 async def _stand_still(run: Run, shop: Shop, history: History, case: Case, ask: Ask) -> _Paused:
-    """All others stand still already: whoever serves is the new one."""
+    """All others stand still already: the process that serves is the new one."""
     name, _, nth = case.point.partition(":")
     server = shop.start(fault=f"{name}:{case.when}:stop:{nth or 1}")
     waiting = asyncio.create_task(_send(run, shop, history, ask))
@@ -176,7 +176,7 @@ def hold_the_owner(run: Run) -> None:
 
 async def _hold(run: Run, shop: Shop, history: History, asks: list[Ask]) -> None:
     waiting = [asyncio.create_task(_send(run, shop, history, ask)) for ask in asks]
-    await asyncio.sleep(LEASE * 1.2)  # long enough for every lease, and nobody goes on yet
+    await asyncio.sleep(LEASE * 1.2)  # long enough for every lease, and no owner goes on yet
     assert not any(each.done() for each in waiting), "nobody is held"
     await _go_round(run, shop, history, asks)
     await asyncio.gather(*waiting)
@@ -187,7 +187,7 @@ async def _hold(run: Run, shop: Shop, history: History, asks: list[Ask]) -> None
 
 
 def pause_at_random(run: Run) -> None:
-    """A client gives up before the pause ends, and asks the other process. Hit: whoever had to."""
+    """A client gives up before the pause ends, and asks the other process. Hit: every client that had to."""
     with Shop(run, thinks=0.01, upkeep=True, lease=SHORT_LEASE) as shop:
         load = Load(run, shop, timeout=SHORT_LEASE * 1.1)
 

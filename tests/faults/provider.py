@@ -66,21 +66,21 @@ async def _serve(path: Path, listener: socket.socket) -> None:
         try:
             await answer(reader, writer)
         except OSError:
-            writer.close()  # whoever asked was killed: that is what the campaign is about
+            writer.close()  # the process that asked was killed: that is what the campaign is about
 
     server = await asyncio.start_server(quietly, sock=listener)
     await server.serve_forever()
 
 
 def read(path: Path) -> list[Call]:
-    """All whole lines: of the last one, cut short by a kill, nobody was told."""
+    """All whole lines: the last one, cut short by a kill, was never reported."""
     if not path.exists():
         return []
     return [Call(**json.loads(line)) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 class Teller:
-    """The app's way to the provider: one connection for each call. OSError: nobody knows whether it was charged."""
+    """The app's way to the provider: one connection for each call. OSError: it is not known whether it was charged."""
 
     def __init__(self, port: int, *, slow: float = 0.0) -> None:
         self.port = port

@@ -18,7 +18,7 @@ async def _nothing(scene: Scene, story: Story) -> None:
 
 
 async def _warm(scene: Scene, story: Story) -> None:
-    """The OnceKey has served somebody."""
+    """The OnceKey has served a request."""
     await replace(story, key="somebody", kind="plain", seen=[]).ask(scene.app)
 
 
@@ -29,7 +29,7 @@ async def _asked(scene: Scene, story: Story) -> None:
 
 
 async def _in_flight(scene: Scene, story: Story) -> None:
-    """Somebody is in the handler, and stays there."""
+    """A request is in the handler, and stays there."""
     await _warm(scene, story)
     scene.gate.clear()
     while not scene.charged[story.key]:
@@ -85,7 +85,7 @@ async def _ask_and_leave(scene: Scene, story: Story) -> None:
 
 
 async def _leave_the_store(scene: Scene, story: Story) -> None:
-    """Cancelled while the lane asks the store: what it reserves then is nobody's."""
+    """Cancelled while the lane asks the store: what it reserves then has no caller."""
     scene.store.slow_reserve = 0.02
     asked = AsgiRequest(f"/{story.kind}", story.key, BODY)
     story.seen.append(asked)

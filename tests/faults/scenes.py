@@ -387,7 +387,7 @@ class Story:
     """The fault."""
     seen: list[AsgiRequest] = field(default_factory=list)
     ended: bool = False
-    """It has its answer, or has been told that nobody knows."""
+    """It has its answer, or was told that the outcome is unknown."""
 
     async def ask(self, app: Any, body: bytes = BODY, *, hangs: float = HANGS) -> AsgiRequest:
         asked = AsgiRequest(f"/{self.kind}", self.key, body)

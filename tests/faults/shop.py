@@ -114,5 +114,5 @@ class Shop:
             time.sleep(0.1)
 
     def last_words(self) -> str:
-        """What went wrong in the processes, for whoever has to find out why."""
+        """What went wrong in the processes."""
         return self.log.read_text()[-4_000:] if self.log.exists() else ""

@@ -110,7 +110,7 @@ class StoreFault:
             raise TimeoutError("an outage did not end")
 
     def pass_by(self, verb: str, args: tuple[Any, ...]) -> None:
-        """Somebody is about to ask the store. No key begins two outages, or its retries would have no end of them."""
+        """A verb of the store is about to run. No key begins two outages, or its retries would have no end of them."""
         if verb == "both":
             begins, ends = args
             self.pass_by("swap", (ends,))

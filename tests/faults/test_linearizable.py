@@ -135,7 +135,7 @@ def lived(chance: random.Random, clients: int) -> list[Call]:
             continue
         number = chance.choice(list(open_calls))
         asked, began = open_calls[number]
-        # A cut says nothing. Whoever has reserved goes on, and nobody hears how it ends.
+        # A cut says nothing. A call that has reserved goes on, and its end is not seen.
         if chance.random() < 0.1:
             history.append(Call(asked, began, now, L))
             del open_calls[number]

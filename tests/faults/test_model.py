@@ -37,7 +37,7 @@ class AnyOwner(MemoryStore):
 
 
 class AnyLease(MemoryStore):
-    """Moves what is somebody's, lease or not."""
+    """Moves a key that has an owner, lease or not."""
 
     def _compare_and_set(self, change: Swap, now: float) -> Record | None:
         return super()._compare_and_set(replace(change, lease_over_by=None), now)
@@ -54,7 +54,7 @@ class ReapsAll(MemoryStore):
 
 
 class ForgetsTheList(MemoryStore):
-    """Doubts, and tells nobody."""
+    """Makes a key unknown, and schedules nothing."""
 
     def _compare_and_set(self, change: Swap, now: float) -> Record | None:
         moved = super()._compare_and_set(change, now)

@@ -46,7 +46,7 @@ def test_key_unknown_or_final_against_expectation_is_reported(tmp_path: Path, mo
 
 @pytest.mark.faults
 def test_pause_with_a_false_expectation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner that does not hold its row after all, and one whose call nobody took for doubtful."""
+    """An owner that does not hold its row after all, and one whose call was not taken for doubtful."""
     cases = (pauses.Case("phased", "phase", "before", holds=True), pauses.Case("once", "effect.call", "after"))
     monkeypatch.setattr(pauses, "FREE", cases)
     monkeypatch.setattr(pauses, "IN_DOUBT", set())

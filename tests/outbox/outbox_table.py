@@ -107,7 +107,7 @@ class OutboxTable:
                 connection.execute(statement.encode())
 
     def pause(self, pid: int) -> None:
-        """SIGSTOP, at a moment when that process does not hold the lock of an SQLite file: nobody could write again."""
+        """SIGSTOP, at a moment when that process does not lock an SQLite file: no process could write again."""
         if not self.is_sqlite:
             return pause_all([pid])
         with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own:
@@ -117,7 +117,7 @@ class OutboxTable:
         return None
 
     def steal(self, job_id: str) -> Job:
-        """Another worker has taken this job, as if our lease had been over; in one step, whoever else may look."""
+        """Another worker has taken this job, as if our lease had been over; in one step."""
         later = "9e9" if self.is_sqlite else "'infinity'"
         taken = f"owner = 'a-thief', attempt = attempt + 1, lease_until = {later}"
         self.execute(f"UPDATE idempotency_outbox SET {taken} WHERE id = '{job_id}' AND state = 'running'")

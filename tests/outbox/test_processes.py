@@ -65,7 +65,7 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> str:
 @pytest.mark.faults
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.faults), 4])
 def test_workers_never_run_one_job_at_once(outbox: OutboxTable, provider: Provider, start: Start, workers: int) -> None:
-    """Several processes drain 400 jobs: every job once, none beside itself, and nobody did it all."""
+    """Several processes drain 400 jobs: every job once, none beside itself, and no process did them all."""
     outbox.insert([outbox.job("alone", {"seconds": 0.005}) for _ in range(400)])
     processes = [start("--drain", "--json") for _ in range(workers)]
     done = [json.loads(ended(process))["done"] for process in processes]
@@ -171,7 +171,7 @@ def test_a_paused_worker_comes_back_to_nothing(outbox: OutboxTable, provider: Pr
 def test_a_job_that_kills_its_workers_ends_in_the_dead_letters(
     outbox: OutboxTable, provider: Provider, start: Start
 ) -> None:
-    """After its attempts it is not run again: a poison that nobody can catch stops killing."""
+    """After its attempts it is not run again: a poison that cannot be caught stops killing."""
     job_id = outbox.add("deadly")
     for _ in range(2):
         process = start(ONCEKEY_TEST_LEASE="0.5")

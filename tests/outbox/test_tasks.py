@@ -57,7 +57,7 @@ def test_async_functions_and_objects_are_recognised() -> None:
 
 
 def test_job_that_raises_is_retried_until_its_last_attempt() -> None:
-    """Retries carry the whole error, for whoever looks; the last attempt is a dead letter."""
+    """Retries carry the whole error; the last attempt is a dead letter."""
     again = raised(job(2), "worker", task(), ValueError("no such mailbox"), 0.5)
     assert (again.end, again.retry_in, again.error) == (JobEnd.RETRY, 2.0, "ValueError: no such mailbox")
     last = raised(job(3), "worker", task(), ValueError(), 0.5)

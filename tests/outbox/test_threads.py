@@ -1,4 +1,4 @@
-"""The threads of sync tasks: kept, and not stopped by a task that nobody wants any more."""
+"""The threads of sync tasks: kept, and not stopped by a task that was given up."""
 
 from __future__ import annotations
 

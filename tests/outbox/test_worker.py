@@ -65,7 +65,7 @@ async def test_a_stop_lets_running_tasks_end_and_claims_nothing_more(outbox: Out
 async def test_after_the_grace_jobs_are_released(outbox: OutboxTable, attempts: int) -> None:
     """The task is cancelled; its job is ready at once, and the attempt does not count.
 
-    One that may be tried once only has been tried: whether it had its effect, nobody knows.
+    One that may be tried once only has been tried: whether it had its effect is not known.
     """
     worker = make(outbox)
     begun = asyncio.Event()

@@ -90,7 +90,7 @@ async def test_a_lost_lease_stops_an_async_task(outbox: OutboxTable) -> None:
 
 
 async def test_result_of_a_thread_that_lost_its_lease_is_dropped(outbox: OutboxTable) -> None:
-    """A thread cannot be stopped; its result finds the job somebody else's, and the key too."""
+    """A thread cannot be stopped; its result finds the job with another owner, and the key too."""
     worker = make(outbox, lease=60.0)
     begun, go_on = threading.Event(), threading.Event()
 

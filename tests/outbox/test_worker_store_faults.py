@@ -21,7 +21,7 @@ from tests.outbox.workers import drain, make, until
 
 
 class Faulty(SqliteStore):
-    """A real store whose answers get lost (the work is done, and nobody hears), or that refuses a row."""
+    """A real store whose answers get lost (the work is done, and the answer is lost), or that refuses a row."""
 
     lose: str | None = None
     lose_looks = 0
@@ -78,7 +78,7 @@ async def test_an_end_whose_answer_was_lost_is_still_ours(faulty: OutboxTable) -
 
 
 async def test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too(faulty: OutboxTable) -> None:
-    """It stays unsaved until somebody can say: a place that is never free again stops a worker for good (I8)."""
+    """It stays unsaved until the store can say: a place that is never free again stops a worker for good (I8)."""
     worker = make(faulty, concurrency=1)
 
     @worker.task()

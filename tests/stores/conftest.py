@@ -1,4 +1,4 @@
-"""PostgreSQL for the test_postgres modules of this folder. Whoever tests another store makes a ``store`` of its own."""
+"""PostgreSQL for the test_postgres modules of this folder. Tests of another store make a ``store`` of their own."""
 
 from __future__ import annotations
 

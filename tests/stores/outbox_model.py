@@ -1,7 +1,7 @@
 """The outbox in a dictionary: what the verbs mean, for the stores that have one to be compared with.
 
-Beside the keys of ``MemoryStore``, which settle with their jobs. A product store has none: nobody can commit a job with
-a business write in a dictionary.
+Beside the keys of ``MemoryStore``, which settle with their jobs. A product store has none: an app cannot commit a job
+with a business write in a dictionary.
 """
 
 from __future__ import annotations

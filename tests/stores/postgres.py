@@ -49,7 +49,7 @@ def opened(url: str, **options: Any) -> Iterator[PostgresStore]:
 
 @contextmanager
 def holding(url: str, statement: str) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody's transaction that has run this and stays open."""
+    """A transaction that has run this and stays open."""
     with psycopg.connect(url) as other:
         other.execute(statement)
         yield other

@@ -209,7 +209,7 @@ class TestSqliteAlone:
             yield store
 
     def test_a_claim_that_finds_nothing_takes_no_lock(self, store: SqliteStore) -> None:
-        """Idle workers poll: while somebody else holds the file for long, they must not queue up behind it."""
+        """Idle workers poll: while another process holds the file for long, they must not queue up behind it."""
         with closing(sqlite3.connect(store.path, isolation_level=None)) as holder:
             holder.execute("BEGIN IMMEDIATE")
             assert claim(store) == []

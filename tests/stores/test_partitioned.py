@@ -27,7 +27,7 @@ from tests.stores.postgres import older
 
 SCALING = Path(__file__).parents[2] / "docs/scaling.md"
 TENANTS = 40
-"""Enough that in every partition somebody stands in the first places."""
+"""Enough that every partition has a row in its first places."""
 
 
 def partition(url: str) -> None:
@@ -78,7 +78,7 @@ def test_a_move_moves_no_other_tenants_key(store: PostgresStore, postgres_url: s
     (old,) = store.read([(fourth.scope, fourth.key)])
     assert old is not None
     assert store.swap([swap(old, Event.RESERVE, Actor.REQUEST, reservation=of_tenant(3))]) != [None]  # restart.sql
-    assert store.purge(100) == 1  # of tenant-4, and nobody in the same place elsewhere
+    assert store.purge(100) == 1  # of tenant-4, and no row in the same place elsewhere
     del expected[fifth.scope]
     assert states(store) == expected
 

@@ -78,7 +78,7 @@ def test_a_read_only_server_is_named(store: PostgresStore) -> None:
 
 
 def test_a_row_that_postgres_cannot_hold_does_not_close_the_door_for_others(ready_url: str) -> None:
-    """Anybody can ask for a path with %00 in it: it fails alone, and opens no breaker for all tenants (I6)."""
+    """Any client can ask for a path with %00 in it: it fails alone, and opens no breaker for all tenants (I6)."""
     with OnceKey(ready_url, scope=SINGLE_TENANT, migrate=True) as once:
         engine = once.engine
         for number in range(6):

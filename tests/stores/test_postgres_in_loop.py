@@ -136,7 +136,7 @@ async def test_a_server_that_says_nothing_is_given_up_in_time(
 
 
 async def test_a_cancelled_verb_leaves_no_answer_behind(store: PostgresStore, fast: InLoop, proxy: TcpProxy) -> None:
-    """Its answer may still come: nobody may read it as the answer to the next question (hazard 4)."""
+    """Its answer may still come: it must not be read as the answer to the next question (hazard 4)."""
     await fast.reserve([reservation("a")])
     await asyncio.to_thread(proxy.hang, "to_client")
     asking = asyncio.create_task(fast.reserve([reservation("cancelled")]))

@@ -1,4 +1,4 @@
-"""Other people's transactions on PostgreSQL stay open and hold rows: nobody waits for them, or only briefly."""
+"""Other people's transactions on PostgreSQL stay open and hold rows: requests wait briefly, or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLDS = {
 
 @pytest.fixture
 def patient(ready_url: str) -> Iterator[PostgresStore]:
-    """A store that would wait half a minute for a lock: whoever ends sooner has not waited."""
+    """A store that would wait half a minute for a lock: a call that ends sooner has not waited."""
     with opened(ready_url, timeout=30.0, lock_timeout=30.0) as store:
         store.migrate()
         yield store

@@ -1,4 +1,4 @@
-"""Races for the same keys on PostgreSQL: one owner, no deadlock, and an answer for whoever came second."""
+"""Races for the same keys on PostgreSQL: one owner, no deadlock, and an answer for the second request."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_batches_in_any_order_do_not_deadlock(store: PostgresStore) -> None:
 
 def test_a_batch_is_inserted_in_the_order_of_its_keys(store: PostgresStore, ready_url: str) -> None:
     """Two batches that insert the same keys in different orders would wait for each other (hazard 7). This one waits
-    for 'b', which somebody is inserting: it has inserted 'a' before, and not 'c'."""
+    for 'b', which another transaction is inserting: it has inserted 'a' before, and not 'c'."""
     insert = """
         INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt,
             owner, lease_until, created_at, retention_seconds, expires_at)

@@ -114,7 +114,7 @@ def test_the_rights_that_the_docs_name_are_enough(fresh: PostgresStore, url: str
 
 
 def test_a_migration_that_fails_leaves_nothing(url: str) -> None:
-    """Somebody has a table of that name: an error in our words, and not a half-made schema."""
+    """The app has a table of that name: an error in our words, and not a half-made schema."""
     with psycopg.connect(url, autocommit=True) as own:
         own.execute("CREATE TABLE idempotency_keys (id integer)")
         with opened(url) as store:

@@ -1,4 +1,4 @@
-"""A PostgreSQL that does not answer, is cut off, goes away, or lets nobody in.
+"""A PostgreSQL that does not answer, is cut off, goes away, or refuses connections.
 
 The faults are real: a server that is stopped or killed, a network that hangs or is cut.
 """
@@ -54,7 +54,7 @@ def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, ready
 
 
 def test_a_network_that_hangs_is_left_in_time_from_the_first_byte(proxy: TcpProxy, ready_url: str) -> None:
-    """Also connecting has a limit: the kernel accepts, and nobody answers."""
+    """Also connecting has a limit: the kernel accepts, and the server does not answer."""
     proxy.hang()
     with opened(proxy.rewrite(ready_url), timeout=2.0) as store:
         begun = time.monotonic()
@@ -157,12 +157,12 @@ def test_a_connection_that_the_server_ended_is_replaced(store: PostgresStore, re
     assert backend(store) != before
 
 
-# ---------------------------------------------------------------- a server that nobody else uses
+# ---------------------------------------------------------------- a server of its own
 
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
-    """A durable server that nobody else uses, on which the role ``guarded`` needs a password."""
+    """A durable server for these tests alone, on which the role ``guarded`` needs a password."""
     rules = Path(tempfile.gettempdir()) / f"oncekey-hba-{os.getpid()}"
     rules.write_text(f"host all guarded {HOST}/32 scram-sha-256\nhost all all {HOST}/32 trust\n")
     rules.chmod(0o644)
@@ -194,7 +194,7 @@ def test_reserved_rows_survive_a_killed_server(own_server: PostgresServer) -> No
 
 
 def test_a_server_that_cannot_be_used_is_named_in_one_sentence(own_server: PostgresServer) -> None:
-    """Wrong password, no such database, nobody listening, no such host: one sentence, never the password."""
+    """Wrong password, no such database, no server on the port, no such host: one sentence, never the password."""
     own_server.execute("CREATE ROLE guarded LOGIN PASSWORD 'open-sesame'")
     at = f"{HOST}:{own_server.port}"
     urls = {

@@ -58,7 +58,7 @@ def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_database(path: Path) -> None:
-    """Somebody else's file is named as such, and left as it was."""
+    """A file of another program is named as such, and left as it was."""
     path.write_text("dear diary, " * 100)
     with closing(SqliteStore(path)) as store, pytest.raises(StoreUnavailable, match="is not an SQLite database"):
         reserve(store)

@@ -1,4 +1,4 @@
-"""The write gate: who comes next, who gives up, and that nobody's turn is lost."""
+"""The write gate: the next waiter, a waiter that gives up, and that no turn is lost."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_waiter_that_times_out_leaves_the_queue() -> None:
 
 
 def test_a_turn_that_comes_while_giving_up_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate handed over just as the wait timed out belongs to the waiter: else nobody would ever release it."""
+    """The gate handed over just as the wait timed out belongs to the waiter: otherwise it would never be released."""
     gate = Gate()
     assert gate.acquire(0, lane=True)
 
@@ -133,7 +133,7 @@ def test_a_file_has_one_gate_by_whatever_name(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_finds_the_gate_open() -> None:
-    """The holder and the line stay in the parent: in the child they are nobody, and would never release."""
+    """The holder and the line stay in the parent: in the child they do not exist, and would never release."""
     gate = Gate()
     with held(gate) as line:
         line.join_as("parent", lane=True)

@@ -160,7 +160,7 @@ async def test_leaves_the_row_that_the_store_leaves_alone_in_its_batch(
 
 
 async def test_where_not_all_rows_change_the_rows_tell(store: SqliteStore, fast: SqliteInLoop) -> None:
-    """A lost lease, a key of somebody else, and beside them what went well: each gets its own answer."""
+    """A lost lease, a key of another owner, and beside them what went well: each gets its own answer."""
     good, bad, theirs = (reserved(store, key) for key in ("good", "bad", "theirs"))
     ends = [completion(record) for record in (good, bad)]
     store.swap([swap(bad, Event.RELEASE, Actor.OWNER)])
@@ -297,7 +297,7 @@ async def test_opens_no_other_file_than_the_stores(
 async def test_work_behind_a_hung_disk_is_given_up_and_not_done_later(
     store: SqliteStore, fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was given up went to the lanes, and may have been undone there: a late reservation would be nobody's."""
+    """Work that was given up went to the lanes and may be undone there: a late reservation would have no owner."""
     store.timeout = 0.3
     over = threading.Event()
     apply = batch.apply

@@ -1,6 +1,6 @@
 """An app with one route for each kind of effects, upkeep inside, and a resolver that asks the provider's ledger.
 
-The provider does not honour keys: whoever asks it twice charges twice. A request says at which point it stops for good
+The provider does not honour keys: two calls are two charges. A request says at which point it stops for good
 on its first attempt, so that the process can be killed with a request at every point.
 """
 

@@ -1,4 +1,4 @@
-"""Health: what has waited too long is said in words, by whoever looks."""
+"""Health: what has waited too long is said in words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_connection_is_left_behind(postgres_url: str) -> None:
 
 
 def test_health_names_work_that_no_upkeep_has_done(rows: KeyStore) -> None:
-    """From what stands in the store alone: no sweeper, no reaper, nobody asked, and a dead letter."""
+    """From what stands in the store alone: no sweeper, no reaper, no resolver asked, and a dead letter."""
     rows.reserved(1)
     unknown, dead = rows.unknown(2)
     rows.moved([dead], Event.POSTPONE, Actor.RECONCILER)
@@ -57,7 +57,7 @@ def test_health_names_work_that_no_upkeep_has_done(rows: KeyStore) -> None:
 
 
 def test_health_names_keys_that_resolvers_cannot_settle(rows: KeyStore) -> None:
-    """A resolver is asked, and nobody knows for hours: that is said, and not that nobody asks."""
+    """A resolver is asked and does not know for hours: that is said, and not that none is asked."""
     records = rows.unknown(1)
     rows.age(7_000)
     rows.moved(records, Event.POSTPONE, Actor.RECONCILER, reconcile_in=600.0)

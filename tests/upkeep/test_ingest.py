@@ -92,7 +92,7 @@ def test_by_the_id_of_a_job(shop: KeyStore) -> None:
 
 
 def test_an_id_that_several_keys_carry(rows: KeyStore) -> None:
-    """Nothing is changed: which one it is about, nobody knows."""
+    """Nothing is changed: it is not known which one it is about."""
     records = [rows.step(record, "charge", f"down-{n}", "ch_1") for n, record in enumerate(rows.reserved(2))]
     rows.moved(records, Event.DOUBT)
     assert rows.once().ingest_blocking(PAID, provider_id="ch_1").outcome is Outcome.AMBIGUOUS
@@ -243,7 +243,7 @@ def test_many_webhooks_at_once_settle_each_key_once(shop: KeyStore) -> None:
 
 
 async def test_verdict_waits_for_a_row_that_is_locked(postgres_url: str) -> None:
-    """A late owner, say: it is tried again, and nobody is told that it is settled before it is."""
+    """A late owner, say: it is tried again, and not reported as settled before it is."""
     rows = KeyStore(postgres_url)
     (record,) = rows.unknown()
     once = rows.once()

@@ -1,4 +1,4 @@
-"""Leases against handler times: what is measured, and when somebody is told."""
+"""Leases against handler times: what is measured, and when the log warns."""
 
 from __future__ import annotations
 

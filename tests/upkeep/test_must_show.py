@@ -32,7 +32,7 @@ SLACK_SECONDS = 2.0
 
 
 class House:
-    """The app in a process of its own, and the provider in ours, where nobody kills it."""
+    """The app in a process of its own, and the provider in ours, where it is not killed."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url

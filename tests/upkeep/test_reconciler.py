@@ -1,4 +1,4 @@
-"""The reconciler: resolvers are asked until somebody knows, and what they say is done once."""
+"""The reconciler: resolvers are asked until one knows, and what they say is done once."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_refuted_before_the_quarantine_is_over(rows: KeyStore) -> None:
 
 
 def test_asked_before_the_quarantine_is_over_and_answered_after_it(rows: KeyStore) -> None:
-    """Whoever was asked then could not know: what the paused owner does meanwhile is not in the answer. Asked again."""
+    """An answer from before that does not cover what the paused owner did meanwhile, so the resolver is asked again."""
     (record,) = rows.unknown()
     rows.age(QUARANTINE - 30)
     happened: list[str] = []
@@ -150,7 +150,7 @@ def test_still_unknown_is_asked_again_later(rows: KeyStore) -> None:
 
 
 def test_after_the_last_try_a_dead_letter(rows: KeyStore) -> None:
-    """Unknown still, but nobody is asked any more; that is a line in the audit and an error in the log."""
+    """Unknown still, but no resolver is asked any more; that is a line in the audit and an error in the log."""
     (record,) = rows.unknown()
     once = rows.once()
     assert _resolve(once, lambda inquiry: StillUnknown("who knows"), max_tries=2) == {"due": 1, "postponed": 1}
@@ -245,7 +245,7 @@ def test_a_resolver_that_fails_does_not_know(
 def test_failing_resolver_logs_its_traceback_its_try_and_the_next_time(
     rows: KeyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And whoever answers that it does not know is in the log as well, without a traceback. Keys are masked."""
+    """A resolver that does not know is in the log as well, without a traceback. Keys are masked."""
     first, second = *rows.unknown(), *rows.unknown(operation="POST /refunds")
     once = rows.once()
     once.resolve_with("POST /refunds", lambda inquiry: StillUnknown("the provider has not decided"))
@@ -468,7 +468,7 @@ def test_dry_run_calls_no_resolver(rows: KeyStore) -> None:
 
 
 def test_two_reconcilers_settle_each_key_once(shop: KeyStore) -> None:
-    """Each key is settled once, with one line in the audit, whoever asks; and hardly any is asked about twice."""
+    """Each key is settled once, with one line in the audit, whichever asks; and hardly any is asked about twice."""
     records = shop.unknown(60)
     asked: list[str] = []
 

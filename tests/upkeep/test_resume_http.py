@@ -68,7 +68,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 
 async def test_upkeep_goes_on_with_the_kept_request(site: Site) -> None:
-    """What the client asked for is in the row: nobody sends it again."""
+    """What the client asked for is in the row: it is not sent again."""
     await site.stumble()
     assert await asyncio.to_thread(site.upkeep, site.rides) == {"due": 1, "completed": 1}
     ((ride, cents, charge),) = site.ask("SELECT id, cents, charge FROM rides")

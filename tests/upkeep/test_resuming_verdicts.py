@@ -37,7 +37,7 @@ def record_of(rides: Rides) -> Record:
 
 
 async def settled(rides: Rides, verdict: Verdict, **named: str) -> Settlement:
-    """Bring it until the dead owner's lease and the quarantine are over, as whoever sends webhooks does."""
+    """Bring it until the dead owner's lease and the quarantine are over, as a sender of webhooks does."""
     while True:
         settlement = await rides.once.ingest(verdict, **(named or {"key": KEY}))
         if settlement.outcome not in (Outcome.OPEN, Outcome.TOO_EARLY) or settlement.retry_in is None:

@@ -101,7 +101,7 @@ def test_stop_event_ends_the_run(rows: KeyStore) -> None:
 
 
 def test_an_owner_inside_its_transaction(postgres_url: str) -> None:
-    """It holds its row, so it lives: it is skipped, and nobody waits for it."""
+    """It holds its row, so it lives: it is skipped, and not waited for."""
     rows = KeyStore(postgres_url)
     held, dead = rows.reserved(2)
     rows.age(LEASE + 1)

@@ -75,7 +75,7 @@ async def test_a_revoked_user_gets_no_replay(make_api: MakeApi) -> None:
 
 
 async def test_key_of_another_tenant_looks_unused(make_api: MakeApi) -> None:
-    """I6: the answer for another tenant's key is the answer for a key that nobody has."""
+    """I6: the answer for another tenant's key is the answer for a key that was never used."""
     api = make_api(scope=Users())
     await api.post("k-1", headers=ANN)
     taken = await api.post("k-1", headers={"authorization": "Bearer t-bob"})

@@ -95,7 +95,7 @@ async def stored(world: World) -> None:
 
 
 async def test_cancelled_from_outside_stored_and_replayed(make_api: MakeApi, world: World) -> None:
-    """Hazard 3: whoever cancels our coroutine cancels neither the handler nor the storing."""
+    """Hazard 3: a cancellation of our coroutine cancels neither the handler nor the storing."""
     gate = Gate()
     api = make_api(held(gate))
     server = AsgiServer(api.app)
@@ -160,7 +160,7 @@ async def test_a_streaming_response_outlives_its_client(make_api: MakeApi, world
 
 
 async def test_a_large_stream_goes_on_to_its_tombstone(make_api: MakeApi, world: World) -> None:
-    """What is passed through as it comes is completed too, although nobody listens any more."""
+    """What is passed through as it comes is completed too, although the client has left."""
     gate = Gate()
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -145,7 +145,7 @@ async def test_a_length_over_the_cap_is_refused_before_the_body_is_asked_for(mak
 
 
 async def test_a_large_body_is_read_beside_the_event_loop(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fingerprint takes milliseconds, and a hostile one's more: nobody else waits for that."""
+    """Its fingerprint takes milliseconds, and a hostile one's more: other requests do not wait for that."""
     threads: list[bool] = []
     api = make_api()
     reservation = api.once.reservation

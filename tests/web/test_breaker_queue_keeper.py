@@ -122,7 +122,7 @@ async def test_a_success_between_failures_keeps_the_breaker_closed(near: Callabl
 
 
 async def test_an_open_breaker_lets_owners_finish(near: Callable[..., tuple[Api, Double]]) -> None:
-    """The breaker gates begin only: whoever holds a key stores its outcome, renews and releases."""
+    """The breaker gates begin only: an owner of a key stores its outcome, renews and releases."""
     gate = Gate()
     api, store = near(held(gate))
     first = api.start("k-1")
@@ -166,7 +166,7 @@ async def test_a_store_with_a_bug_is_503_too(near: Callable[..., tuple[Api, Doub
 
 
 async def test_a_store_that_sees_neither_row_nor_place_is_409(near: Callable[..., tuple[Api, Double]]) -> None:
-    """Hazard 6: a race that cannot be told is "somebody else", never "proceed"."""
+    """Hazard 6: a race that cannot be told counts as another owner, never as "proceed"."""
     api, store = near()
     store.reserve = lambda batch: [Found(None) for _ in batch]  # type: ignore[method-assign]
     answer = await api.post()
@@ -223,7 +223,7 @@ async def test_bad_row_fails_alone_in_its_batch(near: Callable[..., tuple[Api, D
 async def test_one_outcome_that_cannot_be_stored_does_not_hold_up_the_others(
     near: Callable[..., tuple[Api, Double]],
 ) -> None:
-    """Of the outcomes that the keeper holds, one may meet a row that somebody keeps locked: the rest are stored."""
+    """Of the outcomes that the keeper holds, one may meet a row that stays locked: the rest are stored."""
     gate = Gate()
     api, store = near(held(gate), policy=ATTENTIVE)
     tasks = [api.start("stuck"), api.start("k-2")]
@@ -250,7 +250,7 @@ async def test_one_outcome_that_cannot_be_stored_does_not_hold_up_the_others(
 async def test_the_lease_is_kept_while_an_outcome_waits_for_the_store(
     near: Callable[..., tuple[Api, Double]],
 ) -> None:
-    """An outcome that could not be stored yet is still its owner's: nobody takes over and runs it again."""
+    """An outcome that could not be stored yet is still its owner's: no request takes over and runs it again."""
     policy = Policy(effects="repeatable", lease=timedelta(seconds=0.3), begin_timeout=timedelta(seconds=0.3))
     api, store = near(policy=policy)
     store.fails = lambda verb, batch: (

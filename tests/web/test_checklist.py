@@ -99,7 +99,7 @@ async def test_another_request_under_the_same_key_is_422(make_api: MakeApi, othe
 
 @pytest.mark.parametrize("in_flight", ["conflict", "wait"])
 async def test_another_body_is_422_also_while_the_first_is_in_flight(make_api: MakeApi, in_flight: Any) -> None:
-    """422 wins over 409: whoever misuses a key learns that, and not that it should come again."""
+    """422 wins over 409: a client that misuses a key learns that, and not that it should come again."""
     gate = Gate()
     api = make_api(held(gate), policy=Policy(in_flight=in_flight))
     first = api.start()

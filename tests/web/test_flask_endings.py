@@ -25,7 +25,7 @@ from tests.web.flask_shop import MakeShop, broken, pay, replayed
     ],
 )
 def test_view_that_raises_makes_an_external_key_unknown(make_shop: MakeShop, effects: Any, state: str) -> None:
-    """It may have charged somebody: external effects are in doubt, and all others can be tried again."""
+    """It may have charged a card: external effects are in doubt, and all others can be tried again."""
     shop = make_shop(broken, effects=effects)
     assert (shop.post().status_code, shop.state) == (500, state)
     assert shop.post().status_code == (409 if state == "unknown" else 500)

@@ -1,4 +1,4 @@
-"""Somebody's open transaction holds the row of one key: nobody else waits for it, and its owner only for a moment."""
+"""An open transaction holds the row of one key: other keys do not wait for it, and its owner only for a moment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def watching_for_locks(url: str) -> Iterator[list[str]]:
 
 
 async def test_open_transaction_does_not_slow_other_keys(ready_url: str) -> None:
-    """One transaction has updated one key's row: 64 clients on other keys are served as before, nobody waits for its
+    """One transaction has updated one key's row: 64 clients on other keys are served as before, none waits for its
     lock, and a duplicate of that key gets its 409 at once."""
     gate = Gate()
 

@@ -204,7 +204,7 @@ def test_50_at_once_that_wait_all_get_the_answer_of_one_effect(server: Server) -
 
 
 def test_distinct_keys_all_succeed(server: Server) -> None:
-    """60 different keys at the same time are 60 effects and 60 completed rows: nobody is refused or mixed up."""
+    """60 different keys at the same time are 60 effects and 60 completed rows: none is refused or mixed up."""
     keys = [f"k-{number}" for number in range(60)]
     answers = [server.start(f"many-{key}", key) for key in keys]
     responses = {key: answer.result(20.0) for key, answer in zip(keys, answers, strict=True)}

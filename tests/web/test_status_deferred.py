@@ -137,7 +137,7 @@ async def test_a_handler_may_know_better(once: OnceKey, url: str, make: Callable
 
 
 async def test_an_error_after_all_promises_nothing(once: OnceKey, url: str) -> None:
-    """The job is rolled back with it, and nobody is told to come back for its result."""
+    """The job is rolled back with it, and the client is not told to come back for its result."""
     send = fastapi_client(once, url, {})
     answer = await send("POST", "/rides?refuse=yes", headers={"Idempotency-Key": "k-1"})
     assert (answer.status_code, "retry-after" in answer.headers) == (402, False)

@@ -231,7 +231,7 @@ async def test_a_reservation_that_arrives_late_is_given_back(far: Callable[..., 
 
 
 async def test_a_lost_connection_is_replaced_without_a_word(far: Callable[..., Api], proxy: TcpProxy) -> None:
-    """A server that was restarted between two requests costs nobody an error."""
+    """A server that was restarted between two requests causes no error."""
     api = far()
     assert (await api.post("k-1")).status_code == 201
     proxy.cut()
@@ -269,7 +269,7 @@ async def test_a_locked_sqlite_file_is_503_and_the_handler_is_not_called(
 
 
 async def test_a_locked_sqlite_file_still_replays(locked: tuple[Api, sqlite3.Connection]) -> None:
-    """Reading takes no lock (WAL): what is stored is answered while somebody writes."""
+    """Reading takes no lock (WAL): what is stored is answered while another process writes."""
     api, rival = locked
     first = await api.post("k-1")
     rival.execute("BEGIN IMMEDIATE")

@@ -1,6 +1,6 @@
 """The public suite for frameworks: an adapter that passes it protects its framework.
 
-Write one small payments API in your framework, protect it, and run pytest::
+Write one small payments API in your framework, protect it, and run pytest (with httpx installed)::
 
     from oncekey.testing.framework_suite import Abort, Framework, FrameworkSuite, Payments, unprotected
 

@@ -1,6 +1,6 @@
 """Takes one guard out of oncekey as it is loaded: by its text, in memory, and no file is changed.
 
-Python runs a module of this name at its start, so whoever puts this folder on ``PYTHONPATH`` has it in every process
+Python runs a module of this name at its start, so with this folder on ``PYTHONPATH`` it runs in every process
 that is started from there, the children of a test included. ``ONCEKEY_MUTANT`` says what to change, as JSON: a list of
 [where, old, new]. ``where`` is a module, or ``package/name`` for ``name.sql`` in it; ``old`` must stand there exactly
 once. A line for each change that was made is added to the file named by ``ONCEKEY_MUTANT_APPLIED``.

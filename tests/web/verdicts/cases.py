@@ -77,7 +77,7 @@ RAISED_4XX = every(FAILED)
 NOT_PROCESSED = every(RETRYABLE)
 SERVER_ERROR = Row(UNKNOWN, RETRYABLE, RETRYABLE, RETRYABLE)
 LOST_SUCCESS = SERVER_ERROR.hidden()
-"""A success that was not stored as one: nobody may see it, since what a client has seen must replay."""
+"""A success that was not stored as one: no client may see it, since what a client has seen must replay."""
 EFFECT_IN_DOUBT = every(UNKNOWN)
 
 
