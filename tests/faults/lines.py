@@ -42,7 +42,7 @@ from tests.faults.scenes import (
 )
 
 ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared with co_filename, a thousand times
-WEB = ("asgi.py", "asgi_shell.py", "exchange.py", "handling.py", "endings.py", "endpoints.py")
+WEB = ("asgi.py", "asgi_shell.py", "asgi_call.py", "exchange.py", "endings.py", "endpoints.py")
 TRACED = (
     ROOT + "engine" + os.sep,
     *(ROOT + "web" + os.sep + name for name in WEB),

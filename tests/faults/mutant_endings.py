@@ -7,7 +7,8 @@ from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
 EVIDENCE, JUDGMENT, DECISION = "oncekey.core.evidence", "oncekey.core.judgment", "oncekey.core.decision"
-ENDPOINTS, ENDINGS_MODULE, HANDLING = "oncekey.web.endpoints", "oncekey.web.endings", "oncekey.web.handling"
+ENDPOINTS, ENDINGS_MODULE, CALL = "oncekey.web.endpoints", "oncekey.web.endings", "oncekey.web.asgi_call"
+EXCHANGE, WSGI_SHELL = "oncekey.web.exchange", "oncekey.web.wsgi_shell"
 TABLE = "tests/core/test_judgment.py::test_every_row_of_the_table_gives_its_judgment"
 BUGS = "tests/faults/test_middleware_answers.py::test_answer_in_place_that_was_a_bug_keeps_the_promises"
 IN_PLACE, WORD = "tests/web/test_answers_in_its_place.py", "tests/web/test_handlers_word.py"
@@ -28,7 +29,7 @@ ENDINGS: tuple[Mutant, ...] = (
     _(34, "I1", "a view of Flask reports that it is entered", f"{BUGS}[an environ of the middleware's own making]",
       ("oncekey.web.flask", "        evidence.entered()\n", "        evidence.running += 1\n")),
     _(34, "I1", "a view of Flask is found by its context", f"{BUGS}[an environ of the middleware's own making]",
-      ("oncekey.web.wsgi_exchange", "        exchange = _running.get()\n", "        pass\n")),
+      (WSGI_SHELL, "        shell = _running.get()\n", "        pass\n")),
     _(34, "I1", "a cancelled endpoint has not returned", "tests/core/test_evidence.py::test_call_that_was_cancelled_has_neither_returned_nor_raised",
       (EVIDENCE, "self.raised = isinstance(error, Exception)", "self.raised = True")),
     _(34, "I1", "a later call replaces the evidence of an earlier one", "tests/core/test_evidence.py::test_later_call_replaces_the_evidence_of_an_earlier_one",
@@ -48,21 +49,21 @@ ENDINGS: tuple[Mutant, ...] = (
       (JUDGMENT, "if seen.running or (seen.returned is None and not seen.raised):", "if False:")),
     _(34, "I1", "a response waits for the handler's open transaction",
       f"{COMMITS}::test_answer_in_its_place_waits_for_a_handler_with_an_open_transaction",
-      (HANDLING, "if self.operation.enlisted is not None and self.operation.evidence.running:", "if False:")),
+      (EXCHANGE, "if operation.enlisted is not None and operation.evidence.running:", "if False:")),
     _(34, "I1", "an effect begun after the judgment makes the key unknown",
       "tests/engine/test_finish.py::test_release_is_refused_if_an_effect_began_after_the_judgment",
       ("oncekey.engine.engine", "from_effects=unless_begun,", "from_effects=None,")),
     _(34, "I1", "a retryable status of middleware is not the endpoint's", f"{BUGS}[a 429 for an exception of any kind]",
       (JUDGMENT, "    if status in policy.retryable_statuses and own != status:\n", "    if False:\n")),
     _(34, "I2", "one response is sent", f"{COMMITS}::test_second_response_of_the_app_is_not_sent",
-      (HANDLING, "        elif self.concluded and kind in _RESPONSE:\n", "        elif False:\n")),
+      (CALL, "            pass  # only the stored", "            await self._pass_on(message)  # only the stored")),
     # 33: a success with its rows
     _(33, "I2", "a success that is not stored is not sent", "tests/core/test_judgment_properties.py::test_success_is_sent_only_if_it_is_stored_or_nothing_happened",
       (JUDGMENT, "        return Judgment(judgment.event, ours=True)\n", "        return judgment\n")),
     _(33, "I2", "a 503 replaces a success that is not stored", f"{WORD}::test_success_of_an_error_handler_is_not_sent",
       (ENDINGS_MODULE, "instead = in_place_of(event, operation, once) if judgment.ours else None", "instead = None")),
     _(33, "I2", "a success of middleware in WSGI is not sent after a failure", f"{BUGS}[a redirect for an exception that Flask let pass]",
-      ("oncekey.web.wsgi_exchange", "            self.instead = in_place_of(event, self.operation, self.once)\n", "            pass\n")),
+      (EXCHANGE, "            self.instead = endings.in_place_of(event, self.operation, self.once)\n", "            pass\n")),
     _(33, "I1", "an exception rolls back, also where it becomes a 4xx", TABLE,
       (JUDGMENT, "    return _client_error(status, policy, _FAIL_ROLLED_BACK)\n\n\ndef _is_server_error", "    return _client_error(status, policy, _FAIL)\n\n\ndef _is_server_error")),
     _(33, "I1", "the judged status is the one that is committed", f"{ALL_ENDINGS}[raised 402 | starlette | transactional]",
@@ -106,15 +107,19 @@ ENDINGS: tuple[Mutant, ...] = (
       ("oncekey.engine.operation", "        if self.begun:\n            raise ApplicationError(\"refuse()", "        if False:\n            raise ApplicationError(\"refuse()")),
     # 16: what is sent, and what others see of it
     _(16, "I2", "middleware outside of us sees the route", "tests/web/test_outside.py::test_route_is_visible_outside",
-      (HANDLING, "            if name in inner:\n", "            if False:\n")),
+      ("oncekey.web.asgi_scope", "        if name in inner:\n", "        if False:\n")),
     _(16, "I2", "middleware outside of us sees context variables", "tests/web/test_outside.py::test_context_variable_of_the_handler_is_visible_outside",
-      (HANDLING, "            _adopt(context)\n", "            pass\n")),
+      (CALL, "                variable.set(value)\n", "                pass\n")),
     _(16, "I2", "CORS headers are on replays and refusals", "tests/web/test_cors.py::test_cors_headers_are_on_every_answer",
       ("oncekey.web.starlette", "    stack[ours:] = [*inside, *rest]\n", "    pass\n")),
     _(34, "I1", "a call of the own app is not part of the handler's operation", "tests/web/test_own_app.py::test_keyless_call_of_a_route_whose_key_is_optional_is_not_the_handlers",
       ("oncekey.web.asgi_shell", "    token = _current.set(None)\n", "    token = _current.set(_current.get())\n")),
+    _(34, "I1", "a call of the own app is not part of the view's operation", "tests/web/test_own_app.py::test_keyless_call_of_an_optional_route_is_not_the_views_under_flask",
+      (WSGI_SHELL, "    context.run(_current.set, None)\n", "    pass\n")),
+    _(34, "I2", "a request that has ended is not stored a second time", "tests/web/test_exchange.py::test_response_that_is_judged_twice_is_not_stored_twice",
+      (EXCHANGE, "        if stage not in self.stage.may_follow:\n", "        if False:\n")),
     _(16, "I2", "a response is stored before it is sent", "tests/web/test_asgi_responses.py::test_a_response_is_stored_before_it_is_sent",
-      (HANDLING, "        self._check_route()\n", "        if body is not None:\n            await self._pass_on(*messages(status, list(raw_headers), body))\n        self._check_route()\n")),
+      (CALL, "        self._check_route()\n", "        if body is not None:\n            await self._pass_on(*messages(status, list(headers), body))\n        self._check_route()\n")),
     # 35 to 37 and 39: whose request, and which
     _(35, "I6", "a header is found by its name in any case", "tests/web/test_frameworks_requests.py::TestRequests::test_tenant_is_found_by_a_header_name_in_any_case",
       ("oncekey.engine.request", "wanted = name.lower().encode(", "wanted = name.encode(")),
@@ -129,21 +134,21 @@ ENDINGS: tuple[Mutant, ...] = (
     _(37, "I5", "a recipe that is not known is not compared", "tests/core/test_recipe.py::test_recipe_that_is_not_known_is_not_compared",
       ("oncekey.core.recipe", "    if not isinstance(said, dict) or \"headers\" not in said or not said.keys() <= {\"fields\", \"headers\"}:\n        return None\n", "    if not isinstance(said, dict):\n        return None\n    said.setdefault(\"headers\", [])\n")),
     _(39, "I6", "the caller is authorized before the look-up (ASGI)", "tests/web/test_authorize.py::test_replay_is_refused_to_a_caller_without_permission",
-      ("oncekey.web.asgi_shell", "        if authorize and once.authorize is not None:\n", "        if False:\n")),
+      ("oncekey.web.asgi_shell", "    if authorize and once.authorize is not None:\n", "    if False:\n")),
     _(39, "I6", "the caller is authorized before the look-up (WSGI)", "tests/web/test_authorize.py::test_replay_is_refused_to_a_caller_without_permission",
-      ("oncekey.web.wsgi_exchange", "        if authorize and once.authorize is not None:\n", "        if False:\n")),
+      (WSGI_SHELL, "        if authorize and once.authorize is not None:\n", "        if False:\n")),
     _(20, "I1", "a body of another length than it says is refused", "tests/web/test_asgi_body_length.py::test_body_of_another_length_is_refused_and_takes_no_key",
       ("oncekey.web.asgi_shell", "(length is not None and len(body) != length) or", "False or")),
     _(20, "I1", "a body that the server dropped is refused", "tests/web/test_asgi_body_length.py::test_payment_whose_body_the_server_dropped_does_not_run",
-      ("oncekey.web.asgi_shell", "(not body and self._may_have_been_dropped())", "False")),
+      ("oncekey.web.asgi_shell", "(not body and may_have_been_dropped(scope))", "False")),
     # 37: a deploy between two attempts
     _(37, "I1", "effects of an earlier declaration are not repeated", "tests/faults/test_redeployed.py::test_second_charge_after_a_deploy_is_noticed",
       (DECISION, "            if (reason := _not_again(record, wanted.effects)) is not None:\n", "            if (reason := None) is not None:\n")),
     # 33 and 34: what first users' apps did
     _(34, "I1", "a response of the app's exception handler is judged", "tests/web/test_every_exception.py::test_answer_to_every_exception_is_judged_as_any_other",
-      (HANDLING, "                await self._answer_by_app(error)\n", "                pass\n")),
+      (CALL, "            await self._answer_by_app(error)\n", "            pass\n")),
     _(34, "I1", "a success from a dependency's exception is not stored as one", "tests/web/test_every_exception.py::test_success_made_of_a_dependencys_exception_is_not_stored",
-      (HANDLING, "            if not evidence.calls and status < 400:", "            if False:")),
+      (CALL, "            if not evidence.calls and status < 400:", "            if False:")),
     _(33, "I1", "a success with an unawaited verb is not stored", "tests/engine/test_unawaited_verbs.py::test_verb_without_await_is_logged_and_its_success_is_neither_stored_nor_sent",
       (ENDINGS_MODULE, "(verbs := _not_awaited(operation)):", "(verbs := _not_awaited(operation)) and False:")),
     _(33, "I1", "a verb that was not awaited cannot start later", "tests/engine/test_unawaited_verbs.py::test_task_that_did_not_start_before_the_response_cannot_start_after_it",

@@ -20,12 +20,12 @@ from oncekey.engine.batching.thread_lane import ThreadLane
 from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.keeper import Keeper
-from oncekey.engine.operation import Operation, _current
+from oncekey.engine.operation import Operation
 from oncekey.engine.transactions import completion
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite.transactions import Hold
-from oncekey.web import asgi, responses, wsgi
-from oncekey.web.handling import Handling
+from oncekey.web import exchange, responses, wsgi
+from oncekey.web.asgi_call import AsgiCall
 from tests.faults import crowds, disconnects, lines, scenarios, scenes
 from tests.faults.campaign import Run
 from tests.faults.lines import Campaign, Injected, Place, Tracer
@@ -61,7 +61,7 @@ BUGS = {
         "replay", "sqlite", line_with(AsyncTicket.deliver, "if self.error is not None"),
     ),
     "a handler's end that nobody heard of": (
-        "first", "memory", line_with(Handling._handle, "done.set_result(None)"),
+        "first", "memory", line_with(AsgiCall._handle, "done.set_result(None)"),
     ),
     "a turn of the loop that never came": ("first", "memory", first_line(ThreadLane._flush, "loop")),
     "the file's gate, never given back": ("enlisted", "sqlite", first_line(completion.finish, "loop")),
@@ -210,7 +210,7 @@ def test_crowd_with_false_answers_is_reported(tmp_path: Path, monkeypatch: pytes
             decision = Busy(decision.record)
         return answer_to(decision, policy, once)
 
-    monkeypatch.setattr(asgi, "answer_to", lies)
+    monkeypatch.setattr(exchange, "answer_to", lies)
     run = Run("memory", 4, 1, tmp_path)
     crowds.crowd(run)
     assert any("no order explains it" in what for what in run.violations)
@@ -219,14 +219,13 @@ def test_crowd_with_false_answers_is_reported(tmp_path: Path, monkeypatch: pytes
 def test_a_handler_that_dies_with_its_client_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs in the server's task, and is cancelled with it."""
 
-    async def call(self: Any) -> None:
-        token = _current.set(self.operation)
-        try:
-            await self._call_app()
-        finally:
-            _current.reset(token)
+    start = AsgiCall.__init__
 
-    monkeypatch.setattr(Handling, "run", call)
+    def cancelled_with_its_client(self: AsgiCall, *given: Any) -> None:
+        start(self, *given)
+        self.done = self.task
+
+    monkeypatch.setattr(AsgiCall, "__init__", cancelled_with_its_client)
     monkeypatch.setattr(disconnects, "KINDS", {"large": scenes.KINDS["large"]})
     run = Run("sqlite", 40, 1, tmp_path)
     disconnects.every_message(run)

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from flask import Flask
 from litestar import Litestar, get, post
 from litestar.response import Response as LitestarResponse
 from starlette.responses import JSONResponse
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.core.states import State
 from oncekey.errors import NoOperation
+from oncekey.web import flask
 from oncekey.web.fastapi import OptionalOperation, protect
 from oncekey.web.litestar import OnceKeyPlugin
 from tests.web.retrying_client import answers, replies, state
@@ -69,6 +71,27 @@ async def test_keyless_call_of_a_route_whose_key_is_optional_is_not_the_handlers
         protect(app, once)
         first, second = await replies(app, 2)
         assert (first.status_code, first.json(), state(once)) == (402, {"operation": None}, State.FAILED)
+        assert second.headers["idempotency-replayed"] == "true"
+
+
+def test_keyless_call_of_an_optional_route_is_not_the_views_under_flask() -> None:
+    app = Flask("self")
+
+    @app.post("/notes")
+    def notes() -> Any:
+        with pytest.raises(NoOperation):
+            current()
+        return {}, 503
+
+    @app.post("/pay")
+    def pay() -> Any:
+        return {"notes": app.test_client().post("/notes").status_code}, 402
+
+    routes = {"POST /notes": Policy(required=False)}
+    with OnceKey("memory://", scope=SINGLE_TENANT, routes=routes) as once:
+        flask.protect(app, once)
+        first, second = (app.test_client().post("/pay", headers={"Idempotency-Key": "k-1"}) for _ in range(2))
+        assert (first.status_code, first.json, state(once)) == (402, {"notes": 503}, State.FAILED)
         assert second.headers["idempotency-replayed"] == "true"
 
 

@@ -1,7 +1,7 @@
 """The ASGI middleware, without a framework: which requests are protected, and the app's start and end.
 
-``asgi_shell.py`` carries a protected request; ``exchange.py`` decides what becomes of it. Together they keep three
-rules:
+``asgi_shell.py`` reads a protected request and ``asgi_call.py`` calls the app; ``exchange.py`` decides what becomes of
+it. Together they keep three rules:
 
 * **Store before send.** A response is sent only after the store has it.
 * **A disconnect changes nothing.** The handler runs in a task of its own and does not see a disconnect before its
@@ -22,12 +22,11 @@ from oncekey.errors import ConfigurationError, OperatorError, SchemaError
 from oncekey.upkeep.in_app import UpkeepChoice, chosen, never_started
 from oncekey.upkeep.service import Upkeep
 from oncekey.web import tuning
-from oncekey.web.asgi_scope import SCOPE_KEY, Message, Receive, Scope, Send, route_of
-from oncekey.web.asgi_shell import AsgiShell, unprotected
+from oncekey.web.asgi_scope import SCOPE_KEY, App, Message, Receive, Scope, Send, route_of
+from oncekey.web.asgi_shell import protect, unprotected
 from oncekey.web.declared import Only, check_declarations, checked_only
-from oncekey.web.endpoints import starlette_endpoints
+from oncekey.web.endpoints import Endpoints, starlette_endpoints
 from oncekey.web.event_loop import require_asyncio
-from oncekey.web.handling import App, Endpoints
 from oncekey.web.responses import checked
 
 _log = logging.getLogger("oncekey")
@@ -80,7 +79,7 @@ class IdempotencyMiddleware:
                 if self._misses_start:
                     self._misses_start = False
                     never_started(self.once, self.upkeep)
-                await AsgiShell(self.app, self.once, route, scope, receive, send, self.endpoints).run()
+                await protect(self.app, self.once, route, scope, receive, send, self.endpoints)
                 return
             if SCOPE_KEY not in scope:
                 await unprotected(self.app, scope, receive, send)

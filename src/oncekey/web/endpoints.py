@@ -11,10 +11,12 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
-from oncekey.web.asgi_scope import SCOPE_KEY, Receive, Scope, Send
+from oncekey.web.asgi_scope import SCOPE_KEY, App, Receive, Scope, Send
+from oncekey.web.declared import Handler, Only
 
 MARK = "__oncekey_wrapped__"
 
@@ -22,6 +24,26 @@ ReturnedStatus = Callable[[Any, dict[str, Any]], int]
 """Takes the endpoint's return value and its keyword arguments, and returns the status of the response."""
 RaisedStatus = Callable[[BaseException], int | None]
 """Returns the status of an exception if it is the framework's HTTPException, otherwise None."""
+
+
+class Endpoints(Protocol):
+    """The endpoints behind the middleware, as a framework's module finds and wraps them."""
+
+    def cover(self) -> bool:
+        """Wrap new endpoints. True: all endpoints are wrapped, so a request without a report entered none."""
+
+    def knows_route(self, scope: Scope) -> bool:
+        """Whether the route that matched this request was wrapped."""
+
+    def handler(self, scope: Scope) -> Handler | None:
+        """The handler that the app's router will find for this request."""
+
+    def check(self, scope: Scope, once: OnceKey, only: Only | None) -> None:
+        """Check what the handlers declare (``check_declarations``)."""
+
+    async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, App] | None:
+        """The response of the app's handler for every exception: its status, and an app that sends it. None: the app
+        has no such handler."""
 
 
 def wrapped(

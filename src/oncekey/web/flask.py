@@ -29,7 +29,7 @@ from oncekey.web.declared import Handler, Only
 from oncekey.web.route_audit import audit_spots
 from oncekey.web.wsgi import IdempotencyMiddleware
 from oncekey.web.wsgi_environ import Environ
-from oncekey.web.wsgi_exchange import Exchange, exchange_of
+from oncekey.web.wsgi_shell import WsgiShell, shell_of
 
 __all__ = ["current_operation", "protect"]
 
@@ -86,10 +86,10 @@ def _wrap_dispatch(app: Flask) -> None:
     dispatch = app.dispatch_request
 
     def dispatch_request() -> Any:
-        exchange = _exchange()
-        if exchange is None or request.routing_exception is not None:  # Flask raises that one without a view
+        shell = _shell()
+        if shell is None or request.routing_exception is not None:  # Flask raises that one without a view
             return dispatch()
-        evidence = exchange.operation.evidence
+        evidence = shell.exchange.operation.evidence
         evidence.entered()
         try:
             result = dispatch()
@@ -119,22 +119,22 @@ def _wrap_errors(app: Flask) -> None:
     by_handlers, by_nobody = app.handle_user_exception, app.handle_exception
 
     def handle_user_exception(error: Exception) -> Any:
-        if (exchange := _exchange()) is not None:
-            exchange.operation.evidence.heard(error)
+        if (shell := _shell()) is not None:
+            shell.exchange.operation.evidence.heard(error)
         return by_handlers(error)
 
     def handle_exception(error: Exception) -> Any:
-        exchange = _exchange()
-        if exchange is None:
+        shell = _shell()
+        if shell is None:
             return by_nobody(error)
-        exchange.operation.evidence.heard(error)
+        shell.exchange.operation.evidence.heard(error)
         try:
             return by_nobody(error)
         except BaseException:
-            answer = exchange.failed(error)
+            answer = shell.failed(error)
             if answer is None:
                 raise
-            return app.finalize_request(_response(exchange.instead or answer), from_error_handler=True)
+            return app.finalize_request(_response(shell.exchange.instead or answer), from_error_handler=True)
 
     app.handle_user_exception = handle_user_exception  # type: ignore[method-assign, assignment]
     app.handle_exception = handle_exception  # type: ignore[method-assign, assignment]
@@ -148,9 +148,9 @@ def _mark_mounted(app: Any) -> None:
 
 def _foreign(app: Any) -> Any:
     def foreign(environ: Environ, start_response: Any) -> Any:
-        exchange = exchange_of(environ)
-        if exchange is not None:
-            exchange.operation.evidence.covered = False
+        shell = shell_of(environ)
+        if shell is not None:
+            shell.exchange.operation.evidence.covered = False
         return app(environ, start_response)
 
     return foreign
@@ -177,17 +177,17 @@ def _with_cors(app: Flask, environ: Environ, answer: Answer) -> Answer:
     return Answer(answer.status, headers, answer.body)
 
 
-def _exchange() -> Exchange | None:
-    return exchange_of(request.environ)
+def _shell() -> WsgiShell | None:
+    return shell_of(request.environ)
 
 
 def _remember(response: Response) -> Response:
     """The last ``after_request`` function: gives the middleware the body when Flask starts to send this response."""
-    exchange = _exchange()
+    shell = _shell()
     # Werkzeug marks an error page and the response of ``abort(response)`` as streamed, but they are short. The
     # middleware passes every other streamed response through.
-    if exchange is not None and (
-        response.status_code >= 400 or exchange.operation.evidence.raised or not response.is_streamed
+    if shell is not None and (
+        response.status_code >= 400 or shell.exchange.operation.evidence.raised or not response.is_streamed
     ):
         response.make_sequence()
 
@@ -195,7 +195,7 @@ def _remember(response: Response) -> Response:
             # With another status, a session or a listener failed after this, and Flask sends its error page instead.
             return response.get_data() if status == response.status else None
 
-        exchange.whole_body = whole_body
+        shell.whole_body = whole_body
     return response
 
 

@@ -1,4 +1,4 @@
-"""The WSGI middleware: the same exchange as ``asgi.py``, in the server's thread.
+"""The WSGI middleware: the same exchange as in ASGI, in the server's thread.
 
 It is synchronous: it blocks on the lanes, without an event loop. Here too a response is stored before it is sent: the
 middleware consumes the app's iterable, stores the response, and then passes it on. ``flask.py`` finishes earlier,
@@ -7,19 +7,16 @@ inside the framework.
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable, Iterable
 
 from oncekey.core.declarations import SAFE_METHODS
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
-from oncekey.engine.operation import _current
 from oncekey.upkeep.in_app import LazyUpkeep, UpkeepChoice
 from oncekey.web.declared import Handler, Only, check_declarations, checked_only
 from oncekey.web.responses import checked
-from oncekey.web.wsgi_bodies import AppBody
 from oncekey.web.wsgi_environ import Environ, decoded, method_of, path_of
-from oncekey.web.wsgi_exchange import ENVIRON_KEY, App, Dress, Exchange, StartResponse
+from oncekey.web.wsgi_shell import ENVIRON_KEY, App, Dress, StartResponse, WsgiShell, unprotected
 
 
 class IdempotencyMiddleware:
@@ -65,13 +62,10 @@ class IdempotencyMiddleware:
         route = None if ENVIRON_KEY in environ else self._route(environ, path)
         if route is not None:
             self._upkeep.start()
-            return Exchange(self, route, environ, start_response, path).run()
-        if _current.get() is None or ENVIRON_KEY in environ:
+            return WsgiShell(self, route, environ, start_response, path).run()
+        if ENVIRON_KEY in environ:
             return self.app(environ, start_response)
-        # A handler calls its own app; that request is not part of the handler's operation.
-        context = contextvars.copy_context()
-        context.run(_current.set, None)
-        return AppBody(context.run(self.app, environ, start_response), context, [])
+        return unprotected(self.app, environ, start_response)
 
     def _route(self, environ: Environ, path: str) -> Route | None:
         method, routes = method_of(environ), self.routes

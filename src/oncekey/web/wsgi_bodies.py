@@ -6,8 +6,10 @@ import contextvars
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from oncekey.web.exchange import HELD, RUNNING
+
 if TYPE_CHECKING:
-    from oncekey.web.wsgi_exchange import Exchange
+    from oncekey.web.wsgi_shell import WsgiShell
 
 
 class AppBody:
@@ -49,26 +51,25 @@ class AppBody:
 class Streamed:
     """A response that passes through. Its last piece waits for the store; a disconnect does not stop the handler."""
 
-    def __init__(self, exchange: Exchange, chunks: list[bytes], rest: AppBody) -> None:
-        self._exchange = exchange
+    def __init__(self, shell: WsgiShell, chunks: list[bytes], rest: AppBody) -> None:
+        self._shell = shell
         self._rest = rest
         self._source = self._run(chunks)
 
     def _run(self, chunks: list[bytes]) -> Iterator[bytes]:
-        exchange = self._exchange
-        held = chunks.pop()
+        shell, exchange = self._shell, self._shell.exchange
+        last = chunks.pop()
         yield from chunks
         for chunk in self._checked():
-            yield held
-            held = chunk
-        if not exchange.concluded:
-            exchange.conclude(exchange.status, exchange.headers, None)
-        if exchange.uncommitted is not None:
+            yield last
+            last = chunk
+        if exchange.stage is RUNNING:
+            shell.conclude(None)
+        if exchange.stage is HELD:
             self._rest.close()
-            exchange.settle()
-        if exchange.instead is not None:
-            raise RuntimeError("the response could not be stored: its end is withheld, so that the client retries")
-        yield held
+            shell.settle()
+        exchange.check_stream()
+        yield last
 
     def _checked(self) -> Iterator[bytes]:
         try:
@@ -76,7 +77,7 @@ class Streamed:
         except GeneratorExit:
             raise  # this body is being closed; the app did not fail
         except BaseException as error:
-            self._exchange.failed(error)
+            self._shell.failed(error)
             raise
 
     def __iter__(self) -> Iterator[bytes]:
@@ -88,4 +89,4 @@ class Streamed:
                 pass  # the client disconnected, but the handler must run to its end
         finally:
             self._rest.close()
-            self._exchange.settle()
+            self._shell.settle()

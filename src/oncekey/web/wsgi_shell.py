@@ -1,6 +1,6 @@
-"""One protected WSGI request, from the reservation of its key to the end of its response.
+"""The shell for WSGI: one protected request, from the reservation of its key to the end of its response.
 
-``wsgi.py`` stands before it: it decides which requests are protected.
+``wsgi.py`` decides which requests are protected; ``exchange.py`` decides what becomes of them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,13 @@ from typing import Protocol
 
 from oncekey.core.decision import Execute
 from oncekey.core.problems import Answer, Situation
-from oncekey.core.record import Record
 from oncekey.core.routes import Route
-from oncekey.core.states import Event
-from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
-from oncekey.engine.operation import Operation, _current
+from oncekey.engine.operation import _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
-from oncekey.web.endings import Move, answer_instead, answered, in_place_of, raised
-from oncekey.web.exchange import Exchange as _Exchange
-from oncekey.web.responses import (
-    UNAVAILABLE_RETRY_SECONDS,
-    Headers,
-    answer_headers,
-    body_length,
-    first_headers,
-    refusal,
-)
+from oncekey.web.exchange import HELD, RUNNING, STORING, Exchange
+from oncekey.web.responses import Headers, answer_headers, body_length
 from oncekey.web.wsgi_bodies import AppBody, Streamed
 from oncekey.web.wsgi_environ import Environ, all_headers, header_lines, method_of, status_line
 
@@ -40,26 +29,33 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 Dress = Callable[[Environ, Answer], Answer]
 
-_NO_SUCCESS = (Event.DOUBT, Event.RELEASE, Event.FAIL)
-
 ENVIRON_KEY = "oncekey.exchange"
-"""The place of the exchange in the environ, for integrations inside of the middleware."""
+"""The place of the shell in the environ, for integrations inside of the middleware."""
 
-_running: contextvars.ContextVar[Exchange | None] = contextvars.ContextVar("oncekey_exchange", default=None)
+_running: contextvars.ContextVar[WsgiShell | None] = contextvars.ContextVar("oncekey_exchange", default=None)
 
 
-def exchange_of(environ: Environ) -> Exchange | None:
+def shell_of(environ: Environ) -> WsgiShell | None:
     """The protected request that runs here; also if middleware passed on a new environ."""
-    exchange: Exchange | None = environ.get(ENVIRON_KEY)
-    if exchange is None:
-        exchange = _running.get()
-        if exchange is not None and exchange.operation is not _current.get():
+    shell: WsgiShell | None = environ.get(ENVIRON_KEY)
+    if shell is None:
+        shell = _running.get()
+        if shell is not None and shell.exchange.operation is not _current.get():
             return None  # a handler calls another app; that request is not part of its operation
-    return exchange
+    return shell
+
+
+def unprotected(app: App, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Call the app without an operation. If a handler calls its own app, hide the handler's operation."""
+    if _current.get() is None:
+        return app(environ, start_response)
+    context = contextvars.copy_context()
+    context.run(_current.set, None)
+    return AppBody(context.run(app, environ, start_response), context, [])
 
 
 class Middleware(Protocol):
-    """What an exchange needs to know of its middleware."""
+    """What a shell needs to know of its middleware."""
 
     app: App
     once: OnceKey
@@ -67,7 +63,7 @@ class Middleware(Protocol):
     dress: Dress | None
 
 
-class Exchange:
+class WsgiShell:
     """One protected request."""
 
     def __init__(
@@ -82,23 +78,13 @@ class Exchange:
         self.once = middleware.once
         self.covered = middleware.covered
         self.dress = middleware.dress
-        self.exchange = _Exchange(self.once, route)
+        self.exchange = Exchange(self.once, route)
         self.policy = route.policy
         self.environ = environ
         self.start_response = start_response
         self.path = path
-        self.operation: Operation
-        self.concluded = False
-        self.judged: tuple[Event, int | None]
-        """Set at the end: the move, and the status that decided it; None: the app raised."""
-        self.record: Record | None = None
-        """Set at the end: the record as the store last returned it."""
-        self.instead: Answer | None = None
-        """Set at the end: the answer in place of the handler's response, if that was not stored."""
-        self.uncommitted: Move | None = None
-        """The move, while it is written in a transaction that the app must still commit
-        (``enlist(commit="caller")``)."""
-        self.started = False
+        self.response_started = False
+        """``start_response`` of the server was called."""
         self.whole_body: Callable[[str], bytes | None] | None = None
         """Set by a framework's integration: returns the whole body for a status line, before the app returns it."""
         # of the handler's response
@@ -112,29 +98,29 @@ class Exchange:
         exchange, once, environ = self.exchange, self.once, self.environ
         raw_key = environ.get("HTTP_IDEMPOTENCY_KEY")
         if raw_key is None and not self.policy.required:
-            return self.app(environ, self.start_response)
+            return unprotected(self.app, environ, self.start_response)
         try:
             if (tenant := once.single_tenant) is None or once.authorize is not None:
                 tenant = self._tenant(authorize=raw_key is not None)
         except (NotAuthenticated, NotAuthorized) as error:
-            return self._answer(exchange.refuse_caller(error), None)
+            return self._answer(exchange.refuse_caller(error))
         length = body_length(environ.get("CONTENT_LENGTH"))
         refused = exchange.admit([] if raw_key is None else [raw_key.encode("latin-1")], length)
         if refused is not None:
-            return self._answer(refused, None)
+            return self._answer(refused)
         body = self._read_body(length)
         if isinstance(body, Answer):
-            return self._answer(body, None)
+            return self._answer(body)
         query, content_type = environ.get("QUERY_STRING", "").encode("latin-1"), environ.get("CONTENT_TYPE") or None
         parts = (method_of(environ), self.path, query, content_type, body, partial(header_lines, environ))
         exchange.reserve(tenant, parts, header_lines(environ, self.policy.recipe.headers))
         try:
             decision = once.engine.run_blocking(exchange.begin(), self.policy.begin_seconds)
         except OperatorError:
-            return self._answer(exchange.unavailable(), None)
+            return self._answer(exchange.unavailable())
         if not isinstance(decision, Execute):
-            return self._answer(exchange.answer_to(decision), exchange.record)
-        self.operation = exchange.execute(decision, covered=self.covered)
+            return self._answer(exchange.answer_to(decision))
+        exchange.execute(decision, covered=self.covered)
         return self._execute(body)
 
     def _tenant(self, *, authorize: bool) -> str:
@@ -166,7 +152,8 @@ class Exchange:
     # -- the handler ---------------------------------------------------------------------------------------------
 
     def _execute(self, body: bytes) -> Iterable[bytes]:
-        self.once.engine.keeper.watch(self.operation)
+        operation = self.exchange.operation
+        self.once.engine.keeper.watch(operation)
         environ = dict(self.environ)
         environ.pop("HTTP_ACCEPT_ENCODING", None)  # bodies are stored uncompressed; compress outside of the middleware
         environ.pop("wsgi.file_wrapper", None)  # it would bypass the middleware, which must see the body
@@ -175,7 +162,7 @@ class Exchange:
         environ[ENVIRON_KEY] = self
         # The app runs in a context of its own, so that its variables do not leak into the thread's next request.
         context = contextvars.copy_context()
-        context.run(_current.set, self.operation)
+        context.run(_current.set, operation)
         context.run(_running.set, self)
         try:
             iterable = context.run(self.app, environ, self._start)
@@ -189,61 +176,54 @@ class Exchange:
     ) -> Callable[[bytes], object]:
         if exc_info is not None and exc_info[1] is not None:
             # With exc_info, WSGI replaces the response by an error page. It is too late if the response was started.
-            if not self.operation.evidence.covered:
-                self.operation.evidence.entered()
-                self.operation.evidence.raised_with(exc_info[1], None)
-            if self.started:
+            evidence = self.exchange.operation.evidence
+            if not evidence.covered:
+                evidence.entered()
+                evidence.raised_with(exc_info[1], None)
+            if self.response_started:
                 raise exc_info[1].with_traceback(exc_info[2])
         int(status[:3])  # raise now for a malformed status, so that it counts as the app's error
         self.status_line = status
         self.headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        if self.whole_body is not None and not self.concluded and (body := self.whole_body(status)) is not None:
-            self.conclude(self.status, self.headers, body)
+        if self.whole_body is not None and self.exchange.stage is RUNNING:
+            body = self.whole_body(status)
+            if body is not None:
+                self.conclude(body)
         return self.written.append
 
     def _pass(self, parts: AppBody) -> Iterable[bytes]:
         """Consume the response, store it, and pass it on; a response that is too large to store passes through."""
+        exchange = self.exchange
         chunks, size = [], 0
         try:
             for chunk in parts:
                 chunks.append(chunk)
                 size += len(chunk)
-                if self.instead is not None:
+                if exchange.instead is not None:
                     continue  # ``instead`` is sent, so drop the app's body
-                if size > self.policy.max_response_bytes or self._is_event_stream():
-                    return self._stream(chunks, parts)
+                if exchange.cannot_store(size, self.headers):
+                    return self._leave_flat_way(chunks, parts)
             parts.close()
         except BaseException as error:
             answer = self.failed(error)  # before close(), which may raise too: the key must get its end
             parts.close()
             return self._answer_or_raise(answer, error)
         body = b"".join(chunks)
-        if not self.concluded:
+        if exchange.stage is RUNNING:
             if not self.status_line:
                 return self._raised(EOFError("the app did not start a response"))
-            self.conclude(self.status, self.headers, body)
+            self.conclude(body)
         self.settle()
-        event, status = self.judged
-        if self.instead is None and status != self.status and self.status < 400 and event in _NO_SUCCESS:
-            # Inner middleware turned the response into a success after the key had ended differently.
-            self.instead = in_place_of(event, self.operation, self.once)
-        if self.instead is not None:
-            return self._answer(self.instead, self.record)
-        headers = first_headers(
-            self.operation, self.status, self.headers, len(body), self.exchange.key_header, self.record
-        )
-        self._send_start(headers)
+        exchange.changed_to(self.status)
+        if exchange.instead is not None:
+            return self._answer(exchange.instead)
+        self._send_start(exchange.first_headers(self.status, self.headers, len(body)))
         return [body]
 
-    def _stream(self, chunks: list[bytes], rest: AppBody) -> Iterable[bytes]:
-        record = self.record or self.operation.record
-        self._send_start(
-            first_headers(self.operation, self.status, self.headers, None, self.exchange.key_header, record)
-        )
+    def _leave_flat_way(self, chunks: list[bytes], rest: AppBody) -> Iterable[bytes]:
+        """The response passes through, because it cannot be stored."""
+        self._send_start(self.exchange.stream(self.status, self.headers))
         return Streamed(self, chunks, rest)
-
-    def _is_event_stream(self) -> bool:
-        return any(n.lower() == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
 
     @property
     def status(self) -> int:
@@ -251,20 +231,17 @@ class Exchange:
 
     # -- after the handler ---------------------------------------------------------------------------------------
 
-    def conclude(self, status: int, headers: Headers, body: bytes | None) -> None:
-        """The response is complete: store it. Sets ``record`` and ``instead``."""
-        move, instead = answered(self.operation, status, headers, body, self.once)
-        self.judged = (move.event, status)
-        self._finish(move)
-        self.instead = self.instead or instead
+    def conclude(self, body: bytes | None) -> None:
+        """The response is complete: store it. ``body`` None: it was streamed."""
+        if self.exchange.answered(self.status, self.headers, body):
+            self._store()
 
     def failed(self, error: BaseException) -> Answer | None:
         """The handler raised. Returns oncekey's answer, or None if the exception must reach the server."""
-        if self.concluded:
+        if self.exchange.stage is not RUNNING:
             return None
-        move, answer = raised(self.operation, error, self.once)
-        self.judged = (move.event, None)
-        self._finish(move)
+        answer = self.exchange.raised(error)
+        self._store()
         return answer
 
     def _raised(self, error: BaseException) -> Iterable[bytes]:
@@ -274,50 +251,38 @@ class Exchange:
         self.settle()  # the app has ended, perhaps because its own commit failed
         if answer is None:
             raise error
-        return self._answer(self.instead or answer, self.record)
+        return self._answer(self.exchange.instead or answer)
 
-    def _finish(self, move: Move) -> None:
-        self.concluded = True
-        engine, operation = self.once.engine, self.operation
+    def _store(self) -> None:
+        exchange, engine = self.exchange, self.once.engine
+        exchange.start_storing()
         try:
-            flow = engine.finish(operation, move.event, move.response, move.reason)
-            finished = engine.run_blocking(flow, self.policy.begin_seconds)
+            finished = engine.run_blocking(exchange.finish(), self.policy.begin_seconds)
         except OperatorError:
-            # The handler ran, and the store does not have the result. The keeper retries; the client must ask again.
-            engine.adopt(Unfinished(operation, move.event, move.response, move.reason))
-            self.record = operation.record
-            self.instead = refusal(self.once, Situation.NOT_STORED, retry_after=UNAVAILABLE_RETRY_SECONDS)
-            return
-        except BaseException:
-            # No code will end this attempt: let its lease run out, and release the gate for other writers.
-            engine.keeper.unwatch(operation)
-            if operation.enlisted is not None:
-                operation.enlisted.release()
-            raise
-        if operation.enlisted is not None:
-            self.uncommitted, self.record = move, finished.record
-            return
-        engine.keeper.unwatch(operation)
-        if move.event is not Event.DISCARD:  # an unused key has no expiry to show
-            self.record = finished.record
-        if not finished.stored:
-            self.instead = answer_instead(finished, self.operation, self.exchange.wanted, self.once)
+            exchange.not_stored()
+        else:
+            exchange.finished(finished)
+        finally:
+            if exchange.stage is STORING:  # an unexpected error: release the gate for other writers
+                exchange.abandon()
+                engine.keeper.unwatch(exchange.operation)
+                if exchange.operation.enlisted is not None:
+                    exchange.operation.enlisted.release()
 
     def settle(self) -> None:
-        """The app has returned, so it has committed or never will: finish, and set ``instead`` if it has not."""
-        move, self.uncommitted = self.uncommitted, None
-        if move is not None:
-            self._finish(move)
+        """The app has returned, so it has committed or never will: store, which sets ``instead`` if it has not."""
+        while self.exchange.stage is HELD:
+            self._store()
 
     # -- sending -------------------------------------------------------------------------------------------------
 
     def _send_start(self, headers: Headers) -> None:
-        self.started = True
+        self.response_started = True
         self.start_response(self.status_line, [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers])
 
-    def _answer(self, answer: Answer, record: Record | None) -> Iterable[bytes]:
+    def _answer(self, answer: Answer) -> Iterable[bytes]:
         if self.dress is not None:
             answer = self.dress(self.environ, answer)
         self.status_line = status_line(answer.status)
-        self._send_start(answer_headers(answer, self.exchange.key_header, record))
+        self._send_start(answer_headers(answer, self.exchange.key_header, self.exchange.record))
         return [answer.body]
