@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncekey.core.decision import Decision
+from oncekey.core.judgment import Move
 from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects
 from oncekey.core.swaps import Swap, swap
@@ -15,7 +16,7 @@ from oncekey.engine.flows import Call, Pause
 from oncekey.engine.operation import Operation
 from oncekey.errors import LeaseLost
 from oncekey.stores.api import Duty
-from oncekey.web.endings import Move, answered, raised
+from oncekey.web.endings import answered, raised
 
 if TYPE_CHECKING:
     from tests.faults.model_machine import Machine

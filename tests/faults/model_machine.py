@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.decision import Claim, Execute, Mismatch, decide
 from oncekey.core.doubts import in_doubt
+from oncekey.core.judgment import Move
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepsOf, StepState
@@ -22,7 +23,7 @@ from oncekey.engine.resumption import Resumption
 from oncekey.stores.api import Duty
 from oncekey.stores.memory import MemoryStore
 from oncekey.upkeep import reconciler, resumer, sweeper
-from oncekey.web.endings import Move, answer_instead
+from oncekey.web.endings import answer_instead
 from oncekey.web.responses import answer_to
 from tests.faults.model_flows import Ask, Began, Choose, Commit, Due, Enlist, Flow, Kind, Node, Outside, RollBack, Told
 

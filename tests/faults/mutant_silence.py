@@ -40,7 +40,7 @@ SILENCE: tuple[Mutant, ...] = (
     _(49, "I4", "an overdue phase is 503", f"{HELD}::test_overdue_phase_is_503_and_its_log_line_names_it",
       ("oncekey.engine.steps", "        if opened.held_too_long and isinstance(error, Exception):\n", "        if False:\n")),
     _(49, "I4", "an exception caused by an overdue transaction is 503", f"{HELD}::test_overdue_enlisted_transaction_is_503_and_its_log_line_names_it",
-      ("oncekey.web.endings", "        if event is Event.RELEASE and _held_too_long(operation):\n", "        if False:\n")),
+      ("oncekey.core.situations", "        if event is Event.RELEASE and held_too_long:\n", "        if False:\n")),
     _(49, "I4", "a transaction opened late has its full time limit", f"{HELD}::test_transaction_opened_late_has_its_whole_time",
       ("oncekey.engine.keeper", "        if now < enlisted.opened_at + limit:", "        if False:")),
     _(49, "I4", "others write when an overdue transaction is ended", f"{HELD}::test_others_write_before_the_handler_of_an_overdue_transaction_has_ended",

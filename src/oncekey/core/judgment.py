@@ -50,6 +50,7 @@ from typing import Final, Literal
 
 from oncekey.core.evidence import Evidence
 from oncekey.core.policy import Policy
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import Effects, Event
 from oncekey.core.values import value
 
@@ -70,6 +71,15 @@ class Judgment:
     notice: Notice | None = None
 
 
+@value
+class Move:
+    """How an owner ends its attempt."""
+
+    event: Event
+    response: StoredResponse | None
+    reason: str | None
+
+
 _COMPLETE: Final = Judgment(Event.COMPLETE, commits=True)
 _ANSWERED_BEFORE: Final = Judgment(Event.COMPLETE, commits=True, notice="answered before the endpoint")
 _COMPLETE_UNWRAPPED: Final = Judgment(Event.COMPLETE, commits=True, notice="not wrapped")
@@ -79,6 +89,7 @@ _RELEASE: Final = Judgment(Event.RELEASE)
 _GIVEN_BACK: Final = Judgment(Event.RELEASE)  # not _RELEASE: the app's response, also under 400, is sent
 _DOUBT: Final = Judgment(Event.DOUBT)
 _DISCARD: Final = Judgment(Event.DISCARD)
+_NO_SUCCESS: Final = (Event.DOUBT, Event.RELEASE, Event.FAIL)
 
 
 def judge(
@@ -215,3 +226,20 @@ def undone(policy: Policy) -> Judgment:
     """The handler did not say what became of its effects. With ``external`` effects the outcome is unknown; all other
     effects are rolled back, resumable or harmless to repeat."""
     return _DOUBT if policy.effects_kind is Effects.EXTERNAL else _RELEASE
+
+
+def reason_for(seen: Evidence, status: int) -> str:
+    """The ``last_error`` of an attempt that stored no response; ``status``: of the response that is sent."""
+    if seen.raised:
+        return f"the handler raised {seen.raised_name}, answered with {status}"
+    if seen.returned is not None and seen.returned != status:
+        return f"the handler returned {seen.returned}, and {status} was sent in its place"
+    return f"the handler answered {status}" if seen.returned is not None else f"answered {status} in its place"
+
+
+def is_false_success(event: Event, judged: int | None, sent: int) -> bool:
+    """Whether middleware changed a response after it was judged, to a success that the key does not have.
+
+    ``judged``: the status that was judged; None: the handler raised. ``sent``: the status that would be sent.
+    """
+    return sent < 400 and sent != judged and event in _NO_SUCCESS

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from oncekey.core.audit import Audit
+from oncekey.core.judgment import Move
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.responses import as_response
@@ -44,7 +45,7 @@ from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
 from oncekey.upkeep.callers import Callers, is_async
 from oncekey.upkeep.waiting import HalfDoneWatch
-from oncekey.web.endings import Move, answered, raised
+from oncekey.web.endings import answered, raised
 
 BATCH = 100
 COUNTED = 10_000

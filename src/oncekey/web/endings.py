@@ -1,7 +1,7 @@
 """How an attempt ends: from what the app answered, or raised, to the owner's move and the answer that the client gets.
 
-``core/judgment.py`` judges what becomes of the key; ``core/problems.py`` has the texts. The ASGI and WSGI middleware do
-what these functions return.
+``core/judgment.py`` judges what becomes of the key, and ``core/situations.py`` what the client is told;
+``core/problems.py`` has the texts. ``exchange.py`` does what these functions return.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from oncekey.core.decision import Busy, Deferred, Replay, Unknown, decide
-from oncekey.core.judgment import Judgment, judge
+from oncekey.core import situations
+from oncekey.core.decision import Deferred, Replay, Unknown, decide
+from oncekey.core.judgment import Judgment, Move, judge, reason_for
 from oncekey.core.problems import Answer, Situation
-from oncekey.core.record import Reservation, StoredResponse
+from oncekey.core.record import Reservation
 from oncekey.core.states import Effects, Event
-from oncekey.core.values import value
 from oncekey.engine.flows import Finished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.errors import LeaseLost, NotExecuted, OutcomeUnknown, Refused, StoreError
+from oncekey.errors import Refused
 from oncekey.web import unknown_outcomes
 from oncekey.web.responses import UNAVAILABLE_RETRY_SECONDS, answer_headers, answer_to, refusal, storable, unknown
 
@@ -44,15 +44,6 @@ _NOT_AWAITED = (
 )
 
 
-@value
-class Move:
-    """How an owner ends its attempt."""
-
-    event: Event
-    response: StoredResponse | None
-    reason: str | None
-
-
 def answered(
     operation: Operation, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, once: OnceKey
 ) -> tuple[Move, Answer | None]:
@@ -74,7 +65,7 @@ def answered(
         instead = in_place_of(event, operation, once) if judgment.ours else None
         if replaces or (status == 500 and operation.evidence.raised):
             instead = _told(operation, error, event, once) or instead
-        return Move(event, None, _held_too_long(operation) or _reason(operation, status)), instead
+        return Move(event, None, _held_too_long(operation) or reason_for(operation.evidence, status)), instead
     response = storable(status, headers, body, operation.policy)
     reason = None
     if response.body is None:
@@ -102,14 +93,14 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
 def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:
     """The answer to a request whose handler ran and whose response was not stored."""
     if finished.undone:
-        return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
+        situation = situations.not_finished(_all_in_one_transaction(operation), _nothing_before(operation))
+        return refusal(once, situation, retry_after=UNAVAILABLE_RETRY_SECONDS)
     decision = decide(finished.record, wanted)
     if isinstance(decision, Replay | Unknown | Deferred):
         return answer_to(decision, operation.policy, once)  # as a retry would
-    wait = operation.policy.retry_after.total_seconds()
-    if isinstance(decision, Busy) and decision.record is not None:
-        return refusal(once, Situation.IN_FLIGHT, detail=_TAKEN_OVER, retry_after=wait)
-    return refusal(once, Situation.NOT_STORED, retry_after=wait)
+    situation = situations.after_lost_key(decision)
+    detail = _TAKEN_OVER if situation is Situation.IN_FLIGHT else None
+    return refusal(once, situation, detail=detail, retry_after=operation.policy.retry_after.total_seconds())
 
 
 def _judged(operation: Operation, status: int | None) -> Judgment:
@@ -142,16 +133,6 @@ def _not_awaited(operation: Operation) -> list[str]:
     return verbs
 
 
-def _reason(operation: Operation, status: int) -> str:
-    """The ``last_error`` of an attempt that stored no response."""
-    evidence = operation.evidence
-    if evidence.raised:
-        return f"the handler raised {evidence.raised_name}, answered with {status}"
-    if evidence.returned is not None and evidence.returned != status:
-        return f"the handler returned {evidence.returned}, and {status} was sent in its place"
-    return f"the handler answered {status}" if evidence.returned is not None else f"answered {status} in its place"
-
-
 def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[Move, Answer]:
     """The operation has begun, so this refusal is its answer, like any other 4xx."""
     answer = refusal(once, Situation.REFUSED_LATE, detail=error.detail, status=error.status)
@@ -161,7 +142,8 @@ def _refused_late(operation: Operation, error: Refused, once: OnceKey) -> tuple[
 
 def in_place_of(event: Event, operation: Operation, once: OnceKey) -> Answer:
     """The answer in place of a success that is not stored."""
-    return unknown(once, operation.key) if event is Event.DOUBT else refusal(once, Situation.FAILED)
+    situation = situations.in_place_of_success(event)
+    return unknown(once, operation.key) if situation is Situation.UNKNOWN else refusal(once, situation)
 
 
 def _held_too_long(operation: Operation) -> str:
@@ -170,25 +152,25 @@ def _held_too_long(operation: Operation) -> str:
 
 
 def _told(operation: Operation, error: BaseException | None, event: Event, once: OnceKey) -> Answer | None:
-    """oncekey's answer to one of its own exceptions; None: the framework answers. It claims only what is certain."""
-    if not isinstance(error, Refused | NotExecuted | OutcomeUnknown | StoreError):
-        if event is Event.RELEASE and _held_too_long(operation):
-            return _not_finished(operation, once, nothing_happened=_all_in_one_transaction(operation))
+    """oncekey's answer to one of its own exceptions; None: the framework answers."""
+    situation = situations.after_error(
+        error,
+        event,
+        rolled_back=_all_in_one_transaction(operation),
+        nothing_before=_nothing_before(operation),
+        held_too_long=bool(_held_too_long(operation)),
+    )
+    if situation is None:
         return None
-    if event is Event.DOUBT:
+    if situation is Situation.UNKNOWN:
         return unknown(once, operation.key)
     if isinstance(error, Refused):
-        situation = Situation.REFUSED if event is Event.DISCARD else Situation.REFUSED_LATE
         return refusal(once, situation, detail=error.detail, status=error.status)
-    by_its_word = isinstance(error, NotExecuted) and not isinstance(error, LeaseLost)
-    return _not_finished(operation, once, nothing_happened=by_its_word or _all_in_one_transaction(operation))
-
-
-def _not_finished(operation: Operation, once: OnceKey, *, nothing_happened: bool) -> Answer:
-    """``nothing_happened`` is about this attempt. An earlier attempt, or an earlier step, may have done something."""
-    certain = nothing_happened and operation.attempt == 1 and operation.steps is None
-    situation = Situation.NOT_EXECUTED if certain else Situation.NOT_FINISHED
     return refusal(once, situation, retry_after=UNAVAILABLE_RETRY_SECONDS)
+
+
+def _nothing_before(operation: Operation) -> bool:
+    return operation.attempt == 1 and operation.steps is None
 
 
 def _all_in_one_transaction(operation: Operation) -> bool:

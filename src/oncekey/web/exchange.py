@@ -30,6 +30,7 @@ from enum import Enum
 from typing import Final
 
 from oncekey.core.decision import Decision, Execute
+from oncekey.core.judgment import Move, is_false_success
 from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.recipe import Parts
@@ -42,7 +43,6 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import NotAuthenticated, NotAuthorized
 from oncekey.web import endings
-from oncekey.web.endings import Move
 from oncekey.web.responses import UNAVAILABLE_RETRY_SECONDS, Headers, answer_to, first_headers, read_key, refusal
 
 
@@ -68,7 +68,6 @@ CUT_OFF.may_follow = (ENDED,)
 ENDED.may_follow = ()
 
 _DISCARD: Final = Event.DISCARD
-_NO_SUCCESS = (Event.DOUBT, Event.RELEASE, Event.FAIL)
 
 
 class Exchange:
@@ -263,7 +262,7 @@ class Exchange:
     def changed_to(self, status: int) -> None:
         """Middleware may have changed the response after it was judged. A success is sent only if it was stored."""
         event = self.move.event
-        if self.instead is None and status != self.judged_status and status < 400 and event in _NO_SUCCESS:
+        if self.instead is None and is_false_success(event, self.judged_status, status):
             self.instead = endings.in_place_of(event, self.operation, self.once)
 
     def check_stream(self) -> None:
