@@ -45,8 +45,9 @@ ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared wit
 WEB = ("asgi.py", "asgi_shell.py", "asgi_call.py", "exchange.py", "endings.py", "endpoints.py")
 TRACED = (
     ROOT + "engine" + os.sep,
+    ROOT + os.path.join("stores", "sqlite", "transactions.py"),  # noqa: PTH118 - compared with co_filename
     *(ROOT + "web" + os.sep + name for name in WEB),
-    *(ROOT + "core" + os.sep + name for name in ("evidence.py", "judgment.py")),
+    *(ROOT + "core" + os.sep + name for name in ("evidence.py", "judgment.py", "situations.py")),
 )
 ERRORS: tuple[type[BaseException], ...] = (RuntimeError, asyncio.CancelledError)
 TOGETHER = 60

@@ -46,7 +46,7 @@ def test_answer_in_place_that_was_a_bug_keeps_the_promises(case: Case, tmp_path:
 
 
 def test_unseen_call_of_a_flask_view_is_noticed(tmp_path: Path) -> None:
-    with patch.object(flask, "exchange_of", lambda environ: environ.get("oncekey.exchange")):
+    with patch.object(flask, "shell_of", lambda environ: environ.get("oncekey.exchange")):
         (found,) = violations(tmp_path, BUGS["an environ of the middleware's own making"])
     assert found.startswith("I1: 2 charges")
 
