@@ -415,6 +415,7 @@ def test_show_keeps_why_a_key_became_unknown(table: KeyTable, operate: Run) -> N
     table.move(record, Event.POSTPONE, Actor.RECONCILER, reconcile_in=60.0, last_error=words)
     shown = operate("keys", "show", KEY, "--scope", "acme")[1]
     assert "not there yet; it became unknown because: half done, and the client did not retry" in shown
+    assert "after step 'charge', by `oncekey keys resolve` with --refute" in shown
 
 
 def test_show_names_the_effect_in_doubt_and_the_command_that_settles_it(table: KeyTable, operate: Run) -> None:

@@ -137,9 +137,13 @@ def _way_out(record: Record, sight: Sight) -> list[tuple[str, str]]:
         again = f": `oncekey dead-letters retry {job.id}`, or" if job.state is JobState.DEAD else ":"
         how = "`oncekey keys resolve` with --confirm or --fail; the request is done, and is not run again"
         return [("deferred to", f"job {job.id}, {job.state}{again} {how}")]
-    return [("quarantine", _quarantine(record))] + [
+    facts = [("quarantine", _quarantine(record))]
+    doubted = in_doubt(record, sight.steps)
+    if record.has_steps and not doubted:
+        facts.append(("goes on", f"after step '{record.recovery_point}', by `oncekey keys resolve` with --refute"))
+    return facts + [
         ("in doubt", f"{step.name}: `oncekey keys resolve` with --happened {step.name} or --not-happened {step.name}")
-        for step in in_doubt(record, sight.steps)
+        for step in doubted
     ]
 
 

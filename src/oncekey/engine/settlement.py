@@ -201,8 +201,8 @@ def ingest(engine: Engine, asked: tuple[str, str] | Find, verdict: Verdict, *, w
         settlement = yield from _standing(record, verdict, found_by)
     else:
         settlement = yield from settle(engine, record, verdict, who=who, found_by=found_by)
-    if settlement.outcome is Outcome.CONTRADICTED:
-        _contradicted(engine, settlement, verdict, who)
+    if settlement.outcome in (Outcome.CONTRADICTED, Outcome.REFUSED):
+        _not_applied(engine, settlement, verdict, who)
     return settlement
 
 
@@ -218,12 +218,12 @@ def _sweep(engine: Engine, record: Record) -> Flow[Record | None]:
     return moved
 
 
-def _contradicted(engine: Engine, settlement: Settlement, verdict: Verdict, who: str) -> None:
-    """Log a verdict that says the opposite of what is stored. The webhook is acknowledged, so an operator must look."""
+def _not_applied(engine: Engine, settlement: Settlement, verdict: Verdict, who: str) -> None:
+    """Log a verdict that was refused, or that says the opposite of what is stored. The key is as it was."""
     if (record := settlement.record) is not None:
-        words = (
-            f"{who} said {type(verdict).__name__}, and {settlement.reason}: nothing was changed; find out which is true"
-        )
+        words = f"{who} said {type(verdict).__name__}, and nothing was changed: {settlement.reason}"
+        if settlement.outcome is Outcome.CONTRADICTED:
+            words += "; find out which is true"
         engine.emitter.emit(events.ReconcileFailed(*about(record), tries=record.reconcile_tries, error=words))
 
 
