@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from oncekey import Confirmed, Happened, NotHappened, Refuted
+from oncekey.admin import changes
+from oncekey.core.audit import Audit
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import StepsOf
@@ -66,6 +68,20 @@ async def test_retry_after_a_kill_goes_on_after_the_effect_that_happened(rides: 
     assert (rides.rides, rides.charges, record_of(rides).state) == (["ch_7"], 1, State.COMPLETED)
     again = await rides.once.ingest(Happened({"id": "ch_8"}), provider_id="ch_7")
     assert (again.outcome, again.over) == (Outcome.ALREADY, True)
+
+
+async def test_corrected_result_lets_a_request_go_on_that_a_wrong_verdict_had_stopped(rides: Rides) -> None:
+    """A string where the handler wants an object: every retry is 500, until an operator corrects it."""
+    Elsewhere(rides, "async").kill()
+    await settled(rides, Happened("just a string", effect="charge"))
+    for _ in range(2):
+        assert (await rides.send()).status_code == 500
+    record = record_of(rides)
+    assert (record.state, rides.rides) == (State.FAILED_RETRYABLE, [None])
+    changes.correct(rides.once.store, record, Happened({"id": "ch_7"}, "charge"), Audit("ann", "it was a string"))
+    rides.once.store.disconnect()
+    answer = await rides.send()
+    assert (answer.status_code, answer.json(), rides.rides, rides.charges) == (201, {"id": "ch_7"}, ["ch_7"], 1)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
