@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from oncekey.errors import ConfigurationError
-from oncekey.stores.registry import plain_url
+from oncekey.stores.registry import WITH_TRANSACTIONS, find, plain_url
 
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 
@@ -46,6 +46,7 @@ def demo(
             f"the demo needs {error.name}, which is not installed: pip install 'oncekey[demo]'"
         ) from error
     store = plain_url(store)
-    if not store.startswith(("sqlite:///", "postgresql:")):
-        raise ConfigurationError("the demo keeps payments beside the keys: give it a sqlite:/// or postgresql:// store")
+    entry = find(store)
+    if entry is None or not entry.transactions:
+        raise ConfigurationError(f"the demo keeps payments beside the keys: give it one of {WITH_TRANSACTIONS}")
     raise typer.Exit(run(store, port, background=background, honours=honours, ledger=ledger))

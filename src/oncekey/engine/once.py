@@ -26,7 +26,7 @@ from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenan
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
-from oncekey.stores.registry import open_store
+from oncekey.stores.registry import KNOWN, open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
 _log = logging.getLogger("oncekey")
@@ -77,7 +77,7 @@ class OnceKey(Lifespan):
         grace: float = 10.0,
     ) -> None:
         if not isinstance(url, str) and not hasattr(url, "reserve"):
-            raise ConfigurationError("OnceKey(url): it takes the URL of a store, such as sqlite:///app.db, or a store")
+            raise ConfigurationError(f"OnceKey(url): it takes the URL of a store, one of {KNOWN}, or a store")
         if policy is not None and not isinstance(policy, Policy):
             raise ConfigurationError("OnceKey(policy=…): it takes a Policy, such as Policy(effects='repeatable')")
         if profile not in ("ietf", "stripe", "governance"):

@@ -117,7 +117,7 @@ def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool =
         # The transaction that holds the file may end only if this loop runs, so the loop must not block.
         if blocking:
             operation.enlisted = None
-            raise StoreUnavailable("the SQLite file is being written: in async code, use `await op.enlist(…)`")
+            raise StoreUnavailable("the database file is being written: in async code, use `await op.enlist(…)`")
         return Enlisting(engine, enlist(operation, enlisted, waits=True), timeout)
     engine.run_blocking(enlist(operation, enlisted), timeout)
     return Enlisting(engine, None, timeout)

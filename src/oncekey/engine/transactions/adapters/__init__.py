@@ -1,15 +1,36 @@
-"""Finds the link for what a handler enlists. It goes by the name of the class, so only drivers in use are imported."""
+"""Finds the link for what a handler enlists. Only this module knows all drivers; it imports one when it is in use.
+
+A driver is known by the names of its classes, so that a driver that the app does not use is never imported. To add
+one, add its file beside this one and its line in ``ADAPTERS``.
+"""
 
 from __future__ import annotations
 
-import sqlite3
+from importlib import import_module
 from typing import Any
 
 from oncekey.engine.transactions.adapters.base import Link
 from oncekey.errors import EnlistError
 
-__all__ = ["Link", "link_to"]
+__all__ = ["ADAPTERS", "Link", "link_to"]
 
+# fmt: off
+ADAPTERS: dict[tuple[str, str], str] = {
+    ("sqlite3", "Connection"): "sqlite:SqliteLink",
+    ("aiosqlite", "Connection"): "sqlite:aiosqlite_link",
+    ("psycopg", "Connection"): "psycopg:PsycopgLink",
+    ("psycopg", "AsyncConnection"): "psycopg:AsyncPsycopgLink",
+    ("asyncpg", "Connection"): "asyncpg:AsyncpgLink",
+    ("asyncpg", "PoolConnectionProxy"): "asyncpg:AsyncpgLink",
+    ("sqlalchemy", "Session"): "sqlalchemy:SqlAlchemyLink",
+    ("sqlalchemy", "Connection"): "sqlalchemy:SqlAlchemyLink",
+    ("sqlalchemy", "AsyncSession"): "sqlalchemy:async_link",
+    ("sqlalchemy", "AsyncConnection"): "sqlalchemy:async_link",
+    ("sqlalchemy", "scoped_session"): "sqlalchemy:scoped_link",
+    ("sqlalchemy", "async_scoped_session"): "sqlalchemy:scoped_link",
+}
+# fmt: on
+"""(package, class) of what can be enlisted -> the module beside this one, and what makes the link in it."""
 KNOWN = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection (also scoped), a psycopg Connection or "
     "AsyncConnection, an asyncpg connection, a sqlite3 or aiosqlite connection"
@@ -18,40 +39,10 @@ KNOWN = (
 
 def link_to(target: Any) -> Link:
     """Return the link for this session or connection. For anything else, EnlistError lists what can be enlisted."""
-    if isinstance(target, sqlite3.Connection):
-        from oncekey.engine.transactions.adapters.sqlite import SqliteLink
-
-        return SqliteLink(target)
-    for name in (f"{kind.__module__}.{kind.__qualname__}" for kind in type(target).__mro__):
-        package, _, kind = name.partition(".")
-        kind = kind.rpartition(".")[2]
-        match package, kind:
-            case "sqlalchemy", "scoped_session" | "async_scoped_session":
-                link = link_to(target.registry())  # not the registry: the task that ends it may get another session
-                link.watch_registry(target.registry)
-                return link
-            case "sqlalchemy", "AsyncSession" | "AsyncConnection":
-                from oncekey.engine.transactions.adapters.sqlalchemy import async_link
-
-                return async_link(target)
-            case "sqlalchemy", "Session" | "Connection":
-                from oncekey.engine.transactions.adapters.sqlalchemy import SqlAlchemyLink
-
-                return SqlAlchemyLink(target)
-            case "psycopg", "Connection":
-                from oncekey.engine.transactions.adapters.psycopg import PsycopgLink
-
-                return PsycopgLink(target)
-            case "psycopg", "AsyncConnection":
-                from oncekey.engine.transactions.adapters.psycopg import AsyncPsycopgLink
-
-                return AsyncPsycopgLink(target)
-            case "asyncpg", "Connection" | "PoolConnectionProxy":
-                from oncekey.engine.transactions.adapters.asyncpg import AsyncpgLink
-
-                return AsyncpgLink(target)
-            case "aiosqlite", "Connection":
-                from oncekey.engine.transactions.adapters.sqlite import aiosqlite_link
-
-                return aiosqlite_link(target)
+    for kind in type(target).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if (where := ADAPTERS.get((package, kind.__qualname__.rpartition(".")[2]))) is not None:
+            module, _, name = where.partition(":")
+            link: Link = getattr(import_module(f"{__name__}.{module}"), name)(target)
+            return link
     raise EnlistError(f"a {type(target).__name__} cannot be enlisted: give {KNOWN}")

@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
-from oncekey.engine.transactions.adapters import sqlite
+from oncekey.engine.transactions.adapters import link_to, sqlite
 from oncekey.engine.transactions.adapters.base import ForwardingLink, Link, Rows, names_in
 from oncekey.engine.transactions.adapters.sqlalchemy_guard import FAILED, Guard, raw
 from oncekey.errors import EnlistError
@@ -311,3 +311,10 @@ def async_link(target: Any) -> Link:
         return await target.run_sync(lambda _: function(*args))
 
     return ForwardingLink(inner, run)
+
+
+def scoped_link(target: Any) -> Link:
+    """Link to the session of now, and not to the registry: the task that ends it may get another session from that."""
+    link = link_to(target.registry())
+    link.watch_registry(target.registry)
+    return link

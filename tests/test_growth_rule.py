@@ -1,0 +1,110 @@
+"""A new store, framework, driver or exporter is one folder or file and one registry line: nothing else in src names it.
+
+The code is read without running it: names, imports and strings count; comments and docstrings do not, because an
+example may name a store.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from oncekey.engine.transactions.adapters import ADAPTERS
+from oncekey.stores.api import Outbox, Transactions
+from oncekey.stores.registry import STORES, Entry, open_store
+
+SRC = Path(__file__).parent.parent / "src" / "oncekey"
+
+STORE_WORDS = "sqlite|postgres(?:ql)?|memory://|redis|dynamodb|mysql"
+DRIVER_WORDS = "sqlite3|aiosqlite|psycopg|asyncpg|sqlalchemy|pymysql|boto3"
+FRAMEWORK_WORDS = "starlette|fastapi|flask|litestar|django"
+EXPORTER_WORDS = "opentelemetry|prometheus"
+_WORD = re.compile(f"(?:{STORE_WORDS}|{DRIVER_WORDS}|{FRAMEWORK_WORDS}|{EXPORTER_WORDS})", re.IGNORECASE)
+
+ALLOWED = {
+    "stores/registry.py": "the registry of stores",
+    "web/app_routes.py": "finds the routes of every framework; each framework's part belongs in its own file",
+    "web/endpoints.py": "finds the Starlette app around a plain ASGI middleware",
+    "web/asgi.py": "asks endpoints.py for it",
+    "web/route_audit.py": "a message lists the frameworks whose routes can be read",
+    "web/responses.py": "a message shows a URL as an example",
+    "cli/demo.py": "the demo's default store",
+    "demo/*": "the demo is an app: it has a database and a framework, as an app has",
+    "testing/faults.py": "the named points are functions of each store and driver",
+}
+
+
+def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Names, imports and strings of a module; without docstrings."""
+    docs = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docs |= {id(each.value) for each in node.body if isinstance(each, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in docs:
+                yield node.lineno, text
+            case ast.Name(id=text) | ast.Attribute(attr=text):
+                yield node.lineno, text
+            case ast.alias(name=text):
+                yield node.lineno, text
+            case ast.ImportFrom(module=str(text)):
+                yield node.lineno, text
+            case ast.FunctionDef(name=text) | ast.AsyncFunctionDef(name=text) | ast.ClassDef(name=text):
+                yield node.lineno, text
+
+
+def _named(path: Path) -> list[tuple[int, str]]:
+    return [(line, text) for line, text in _texts(ast.parse(path.read_text("utf-8"))) if _WORD.search(text)]
+
+
+def _in_its_room(file: str) -> bool:
+    """A store's own folder, a framework's own files, the adapters of drivers, and the servers that tests start."""
+    folders = [f"stores/{Path(entry.package.replace('.', '/')).name}/*" for entry in STORES]
+    frameworks = [f"web/{word}*" for word in FRAMEWORK_WORDS.split("|")]
+    others = ["engine/transactions/adapters/*", "testing/servers/*"]
+    return any(fnmatch(file, room) for room in (*folders, *frameworks, *others))
+
+
+FILES = {str(path.relative_to(SRC)): path for path in sorted(SRC.rglob("*.py"))}
+
+
+def test_code_names_stores_drivers_and_frameworks_only_in_their_rooms() -> None:
+    outside = {
+        f"{file}:{line}: {text[:80]}"
+        for file, path in FILES.items()
+        if not _in_its_room(file) and not any(fnmatch(file, each) for each in ALLOWED)
+        for line, text in _named(path)
+    }
+    assert not outside, "move it into its room, or into a registry:\n" + "\n".join(sorted(outside))
+
+
+@pytest.mark.parametrize("allowed", ALLOWED)
+def test_every_exception_is_still_needed(allowed: str) -> None:
+    assert any(_named(path) for file, path in FILES.items() if fnmatch(file, allowed)), "take it off the list"
+
+
+def test_every_folder_of_a_store_is_in_the_registry() -> None:
+    folders = {path.parent.name for path in SRC.glob("stores/*/store.py")}
+    assert folders == {entry.package.rpartition(".")[2] for entry in STORES}
+
+
+@pytest.mark.parametrize("entry", STORES, ids=lambda entry: entry.scheme)
+def test_registry_says_which_stores_have_transactions(entry: Entry) -> None:
+    store = open_store(entry.example)
+    assert isinstance(store, Transactions) == isinstance(store, Outbox) == entry.transactions
+    if isinstance(store, Transactions):
+        assert store.dialect == entry.scheme
+    store.close()
+
+
+def test_every_file_of_a_driver_is_in_the_registry_of_adapters() -> None:
+    folder = SRC / "engine" / "transactions" / "adapters"
+    helpers = {"__init__", "base", "texts", "sqlalchemy_guard"}
+    files = {path.stem for path in folder.glob("*.py")} - helpers
+    assert files == {where.partition(":")[0] for where in ADAPTERS.values()}
