@@ -26,7 +26,7 @@ from starlette.routing import Route
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.record import RESPONSE_SCHEMA_VERSION, StoredResponse
 from oncekey.errors import StoreError
-from oncekey.stores.sql.stored_responses import stored_response
+from oncekey.stores.sql.key_rows import stored_response
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.responses import answer_headers, replay
 from tests.core import (

@@ -203,7 +203,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(12, "I7", "a response that could not be stored is not sent", "tests/web/test_store_faults.py::test_the_store_dies_between_begin_and_finish",
       ("oncekey.web.exchange", "        self.once.engine.adopt(self.unfinished())\n        self._replace_by_not_stored()\n", "        self.once.engine.adopt(self.unfinished())\n        self._enter(ENDED)\n")),
     _(12, "I2", "a damaged row is a store error, never a replay", "tests/stores/test_sqlite.py::test_a_row_that_cannot_be_read_is_an_error_of_ours",
-      ("oncekey.stores.sql.stored_responses", "        raise StoreError(\"the stored headers of a row are damaged\") from error\n", "        pairs = ()\n")),
+      ("oncekey.stores.sql.key_rows", "        raise StoreError(\"the stored headers of a row are damaged\") from error\n", "        pairs = ()\n")),
     # 13: headers that leak
     _(13, "I6", "only headers of the list are stored", "tests/web/test_asgi_responses.py::test_set_cookie_and_authorization_are_not_replayed_while_location_is",
       ("oncekey.web.responses", "    allowed = policy.stored_headers\n", "    allowed = policy.stored_headers | {\"set-cookie\", \"authorization\", \"x-other\"}\n")),

@@ -7,7 +7,7 @@ import pytest
 
 from oncekey.core.record import StoredResponse
 from oncekey.errors import StoreError
-from oncekey.stores.sql.stored_responses import stored_response
+from oncekey.stores.sql.key_rows import stored_response
 
 
 @pytest.mark.parametrize("headers", ['["ab"]', '{"ab": 1}', '[["a", 5]]', '[["a"]]', "null", "[", '"ab"', None, 5, []])

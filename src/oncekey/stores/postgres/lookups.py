@@ -14,6 +14,7 @@ from oncekey.stores.api import FOUND
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
 from oncekey.stores.postgres.statements import SLIM, statement
+from oncekey.stores.sql import key_rows
 
 if TYPE_CHECKING:
     import psycopg
@@ -41,7 +42,7 @@ class Lookups:
         found: list[list[Step]] = [[] for _ in keys]
         columns = {"scope": Text([asked.scope for asked in keys]), "key": Text([asked.key for asked in keys])}
         for row in self._execute(_STEPS, columns):
-            found[row[0] - 1].append(rows.step(row))
+            found[row[0] - 1].append(key_rows.step(row[1:]))
         return found
 
     def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:

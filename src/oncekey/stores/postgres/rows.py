@@ -8,15 +8,11 @@ from typing import Any
 import orjson
 
 from oncekey.core.record import Record, Reservation, StoredResponse
-from oncekey.core.states import Effects, State
-from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.states import State
 from oncekey.core.swaps import Swap
 from oncekey.errors import StoreError
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
-from oncekey.stores.sql.stored_responses import stored_response
-
-_STATES = {state.value: state for state in State}
-_EFFECTS = {effects.value: effects for effects in Effects}
+from oncekey.stores.sql.key_rows import EFFECTS, STATES, json_text, stored_response
 
 Parameters = dict[str, Column]
 
@@ -123,21 +119,6 @@ def headers_to_json(headers: tuple[tuple[str, str], ...]) -> str:
     return orjson.dumps(headers).decode()
 
 
-def json_text(data: bytes | None) -> str | None:
-    """JSON as text, because operators read it in the table."""
-    try:
-        return None if data is None else data.decode()
-    except UnicodeDecodeError as error:
-        raise StoreError("the result of a step is not valid text, and cannot be stored") from error
-
-
-def step(row: Sequence[Any]) -> Step:
-    """A row of steps.sql as a Step. The row's first column is the place of its key in the batch."""
-    name, kind, state, repeatable, result, downstream_key, provider_id = row[1:]
-    bytes_of_result = None if result is None else result.encode()
-    return Step(name, StepKind(kind), StepState(state), repeatable, bytes_of_result, downstream_key, provider_id)
-
-
 def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record:
     """A row of columns.sql as a Record. It reads by position, which is faster, since it runs for every request.
 
@@ -151,7 +132,7 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
     if status is not None:
         response = stored_response(status, headers, body, schema_version)
     try:
-        effects, state = _EFFECTS[effects], _STATES[state]
+        effects, state = EFFECTS[effects], STATES[state]
     except KeyError as error:
         raise StoreError(f"a row says {error}, which this version of oncekey does not know") from error
     return Record(

@@ -15,7 +15,7 @@ from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.stores.api import FOUND
-from oncekey.stores.sql import queries
+from oncekey.stores.sql import key_rows, queries
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.connections import Connections
 
@@ -42,7 +42,9 @@ class Lookups:
 
     def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
         with self._reading() as connection:
-            return [[rows.step(row) for row in connection.execute(_STEPS, (asked.scope, asked.key))] for asked in keys]
+            return [
+                [key_rows.step(row) for row in connection.execute(_STEPS, (asked.scope, asked.key))] for asked in keys
+            ]
 
     def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
         with self._reading() as connection:

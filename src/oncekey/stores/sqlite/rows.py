@@ -13,18 +13,14 @@ import orjson
 
 from oncekey.core.audit import Audit
 from oncekey.core.record import Record, Reservation, StoredResponse
-from oncekey.core.states import FINAL, Effects, State
-from oncekey.core.steps import Step, StepKind, StepState
+from oncekey.core.states import FINAL, State
+from oncekey.core.steps import Step
 from oncekey.core.swaps import Swap
 from oncekey.errors import StoreError
-from oncekey.stores.sql.stored_responses import stored_response
+from oncekey.stores.sql.key_rows import EFFECTS, STATES, json_text, stored_response
 
 Row = tuple[Any, ...]
 _Work = TypeVar("_Work", Reservation, Swap)
-
-# A dictionary is four times as fast as calling the enum, and rows are decoded on every replay.
-_STATES = {state.value: state for state in State}
-_EFFECTS = {effects.value: effects for effects in Effects}
 
 
 def in_order(batch: Sequence[_Work]) -> list[_Work]:
@@ -34,7 +30,7 @@ def in_order(batch: Sequence[_Work]) -> list[_Work]:
 
 def record(row: Row, response: StoredResponse | None, now: float) -> Record:
     try:
-        effects, state = _EFFECTS[row[5]], _STATES[row[6]]
+        effects, state = EFFECTS[row[5]], STATES[row[6]]
     except KeyError as error:
         raise StoreError(f"a row says {error}, which this version of oncekey does not know") from error
     return Record(
@@ -144,25 +140,6 @@ def auditing(change: Swap, audit: Audit, now: float) -> Row:
     """The parameters of note.sql, for a key that is moved."""
     before, after = change.from_state.value, None if change.to_state is None else change.to_state.value
     return (now, audit.who, change.event.value, change.scope, change.key, None, before, after, audit.why)
-
-
-def step(row: Row) -> Step:
-    """A row of steps.sql."""
-    name, kind, state, repeatable, result, downstream_key, provider_id = row
-    try:
-        of_kind, in_state = StepKind(kind), StepState(state)
-    except ValueError as error:
-        raise StoreError(f"a step says {error}, which this version of oncekey does not know") from error
-    bytes_of_result = None if result is None else result.encode()
-    return Step(name, of_kind, in_state, bool(repeatable), bytes_of_result, downstream_key, provider_id)
-
-
-def json_text(data: bytes | None) -> str | None:
-    """JSON as text, because operators read it in the table."""
-    try:
-        return None if data is None else data.decode()
-    except UnicodeDecodeError as error:
-        raise StoreError("the result of a step is not valid text, and cannot be stored") from error
 
 
 def headers(answer: StoredResponse) -> str:
