@@ -47,6 +47,8 @@ ENLISTED: tuple[Mutant, ...] = (
       (GUARD, "        self._freed = True\n", "        pass\n"), (GUARD, "                event.remove(target, name, function)\n", "                pass\n")),
     _(31, "I4", "the guards end when a connection goes back to its pool", f"{LATER}::test_connection_given_back_to_its_pool_in_the_handler_is_free",
       (GUARD, "            record.finalize_callback.append(function)\n", "            pass\n")),
+    _(31, "I1", "a transaction that the server has committed makes the key unknown", "tests/enlist/test_endings.py::test_callers_block_that_commits_in_the_handler_is_noticed[Psycopg]",
+      ("oncekey.engine.transactions.stages", "_H.SERVER_COMMITTED,   _S.MAY_BE_COMMITTED)", "_H.SERVER_COMMITTED,   _S.ROLLED_BACK)")),
     # 32: what a commit proves
     _(32, "I2", "only the transaction seen at enlist is committed (SQLAlchemy)", "tests/enlist/test_closed_meanwhile.py",
       (f"{ENLIST}.sqlalchemy", "            if not guard.committed:\n", "            if False:\n"),

@@ -17,7 +17,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.states import Effects
 from oncekey.engine import steps
-from oncekey.engine.flows import Flow
+from oncekey.engine.flows import Flow, called, plain
 from oncekey.engine.steps import Steps
 from oncekey.engine.transactions import enlistment, jobs
 from oncekey.engine.transactions.enlistment import Commit, Enlisted, Enlisting
@@ -199,7 +199,7 @@ class Operation:
         A plain function runs in a thread. ``provider_id`` takes the provider's id from the result, so that its webhook
         finds the key.
         """
-        work = steps.called(fn, args, kwargs)
+        work = called(fn, args, kwargs)
         return self._to_await("effect", steps.effect(self, name, work, repeatable, provider_id))
 
     def enqueue(self, task: str, payload: Any = None, *, run_at: RunAt = None) -> Coroutine[Any, Any, str]:
@@ -308,7 +308,7 @@ class Blocking:
         enlistment.start(self._operation, target, commit, blocking=True)
 
     def phase(self, name: str, fn: Callable[..., _T], /, *args: Any, on: Any, **kwargs: Any) -> _T:
-        work = steps.plain(fn, args, kwargs)
+        work = plain(fn, args, kwargs)
         result: _T = self._run(steps.phase(self._operation, name, work, on, blocking=True))
         return result
 
@@ -322,7 +322,7 @@ class Blocking:
         provider_id: Callable[[_T], str] | None = None,
         **kwargs: Any,
     ) -> _T:
-        work = steps.plain(fn, args, kwargs)
+        work = plain(fn, args, kwargs)
         result: _T = self._run(steps.effect(self._operation, name, work, repeatable, provider_id))
         return result
 

@@ -17,7 +17,6 @@ Steps run one after another, because the recovery point is a place in their orde
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -46,7 +45,7 @@ from oncekey.engine.transactions import completion, enlistment
 from oncekey.engine.transactions.adapters.base import LEAVE_IT
 from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import Happened
-from oncekey.errors import ApplicationError, LeaseLost, NotExecuted, StepError, StoreOverloaded, StoreUnavailable
+from oncekey.errors import LeaseLost, NotExecuted, StepError, StoreOverloaded, StoreUnavailable
 
 if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
@@ -189,7 +188,8 @@ def effect(
             steps.open_effects.append(name)
         result = yield from _call(operation, step, without, work)
         kept = remembered_result(name, result)
-        done = replace(step, state=StepState.DONE, result=kept, provider_id=_taken(name, provider_id, result))
+        taken = None if provider_id is None else checked_provider_id(name, provider_id(result))
+        done = replace(step, state=StepState.DONE, result=kept, provider_id=taken)
         yield from _conclude(operation, done, without)
         if not repeatable:
             steps.open_effects.remove(name)
@@ -267,10 +267,6 @@ def _advance(operation: Operation, step: Step, recovery_point: str | None, effec
             raise LeaseLost(f"the key went to another attempt at step '{step.name}'")
         yield Pause(at, 0.01 * 4**tries)
     raise StoreUnavailable("the key's row is held by another transaction")
-
-
-def _taken(name: str, take: Callable[[Any], str] | None, result: Any) -> str | None:
-    return None if take is None else checked_provider_id(name, take(result))
 
 
 # -- what both share ---------------------------------------------------------------------------------------------------
@@ -352,28 +348,3 @@ def _parameters(operation: Operation, step: Step) -> dict[str, Any]:
         "lease_seconds": operation.policy.lease_seconds,
         "now": time.time(),
     }
-
-
-def called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """The call of an effect's function from async code. A plain function may block, so it runs in a thread."""
-    work = partial(fn, *args, **kwargs)
-    if _is_async(fn):
-        return work
-
-    async def in_thread() -> Any:
-        result = await asyncio.to_thread(work)
-        return await result if inspect.isawaitable(result) else result  # such as lambda: client.post(…)
-
-    return in_thread
-
-
-def plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """The call of a step's function from sync code."""
-    if _is_async(fn):  # checked before the intent is written: after it, the key would become unknown for nothing
-        raise ApplicationError("op.blocking takes plain functions: this one is async. Await op.… in async code")
-    return partial(fn, *args, **kwargs)
-
-
-def _is_async(fn: Callable[..., Any]) -> bool:
-    target = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(target)
