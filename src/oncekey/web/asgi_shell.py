@@ -65,10 +65,11 @@ async def protect(
         body = await read_body(message, receive, policy.max_request_bytes)
     if body is None:
         return  # the client disconnected before it had sent the body
-    refused = _refused_body(exchange, scope, body, length)
-    if refused is not None:
-        await _answer(exchange, refused, send)
-        return
+    if len(body) != length:
+        refused = _refused_body(exchange, scope, body, length)
+        if refused is not None:
+            await _answer(exchange, refused, send)
+            return
     parts = parts_of(scope, content_type, body)
     if len(body) > LARGE_BODY_BYTES:
         # Hashing a large document takes milliseconds, and a hostile one more: do not block the event loop.
@@ -106,6 +107,8 @@ async def _tenant(once: OnceKey, route: Route, scope: Scope, *, authorize: bool)
 
 
 def _refused_body(exchange: Exchange, scope: Scope, body: bytes, length: int | None) -> Answer | None:
+    """The answer to a body that has not the length that it is said to have; None: a body of any length was announced,
+    and this one is complete and small enough."""
     if len(body) > exchange.policy.max_request_bytes:
         return exchange.refuse(Situation.BODY_TOO_LARGE)
     if (length is not None and len(body) != length) or (not body and may_have_been_dropped(scope)):

@@ -73,44 +73,28 @@ _DISCARD: Final = Event.DISCARD
 class Exchange:
     """One protected request."""
 
-    __slots__ = (
-        "instead",
-        "judged_status",
-        "key",
-        "key_header",
-        "move",
-        "once",
-        "operation",
-        "policy",
-        "record",
-        "route",
-        "stage",
-        "streams",
-        "tenant",
-        "wanted",
-    )
+    stage = READING
+    key: str
+    tenant: str
+    wanted: Reservation
+    operation: Operation
+    key_header: bytes | None = None
+    """The key as the client wrote it, for the response. None: the request has no valid key."""
+    record: Record | None = None
+    """The key's record as the store last returned it, for the headers of the response."""
+    # of the end
+    move: Move
+    judged_status: int | None = None
+    """The status of the response that was judged. None: the app raised, or nothing is judged yet."""
+    instead: Answer | None = None
+    """The answer in place of the app's response, which the client must not get."""
+    streams = False
+    """A part of the app's response is with the client already, because it cannot be stored."""
 
     def __init__(self, once: OnceKey, route: Route) -> None:
         self.once = once
         self.route = route
         self.policy = route.policy
-        self.stage = READING
-        self.key: str
-        self.tenant: str
-        self.wanted: Reservation
-        self.operation: Operation
-        self.key_header: bytes | None = None
-        """The key as the client wrote it, for the response. None: the request has no valid key."""
-        self.record: Record | None = None
-        """The key's record as the store last returned it, for the headers of the response."""
-        # of the end
-        self.move: Move
-        self.judged_status: int | None = None
-        """The status of the response that was judged. None: the app raised, or nothing is judged yet."""
-        self.instead: Answer | None = None
-        """The answer in place of the app's response, which the client must not get."""
-        self.streams = False
-        """A part of the app's response is with the client already, because it cannot be stored."""
 
     # -- request → refuse | run ----------------------------------------------------------------------------------
 
