@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 from fastapi import Depends, FastAPI
 from flask import Flask, g
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 
 from oncekey import SINGLE_TENANT, OnceKey, current
@@ -84,6 +86,60 @@ async def test_block_of_the_app_does_not_commit_a_retryable_attempt(
     assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
     if ending != "raised":
         assert [name.lower().removesuffix("error") for name in late] == ["infailedsqltransaction"]
+
+
+@pytest.mark.parametrize("block", [_asyncpg, _psycopg, _psycopg_sync])
+async def test_response_in_place_of_a_handler_is_decided_by_how_its_block_ended(
+    postgres_shop: Shop, block: Any
+) -> None:
+    """I4: middleware responds while the handler runs in a block that only the app can end. The first storing leaves the
+    block to the app; the second one reads how it ended, and the client gets an answer. Before, it got none, and the key
+    stayed in progress."""
+    running, responded = asyncio.Event(), asyncio.Event()
+    app = FastAPI()
+    once = OnceKey(postgres_shop.url, scope=SINGLE_TENANT, policy=TRANSACTIONAL)
+    web.protect(app, once)
+
+    class Impatient:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def drop(message: Any) -> None:
+                pass
+
+            handler = asyncio.ensure_future(self.app(scope, receive, drop))
+            await running.wait()
+            await JSONResponse({}, 504)(scope, receive, send)
+            responded.set()
+            await handler
+
+    app.user_middleware.append(Middleware(Impatient))
+    opened: list[Any] = []
+
+    async def transaction() -> AsyncIterator[Any]:
+        async for connection in block(postgres_shop.url):
+            opened.append(connection)
+            yield connection
+
+    in_transaction = Depends(transaction)
+
+    @app.post("/payments")
+    async def pay(connection: Any = in_transaction) -> Response:
+        await current().enlist(connection, commit="caller")
+        running.set()
+        await responded.wait()
+        return JSONResponse({}, 201)
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
+        told = await http.post("/payments", headers={"Idempotency-Key": "k-1"})
+    await once.aclose()
+    for connection in opened:  # psycopg does not close it if its commit is refused
+        closed = connection.close()
+        if closed is not None:
+            await closed
+    assert (told.status_code, postgres_shop.state()) == (409, State.UNKNOWN)  # the block may have committed
 
 
 def test_commit_that_fails_at_flask_teardown_leaves_the_key_retryable(sqlite_shop: Shop) -> None:
