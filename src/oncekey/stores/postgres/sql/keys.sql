@@ -51,48 +51,6 @@ FROM held AS w
 WHERE k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
 RETURNING w.number, date_part('epoch', k.expires_at), date_part('epoch', now())
 
--- name: fair_keys
--- The oldest due keys of each of these scopes, up to a limit for each. The state: see fair_scopes.sql.
-SELECT {columns} FROM unnest(%(scope)s) AS w (scope)
-CROSS JOIN LATERAL (
-    SELECT * FROM idempotency_keys AS i
-    WHERE
-        i.state IN ('unknown', 'failed_retryable') AND i.reconcile_at IS NOT NULL
-        AND i.state = (SELECT %(state)s::text) AND i.scope = w.scope
-        AND i.reconcile_at <= now()
-    ORDER BY i.reconcile_at
-    LIMIT %(limit)s
-) AS k
-
--- name: fair_scopes
--- The next scopes that have keys to ask about, and whether the oldest key of each is due: one probe of the index for
--- each scope, for any number of keys. The state comes from a subquery, so that the planner does not know its value.
--- Otherwise it would read, for every scope, the whole index that holds unknown keys by time alone.
-WITH RECURSIVE visited AS (
-    (
-        SELECT k.scope, k.reconcile_at, 1 AS number FROM idempotency_keys AS k
-        WHERE
-            k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
-            AND k.state = (SELECT %(state)s::text) AND k.scope > %(after)s
-        ORDER BY k.scope, k.reconcile_at
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT n.scope, n.reconcile_at, v.number + 1 FROM visited AS v
-    CROSS JOIN LATERAL (
-        SELECT k.scope, k.reconcile_at FROM idempotency_keys AS k
-        WHERE
-            k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
-            AND k.state = (SELECT %(state)s::text) AND k.scope > v.scope
-        ORDER BY k.scope, k.reconcile_at
-        LIMIT 1
-    ) AS n
-    WHERE v.number < %(limit)s
-)
-
-SELECT v.scope, v.reconcile_at <= now() FROM visited AS v
-ORDER BY v.number
-
 -- name: forgotten
 -- Delete the steps of moved rows that are deleted, expire or start over. The row's lock keeps other writers away.
 -- LATERAL with OFFSET 0: see held.sql.
@@ -411,23 +369,3 @@ stepped AS (
 {noted}
 
 SELECT {columns} FROM moved AS k
-
--- name: half_done
--- Half-done keys by operation that wait: no attempt for a while, and no try of upkeep.
-SELECT k.operation, count(*), date_part('epoch', now() - min(k.lease_until)) FROM (
-    SELECT operation, lease_until, reconcile_tries FROM idempotency_keys
-    WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL LIMIT %(limit)s
-) AS k
-WHERE k.reconcile_tries = 0 AND k.lease_until + %(waiting)s * interval '1 second' <= now()
-GROUP BY k.operation
-ORDER BY count(*) DESC, k.operation COLLATE "C"
-LIMIT %(operations)s
-
--- name: unknowns
--- Unknown keys by operation, counted up to a limit; and for how many of them the last reconciler had no resolver.
-SELECT k.operation, count(*), count(*) FILTER (WHERE starts_with(k.last_error, %(no_resolver)s)) FROM (
-    SELECT operation, last_error FROM idempotency_keys WHERE state = 'unknown' LIMIT %(limit)s
-) AS k
-GROUP BY k.operation
-ORDER BY count(*) DESC, k.operation COLLATE "C"
-LIMIT %(operations)s

@@ -69,39 +69,6 @@ WHERE scope = ?1 AND key = ?2 AND state = ?3 AND owner = ?4
   AND (NOT ?6 OR expires_at <= ?7)
   AND (state <> 'in_progress' OR (attempt = 1 AND recovery_point IS NULL))
 
--- name: fair_keys
--- The oldest due keys of one scope. ?1 the state · ?2 the scope · ?3 now · ?4 limit
-SELECT k.scope, k.key FROM idempotency_keys AS k
-WHERE k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
-  AND k.state = ?1 AND k.scope = ?2 AND k.reconcile_at <= ?3
-ORDER BY k.reconcile_at, k.key LIMIT ?4
-
--- name: fair_scopes
--- The next scopes that have keys to ask about, and the oldest time of each: one probe of the index for each scope, for
--- any number of keys. ?1 the state · ?2 only scopes after this one · ?3 limit
-WITH RECURSIVE visited (scope, number) AS (
-    SELECT (
-        SELECT k.scope FROM idempotency_keys AS k
-        WHERE k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
-          AND k.state = ?1 AND k.scope > ?2
-        ORDER BY k.scope LIMIT 1
-    ), 1
-    UNION ALL
-    SELECT (
-        SELECT k.scope FROM idempotency_keys AS k
-        WHERE k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
-          AND k.state = ?1 AND k.scope > v.scope
-        ORDER BY k.scope LIMIT 1
-    ), v.number + 1
-    FROM visited AS v WHERE v.scope IS NOT NULL AND v.number < ?3
-)
-SELECT v.scope, (
-    SELECT min(k.reconcile_at) FROM idempotency_keys AS k
-    WHERE k.state IN ('unknown', 'failed_retryable') AND k.reconcile_at IS NOT NULL
-      AND k.state = ?1 AND k.scope = v.scope
-)
-FROM visited AS v WHERE v.scope IS NOT NULL
-
 -- name: insert
 -- Insert a reservation if there is no row. 0 rows: another process was faster, and the caller must read its row.
 INSERT INTO idempotency_keys (
@@ -217,20 +184,3 @@ WHERE scope = ?1 AND key = ?2 AND state = ?3 AND owner = ?4
   AND (?5 IS NULL OR lease_until + ?5 <= ?7)
   AND (NOT ?6 OR expires_at <= ?7)
   AND (?22 IS NULL OR effects = ?22)
-
--- name: half_done
--- Half-done keys by operation that wait: no attempt for a while, and no try of upkeep.
--- ?1 limit of keys · ?2 now · ?3 for how long they wait · ?4 limit of operations
-SELECT operation, count(*), ?2 - min(lease_until) FROM (
-    SELECT operation, lease_until, reconcile_tries FROM idempotency_keys INDEXED BY idempotency_keys_lapsed
-    WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL LIMIT ?1
-) WHERE reconcile_tries = 0 AND lease_until + ?3 <= ?2
-GROUP BY operation ORDER BY count(*) DESC, operation LIMIT ?4
-
--- name: unknowns
--- Unknown keys by operation, counted up to a limit; and for how many of them the last reconciler had no resolver.
--- ?1 limit of keys · ?2 the reconciler's last_error for that · ?3 limit of operations
-SELECT operation, count(*), count(CASE WHEN substr(last_error, 1, length(?2)) = ?2 THEN 1 END) FROM (
-    SELECT operation, last_error FROM idempotency_keys INDEXED BY idempotency_keys_unknowns
-    WHERE state = 'unknown' LIMIT ?1
-) GROUP BY operation ORDER BY count(*) DESC, operation LIMIT ?3
