@@ -31,6 +31,15 @@ PROFILES: tuple[ProfileName, ...] = get_args(ProfileName)
 THE_DRAFT = "https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header"
 """The target of a Link if the app has no page of its own: the draft requires a link for its three errors."""
 
+TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
+WHICH_KEY = "Which key? It is at the end of the path, or the value of the Idempotency-Key header."
+BODY_DROPPED = (
+    "The body did not arrive, as can happen to a request that has an Upgrade header: send it without that header (in "
+    "Java, choose HTTP_1_1). This request was not executed. Whether an earlier request with this key was executed was "
+    "not checked."
+)
+"""Details: they replace the first sentence of an answer where more is known than the situation."""
+
 LONGEST_RETRY_SECONDS = 86_400
 """The longest Retry-After. A client that must wait longer asks again after a day. It also bounds a wrong number."""
 

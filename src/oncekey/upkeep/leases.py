@@ -42,7 +42,7 @@ class LeaseWatch:
         self._emitter = emitter
         self._after: tuple[str, str] | None = None
         self._seen: dict[str, deque[_Seen]] = {}
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
 
     def look(self) -> None:
         """Read the next keys, and emit ``LeaseTooShort`` once for each operation whose lease is too short."""
@@ -53,8 +53,8 @@ class LeaseWatch:
             if found is None:
                 continue
             lease, slow = found
-            if slow > lease and self._told.get(operation) != lease:
-                self._told[operation] = lease
+            if slow > lease and self._logged.get(operation) != lease:
+                self._logged[operation] = lease
                 self._emitter.emit(LeaseTooShort(operation, lease_seconds=round(lease, 3), p99_seconds=round(slow, 3)))
 
     def measured(self, operation: str) -> tuple[float, float] | None:

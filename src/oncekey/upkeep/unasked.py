@@ -51,19 +51,19 @@ class News:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[str, tuple[int, float]] = {}
+        self._logged: dict[str, tuple[int, float]] = {}
 
     def among(self, found: Mapping[str, int]) -> dict[str, int]:
         """Those that the log is to name now. Operations that are not found are forgotten."""
-        self._told = {operation: told for operation, told in self._told.items() if operation in found}
+        self._logged = {operation: last for operation, last in self._logged.items() if operation in found}
         return {operation: number for operation, number in found.items() if self._is_news(operation, number)}
 
     def _is_news(self, what: str, number: int) -> bool:
         now = self._clock()
-        before, at = self._told.get(what, (0, 0.0))
+        before, at = self._logged.get(what, (0, 0.0))
         if before and number < GROWN * before and now - at < AGAIN_SECONDS:
             return False
-        self._told[what] = (number, now)
+        self._logged[what] = (number, now)
         return True
 
 
@@ -108,7 +108,7 @@ class Reporter:
         self._store = store
         self._watch = ResolverWatch(clock)
         self._clock = clock
-        self._told_at: float | None = None
+        self._logged_at: float | None = None
 
     def run(self, stop: threading.Event | None = None, *, dry_run: bool = False) -> Reported:
         del stop, dry_run  # it changes nothing
@@ -116,8 +116,8 @@ class Reporter:
         seen = self._store.counts()
         unknown, without = seen.counts[State.UNKNOWN], self._watch.look(seen.unknowns, None)
         late = max((row.now - row.reconcile_at for row in oldest if row.reconcile_at is not None), default=0.0)
-        if late > LATE_SECONDS and (self._told_at is None or self._clock() - self._told_at >= AGAIN_SECONDS):
-            self._told_at = self._clock()
+        if late > LATE_SECONDS and (self._logged_at is None or self._clock() - self._logged_at >= AGAIN_SECONDS):
+            self._logged_at = self._clock()
             _log.warning(
                 "%d keys are unknown, the oldest has been due for %.0f s, and no upkeep with the app's resolvers asks "
                 "about them. This one runs without the app: run `oncekey upkeep MODULE:ONCE`, or upkeep inside the app",

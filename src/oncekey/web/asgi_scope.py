@@ -23,11 +23,6 @@ SCOPE_KEY = "oncekey"
 """The place of the Operation in the app's ASGI scope, for integrations inside of the middleware."""
 
 _READ = frozenset({b"idempotency-key", b"content-type", b"content-length", b"transfer-encoding"})
-DROPPED = (
-    "The body did not arrive, as can happen to a request that has an Upgrade header: send it without that header (in "
-    "Java, choose HTTP_1_1). This request was not executed. Whether an earlier request with this key was executed was "
-    "not checked."
-)
 
 _ROUTED = ("route", "endpoint", "path_params", "router")
 """What a router writes into its ASGI scope. Outer middleware, such as metrics, reads it from the outer scope."""

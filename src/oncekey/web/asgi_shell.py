@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Awaitable
 
 from oncekey.core.decision import Execute
-from oncekey.core.problems import Answer, Situation
+from oncekey.core.problems import BODY_DROPPED, Answer, Situation
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
@@ -18,7 +18,6 @@ from oncekey.engine.request import Request, allowed
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.asgi_call import AsgiCall
 from oncekey.web.asgi_scope import (
-    DROPPED,
     App,
     Receive,
     Scope,
@@ -112,7 +111,7 @@ def _refused_body(exchange: Exchange, scope: Scope, body: bytes, length: int | N
     if len(body) > exchange.policy.max_request_bytes:
         return exchange.refuse(Situation.BODY_TOO_LARGE)
     if (length is not None and len(body) != length) or (not body and may_have_been_dropped(scope)):
-        return exchange.refuse(Situation.BODY_INCOMPLETE, DROPPED if has_header(scope, b"upgrade") else None)
+        return exchange.refuse(Situation.BODY_INCOMPLETE, BODY_DROPPED if has_header(scope, b"upgrade") else None)
     return None
 
 

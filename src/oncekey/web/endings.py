@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from oncekey.core import situations
 from oncekey.core.decision import Deferred, Replay, Unknown, decide
 from oncekey.core.judgment import Judgment, Move, judge, reason_for
-from oncekey.core.problems import Answer, Situation
+from oncekey.core.problems import TAKEN_OVER, Answer, Situation
 from oncekey.core.record import Reservation
 from oncekey.core.states import Effects, Event
 from oncekey.engine.flows import Finished
@@ -24,7 +24,6 @@ from oncekey.web.responses import UNAVAILABLE_RETRY_SECONDS, answer_headers, ans
 
 _log = logging.getLogger("oncekey")
 
-_TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
 _WITH_RESPONSE = frozenset({Event.COMPLETE, Event.FAIL})
 
 _NOTICES = {
@@ -99,7 +98,7 @@ def answer_instead(finished: Finished, operation: Operation, wanted: Reservation
     if isinstance(decision, Replay | Unknown | Deferred):
         return answer_to(decision, operation.policy, once)  # as a retry would
     situation = situations.after_lost_key(decision)
-    detail = _TAKEN_OVER if situation is Situation.IN_FLIGHT else None
+    detail = TAKEN_OVER if situation is Situation.IN_FLIGHT else None
     return refusal(once, situation, detail=detail, retry_after=operation.policy.retry_after.total_seconds())
 
 

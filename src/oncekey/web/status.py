@@ -36,7 +36,7 @@ from urllib.parse import parse_qs, quote
 
 from oncekey.core.decision import Claim, Replay, Unknown, decide
 from oncekey.core.header import BadKey, parse_key
-from oncekey.core.problems import Answer, Situation
+from oncekey.core.problems import WHICH_KEY, Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, Event, State
 from oncekey.engine.flows import Flow
@@ -52,7 +52,6 @@ __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"
 
 MAX_KEY_LENGTH = 255
 MAX_OPERATION_LENGTH = 400
-_WHICH = "Which key? It is at the end of the path, or the value of the Idempotency-Key header."
 _NOT_ALLOWED = Answer(405, ((b"allow", b"GET, HEAD"), (b"cache-control", b"no-store"), (b"content-length", b"0")), b"")
 _CACHING = frozenset({b"cache-control", b"expires", b"etag", b"last-modified"})
 
@@ -97,7 +96,7 @@ class _Asked:
                 self.key = parse_key([] if raw is None else [raw.encode("latin-1")])
             except BadKey as error:
                 if error.rule == "missing":
-                    return refusal(self.once, Situation.KEY_MISSING, detail=_WHICH)
+                    return refusal(self.once, Situation.KEY_MISSING, detail=WHICH_KEY)
                 return refusal(self.once, Situation.KEY_MALFORMED, detail=str(error))
         named = self.operation or ""
         known = self.key.isascii() and self.key.isprintable() and len(self.key) <= MAX_KEY_LENGTH
