@@ -82,6 +82,10 @@ faults: $(STAMP) ## the long fault campaign: kills, pauses, cuts and restarts, a
 matrix: $(STAMP) ## the tests of frameworks and drivers, on their oldest and newest versions (8 minutes)
 	@$(in_memory); $(BIN)/python -m tests.matrix $(ARGS)
 
+.PHONY: servers
+servers: $(STAMP) ## fetch database servers that tests use, from Debian packages, into .servers (nothing is installed)
+	@$(BIN)/python -m oncekey.testing.servers
+
 .PHONY: pins
 pins: ## look up current versions of requirements/*.in and pin them in dev.txt, run.txt (a part of it) and bench.txt
 	@echo "resolving requirements/dev.in, run.in and bench.in (about two minutes)"

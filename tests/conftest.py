@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 from hypothesis import settings
 
-from oncekey.testing.servers import PostgresServer, RedisServer, ServerUnavailable
+from oncekey.testing.servers import MysqlServer, PostgresServer, RedisServer, ServerUnavailable
 from tests import databases
 
 _numbers = count(1)
@@ -56,6 +56,28 @@ def ready_url(_ready_database: str) -> str:
     """A database with our tables, and nothing in them. For tests that leave the tables as they are."""
     databases.empty(_ready_database)
     return _ready_database
+
+
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[MysqlServer]:
+    """One MariaDB per worker. A test that pauses or kills it leaves it running again."""
+    server = MysqlServer(fsync=False)
+    try:
+        server.start()
+    except ServerUnavailable as missing:
+        pytest.skip(str(missing))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def mysql_url(mysql_server: MysqlServer) -> Iterator[str]:
+    """A fresh, empty database for this test alone."""
+    name = f"test_{next(_numbers)}"
+    yield mysql_server.database(name)
+    mysql_server.drop_database(name)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.testing.servers import (
+    MysqlServer,
     PostgresServer,
     RedisServer,
     ServerFailed,
@@ -274,3 +275,58 @@ def test_signals_to_a_process_that_is_gone_are_no_error() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
     processes.send_signal(child.pid, signal.SIGCONT)
+
+
+# -- MariaDB ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mysql() -> Iterator[MysqlServer]:
+    server = MysqlServer()
+    try:
+        server.start()
+    except ServerUnavailable as missing:
+        pytest.skip(str(missing))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_mariadb_keeps_its_data_through_a_kill_and_a_restart(mysql: MysqlServer) -> None:
+    mysql.database("kept")
+    mysql.execute("CREATE TABLE numbers (number int) ENGINE=InnoDB", database="kept")
+    mysql.execute("INSERT INTO numbers VALUES (1)", database="kept")
+    port, pid = mysql.port, mysql.pid
+    mysql.kill()
+    assert not alive(pid)
+    mysql.start()
+    assert mysql.port == port
+    mysql.restart()
+    assert mysql.execute("SELECT number FROM numbers", database="kept") == [(1,)]
+
+
+def test_paused_mariadb_does_not_answer_until_it_is_resumed(mysql: MysqlServer) -> None:
+    mysql.pause()
+    with pytest.raises((ServerFailed, OSError)):
+        mysql.execute("SELECT 1", timeout=1.0)
+    mysql.resume()
+    assert mysql.execute("SELECT 1") == [(1,)]
+
+
+def test_mariadb_database_is_dropped_although_a_transaction_is_open_in_it(mysql: MysqlServer) -> None:
+    pymysql = pytest.importorskip("pymysql")
+    mysql.database("held")
+    mysql.execute("CREATE TABLE numbers (number int) ENGINE=InnoDB", database="held")
+    client = pymysql.connect(host="127.0.0.1", port=mysql.port, user="root", database="held")
+    client.cursor().execute("INSERT INTO numbers VALUES (1)")
+    mysql.database("held")
+    assert mysql.execute("SHOW TABLES", database="held") == []
+    client.close()
+
+
+def test_mariadb_leaves_no_process_and_no_folder(mysql: MysqlServer) -> None:
+    pid, home = mysql.pid, mysql._home
+    mysql.stop()
+    assert not alive(pid)
+    assert not home.exists()

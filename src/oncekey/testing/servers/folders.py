@@ -69,10 +69,12 @@ def server_uids() -> set[int]:
 
 
 def unprivileged_user() -> pwd.struct_passwd | None:
-    """The user to run PostgreSQL as, because it refuses to run as root. None: the current user."""
+    """The user to run a database server as, because they refuse to run as root. None: the current user."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
-    raise ServerUnavailable("PostgreSQL refuses to run as root, and there is no user postgres or nobody to run it as.")
+    raise ServerUnavailable(
+        "A database server refuses to run as root, and there is no user postgres or nobody to run it as."
+    )

@@ -1,0 +1,96 @@
+"""Servers from Debian packages, unpacked into a folder without installing them.
+
+``make servers`` runs :func:`main`. It asks ``apt-get`` for the packages, wherever this machine is set up to get them,
+and unpacks them with ``dpkg-deb``; neither needs root. The folder is ``.servers`` of the repository, or the one that
+``ONCEKEY_SERVERS`` names. To add a server, add its row to ``PACKAGES``, and call :func:`unpacked` where its binaries
+are looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from oncekey.testing.servers.processes import ServerUnavailable
+
+PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    # With Galera, which joins nodes by rsync and by scripts of mariadb-server.
+    "mariadb": (
+        *("mariadb-server-core", "mariadb-client-core", "libaio1", "liburing2"),
+        *("galera-4", "mariadb-server", "rsync", "libpopt0"),
+    ),
+}
+"""The packages of each server, with the libraries that a small system does not have."""
+
+
+def folder() -> Path:
+    """Where the servers are unpacked."""
+    if asked := os.environ.get("ONCEKEY_SERVERS"):
+        return Path(asked).absolute()
+    repository = Path(__file__).resolve().parents[4]
+    return (repository if (repository / "pyproject.toml").is_file() else Path.cwd()) / ".servers"
+
+
+def unpacked(kind: str) -> Path | None:
+    """The folder of this server, which stands for ``/`` inside; None: it is not there."""
+    root = folder() / kind
+    return root if root.is_dir() else None
+
+
+def missing(what: str) -> ServerUnavailable:
+    """What to raise if neither the system nor the folder has a server."""
+    return ServerUnavailable(f"No {what} found: run `make servers`, which fetches it from Debian, or install it.")
+
+
+def libraries(root: Path) -> list[Path]:
+    """The folders in which binaries below ``root`` must look for libraries."""
+    return [path for path in (*root.glob("usr/lib/*-linux-gnu"), root / "usr/lib") if path.is_dir()]
+
+
+def fetch(kind: str) -> None:
+    """Fetch and unpack one server. ServerUnavailable says which command failed, and how."""
+    home = folder()
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{kind}-", dir=home) as scratch:
+        downloads, root = Path(scratch, "debs"), Path(scratch, "root")
+        downloads.mkdir()
+        root.mkdir(mode=0o755)
+        _run(["apt-get", "download", "-qq", *PACKAGES[kind]], downloads)
+        for package in sorted(downloads.glob("*.deb")):
+            _run(["dpkg-deb", "-x", str(package), str(root)], downloads)
+        root.chmod(0o755)  # a package may have set it; the server's user must be able to enter
+        shutil.rmtree(home / kind, ignore_errors=True)
+        root.rename(home / kind)
+
+
+def _run(command: Sequence[str], where: Path) -> None:
+    try:
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False, timeout=600)
+    except FileNotFoundError as error:
+        raise ServerUnavailable(f"{command[0]} is not on this machine: install the servers in its own way") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise ServerUnavailable(f"{' '.join(command[:2])} failed ({' '.join(said)}): does `apt-get update` help?")
+
+
+def main(say: Callable[[str], object]) -> int:
+    """Fetch what is not there yet, with a line for each. A server that cannot be had does not stop the others."""
+    failed = 0
+    for number, kind in enumerate(PACKAGES, 1):
+        say(f"[{number}/{len(PACKAGES)}] {kind}: ")
+        if unpacked(kind) is not None:
+            say(f"is in {folder() / kind}\n")
+            continue
+        try:
+            fetch(kind)
+        except (ServerUnavailable, OSError, subprocess.SubprocessError) as error:
+            failed += 1
+            say(f"not fetched. {error}\n")
+        else:
+            say(f"fetched into {folder() / kind}\n")
+    return 1 if failed else 0

@@ -1,0 +1,76 @@
+"""Servers are unpacked from Debian packages into a folder, and what cannot be had is said in one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oncekey.testing.servers import MysqlServer, ServerUnavailable, binaries, packages
+
+needs_debian = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not on this machine")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for servers."""
+    monkeypatch.setenv("ONCEKEY_SERVERS", str(tmp_path / "servers"))
+    return tmp_path / "servers"
+
+
+def apt_that(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ``apt-get`` of this test's own, since tests do not use the network."""
+    program = tmp_path / "bin" / "apt-get"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@needs_debian
+def test_fetch_unpacks_packages_into_the_folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = tmp_path / "toy"
+    (built / "DEBIAN").mkdir(parents=True)
+    (built / "usr/sbin").mkdir(parents=True)
+    (built / "usr/sbin/toy").write_text("a server")
+    (built / "DEBIAN/control").write_text(
+        "Package: toy\nVersion: 1\nArchitecture: all\nMaintainer: nobody <n@example.org>\nDescription: a toy\n"
+    )
+    subprocess.run(["dpkg-deb", "-b", str(built), str(tmp_path / "toy_1_all.deb")], check=True, capture_output=True)
+    apt_that(f'test "$*" = "download -qq toy" && cp {tmp_path}/toy_1_all.deb .', tmp_path, monkeypatch)
+    monkeypatch.setattr(packages, "PACKAGES", {"toy": ("toy",)})
+    said: list[str] = []
+
+    assert packages.unpacked("toy") is None
+    assert packages.main(said.append) == 0
+    root = packages.unpacked("toy")
+
+    assert root == home / "toy"
+    assert (root / "usr/sbin/toy").read_text() == "a server"
+    assert [path.name for path in home.iterdir()] == ["toy"]
+    assert "fetched" in "".join(said)
+    said.clear()
+    assert packages.main(said.append) == 0
+    assert "is in" in "".join(said)
+
+
+def test_fetch_that_fails_names_the_command_and_fetches_the_others(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apt_that("echo 'E: Unable to locate package' >&2; exit 100", tmp_path, monkeypatch)
+    monkeypatch.setattr(packages, "PACKAGES", {"one": ("one",), "two": ("two",)})
+    said: list[str] = []
+
+    assert packages.main(said.append) == 1
+
+    assert "".join(said).count("apt-get download failed (E: Unable to locate package)") == 2
+    assert packages.unpacked("one") is None
+
+
+def test_server_that_is_nowhere_names_make_servers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binaries, "_MARIADB", ("sbin/no-such-server",))
+    with pytest.raises(ServerUnavailable, match="make servers"):
+        MysqlServer().start()
