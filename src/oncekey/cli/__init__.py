@@ -2,13 +2,15 @@
 
 Owns the exit codes: 0 for done, 1 for an error that the operator can correct (one sentence on stderr, never a
 traceback), 2 for a wrong command line or a missing extra. Each group of commands is one file; ``cli/app.py`` joins
-them.
+them. ``oncekey --version`` alone is answered here, because deploy scripts and health checks call it often, and the
+commands take ten times as long to import.
 """
 
 from __future__ import annotations
 
 import sys
 
+import oncekey
 from oncekey.errors import OnceKeyError
 
 _NEEDED = frozenset({"typer", "rich", "click", "shellingham"})
@@ -16,6 +18,9 @@ _NEEDED = frozenset({"typer", "rich", "click", "shellingham"})
 
 def main() -> None:
     """Run the command line of this process, and exit."""
+    if sys.argv[1:] == ["--version"]:
+        print_version()
+        sys.exit(0)
     try:
         from oncekey.cli.app import app
     except ModuleNotFoundError as error:
@@ -28,3 +33,8 @@ def main() -> None:
     except OnceKeyError as error:
         print(f"oncekey: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def print_version() -> None:
+    """What ``--version`` prints, here and among the options of ``cli/app.py``."""
+    print(f"oncekey {oncekey.__version__}")

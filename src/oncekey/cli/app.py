@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-import oncekey
-from oncekey.cli import dead_letters, demo, doctor, keys, ledger, migrate, routes, upkeep, worker
+from oncekey.cli import dead_letters, demo, doctor, keys, ledger, migrate, print_version, routes, upkeep, worker
 
 _GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes)
 
@@ -25,7 +24,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"oncekey {oncekey.__version__}")
+        print_version()
         raise typer.Exit
 
 
