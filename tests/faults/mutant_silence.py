@@ -16,7 +16,7 @@ SILENCE: tuple[Mutant, ...] = (
     _(47, "I4", "a task that raised leaves its traceback", "tests/outbox/test_worker_logs.py::test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_error",
       ("oncekey.outbox.worker", "error = attempt.error = caught", "error = caught")),
     _(47, "I4", "a retry of a job is logged", "tests/outbox/test_worker_logs.py::test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_error",
-      ("oncekey.telemetry.events", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = WARNING\n", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = INFO\n")),
+      ("oncekey.telemetry.events.outbox", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = WARNING\n", "    metric = \"api.idempotency.outbox.retried.count\"\n    level = INFO\n")),
     _(47, "I4", "the warning of an unknown outcome has the traceback", f"{TOLD}::test_warning_has_the_traceback_of_the_handler_even_if_the_app_responded",
       ("oncekey.core.evidence", "        self.cause = error\n", "")),
     _(47, "I4", "the command names the tenant and the endpoint of the key", f"{TOLD}::test_command_of_the_warning_settles_this_key",
