@@ -118,6 +118,19 @@ def test_a_wrong_store_is_not_an_empty_one(operate: Run, tmp_path: Path) -> None
     assert not missing.exists()
 
 
+@pytest.mark.parametrize("command", [["upkeep", "--once"], ["worker", "tests.outbox.jobs:worker", "--once"]])
+def test_command_refuses_a_missing_file_and_says_what_to_run(operate: Run, tmp_path: Path, command: list[str]) -> None:
+    """A misspelt path must not become an empty store, in which no job is ever due."""
+    missing = tmp_path / "typo.db"
+    url = f"sqlite:///{missing}"
+    code, out, error = operate(*command, "--store", url)
+    assert (code, out, missing.exists()) == (1, "", False)
+    assert f"there is no file {missing}" in error
+    assert "oncekey migrate" in error
+    assert operate("migrate", "--store", url)[0] == 0
+    assert operate(*command, "--store", url)[0] == 0
+
+
 def test_as_a_program_of_its_own(full: KeyTable) -> None:
     """The real command: JSON alone at standard output, and long lines are not cut where there is no terminal."""
     program = [sys.executable, "-m", "oncekey", "keys", "list", "--reveal"]

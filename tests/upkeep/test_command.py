@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -51,6 +52,8 @@ def _run(*arguments: str, cwd: Path | None = None, store: str = "") -> tuple[int
 
 def test_running_command_with_log_format_json_writes_only_json_lines(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'keys.db'}"
+    with closing(SqliteStore(tmp_path / "keys.db")) as store:
+        store.check()
     command = _command("--store", url, "--log-format", "json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from oncekey.errors import ConfigurationError
-from oncekey.stores.api import Store
+from oncekey.stores.api import Store, Transactions
 from oncekey.stores.registry import KNOWN, open_store
 
 StoreUrl = Annotated[
@@ -31,6 +31,22 @@ def opened(url: str) -> Iterator[Store]:
     finally:
         store.disconnect()
         store.close()
+
+
+@contextmanager
+def existing(url: str) -> Iterator[Store]:
+    """As ``opened``, for commands other than ``migrate``: a database file that does not exist is not created.
+
+    An empty file would tell the operator that there are no keys, and a worker that there are no jobs.
+    """
+    with opened(url) as store:
+        path = store.file if isinstance(store, Transactions) else None
+        if path is not None and not path.exists():
+            raise ConfigurationError(
+                f"there is no file {path}: give the --store URL that the app uses, "
+                "or create the file with `oncekey migrate`"
+            )
+        yield store
 
 
 def named(url: str) -> str:

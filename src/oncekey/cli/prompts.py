@@ -14,11 +14,11 @@ from typing import Annotated
 
 import typer
 
-from oncekey.cli.options import opened
+from oncekey.cli.options import existing
 from oncekey.core.audit import Audit
 from oncekey.engine.once import ENDPOINT_MARK, SINGLE_SCOPE
 from oncekey.errors import ConfigurationError, OperatorError
-from oncekey.stores.api import Store, Transactions
+from oncekey.stores.api import Store
 
 Scope = Annotated[
     str, typer.Option("--scope", metavar="SCOPE", help="The tenant of the key; not needed for SINGLE_TENANT apps.")
@@ -53,13 +53,10 @@ def seconds(text: str) -> float:
 
 @contextmanager
 def in_use(url: str) -> Iterator[Store]:
-    """A store that exists. A new, empty store would tell the operator that there are no keys."""
-    with opened(url) as store:
+    """A store that exists, and that other processes share."""
+    with existing(url) as store:
         if not store.capabilities.shared:
             raise ConfigurationError(f"{url} is inside of the app's process, so this command cannot read it")
-        path = store.file if isinstance(store, Transactions) else None
-        if path is not None and not path.exists():
-            raise ConfigurationError(f"there is no file {path}: give the --store URL that the app uses")
         yield store
 
 

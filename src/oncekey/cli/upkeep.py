@@ -16,7 +16,7 @@ import typer
 
 from oncekey.cli.loader import load
 from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
-from oncekey.cli.options import AsJson, StoreUrl, opened, print_json
+from oncekey.cli.options import AsJson, StoreUrl, existing, print_json
 from oncekey.cli.prompts import seconds
 from oncekey.core.states import State
 from oncekey.engine.once import OnceKey
@@ -127,7 +127,7 @@ def _target(path: str | None, store: str) -> Iterator[OnceKey | Store]:
         finally:
             once.close()
     else:
-        with opened(store) as target:
+        with existing(store) as target:
             target.check()
             yield target
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated
 
 import typer
 
 from oncekey.cli.loader import load
 from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
-from oncekey.cli.options import AsJson, StoreUrl, print_json
+from oncekey.cli.options import AsJson, StoreUrl, existing, print_json
 from oncekey.errors import ConfigurationError
 from oncekey.outbox.attempts import Counts
 from oncekey.outbox.pump import Until
@@ -49,9 +49,10 @@ def worker(
     until: Until = "once" if once else "drained" if drain else "stopped"
     say = set_up(log_level, log_format)
     found = load(path, Worker, "the module and name of your Worker, such as app.jobs:worker")
-    with _progress(say, on_terminal=log_format is Format.TEXT and sys.stderr.isatty()) as (show, interval):
+    progress = _progress(say, on_terminal=log_format is Format.TEXT and sys.stderr.isatty())
+    with existing(store) if store else nullcontext() as given, progress as (show, interval):
         counts = found.run(
-            store=store or None, concurrency=concurrency, grace=grace, until=until, progress=show, interval=interval
+            store=given, concurrency=concurrency, grace=grace, until=until, progress=show, interval=interval
         )
     if as_json:
         print_json(counts.as_json())
