@@ -29,8 +29,8 @@ PACKAGES = {
 }
 POOL_SIZE = 20
 REDIS_CONNECTIONS = 1024
-"""redis-py stops at 100, and who wants one more gets an error: idemkit stores what it has answered already, so that 64
-clients need more than 64 connections."""
+"""redis-py opens at most 100 by default, and the next caller gets an error. idemkit stores after it has answered, so
+that 64 clients need more than 64 connections."""
 
 
 def version(peer: str) -> str | None:

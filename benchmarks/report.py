@@ -120,7 +120,7 @@ HEADINGS = ("", "per second", "min..max", "p50 ms", "p99 ms", "app µs", "store 
 
 
 def tables(lines: Sequence[Line], left_out: Mapping[tuple[str, str], str], abouts: Mapping[str, str]) -> None:
-    """Print one table per workload; who has no figure at all is a row with the reason."""
+    """Print one table per workload; a contestant without any figure is a row with the reason."""
     measured = {(line.workload, line.contestant) for line in lines}
     left_out = {row: reason for row, reason in left_out.items() if row not in measured}
     for workload in dict.fromkeys([*(line.workload for line in lines), *(workload for workload, _ in left_out)]):

@@ -1,7 +1,8 @@
 """Goes through the workloads, round after round, with the contestants of one workload right after each other.
 
-The servers of one setting are started together and loaded one at a time: who is not being loaded sleeps. Whatever goes
-wrong with one contestant is said, and costs it that measurement; the others go on, and the next round tries again.
+The servers of one setting are started together and loaded one at a time: a server that is not loaded sleeps. If
+one contestant fails, the failure is printed and costs it that measurement; the others go on, and the next round tries
+it again.
 """
 
 from __future__ import annotations

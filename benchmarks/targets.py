@@ -108,7 +108,7 @@ class Outcome:
     least: float | None
     most: float | None
     reached: str
-    """yes, no, or who measures it."""
+    """yes, no, or the name of the benchmark that measures it."""
 
     def cells(self) -> tuple[str, ...]:
         spread = "" if self.least is None else f"{self.least:.2f}..{self.most:.2f}"

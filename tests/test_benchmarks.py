@@ -1,5 +1,5 @@
-"""The benchmark's own parts: the generator counts right and refuses what it must; ratios are paired; nobody is measured
-who does not do what it is measured for."""
+"""The benchmark's own parts: the generator counts right and refuses what it must; ratios are paired; an app that
+does not do its work is not measured."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 45.0
 
 @contextmanager
 def served(app: str, environ: dict[str, str], listener: socket.socket) -> Iterator[subprocess.Popen[bytes]]:
-    """An example in a uvicorn of its own, on a port that the test holds: who comes early waits."""
+    """An example in a uvicorn of its own, on a port that the test holds: an early client waits."""
     command = [sys.executable, "-m", "uvicorn", app, "--fd", str(listener.fileno()), "--log-level", "warning"]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environ, pass_fds=[listener.fileno()])
     try:

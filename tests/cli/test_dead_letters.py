@@ -57,7 +57,7 @@ def test_more_than_are_asked_for(table: KeyTable, operate: Run, monkeypatch: pyt
 
 
 def test_show_of_a_job_has_its_attempts_and_changes(table: KeyTable, operate: Run) -> None:
-    """Each attempt with its error, who changed it; the payload only where it is asked for."""
+    """It shows each attempt with its error, and the operators' changes; the payload only if it is asked for."""
     job_id = table.dead_job()
     code, out, _ = operate("dead-letters", "show", job_id)
     assert code == 0

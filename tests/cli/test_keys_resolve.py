@@ -121,7 +121,7 @@ def test_resolve_refuses_keys_that_are_not_unknown(
 
 
 def test_resolve_shows_the_change_and_asks_before_it(table: KeyTable, operate: Run) -> None:
-    """What will happen is shown, why is asked for, and then whether; who is the login name."""
+    """It shows what will happen, asks for the reason, then for a yes. The operator's name is the login name."""
     table.put(KEY, State.UNKNOWN)
     code, out, error = operate(*RESOLVE, *PAID, said="it is in their ledger\nn\n")
     assert (code, out) == (1, "")
@@ -216,10 +216,10 @@ def test_resolve_by_a_user_without_a_name_asks_for_who(
 ) -> None:
     """A container may have a user without a name: it says what to give, and an audit line always has a name."""
 
-    def nobody() -> str:
+    def no_name() -> str:
         raise KeyError("getpwuid(): uid not found: 1234")
 
-    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr(getpass, "getuser", no_name)
     table.put(KEY, State.UNKNOWN)
     code, _, error = operate(*RESOLVE, *PAID, "--yes", "--why", "paid")
     assert (code, "--who NAME" in error, table.audit(KEY)) == (1, True, [])

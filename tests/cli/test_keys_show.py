@@ -74,7 +74,7 @@ def test_show_changes_nothing(table: KeyTable, operate: Run) -> None:
 def test_a_key_that_is_not_there(table: KeyTable, operate: Run) -> None:
     """One sentence; another tenant's key is not there either, and what was asked for is not repeated."""
     table.put(KEY, State.COMPLETED)
-    for key, scope in ((KEY, "zeta"), ("nobodys-key-at-all", "acme")):
+    for key, scope in ((KEY, "zeta"), ("a-key-that-is-absent", "acme")):
         code, out, error = operate("keys", "show", key, "--scope", scope)
         assert (code, out, error.count("\n")) == (1, "", 1)
         assert "there is no key" in error
@@ -107,7 +107,7 @@ MOVES = {
     "retryable": "state = 'failed_retryable', response_status = NULL",
     "unknown": "state = 'unknown'",
     "expired": "state = 'expired'",
-    "forgotten": "scope = 'somebody else'",
+    "forgotten": "scope = 'another'",
 }
 
 

@@ -85,7 +85,7 @@ def test_policy_refuses_to_store_headers_of_the_never_list(name: str) -> None:
 
 
 def test_under_one_hour_warns_at_the_callers_line() -> None:
-    """A short window is allowed and warned about, and the warning points at who wrote the policy."""
+    """A short window is allowed and warned about, and the warning points at the line that made the policy."""
     with pytest.warns(UserWarning, match=r"ttl=0:59:59.*under one hour") as caught:
         Policy(ttl=timedelta(minutes=59, seconds=59))
     assert caught[0].filename == __file__

@@ -386,7 +386,7 @@ def test_resumer_counts_its_tries_and_a_client_starts_them_over() -> None:
     assert (later.reconcile_in, later.reconcile_tries) == (60.0, None)
     dead = build(half_done, Event.POSTPONE, Actor.RESUMER).moved(half_done, 1001.0)
     assert (dead.dead, dead.reconcile_tries) == (True, 2)
-    assert not replace(dead, reconcile_tries=0).dead, "an older version released it: nobody has tried yet"
+    assert not replace(dead, reconcile_tries=0).dead, "an older version released it: upkeep has not tried yet"
 
 
 def test_caller_that_gave_up_leaves_a_half_done_request_on_the_list() -> None:

@@ -122,7 +122,7 @@ def test_a_stop_waits_for_the_payment_under_way(tmp_path: Path) -> None:
     with Demo(f"sqlite:///{file}", tmp_path, "--background") as demo, closing(sqlite3.connect(file)) as own:
         demo.pay("slow-0001", 779, simulate="slow")
         job = "SELECT state FROM idempotency_outbox"
-        demo.until(lambda: own.execute(job).fetchone() == ("running",), "nobody took the job")
+        demo.until(lambda: own.execute(job).fetchone() == ("running",), "no worker took the job")
         demo.process.terminate()
         assert demo.process.wait(PATIENCE_SECONDS) == 0
         assert demo.ledger.read_text().count("779") == 1

@@ -156,7 +156,7 @@ def test_doubt_counts_as_stored_if_the_sweeper_was_first(flows: Flows) -> None:
         (Event.COMPLETE, None),
         (Event.COMPLETE, RIVAL),
         (Event.COMPLETE, record_of(reservation(owner="rival"), State.COMPLETED, response=RESPONSE)),
-        # Thought dead, and settled meanwhile by somebody who asked: their response stands, ours is never sent.
+        # The reconciler settled the key meanwhile, because the lease had run out: its response stands.
         (Event.COMPLETE, record_of(MINE, State.COMPLETED, response=StoredResponse(201, (), b"confirmed"))),
         (Event.COMPLETE, record_of(MINE, State.FAILED)),
         (Event.COMPLETE, record_of(MINE, State.FAILED_RETRYABLE)),
@@ -177,7 +177,8 @@ def test_a_lost_lease_writes_nothing_more(flows: Flows, event: Event, seen: Any)
 
 @pytest.mark.parametrize("body", [RESPONSE.body, b"confirmed"])
 def test_a_commit_that_was_not_heard_of_is_ours_by_its_response(flows: Flows, body: bytes) -> None:
-    """Enlisted: completed under our token may also be by somebody who asked while we were thought dead."""
+    """Enlisted: a key that is completed under our token may also have been settled by the reconciler, after the lease
+    ran out. The response tells the two apart."""
     there = record_of(MINE, State.COMPLETED, response=replace(RESPONSE, body=body))
     operation: Any = flows.operation
     link = SimpleNamespace(free=lambda: None)
@@ -186,11 +187,11 @@ def test_a_commit_that_was_not_heard_of_is_ours_by_its_response(flows: Flows, bo
     assert played.result == Finished(body == RESPONSE.body, there)
 
 
-# ---------------------------------------------------------------- a row that somebody holds
+# ---------------------------------------------------------------- a row that another transaction holds
 
 
 def test_a_row_that_is_held_for_a_moment_is_tried_again(flows: Flows) -> None:
-    """Still ours and in progress: somebody holds the row; a short pause on this key, then the same move."""
+    """Still ours and in progress, so another transaction holds the row: a short pause, then the same move."""
     played = flows.complete(None, RECORD, None, COMPLETED)
     assert played.asked[2] == Pause(AT, 0.01)
     assert played.asked[3] == played.asked[0]
@@ -218,7 +219,7 @@ def test_a_row_that_stays_held_is_an_outage(flows: Flows) -> None:
 
 
 def test_a_store_that_fails_is_not_a_lost_lease(flows: Flows) -> None:
-    """The error reaches the caller, who hands the outcome to the keeper; the breaker counts begins only."""
+    """The error reaches the caller, which gives the outcome to the keeper. The breaker counts begins only."""
     for answers in ([StoreUnavailable("down")], [None, StoreUnavailable("down")]):
         for _ in range(5):
             with pytest.raises(StoreUnavailable, match="down"):

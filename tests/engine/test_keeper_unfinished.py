@@ -58,7 +58,7 @@ def test_the_lease_of_an_unfinished_outcome_is_kept(kept: Kept) -> None:
 
 
 def test_an_unfinished_outcome_whose_lease_was_lost_is_dropped(kept: Kept) -> None:
-    """The key is somebody else's by now: nothing is written, and nothing is kept (I3)."""
+    """Another owner has the key by now: nothing is written, and nothing is kept (I3)."""
     operation = kept.start()
     kept.keeper.adopt(unfinished(operation))
     taken_over(kept, operation)
@@ -81,7 +81,7 @@ def test_all_unfinished_outcomes_are_stored_in_one_look(kept: Kept) -> None:
 
 
 def test_one_outcome_that_cannot_be_stored_does_not_hold_up_the_others(kept: Kept) -> None:
-    """A response that the store refuses for its contents harms nobody behind it (hazard 25)."""
+    """If the store refuses a response for its contents, the outcomes behind it are still stored (hazard 25)."""
     bad, good = kept.start("bad"), kept.start("good")
     kept.store.break_("swap", lambda: StoreError("refused"), about=lambda batch: any(c.key == "bad" for c in batch))
     kept.keeper.adopt(unfinished(bad))

@@ -1,4 +1,4 @@
-"""``Policy(keep_request=True)``: what is kept of a request, when, and who gets to see it."""
+"""``Policy(keep_request=True)``: what is kept of a request, when, and where it is shown."""
 
 from __future__ import annotations
 

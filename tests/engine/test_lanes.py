@@ -1,4 +1,4 @@
-"""Lanes: who shares a batch, who gets which answer, and what is done before the first."""
+"""Lanes: which callers share a batch, which answer each gets, and what is done before the first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.lanes import Open, ask, owner_found, submit
 
 
 def test_callers_that_come_during_a_commit_are_the_next_batch(open_lanes: Open) -> None:
-    """While one batch is in the store, all who ask queue up, and they go together."""
+    """Callers that come while one batch is in the store wait, and share the next batch."""
     store = FakeStore()
     router, gate = open_lanes(store), store.hold("reserve")
     first = submit(router, reservation("a"))
@@ -53,7 +53,7 @@ def test_coroutines_of_one_turn_share_a_batch_and_get_their_own_answers(open_lan
 
 
 def test_each_caller_gets_the_answer_to_its_own_question(open_lanes: Open) -> None:
-    """Reservations, reads and swaps of different keys in one queue: every answer finds the one who asked."""
+    """Reservations, reads and swaps of different keys in one queue: each caller gets its own answer."""
     store = FakeStore()
     there = [store.put(reservation(key)) for key in ("w", "x", "y")]
     router, gate = open_lanes(store), store.hold("reserve")
@@ -131,7 +131,7 @@ def test_two_moves_of_one_key_are_two_rounds(open_lanes: Open) -> None:
 
 
 def test_no_batch_is_larger_than_its_limit(open_lanes: Open) -> None:
-    """700 callers who queued up during one commit go in pieces of at most MAX_BATCH, and none is forgotten."""
+    """700 callers that waited during one commit are answered in batches of at most MAX_BATCH, and none is forgotten."""
     store = FakeStore()
     router, gate = open_lanes(store), store.hold("reserve")
     blocker = submit(router, reservation("first"))
@@ -285,7 +285,7 @@ def test_the_other_lane_waits_for_the_preparation(open_lanes: Open) -> None:
 
 
 def test_preparing_that_failed_is_tried_again(open_lanes: Open) -> None:
-    """A migration that could not run fails who asked, asks the store nothing, and runs for the next caller."""
+    """If a migration fails, its caller gets the error, and no batch is sent. It runs again for the next caller."""
     store = FakeStore()
     outcomes: list[Exception | None] = [SchemaError("newer"), StoreUnavailable("a"), StoreUnavailable("b"), None]
 

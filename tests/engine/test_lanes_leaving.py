@@ -251,7 +251,7 @@ def test_a_read_that_arrives_late_is_nothing(open_lanes: Open) -> None:
     assert store.asked("swap") == []
 
 
-# ---------------------------------------------------------------- who left before the lane came
+# ---------------------------------------------------------------- callers that left before their batch
 
 
 def test_a_reservation_whose_caller_left_is_not_asked_for(open_lanes: Open) -> None:

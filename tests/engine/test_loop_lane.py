@@ -41,7 +41,7 @@ def test_the_first_of_each_verb_goes_by_the_lanes_and_the_rest_without_a_thread(
 
 
 def test_completions_and_reservations_share_a_commit() -> None:
-    """One question for both; the end comes first, so that who asks for the same key again finds its response."""
+    """One question for both. Completions come first, so that a retry of the same key gets its response."""
 
     async def main() -> None:
         store = FastStore()

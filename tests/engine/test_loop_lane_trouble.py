@@ -169,7 +169,7 @@ def test_caller_that_times_out_leaves_no_reservation() -> None:
         await asyncio.to_thread(router.close, PATIENCE)
         assert store.row("late") is None
         assert store.row("behind") is None
-        assert len(store.asked_here) == 1, "nobody waited for it any more"
+        assert len(store.asked_here) == 1, "no caller waited for it any more"
 
     run(main)
 

@@ -78,7 +78,7 @@ async def test_not_executed_makes_an_effect_retryable(phased: PhasedApi, repeata
 
 
 async def test_outcome_unknown_of_a_repeatable_effect(phased: PhasedApi) -> None:
-    assert (await phased.post(charging(True, OutcomeUnknown("who knows")))).status_code == 409
+    assert (await phased.post(charging(True, OutcomeUnknown("no answer")))).status_code == 409
     assert phased.state is State.UNKNOWN
 
 

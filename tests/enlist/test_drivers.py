@@ -78,7 +78,7 @@ async def test_the_loop_is_not_blocked_by_a_threads_connection(payer: Payer, mon
 
 @every_driver
 async def test_many_enlisted_requests_at_once_complete(payer: Payer) -> None:
-    """In one event loop: who waits for another does not keep it from going on."""
+    """In one event loop: a request that waits for another's lock does not block the loop."""
     api = payer.shop.api(handler(payer))
     answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(8)))
     assert [answer.status_code for answer in answers] == [201] * 8

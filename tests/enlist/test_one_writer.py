@@ -1,4 +1,4 @@
-"""SQLite has one writer: who holds the file, for how long, and what becomes of those who wait or leave."""
+"""SQLite has one writer: which request holds the file, how long, and what becomes of requests that wait or leave."""
 
 from __future__ import annotations
 

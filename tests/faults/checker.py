@@ -121,7 +121,7 @@ def not_stuck(case: Case) -> Iterator[str]:
     if record is None:
         return
     if record.state is State.IN_PROGRESS:
-        yield "in progress, and nobody is at it"
+        yield "in progress, and no process works on it"
     if record.state is State.UNKNOWN and record.reconcile_at is None and not record.reconcile_tries:
         yield "unknown, and not on the reconciler's list"
     if record.state is State.PENDING:
@@ -151,7 +151,7 @@ def own_tenant(case: Case) -> Iterator[str]:
         asked = any(other.sent_at < first.answered_at for other in others)
         ran = any(run.at < first.answered_at for run in case.evidence.runs_of.get(case.name, []))
         if not asked and not ran:
-            yield f"nobody of {first.ask.scope} had used the key before, and the first request got {first.status}"
+            yield f"no client of {first.ask.scope} had used the key before, and the first request got {first.status}"
     for attempt in case.attempts:
         if attempt.status is not None and attempt.status < 300:
             told = _told(attempt.body)
@@ -183,7 +183,7 @@ def delivered(case: Case) -> Iterator[str]:
         if job.state is JobState.DEAD and not job.last_error:
             yield f"job '{job.task}' is a dead letter without a reason"
         if job.state is JobState.CANCELLED:
-            yield f"job '{job.task}' was cancelled, and nobody asked for it"
+            yield f"job '{job.task}' was cancelled, and no operator asked for it"
 
 
 PROMISES: Mapping[str, Callable[[Case], Iterator[str]]] = {
@@ -223,7 +223,7 @@ def check(
                 tell(promise, what, name)
     for name in evidence.tables.records.keys() | evidence.calls_of.keys() | evidence.rows_of.keys():
         if name not in evidence.history.attempts:
-            tell("I1", "nobody asked for it", name)
+            tell("I1", "no client asked for it", name)
     if drained:
         for job in evidence.tables.jobs:
             if job.state in (JobState.READY, JobState.RUNNING):

@@ -2,8 +2,8 @@
 
 The same key again after a lost connection, a timeout, 5xx, 408, 425, 429, and 409 with Retry-After; after 202 too,
 which asks to come again. Never after another 4xx: that is final. A 409 that says ``outcome-unknown`` ends it, unless
-somebody is there to settle it (``waits_for_unknown``). They do not wait as long as Retry-After says: the impatient
-client is the harder one.
+a reconciler or an operator settles it (``waits_for_unknown``). They do not wait as long as Retry-After says:
+the impatient client is the harder one.
 
 An answer counts when it came twice: the second one is the replay, and must be the same.
 """

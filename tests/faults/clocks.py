@@ -151,7 +151,7 @@ async def _jumps(run: Run, local: LocalApp, url: str | None, turn: Turn, *, stan
             wrong = run.random.choice([each for each in (-HOUR, 0, HOUR) if each != wrong])
             await asyncio.to_thread(turn, wrong)
             jumps += 1
-            asking += [asyncio.create_task(local.ask(story)) for story in stories]  # who finds leases that are over
+            asking += [asyncio.create_task(local.ask(story)) for story in stories]  # they find leases that ran out
             await asyncio.sleep(run.random.uniform(0.0, 0.4))
             local.gate.set()
             await gather(asking)

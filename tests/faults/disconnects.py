@@ -1,4 +1,5 @@
-"""A client that leaves at each ASGI message: stored, replayed to who asks again, and one effect, or never begun.
+"""A client that leaves at each ASGI message: its response is stored and replayed to a retry, with one effect,
+or the handler never begins.
 
 For each kind of handler one request is spoken to its end, to count its messages: every piece of the body that is
 received, every message that is sent. Then it is spoken once for each of them and each way to leave, a key of its own
@@ -118,7 +119,7 @@ async def _all(run: Run, folder: Path) -> None:
     kinds = [name for name in KINDS if name not in ("slow", "held", "waited") and not _missing(run, name)]
     planned = []
     for kind in kinds:
-        asked = await _speak(scene, Story(f"{kind}-clean", kind, "nobody leaves"))
+        asked = await _speak(scene, Story(f"{kind}-clean", kind, "the client stays"))
         planned += [(kind, place, way) for place in asked.passed for way in WAYS]
     run.notes.append(f"{len(planned)} places and ways of {len(kinds)} kinds of handlers")
     planned = run.random.sample(planned, len(planned)) * AGAIN

@@ -166,7 +166,7 @@ async def _fill_and_empty(
                 disk.fill()
                 await asyncio.sleep(0.02)
                 if asyncio.get_running_loop().time() > until + PATIENCE_SECONDS:
-                    raise RuntimeError("the disk is full, and nobody noticed")
+                    raise RuntimeError("the disk is full, and no write failed")
             refused += local.statuses[503] - was
             disk.empty()
             await after()

@@ -71,7 +71,7 @@ async def _wave(run: Run, local: LocalApp, url: str, want: Want, number: int | N
         await asyncio.sleep(SECONDS)
         local.outage = lambda: None
     if local.statuses[503] == was:
-        raise RuntimeError("there was none of it, and nobody noticed")
+        raise RuntimeError("the resource was used up, and no request was refused")
     await gather(asking)
     run.hit(WAVE)
     run.asked(sum(local.statuses.values()) - run.requests)

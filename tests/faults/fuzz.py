@@ -2,7 +2,8 @@
 
 The properties of header, fingerprint and multipart are those of ``tests/core``, which run with every ``make test``;
 here they run for longer. Damaged rows are read as the stores read them, and asked for through a real app: a key whose
-row is not what we wrote is refused with 503, its handler is not called, and nobody is told what nobody answered.
+row is not what we wrote is refused with 503, its handler is not called, and no client gets a response that no
+handler made.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def kill_at_random(run: Run) -> None:
         evidence = shop.evidence(load.history)
     check(run, evidence, drained=True)
     for name in load.history.of("unknown") if resolves else ():
-        run.violated("I4", f"nobody settled it\n{evidence.text(name)}")
+        run.violated("I4", f"no process settled it\n{evidence.text(name)}")
     settled = sum(bool(lines) for lines in evidence.tables.audit.values())
     again = sum(record.attempt > 1 for record in evidence.tables.records.values())
     run.notes.append(f"{load.strikes} kills, {again} of {len(evidence.tables.records):,} keys ran again")

@@ -23,8 +23,8 @@ What a client saw says which points its call has:
 * ``MISMATCH``: one look at a key of *another* request, in whatever state. Never at an absent key, and never a run (I5).
 * ``UNKNOWN``: one look at an unknown key.
 * ``LOST``: no answer, or one that says nothing (503, a cut). It may have done nothing; or it has reserved, at any time
-  after its begin, and settled in any way, at any time after that, or never. What it completed with nobody was told: the
-  first replay says it, and all others must agree.
+  after its begin, and settled in any way, at any time after that, or never. No client was sent what it
+  completed with: the first replay shows it, and all others must agree.
 
 Completed and unknown are final here: histories are shorter than any expiry, and no reconciler runs meanwhile.
 

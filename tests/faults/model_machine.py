@@ -397,7 +397,7 @@ class Machine:
             return
         if swept.state is State.UNKNOWN:
             if self._make(Due(Duty.UNKNOWNS), swept, kept)[0] is None:
-                raise Broken("I4", "unknown, and on nobody's list")
+                raise Broken("I4", "unknown, and not on the reconciler's list")
             return
         # After a deploy, the retry runs, or it does so once the declaration is put back.
         ended = [self._retried(kind, swept, kept) for kind in (self.kind, self.kind.deployed) if kind is not None]

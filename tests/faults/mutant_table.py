@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.telemetry.redaction", "_VALUES.sub(\"…\", lines[0])[:200]", "lines[0][:200]")),
     _(28, "I6", "a driver's error is not quoted", "tests/engine/test_lanes_trouble.py::test_a_drivers_error_is_not_quoted",
       ("oncekey.engine.batching.thread_lane", "with {type(error).__name__}\")", "with {error}\")")),
-    # 30: who may not ask any more
+    # 30: callers whose permission was withdrawn
     _(30, "I6", "authentication comes before the replay", "tests/web/test_asgi_auth.py::test_a_revoked_user_gets_no_replay",
       ("oncekey.web.asgi_shell", "        await _answer(exchange, exchange.refuse_caller(error), send)\n        return\n", "        tenant = \"ann\"\n")),
     _(30, "I6", "a key belongs to its tenant", "tests/web/test_asgi_auth.py::test_key_of_another_tenant_looks_unused",

@@ -125,7 +125,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 OPERATORS: Mapping[str, Callable[[Any], object]] = {
     "audit": lambda store: store.audit(SINGLE_SCOPE, "key", 10),
-    "find": lambda store: store.find(provider_id="somebody's"),
+    "find": lambda store: store.find(provider_id="ch_absent"),
     "listing": lambda store: store.listing(),
     "counts": lambda store: store.counts(),
     "jobs": lambda store: store.jobs(JobState.DEAD, 10),
@@ -133,7 +133,7 @@ OPERATORS: Mapping[str, Callable[[Any], object]] = {
     "job": lambda store: store.job("none"),
     "deferred_to": lambda store: store.deferred_to(DeferredTo(SINGLE_SCOPE, "key", "an owner")),
     "outbox_health": lambda store: store.outbox_health(),
-    "redirect": lambda store: store.redirect("none", JobState.READY, Audit("somebody", "a test")),
+    "redirect": lambda store: store.redirect("none", JobState.READY, Audit("operator", "a test")),
     "purge_jobs": lambda store: store.purge_jobs(10, 3600.0),
     "purge_audit": lambda store: store.purge_audit(10, 3600.0),
     "time_out": lambda store: store.time_out(10, StoredResponse(408, (), b"")),

@@ -15,7 +15,7 @@ import psycopg
 from oncekey.core.jobs import Job, JobState, NewJob
 from oncekey.core.record import Record
 from oncekey.core.states import State
-from oncekey.outbox.staging import job_parameters
+from oncekey.stores.sql.enqueue import job_parameters
 from tests.faults.campaign import Fault, Run
 from tests.faults.fork_server import ForkServer, Process
 from tests.outbox import jobs as tasks
@@ -141,7 +141,7 @@ class _Campaign:
             elif job.provider_id != charge:
                 self._tell("I1", "done, and another charge is recorded", job, charge)
         if more := charges.keys() - {job.downstream_key for job in self.jobs}:
-            self.run.violated("I1", f"charges that nobody asked for: {more}")
+            self.run.violated("I1", f"charges that no job asked for: {more}")
         if len(set(charges.values())) != len(charges):
             self.run.violated("I1", "two charges share an id")
         for downstream_key, key in self.keys.items():

@@ -1,4 +1,5 @@
-"""SIGSTOP past the lease, another attempt, SIGCONT: who lost the key writes nothing, and its client learns the truth.
+"""SIGSTOP past the lease, another attempt, SIGCONT: an owner that lost its key writes nothing, and its client gets
+the true outcome.
 
 *At a point*: a process stands still at a named point of its one request. Meanwhile others take the key over, or find
 that its outcome is unknown; then it goes on. Where its transaction holds the row (PostgreSQL), the lock outlives the
@@ -177,7 +178,7 @@ def hold_the_owner(run: Run) -> None:
 async def _hold(run: Run, shop: Shop, history: History, asks: list[Ask]) -> None:
     waiting = [asyncio.create_task(_send(run, shop, history, ask)) for ask in asks]
     await asyncio.sleep(LEASE * 1.2)  # long enough for every lease, and no owner goes on yet
-    assert not any(each.done() for each in waiting), "nobody is held"
+    assert not any(each.done() for each in waiting), "no request is held"
     await _go_round(run, shop, history, asks)
     await asyncio.gather(*waiting)
     run.hit(len(asks))

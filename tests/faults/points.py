@@ -90,7 +90,7 @@ class Case:
 def every_case() -> tuple[Case, ...]:
     cases = [Case("transactional", *at) for at in product(TRANSACTIONAL, WHEN)]
     cases += [Case("transactional", "enlist.roll_back", when, (("fails", True),)) for when in WHEN]
-    # Its commit fails or loses its answer: who then asks what became of it, dies.
+    # Its commit fails or loses its answer; the process dies when it asks what became of the commit.
     cases += [
         Case("transactional", "enlist.settle", when, before=f"enlist.commit:{first}:raise")
         for first, when in product(WHEN, WHEN)

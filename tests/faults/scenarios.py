@@ -19,7 +19,7 @@ async def _nothing(scene: Scene, story: Story) -> None:
 
 async def _warm(scene: Scene, story: Story) -> None:
     """The OnceKey has served a request."""
-    await replace(story, key="somebody", kind="plain", seen=[]).ask(scene.app)
+    await replace(story, key="another", kind="plain", seen=[]).ask(scene.app)
 
 
 async def _asked(scene: Scene, story: Story) -> None:

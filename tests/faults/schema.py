@@ -36,7 +36,7 @@ BASE = "http://demo"
 
 @contextmanager
 def provider_in(folder: Any) -> Iterator[tuple[Provider, Ledger]]:
-    """The demo's provider, which is somebody else's process, in a thread: no process is killed here."""
+    """The demo's provider, in a thread. In the demo it is a process of its own, but no process is killed here."""
     ledger = Ledger(folder / "ledger")
     listener = socket.create_server(("127.0.0.1", 0))
     server: ThreadingHTTPServer = make_server(listener, ledger, honours=True)

@@ -134,7 +134,7 @@ class StoreFault:
 
     def _end(self) -> None:
         with self._lock:
-            self.outage = None  # before it is over: who is let through from now on may be
+            self.outage = None  # before the outage ends: a request that is let through from now on may succeed
             self._outage_kind.end()
             self._failing = False
         self._over.set()
@@ -209,7 +209,7 @@ class InFile:
         try:
             self._rival.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
-            time.sleep(SECONDS[kind] / 2)  # who asks has the lock: then it is the disk that takes its time
+            time.sleep(SECONDS[kind] / 2)  # a request has the lock: it is as slow as with a slow disk
             return False
         if kind == "slow":
             threading.Timer(0.06, self._let_go).start()

@@ -95,7 +95,7 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("I1", "row 'opened' is missing", lambda site: site.drop("rows", "phased")),
     ("I1", "rolled back", lambda site: site.record("transactional", state=State.FAILED_RETRYABLE)),
     ("I1", "no record of it", lambda site: (site.forget("external"), None)[1]),
-    ("I1", "nobody asked for it", lambda site: (site.evidence.history.attempts.pop(site.name("once")), None)[1]),
+    ("I1", "no client asked for it", lambda site: (site.evidence.history.attempts.pop(site.name("once")), None)[1]),
     ("I2", "2 different answers", lambda site: site.answer("external", body=_told(attempt=1))),
     ("I2", "2 different answers", lambda site: site.answer("external", status=200)),
     ("I2", "not what was answered", lambda site: site.record("external", response=_stored(_told(attempt=1)))),
@@ -105,14 +105,14 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("I3", "attempt 1 wrote the response", lambda site: site.record("external", attempt=2)),
     ("I3", "attempt 1 wrote row 'written'", lambda site: site.record("deferred", attempt=2)),
     ("I3", "attempt 3 wrote row 'written'", lambda site: site.change("rows", "transactional", attempt=3)),
-    ("I4", "nobody is at it", lambda site: site.record("phased", state=State.IN_PROGRESS)),
+    ("I4", "no process works on it", lambda site: site.record("phased", state=State.IN_PROGRESS)),
     ("I4", "not on the reconciler's list", lambda site: site.record("once", state=State.UNKNOWN)),
     ("I4", "no job will settle it", lambda site: site.record("deferred", state=State.PENDING)),
     ("I4", "gave up", lambda site: site.evidence.history.outcomes.update({site.name("once"): "stuck"})),
     ("I5", "told of key key-9", lambda site: site.answer("external", body=_told(key="key-9"))),
     ("I5", "asked for 100 and was told 7", lambda site: site.answer("external", body=_told(cents=7))),
     ("I5", "is another request", lambda site: site.answer("external", ask=Ask("external", "key-external", 7))),
-    ("I6", "nobody of acme had used the key before", lambda site: site.refuse_first("external")),
+    ("I6", "no client of acme had used the key before", lambda site: site.refuse_first("external")),
     ("I6", "was told of globex", lambda site: site.answer("external", body=_told(scope="globex"))),
     ("I7", "ran 2 times for attempt 1", lambda site: site.repeat("runs", "external")),
     ("I7", "the store has no record", lambda site: (site.forget("external"), None)[1]),
@@ -153,7 +153,7 @@ def test_planted_violation_is_found(honest: Evidence, promise: str, says: str, p
 
 
 def test_text_of_a_key_has_all_its_evidence(honest: Evidence) -> None:
-    """Everything: who asked, who ran, who charged, which rows, steps and jobs, and the record."""
+    """It lists the requests, runs and charges, the rows, steps and jobs, and the record."""
     told = "".join(honest.text(("acme", f"key-{kind}")) for kind in ("phased", "transactional"))
     for part in (
         "client  ",

@@ -21,7 +21,7 @@ E, R, B, M, U, N, D, L = (
 )  # fmt: skip
 
 LEGAL = {
-    "nobody asked": [],
+    "no request": [],
     "one after the other": [call(0, 1, E, "x"), call(2, 3, R, "x"), call(4, 5, R, "x")],
     "a duplicate while it runs": [call(0, 4, E, "x"), call(1, 2, B), call(5, 6, R, "x")],
     "answered late": [call(0, 9, E, "x"), call(1, 2, B), call(3, 4, R, "x")],
@@ -53,7 +53,7 @@ ILLEGAL = {
     "two answers of a lost call": [call(0, 1, L), call(2, 3, R, "x"), call(4, 5, R, "y")],
     "busy after the end": [call(0, 1, E, "x"), call(2, 3, B)],
     "busy between two replays": [call(0, 9, E, "x"), call(1, 2, R, "x"), call(3, 4, B)],
-    "busy, and nobody was there": [call(0, 1, B), call(2, 3, E, "x")],
+    "busy, and no request was running": [call(0, 1, B), call(2, 3, E, "x")],
     "busy for another request": [call(0, 5, E, "x", "b"), call(1, 2, B)],
     "another request got the answer": [call(0, 1, E, "x"), call(2, 3, R, "x", "b")],
     "another request ran": [call(0, 1, N), call(2, 3, E, "x", "b")],

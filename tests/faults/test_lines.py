@@ -60,7 +60,7 @@ BUGS = {
     "an answer half handed over": (
         "replay", "sqlite", line_with(AsyncTicket.deliver, "if self.error is not None"),
     ),
-    "a handler's end that nobody heard of": (
+    "a handler's end that is not reported": (
         "first", "memory", line_with(AsgiCall._handle, "done.set_result(None)"),
     ),
     "a turn of the loop that never came": ("first", "memory", first_line(ThreadLane._flush, "loop")),
@@ -177,14 +177,14 @@ def test_lines_that_cannot_raise_are_no_places() -> None:
 
 
 def test_a_tracer_leaves_no_trace() -> None:
-    before = threading.gettrace()  # of a debugger, or of who measures coverage
+    before = threading.gettrace()  # set by a debugger, or by coverage
     with Tracer() as tracer:
         tracer.arm()
     assert threading.gettrace() is before
 
 
 def test_a_crowd_that_shares_a_key_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody who asks gets the key, as without a unique index."""
+    """Every request gets the key, as without a unique index."""
 
     def reserve(store: MemoryStore, batch: list[Reservation]) -> list[Found]:
         for wanted in batch:
@@ -236,7 +236,7 @@ async def test_a_fault_ends_with_its_scenario(tmp_path: Path) -> None:
     """A handler that runs later, for a client's retry, does not arm it again: it would strike the campaign itself."""
     scenario = next(each for each in scenarios.SCENARIOS if each.after)
     campaign, tracer = Campaign(Run("memory", 1, 1, tmp_path), tmp_path / "work"), Tracer(("loop", "nowhere", 0))
-    case = await campaign.play(scenario, tracer, "a line that nobody comes by")
+    case = await campaign.play(scenario, tracer, "a line that is never run")
     case.scene.entered()
     assert not tracer._armed
     await case.scene.close()

@@ -119,7 +119,7 @@ BREAKS: tuple[tuple[str, str, str, type[MemoryStore], Patch], ...] = (
     ("the store does not compare the owner", "external", "I3", AnyOwner, nullcontext),
     ("the store does not compare the lease", "repeatable", "I3", AnyLease, nullcontext),
     ("the reaper deletes what is in flight", "external", "I1", ReapsAll, nullcontext),
-    ("an unknown outcome is on nobody's list", "external", "I4", ForgetsTheList, nullcontext),
+    ("an unknown outcome is not on the reconciler's list", "external", "I4", ForgetsTheList, nullcontext),
     ("409 before 422", "external", "I5", MemoryStore, deciding(state_first)),
     ("any request is replayed to", "external", "I5", MemoryStore, deciding(no_fingerprint)),
     ("a retry is never let in", "repeatable", "I4", MemoryStore, deciding(always_busy)),

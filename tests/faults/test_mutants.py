@@ -50,7 +50,7 @@ def test_every_hazard_is_in_the_table_or_has_its_reason() -> None:
 
 
 def test_text_that_a_mutant_changes_is_in_the_source_once() -> None:
-    """Here, and not only when it is tried: who rewrites a guard sees at once that its mutant goes with it."""
+    """A change of a guard fails here at once, not only when the campaign tries its mutant."""
     for mutant in MUTANTS:
         for where, old, _ in mutant.edits:
             package, _slash, name = where.partition("/")

@@ -93,7 +93,7 @@ def test_an_outbox_that_was_tampered_with(campaign: outbox._Campaign) -> None:
     table.close()
     told = sorted(each.partition("\n")[0] for each in run.violations)
     for says in (
-        "I8: not delivered: None by", "I8: not delivered: ch_", "I1: charges that nobody asked for: {'one-more'}",
+        "I8: not delivered: None by", "I8: not delivered: ch_", "I1: charges that no job asked for: {'one-more'}",
         "I1: two charges share an id", "I1: done, and another charge is recorded", "I8: poison, and no dead letter",
         "I8: a dead letter without its history", "I4: a deferred key is pending", "and its answer another",
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tasks for real worker processes, and a provider whose ledger is on disk and who honours keys.
+"""Tasks for real worker processes, and a provider that keeps its ledger on disk and honours keys.
 
 Told by the environment: ONCEKEY_TEST_LEDGER is the provider's folder. One file per charge, made in one step (a hard
 link), so that kill -9 at any moment leaves a whole charge or none; and a line per call, however often it is repeated.

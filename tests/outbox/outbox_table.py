@@ -15,9 +15,9 @@ from oncekey.core.jobs import Job, JobState, NewJob
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Actor, Effects, Event
 from oncekey.core.swaps import swap
-from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.api import Outbox
 from oncekey.stores.registry import open_store
+from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 from oncekey.testing.servers.processes import pause_all
 from tests import databases
 

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy
 
 from oncekey.core.jobs import JobState
-from oncekey.outbox.staging import enqueue_statement, job_parameters
+from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 from tests.outbox.outbox_table import OutboxTable
 
 

@@ -47,12 +47,12 @@ class Faulty(SqliteStore):
     def job(self, job_id: str) -> Job | None:
         if self.lose_looks:
             self.lose_looks -= 1
-            raise StoreUnavailable("nobody answers")
+            raise StoreUnavailable("no answer")
         return super().job(job_id)
 
     def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
         if self.lose == "renewals":
-            raise StoreUnavailable("nobody answers")
+            raise StoreUnavailable("no answer")
         return super().renew_jobs(owner, ids, lease_seconds)
 
 

@@ -60,7 +60,7 @@ class OutboxesAgree(StoresAgree):
         """Of the key's owner where it has one in progress, which is deferred where the job settles it."""
         self.numbers += 1
         (mine,), (right,) = self.store.read([at]), self.model.read([at])
-        owner = "nobody" if right is None else right.owner
+        owner = "no-owner" if right is None else right.owner
         job = NewJob(
             id=f"job-{self.numbers:05d}",
             scope=at[0],

@@ -17,12 +17,12 @@ import pytest
 from oncekey.core.jobs import Conclusion, JobEnd, JobState, NewJob
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
-from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.api import EventLoops, Outbox, SharedCommit, Store, Transactions
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.postgres import outbox as postgres_outbox
 from oncekey.stores.postgres.connection import settings
+from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite import outbox as sqlite_outbox
 from oncekey.testing.conformance.jobs_base import RIVAL, TASK, TIMEOUT_RESPONSE, WORKER, claim, one_job

@@ -161,7 +161,7 @@ async def test_nothing_of_an_answer_is_kept_and_nothing_of_a_connection(store: P
 
 
 async def test_completions_and_reservations_are_one_transaction(store: PostgresStore, fast: InLoop) -> None:
-    """One commit for both; and who asks again for a key that ends in the same batch finds its response."""
+    """One commit for both. A reservation of a key that is completed in the same batch gets its response."""
     ends = [completion(reserved(store, key)) for key in ("a", "b")]
     found, moved = await fast.both([reservation("new"), reservation("a")], ends)
     assert [record and record.state for record in moved] == [State.COMPLETED, State.COMPLETED]

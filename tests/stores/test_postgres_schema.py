@@ -72,7 +72,7 @@ def test_tables_that_change_under_a_connection_are_noticed(fresh: PostgresStore,
 
 
 def test_the_advice_for_a_table_that_is_gone_is_followed(fresh: PostgresStore, url: str) -> None:
-    """``oncekey migrate`` says the same, and does not say that all is well; who drops the rest begins anew."""
+    """``oncekey migrate`` fails with the same message. When the other tables are dropped too, it makes all of them."""
     with psycopg.connect(url, autocommit=True) as own:
         own.execute("DROP TABLE idempotency_keys")
         with opened(url) as other, pytest.raises(SchemaError, match="drop oncekey_schema and every idempotency_ table"):

@@ -157,9 +157,9 @@ def test_a_file_that_vanishes_while_it_is_opened_loses_nothing(
     """It goes between the look whether it is there and the opening. An empty one made in its place takes the log of the
     real one for its own, and deletes it: what was committed last would be gone, though the file comes back."""
     moved = path.with_suffix(".moved")
-    with closing(sqlite3.connect(path)) as somebody:
+    with closing(sqlite3.connect(path)) as reader:
         reserve(store)
-        somebody.execute("SELECT count(*) FROM idempotency_keys").fetchall()  # so that the log outlives our connections
+        reader.execute("SELECT count(*) FROM idempotency_keys").fetchall()  # so that the log outlives our connections
         store.disconnect()
         connect = sqlite3.connect
 

@@ -180,7 +180,7 @@ async def test_completion_by_a_replaced_owner_writes_nothing(
 ) -> None:
     """Fencing (I3): taken over by another owner, or no longer in progress, nothing is written."""
     done = completion(reserved(store, "k"))
-    other = {"owner": "somebody", "state": "unknown"}[column]
+    other = {"owner": "another", "state": "unknown"}[column]
     with closing(sqlite3.connect(store.path)) as own, own:
         own.execute(f"UPDATE idempotency_keys SET {column} = ?", (other,))
     before = everything(store.path)
@@ -225,7 +225,7 @@ async def test_leaves_new_keys_to_the_lanes_while_the_app_has_the_file(store: Sq
 async def test_waits_for_another_writer_but_not_for_long(
     store: SqliteStore, fast: SqliteInLoop, tmp_path: Path, by: str
 ) -> None:
-    """Behind another batch it waits its turn; who holds on is left to the lanes, soon."""
+    """A batch waits for a short write of another. If that one holds the file for longer, the batch goes to a lane."""
     holder = sqlite3.connect(tmp_path / "keys.db", isolation_level=None)
 
     def hold() -> None:

@@ -136,7 +136,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(
         state=st.none() | st.sampled_from(list(State)),
-        scope=st.none() | st.sampled_from(["tenant", "Tenant", "nobody"]),
+        scope=st.none() | st.sampled_from(["tenant", "Tenant", "stranger"]),
         operation=st.none() | st.integers(1, 12).map(lambda number: f"POST /{number}"),
         older_than=st.none() | SECONDS.map(lambda seconds: seconds + GRID / 2),  # between the points of the grid
         limit=st.integers(1, 4),

@@ -199,7 +199,7 @@ class TestFinding:
             (tmp_path / version / "bin").mkdir(parents=True)
         assert binaries.newest(tmp_path, "*/bin")[0] == tmp_path / "15" / "bin"
 
-    @pytest.mark.skipif(os.getuid() != 0, reason="only root runs the server as somebody else")
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root runs the server as another user")
     def test_binaries_in_a_private_folder_are_put_where_the_server_can_reach_them(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

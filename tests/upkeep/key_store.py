@@ -15,10 +15,10 @@ from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.core.swaps import Swap, swap
-from oncekey.outbox.staging import enqueue_statement, job_parameters
 from oncekey.stores.api import Outbox, Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.registry import open_store
+from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.telemetry.events import Event as Told
 from tests import databases

@@ -141,10 +141,10 @@ def test_process_killed_in_every_state_charges_once(house: House) -> None:
     # Its first sweep comes within a tenth of an interval, so what counts is when it is up, and when leases are over.
     assert house.send("repeatable", "another-1").status_code == 201
     over = max(time.monotonic(), killed + LEASE.total_seconds())
-    until(lambda: not house.keys(State.IN_PROGRESS), "stuck: nobody swept it")
+    until(lambda: not house.keys(State.IN_PROGRESS), "stuck: it was not swept")
     assert time.monotonic() - over < 2 * SWEEP_SECONDS + SLACK_SECONDS
     make_worker(house.url, Provider(house.provider, honours=False)).run(until="drained")
-    until(lambda: not house.keys(State.UNKNOWN, State.PENDING), "stuck: nobody settled it")
+    until(lambda: not house.keys(State.UNKNOWN, State.PENDING), "stuck: it was not settled")
 
     # Nothing was run again yet: what is final was settled from the ledger, all else waits for its client.
     settled = {

@@ -53,7 +53,7 @@ def _remembering(seen: list[Inquiry]) -> Callable[[Inquiry], Verdict]:
 
 
 def test_confirmed_completes_the_key_with_its_response(rows: KeyStore) -> None:
-    """The key is completed with that response, as a handler's would be; the audit says who and why."""
+    """The key is completed with that response, as with a handler's; the audit line has the actor and the reason."""
     (record,) = rows.unknown()
     answer = Confirmed(201, {"id": "pay_9"}, headers={"Location": "/payments/9"}, reason="found in their ledger")
     assert _resolve(rows.once(), lambda inquiry: answer) == {"due": 1, "confirmed": 1}
@@ -153,16 +153,16 @@ def test_after_the_last_try_a_dead_letter(rows: KeyStore) -> None:
     """Unknown still, but no resolver is asked any more; that is a line in the audit and an error in the log."""
     (record,) = rows.unknown()
     once = rows.once()
-    assert _resolve(once, lambda inquiry: StillUnknown("who knows"), max_tries=2) == {"due": 1, "postponed": 1}
+    assert _resolve(once, lambda inquiry: StillUnknown("no answer"), max_tries=2) == {"due": 1, "postponed": 1}
     rows.age(100)
-    assert _resolve(once, lambda inquiry: StillUnknown("who knows"), max_tries=2) == {"due": 1, "dead": 1}
+    assert _resolve(once, lambda inquiry: StillUnknown("no answer"), max_tries=2) == {"due": 1, "dead": 1}
     found = rows.get(record)
     assert (found.state, found.reconcile_at, found.reconcile_tries) == (State.UNKNOWN, None, 2)
     rows.age(1_000_000)
     assert _resolve(once, lambda inquiry: Confirmed(200)) == {}
     (line,) = rows.store.audit(record.scope, record.key, 10)
     assert (line.who, line.before, line.after) == ("reconciler", "unknown", "unknown")
-    assert line.why == "asked 2 times, and no more: who knows"
+    assert line.why == "asked 2 times, and no more: no answer"
     assert rows.names()[-1] == "ReconcileGaveUp"
     assert rows.store.counts().dead == 1
 
@@ -313,7 +313,7 @@ def test_a_plain_resolver_is_asked_again_after_a_close(rows: KeyStore) -> None:
 
 def test_an_operation_without_a_resolver(rows: KeyStore) -> None:
     """It counts as not known, so that it neither blocks the others nor is forgotten."""
-    lonely = rows.unknown(3, operation="POST /nobody")
+    lonely = rows.unknown(3, operation="POST /unresolved")
     rows.age(1)
     (other,) = rows.unknown()
     once = rows.once()

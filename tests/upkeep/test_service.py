@@ -67,7 +67,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_service_runs_all_duties(rows: KeyStore, once: OnceKey, watch: Watch) -> None:
-    """A key of each kind is where it belongs after a few turns, without anybody's help."""
+    """A key of each kind is where it belongs after a few turns, without an operator."""
     gone, external = *rows.finished(), *rows.reserved()
     (harmless,) = rows.reserved(effects=Effects.REPEATABLE, retention=10 * RETENTION)
     rows.age(RETENTION + 1)

@@ -331,7 +331,7 @@ async def test_headers_that_can_be_read_once(make_api: MakeApi) -> None:
 
 
 async def test_every_media_type_counts(make_api: MakeApi) -> None:
-    """Of two headers, who reads the request may go by either: neither may differ unseen."""
+    """An app may read either of two Content-Type headers, so a difference in either is a different request."""
     api = make_api()
     for types, status in ((["a/a", "b/b"], 201), (["c/c", "b/b"], 422), (["a/a", "c/c"], 422), (["a/a", "b/b"], 201)):
         server = AsgiServer(api.app)

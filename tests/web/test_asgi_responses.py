@@ -333,7 +333,7 @@ async def test_a_stream_that_breaks_is_not_stored_as_whole(make_api: MakeApi, wo
 
 
 async def test_an_app_that_returns_without_an_end_is_not_stored(make_api: MakeApi, world: World) -> None:
-    """A response that never ended is nobody's answer, however normally the app returned."""
+    """A response without an end is not stored, although the app returned without an exception."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 201, "headers": []})

@@ -1,4 +1,5 @@
-"""``OnceKey(authorize=…)``: who may use an operation is asked before its key is looked up, also for a replay."""
+"""``OnceKey(authorize=…)``: it decides whether the caller may use an operation, before the key is looked up,
+also for a replay."""
 
 from __future__ import annotations
 

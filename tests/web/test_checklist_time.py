@@ -20,7 +20,7 @@ from tests.web.checks import assert_state
 
 
 async def test_a_handler_longer_than_its_lease_runs_once(make_api: MakeApi, world: World) -> None:
-    """The lease is renewed while the handler lives: nobody takes over, although a second run would be allowed."""
+    """The lease is renewed while the handler lives: no retry takes over, although a second run would be allowed."""
     gate = Gate()
     lease = 0.3
     api = make_api(held(gate), policy=Policy(lease=timedelta(seconds=lease), effects="repeatable"))
@@ -131,7 +131,7 @@ async def test_a_late_owner_does_not_disturb_a_rival_that_still_runs(make_api: M
 
 @pytest.mark.parametrize("ending", ["raises", "500", "refused"])
 async def test_a_late_owner_that_fails_gives_nothing_back(make_api: MakeApi, world: World, ending: str) -> None:
-    """Fencing of release and discard: who has lost the key cannot free it under its new owner."""
+    """Fencing of release and discard: an owner that lost its key cannot free it under the new owner."""
     gate = Gate()
 
     async def respond(request: Request, run: int) -> Response:

@@ -99,7 +99,7 @@ def test_a_location_that_flask_encodes_is_stored_as_it_was_sent(make_shop: MakeS
 
 
 def test_a_session_cookie_is_not_replayed(make_shop: MakeShop) -> None:
-    """Set-Cookie belongs to the first client: whoever repeats the key gets the answer, and no session."""
+    """Set-Cookie belongs to the first client: a replay has the response, and no session."""
 
     def view() -> Any:
         session["user"] = "ann"

@@ -176,7 +176,7 @@ async def test_a_dependency_that_used_a_verb_has_begun(once: OnceKey) -> None:
 
 
 async def test_a_dependency_of_the_wrong_type_is_no_refusal(once: OnceKey) -> None:
-    """litestar's 500 for what the app itself did wrong says nothing about the request: nobody knows what was done."""
+    """litestar's 500 for a mistake of the app says nothing about the request: its outcome is unknown."""
 
     @post("/payments", dependencies={"charge": Provide(lambda: "charged", sync_to_thread=False)})
     async def handler(charge: NamedDependency[int]) -> None: ...
@@ -286,7 +286,7 @@ async def test_request_without_a_route_leaves_no_row(once: OnceKey, method: str,
 
 
 async def test_scope_function_sees_the_authenticated_user() -> None:
-    """Our middleware runs inside the app's own, so the scope may come from it; nobody gets 401."""
+    """Our middleware runs inside the app's own, so the scope function sees the user. A request without one gets 401."""
 
     def authenticating(app: ASGIApp) -> ASGIApp:
         async def middleware(scope: Scope, receive: Receive, send: Send) -> None:

@@ -98,8 +98,8 @@ async def test_open_transaction_does_not_slow_other_keys(ready_url: str) -> None
 
 
 async def test_a_finish_waits_for_a_row_that_is_held_for_a_moment(ready_url: str) -> None:
-    """The owner tries again while somebody holds its row, and the client gets its answer, not an error; nobody else's
-    finish waits with it."""
+    """The owner tries again while another transaction holds its row, and the client gets its answer, not an error. The
+    finishes of other requests do not wait."""
     gate = Gate()
 
     async def respond(request: Request, run: int) -> Response:

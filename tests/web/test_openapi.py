@@ -151,8 +151,8 @@ def test_the_statuses_are_those_of_the_wire(profile: ProfileName) -> None:
 
 
 def test_401_where_the_scope_function_may_refuse() -> None:
-    """A single-tenant app refuses nobody; one with tenants may."""
-    with OnceKey("memory://", scope=lambda request: "somebody") as once:
+    """A single-tenant app sends no 401; an app with tenants may."""
+    with OnceKey("memory://", scope=lambda request: "tenant") as once:
         app = make_app()
         protect(app, once)
         assert "401" in app.openapi()["paths"]["/payments"]["post"]["responses"]

@@ -19,7 +19,7 @@ from oncekey.web.fastapi import protect
 from tests.web.retrying_client import CopiesScope, Layer, PassesOn, answers
 from tests.web.versions import ROUTE_IN_SCOPE
 
-user: ContextVar[str] = ContextVar("user", default="nobody")
+user: ContextVar[str] = ContextVar("user", default="anonymous")
 
 
 class Metrics(Layer):

@@ -289,14 +289,14 @@ async def test_a_slash_need_not_be_encoded(make_api: MakeApi) -> None:
 
 
 async def test_a_key_may_stay_out_of_the_address(make_api: MakeApi) -> None:
-    """In the header, for who keeps keys out of access logs, and for keys that are no path: ``..``."""
+    """The key may be in the header instead: to keep it out of access logs, or because it is no path (``..``)."""
     api = mounted(make_api())
     await api.post("..")
     answer = await api.client.get("/idempotency/", headers={"Idempotency-Key": '".."'})
     assert answer.status_code == 201
     missing = (await api.client.get("/idempotency/")).json()
     assert missing["type"].endswith("key-missing")
-    assert "new unique key" not in missing["detail"], "who asks about a request has sent it already"
+    assert "new unique key" not in missing["detail"], "a client that asks about a request has sent it already"
     malformed = await api.client.get("/idempotency/", headers={"Idempotency-Key": '"'})
     assert malformed.json()["type"].endswith("key-malformed")
 

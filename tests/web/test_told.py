@@ -86,7 +86,7 @@ def test_other_errors_are_the_frameworks() -> None:
     assert raised(operation(), RuntimeError("a bug"), ONCE)[1] is None
 
 
-# ---------------------------------------------------------------- who ran, and whose response was not stored
+# ---------------------------------------------------------------- the handler ran, and its response was not stored
 
 
 WANTED = reservation("k-1")

@@ -65,7 +65,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("before", [1, 8], ids=["small", "streaming"])
 def test_a_handler_that_is_killed_does_not_leave_the_key_stuck(make_server: MakeServer, before: int) -> None:
-    """What is no Exception ends the attempt all the same: nobody renews the lease of a handler that is gone."""
+    """A BaseException ends the attempt, too: the keeper does not renew the lease of a handler that has ended."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("201 Created", JSON)
@@ -84,18 +84,18 @@ def test_an_iterable_that_breaks_with_one_of_our_own_exceptions(make_server: Mak
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("201 Created", JSON)
-        yield b"a piece that nobody sees"
+        yield b"a piece that is not sent"
         raise NotExecuted("the bank is closed")
 
     server = make_server(app)
     answer = server.post()
     assert (answer.status, answer.starts) == (503, 1)
-    assert b"nobody sees" not in answer.body
+    assert b"not sent" not in answer.body
     assert server.state == "failed_retryable"
 
 
 def test_a_status_that_is_none_does_not_leave_the_key_stuck(make_server: MakeServer) -> None:
-    """Said too late, nobody would end the key, and it would be renewed for ever."""
+    """If the check came later, the attempt would never end, and its lease would be renewed for ever."""
     server = make_server(lambda environ, start_response: [start_response("OK", JSON), b"{}"][1:])
     with pytest.raises(ValueError, match="invalid literal"):
         server.post()
@@ -112,7 +112,7 @@ def test_a_close_that_raises_counts_as_raised(make_server: MakeServer) -> None:
 
 
 def test_a_close_that_raises_after_the_iterable_broke_does_not_leave_the_key_stuck(make_server: MakeServer) -> None:
-    """Two failures in a row still end the attempt: nobody goes on renewing the lease of a handler that is gone."""
+    """Two failures in a row still end the attempt: the keeper stops renewing its lease."""
     server = make_server(returning(Pieces(b"one", fails_after=1, close_fails=True)))
     with pytest.raises(RuntimeError):
         server.post()

@@ -91,7 +91,7 @@ def test_a_body_that_breaks_off_is_not_executed(make_server: MakeServer) -> None
 
 
 def test_truncated_retry_is_not_answered_that_its_key_is_unused(make_server: MakeServer) -> None:
-    """The key was not looked up: who took a new one would be charged again."""
+    """The key was not looked up: with a new key, the client would be charged again."""
     server = make_server(echo)
     assert server.post().status == 200
     answer = server.post(body=BODY[:7], CONTENT_LENGTH=str(len(BODY)))

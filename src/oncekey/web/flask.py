@@ -116,7 +116,7 @@ def _status_of(error: BaseException) -> int | None:
 
 def _wrap_errors(app: Flask) -> None:
     """oncekey's exceptions may also be raised around the view, and in tests Flask does not catch exceptions."""
-    by_handlers, by_nobody = app.handle_user_exception, app.handle_exception
+    by_handlers, unhandled = app.handle_user_exception, app.handle_exception
 
     def handle_user_exception(error: Exception) -> Any:
         if (shell := _shell()) is not None:
@@ -126,10 +126,10 @@ def _wrap_errors(app: Flask) -> None:
     def handle_exception(error: Exception) -> Any:
         shell = _shell()
         if shell is None:
-            return by_nobody(error)
+            return unhandled(error)
         shell.exchange.operation.evidence.heard(error)
         try:
-            return by_nobody(error)
+            return unhandled(error)
         except BaseException:
             answer = shell.failed(error)
             if answer is None:

@@ -83,7 +83,7 @@ class Payments:
 
     def _ran(self, mode: str) -> int:
         operation = current()
-        # A verb: who uses one has begun, and "refused" must not have.
+        # `downstream_key` counts as the begin of the operation, and "refused" ends before it.
         downstream = None if mode == "refused" else operation.downstream_key("charge")
         self.runs.append(Run(operation.key, operation.attempt, downstream, threading.current_thread().name))
         return len(self.runs)

@@ -17,7 +17,7 @@ from oncekey.testing.http.stack import ONE, SECONDS, Framework, Stack, request
 def by_user(asked: Any) -> str:
     tenant: str = asked.headers.get("x-user", "")
     if not tenant:
-        raise NotAuthenticated("say who you are")
+        raise NotAuthenticated("send your credentials")
     return tenant
 
 
