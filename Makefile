@@ -38,20 +38,28 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 .PHONY: help
 help: ## what there is to make (this)
 	@echo "make TARGET [ARGS=...]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: $(DEMO) ## the demo: an API, a client that retries, and what is stored
 	@$(BIN)/oncekey demo $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## all tests but the long fault campaign, two at a time
+test: $(STAMP) ## every promise, each store and framework once, two tests at a time (five minutes)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
+.PHONY: stores
+stores: $(STAMP) ## the tests of single stores, databases and drivers in depth (marker `stores`)
+	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "stores and not faults" $(ARGS)
+
+.PHONY: frameworks
+frameworks: $(STAMP) ## the tests of single frameworks, servers and example apps in depth (marker `frameworks`)
+	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "frameworks and not stores and not faults" $(ARGS)
+
 .PHONY: coverage
-coverage: $(STAMP) ## the same tests, measured: core, engine and stores must be covered to the gate (half as long again)
+coverage: $(STAMP) ## test, stores and frameworks, measured: core, engine and stores must be covered to the gate
 	@rm -f .coverage .coverage.*
-	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report= $(ARGS)
+	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "not faults" --cov --cov-report= $(ARGS)
 	@echo "coverage of core, engine and stores (lines and branches, at least $(COVERAGE) %)"
 	@$(BIN)/coverage report --include='$(GATED)' --fail-under=$(COVERAGE)
 

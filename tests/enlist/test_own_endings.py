@@ -14,8 +14,11 @@ SENDS = 3
 SHORT: tuple[tuple[Ending, bool], ...] = (("returns 201", True), ("fails and raises", True), ("raises", False))
 """Of all combinations of an ending and whether the handler swallows errors: the others run in the campaign."""
 
+CORE = (("sqlite", "sqlite3"), ("sqlite", "sa-session"), ("postgresql", "psycopg"), ("postgresql", "sa-async-session"))
+"""Run by `make test`; the other drivers by `make stores`."""
+
 CASES = [
-    pytest.param(at, name, id="-".join((*at, name)))
+    pytest.param(at, name, id="-".join((*at, name)), marks=() if at in CORE else pytest.mark.stores)
     for at in ALL
     for name, way in WAYS.items()
     if not way.beneath or at[1].startswith("sa-")

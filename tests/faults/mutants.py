@@ -102,6 +102,7 @@ class Trial:
         importlib.import_module("sitecustomize")
         options = [
             "-q",
+            *("-m", "not faults"),  # a mutant may name a test in depth
             *(["-x"] if edits else []),
             "-n",
             "0",

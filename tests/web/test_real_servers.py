@@ -22,6 +22,8 @@ from oncekey.stores.registry import open_store
 from oncekey.testing.http.stack import ONE, until
 from oncekey.testing.servers import PostgresServer, free_port
 
+pytestmark = pytest.mark.frameworks
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 20.0
 _databases = count(1)

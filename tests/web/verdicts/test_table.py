@@ -17,11 +17,17 @@ from tests.web.verdicts.case_runner import CaseRunner, MakeBench, is_replay
 from tests.web.verdicts.cases import CASES, Case, Verdict
 
 
+CORE = ("starlette", "flask", "asgi", "wsgi")
+"""Run by `make test`; the other frameworks by `make frameworks`."""
+
+
 def every_case() -> Iterator[Any]:
     for case in CASES:
         for framework in case.where:
             for effects in case.effects:
-                yield pytest.param(case, framework, effects, id=f"{case.name} | {framework} | {effects}")
+                name = f"{case.name} | {framework} | {effects}"
+                marks = () if framework in CORE else pytest.mark.frameworks
+                yield pytest.param(case, framework, effects, id=name, marks=marks)
 
 
 def on_postgres() -> Iterator[Any]:
@@ -29,7 +35,8 @@ def on_postgres() -> Iterator[Any]:
         if case.postgres and "transactional" in case.effects:
             for framework in case.where:
                 if framework in ("starlette", "flask", "asgi", "fastapi"):
-                    yield pytest.param(case, framework, id=f"{case.name} | {framework}")
+                    marks = () if framework in CORE else pytest.mark.frameworks
+                    yield pytest.param(case, framework, id=f"{case.name} | {framework}", marks=marks)
 
 
 @pytest.mark.parametrize(("case", "framework", "effects"), list(every_case()))
