@@ -107,7 +107,7 @@ async def callers(reserve: Reserve, complete: Complete, seconds: float, count: i
 async def through_lanes(url: str, seconds: float) -> float:
     """The one place that knows the engine: how a caller hands a reservation or a swap to a lane."""
     from oncekey.engine.batching.router import Router
-    from oncekey.engine.batching.ticket import AsyncTicket
+    from oncekey.engine.batching.ticket import whole
     from oncekey.web import tuning
 
     store = open_store(url)
@@ -117,9 +117,7 @@ async def through_lanes(url: str, seconds: float) -> float:
     loop = asyncio.get_running_loop()
 
     async def submit(work: Reservation | Swap) -> Any:
-        ticket = AsyncTicket(work, loop, TIMEOUT)
-        router.submit(ticket)
-        return await ticket.wait()
+        return whole(work, await router.ask(work, loop, TIMEOUT))
 
     try:
         return await callers(submit, submit, seconds)

@@ -63,7 +63,7 @@ def eventually(check: Callable[[], _T], what: str = "") -> _T:
 
 async def waiting(ticket: AsyncTicket) -> Any:
     """As a request waits: in a task of its own, which can be cancelled."""
-    return await ticket.wait()
+    return await ticket.future
 
 
 def reservation(

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oncekey.core.record import Found, Record, Reservation
-from oncekey.core.states import Actor, Event
-from oncekey.core.swaps import Swap, swap
+from oncekey.core.record import Record, Reservation
+from oncekey.core.swaps import End, Swap
 from oncekey.engine.batching.router import Router
-from oncekey.engine.batching.ticket import AsyncTicket
-from tests.engine.doubles import PATIENCE, RESPONSE, FakeStore, reservation
+from oncekey.engine.batching.ticket import whole
+from tests.engine.doubles import PATIENCE, FakeStore, reservation
 
 
 class Quick:
@@ -21,21 +20,32 @@ class Quick:
         self.store = store
         self.abandoned = 0
 
-    async def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        return await self._answer("reserve", batch, self.store.inner.reserve)
+    async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
+        return await self._answer("reserve", batch, self._reserved)
 
-    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        return await self._answer("swap", batch, self.store.inner.swap)
+    async def swap(self, batch: Sequence[End | Swap]) -> list[float | None]:
+        return await self._answer("swap", batch, self._moved)
 
     async def both(
-        self, begins: Sequence[Reservation], ends: Sequence[Swap]
-    ) -> tuple[list[Found], list[Record | None]]:
+        self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
+    ) -> tuple[list[float | Record | None], list[float | None]]:
         def call(batch: Any) -> list[Any]:
-            moved = self.store.inner.swap(ends)
-            return [self.store.inner.reserve(begins), moved]
+            moved = self._moved(ends)
+            return [self._reserved(begins), moved]
 
         found, moved = await self._answer("both", [*ends, *begins], call)
         return found, moved
+
+    def _reserved(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
+        """The time where the key is new, and otherwise its row."""
+        inner = self.store.inner
+        before = inner.read([(wanted.scope, wanted.key) for wanted in batch])
+        found = [found.record for found in inner.reserve(batch)]
+        return [now and (now if there else now.now) for there, now in zip(before, found, strict=True)]
+
+    def _moved(self, batch: Sequence[End | Swap]) -> list[float | None]:
+        moved = self.store.inner.swap([change.swap() if isinstance(change, End) else change for change in batch])
+        return [None if record is None else record.now for record in moved]
 
     async def _answer(self, verb: str, batch: Any, call: Callable[[Any], list[Any]]) -> list[Any]:
         store = self.store
@@ -70,19 +80,17 @@ class FastStore(FakeStore):
 
 
 async def ask(router: Router, *work: Reservation | Swap, timeout: float = PATIENCE) -> list[Any]:
+    """The answers as a flow gets them, or the errors."""
     loop = asyncio.get_running_loop()
-    tickets = [AsyncTicket(item, loop, timeout) for item in work]
-    for ticket in tickets:
-        router.submit(ticket)
-    return await asyncio.gather(*[ticket.wait() for ticket in tickets], return_exceptions=True)
+    futures = [router.ask(item, loop, timeout) for item in work]
+    answers = await asyncio.gather(*futures, return_exceptions=True)
+    return [whole(item, answer) for item, answer in zip(work, answers, strict=True)]
 
 
 async def warmed(store: FastStore, **options: Any) -> Router:
-    """A router whose threads have prepared and checked the tables: from here on a loop lane may run."""
+    """A router whose lane for reservations has prepared and checked the tables: from here on a loop lane may run."""
     router = Router(store, **options)
-    wanted = reservation("warm-up")
-    (found,) = await ask(router, wanted)
-    await ask(router, swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE))
+    await ask(router, reservation("warm-up"))
     assert store.asked_here == []
     store.batches.clear()
     return router

@@ -42,10 +42,10 @@ def test_coroutines_of_one_turn_share_a_batch_and_get_their_own_answers(open_lan
 
     async def main() -> list[Found]:
         loop = asyncio.get_running_loop()
-        tickets = [AsyncTicket(item, loop, PATIENCE) for item in wanted]
+        tickets = [AsyncTicket(item, loop, loop.time() + PATIENCE) for item in wanted]
         for ticket in tickets:
             router.submit(ticket)
-        return list(await asyncio.gather(*(ticket.wait() for ticket in tickets)))
+        return list(await asyncio.gather(*(ticket.future for ticket in tickets)))
 
     found = asyncio.run(main())
     assert [owner_found(answer) for answer in found] == [item.owner for item in wanted]
@@ -153,10 +153,10 @@ def test_the_coroutines_of_one_turn_are_split_too(open_lanes: Open) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        tickets = [AsyncTicket(reservation(f"key-{number}"), loop, PATIENCE) for number in range(600)]
+        tickets = [AsyncTicket(reservation(f"key-{number}"), loop, loop.time() + PATIENCE) for number in range(600)]
         for ticket in tickets:
             router.submit(ticket)
-        await asyncio.gather(*(ticket.wait() for ticket in tickets))
+        await asyncio.gather(*(ticket.future for ticket in tickets))
 
     asyncio.run(main())
     sizes = [len(batch) for batch in store.asked("reserve")]

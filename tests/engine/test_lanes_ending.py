@@ -138,11 +138,11 @@ def test_a_coroutine_that_asks_in_the_turn_of_the_close_gets_an_outcome() -> Non
     submit(router, reservation("first"))[0].wait(PATIENCE)
 
     async def main() -> object:
-        ticket = AsyncTicket(reservation("a"), asyncio.get_running_loop(), 3.0)
+        ticket = AsyncTicket(reservation("a"), (loop := asyncio.get_running_loop()), loop.time() + 3.0)
         router.submit(ticket)
         router.close(PATIENCE)
         try:
-            return await ticket.wait()
+            return await ticket.future
         except StoreError as error:
             return str(error)
 

@@ -75,12 +75,12 @@ def test_a_coroutine_that_gave_up_leaves_no_reservation(open_lanes: Open) -> Non
     router, gate = open_lanes(store), store.hold("reserve")
 
     async def main() -> None:
-        ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
+        ticket = AsyncTicket(reservation(), (loop := asyncio.get_running_loop()), loop.time() + PATIENCE)
         router.submit(ticket)
         await asyncio.to_thread(gate.wait)
         ticket.give_up()  # as its timer does, at the moment that matters
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            await ticket.wait()
+            await ticket.future
         gate.open()
         await asyncio.to_thread(eventually, lambda: store.asked("swap"))
 
@@ -95,7 +95,7 @@ def test_a_cancelled_coroutine_leaves_no_reservation(open_lanes: Open) -> None:
     router, gate = open_lanes(store), store.hold("reserve")
 
     async def main() -> None:
-        ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
+        ticket = AsyncTicket(reservation(), (loop := asyncio.get_running_loop()), loop.time() + PATIENCE)
         router.submit(ticket)
         task = asyncio.create_task(waiting(ticket))
         await asyncio.to_thread(gate.wait)
@@ -118,7 +118,7 @@ def test_a_loop_that_is_closed_leaves_no_reservation(open_lanes: Open) -> None:
 
     async def ask() -> None:
         for key in ("a", "b"):
-            router.submit(AsyncTicket(reservation(key), loop, PATIENCE))
+            router.submit(AsyncTicket(reservation(key), loop, loop.time() + PATIENCE))
         await asyncio.to_thread(gate.wait)
 
     loop.run_until_complete(ask())
@@ -137,7 +137,7 @@ def test_a_caller_that_left_while_the_lanes_close_leaves_no_reservation(open_lan
     router, gate = open_lanes(store), store.hold("reserve")
 
     async def main() -> None:
-        ticket = AsyncTicket(reservation(), asyncio.get_running_loop(), PATIENCE)
+        ticket = AsyncTicket(reservation(), (loop := asyncio.get_running_loop()), loop.time() + PATIENCE)
         router.submit(ticket)
         task = asyncio.create_task(waiting(ticket))
         await asyncio.to_thread(gate.wait)

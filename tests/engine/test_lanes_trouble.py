@@ -212,7 +212,7 @@ def test_a_full_queue_refuses_coroutines_too(open_lanes: Open) -> None:
         loop = asyncio.get_running_loop()
         ends = []
         for number in range(10):
-            ticket = AsyncTicket(reservation(f"key-{number}"), loop, PATIENCE)
+            ticket = AsyncTicket(reservation(f"key-{number}"), loop, loop.time() + PATIENCE)
             try:
                 router.submit(ticket)
             except StoreOverloaded:

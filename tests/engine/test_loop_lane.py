@@ -6,16 +6,14 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from oncekey.core.audit import Audit
-from oncekey.core.record import Found, Reservation
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.engine.batching import loop_lane
 from oncekey.engine.batching.router import Router
-from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, reservation
 from tests.engine.in_loop import FastStore, Quick, ask, run, warmed
@@ -23,8 +21,9 @@ from tests.engine.in_loop import FastStore, Quick, ask, run, warmed
 # ---------------------------------------------------------------- batches
 
 
-def test_the_first_of_each_verb_goes_by_the_lanes_and_the_rest_without_a_thread() -> None:
-    """Lanes prepare and check the tables; from then on a reservation and its completion never touch a thread."""
+def test_loop_lane_takes_all_but_the_first_reservation() -> None:
+    """A thread lane prepares and checks the tables; after it neither a reservation nor the first swap takes a thread.
+    Where every handler enlists its transaction, no swap ever comes."""
 
     async def main() -> None:
         store = FastStore()
@@ -130,10 +129,9 @@ def test_a_store_that_leaves_most_keys_to_the_lanes_is_hardly_asked() -> None:
         here: list[str] = []
 
         class Reads(Quick):
-            async def reserve(self, batch: Sequence[Reservation]) -> list[Any]:
+            async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
                 here.extend(work.key for work in batch)
-                found = self.store.inner.read([(work.scope, work.key) for work in batch])
-                return [Found(record) if record is not None else None for record in found]
+                return [*self.store.inner.read([(work.scope, work.key) for work in batch])]
 
         store.in_loop = lambda: Reads(store)  # type: ignore[method-assign]
         router = await warmed(store)
@@ -168,7 +166,7 @@ def test_full_loop_lane_refuses_reservations() -> None:
         refused = 0
         for number in range(5):
             try:
-                router.submit(AsyncTicket(reservation(f"c{number}"), asyncio.get_running_loop(), PATIENCE))
+                router.ask(reservation(f"c{number}"), asyncio.get_running_loop(), PATIENCE)
             except StoreOverloaded:
                 refused += 1
         assert refused == 5

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from oncekey.core.record import Found, Reservation
+from oncekey.core.record import Record, Reservation
 from oncekey.engine.batching import batch, loop_lane
 from oncekey.engine.batching.router import Router
-from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.api import LostRace
 from tests.engine.doubles import PATIENCE, eventually, reservation
@@ -113,7 +112,7 @@ def test_ticket_given_to_a_thread_lane_is_not_given_to_it_again(monkeypatch: pyt
     monkeypatch.setattr(batch, "MAX_BATCH", 1)
 
     class Raced(Quick):
-        async def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+        async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
             if batch[0].key == "a":
                 raise LostRace
             self.store.arrived.set()
@@ -127,10 +126,8 @@ def test_ticket_given_to_a_thread_lane_is_not_given_to_it_again(monkeypatch: pyt
         gate = store.hold("reserve")
         loop = asyncio.get_running_loop()
         wanted = reservation("a")
-        first, second = (AsyncTicket(work, loop, PATIENCE) for work in (wanted, reservation("b")))
         store.arrived.clear()
-        router.submit(first)
-        router.submit(second)
+        first, second = (router.ask(work, loop, PATIENCE) for work in (wanted, reservation("b")))
         await store.arrived.wait()  # with the second piece; the first is with the lane
         (now,) = router._loop_lanes.values()
         assert now._task is not None
@@ -138,9 +135,9 @@ def test_ticket_given_to_a_thread_lane_is_not_given_to_it_again(monkeypatch: pyt
         now._task.cancel()
         await asyncio.to_thread(gate.wait)
         gate.open()
-        found = await first.wait()
+        found = await first
         assert found.record.owner == wanted.owner
-        await second.wait()
+        await second
         await asyncio.to_thread(router.close, PATIENCE)
         assert store.keys("reserve").count(["a"]) == 1
         assert store.row("a") is not None, "it is in use, and was given back"
@@ -199,8 +196,7 @@ def test_reservation_of_a_gone_caller_is_undone_by_a_busy_lane() -> None:
         store = FastStore()
         router = await warmed(store)
         gate = store.hold("read")
-        busy = AsyncTicket(("tenant-1", "late"), asyncio.get_running_loop(), PATIENCE)
-        router.submit(busy)  # to the lane of that key
+        busy = router.ask(("tenant-1", "late"), asyncio.get_running_loop(), PATIENCE)  # to the lane of that key
         await asyncio.to_thread(gate.wait)
         store.fails_after = StoreUnavailable("cut")
         (error,) = await ask(router, reservation("late"), timeout=0.1)
@@ -208,7 +204,7 @@ def test_reservation_of_a_gone_caller_is_undone_by_a_busy_lane() -> None:
         assert store.row("late") is not None
         gate.open()
         await asyncio.to_thread(eventually, lambda: store.row("late") is None)
-        await busy.wait()
+        await busy
         await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)
@@ -242,10 +238,10 @@ def test_a_loop_that_was_closed_by_hand_harms_no_other() -> None:
         store.held = asyncio.Event()
         store.arrived.clear()
         aboard = reservation("aboard")
-        kept[0].submit(AsyncTicket(aboard, loop, PATIENCE))
+        kept[0].ask(aboard, loop, PATIENCE)
         await store.arrived.wait()
         store.put(aboard)  # it was sent, and happened
-        kept[0].submit(AsyncTicket(reservation("waiting"), loop, PATIENCE))
+        kept[0].ask(reservation("waiting"), loop, PATIENCE)
 
     loop.run_until_complete(first())
     tasks = asyncio.all_tasks(loop)

@@ -87,7 +87,7 @@ def test_a_coroutine_gets_its_result_or_its_error() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        good, bad = AsyncTicket(WORK, loop, PATIENCE), AsyncTicket(WORK, loop, PATIENCE)
+        good, bad = AsyncTicket(WORK, loop, loop.time() + PATIENCE), AsyncTicket(WORK, loop, loop.time() + PATIENCE)
         good.arm()
         bad.arm()
         good.result = "answer"
@@ -95,9 +95,9 @@ def test_a_coroutine_gets_its_result_or_its_error() -> None:
         assert not good.left()
         assert good.deliver()
         assert bad.deliver()
-        assert await good.wait() == "answer"
+        assert await good.future == "answer"
         with pytest.raises(StoreError, match="refused"):
-            await bad.wait()
+            await bad.future
         await asyncio.sleep(0)
         assert good._timer
         assert good._timer.cancelled()
@@ -112,11 +112,11 @@ def test_a_coroutine_that_gave_up_or_was_cancelled_takes_nothing_more() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        late = AsyncTicket(WORK, loop, 0.001)
+        late = AsyncTicket(WORK, loop, loop.time() + 0.001)
         late.arm()
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            await late.wait()
-        gone = AsyncTicket(WORK, loop, PATIENCE)
+            await late.future
+        gone = AsyncTicket(WORK, loop, loop.time() + PATIENCE)
         task = asyncio.create_task(waiting(gone))
         await asyncio.sleep(0)
         task.cancel()
@@ -134,13 +134,13 @@ def test_a_timer_that_fires_after_the_delivery_changes_nothing() -> None:
     """The answer came first, and the caller has not looked yet: it still gets the answer."""
 
     async def main() -> None:
-        ticket = AsyncTicket(WORK, asyncio.get_running_loop(), 0.0)
+        ticket = AsyncTicket(WORK, (loop := asyncio.get_running_loop()), loop.time() + 0.0)
         ticket.arm()
         ticket.result = "answer"
         assert ticket.deliver()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert await ticket.wait() == "answer"
+        assert await ticket.future == "answer"
 
     asyncio.run(main())
 

@@ -135,7 +135,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # 4: a cancelled call leaves something behind
     _(4, "I4", "a caller cancelled with its answer releases the key",
       "tests/web/test_asgi_disconnect.py::test_cancelled_at_the_moment_of_the_reservation_leaves_none",
-      ("oncekey.engine.drivers", "                        self.router.give_up(ticket)\n", "                        pass\n")),
+      ("oncekey.engine.drivers", "                        self.router.give_up(step, future.result())\n", "                        pass\n")),
     _(4, "I5", "a late answer of the server is dropped", "tests/stores/test_postgres_unavailable.py::test_a_late_answer_is_never_the_answer_to_the_next_question",
       (f"{POSTGRES}.store", "isinstance(trouble, StoreUnavailable):", "False:")),
     # 5: unlock by anyone

@@ -17,7 +17,6 @@ from oncekey.core.record import Found, Reservation
 from oncekey.core.states import State
 from oncekey.engine.batching.loop_lane import LoopLane
 from oncekey.engine.batching.thread_lane import ThreadLane
-from oncekey.engine.batching.ticket import AsyncTicket
 from oncekey.engine.engine import Engine
 from oncekey.engine.keeper import Keeper
 from oncekey.engine.operation import Operation
@@ -56,9 +55,9 @@ def inject(run: Run, *faults: tuple[str, Place, type[BaseException]]) -> list[tu
 BUGS = {
     "an unexpected error while storing: renewed for ever": ("first", "memory", first_line(Engine.move, "loop")),
     "a thread lane that ends": ("first", "memory", first_line(ThreadLane._collect, "thread")),
-    "a loop lane that ends: its callers hung": ("replay", "sqlite", first_line(LoopLane._ask, "loop")),
+    "a loop lane that ends: its callers hung": ("replay", "sqlite", first_line(LoopLane._send, "loop")),
     "an answer half handed over": (
-        "replay", "sqlite", line_with(AsyncTicket.deliver, "if self.error is not None"),
+        "replay", "sqlite", line_with(LoopLane._send, "future.set_result(there)"),
     ),
     "a handler's end that is not reported": (
         "first", "memory", line_with(AsgiCall._handle, "done.set_result(None)"),

@@ -23,6 +23,7 @@ from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
 from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.begun_keys import completion, reserved
+from tests.stores.wholes import moved_by, moves_of, reserved_by, rows_of
 
 RIVAL = """
 INSERT INTO idempotency_keys (scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner,
@@ -65,25 +66,25 @@ def shared(postgres_url: str) -> Iterator[PostgresStore]:
 async def test_gives_the_answers_of_the_store(store: PostgresStore, fast: InLoop) -> None:
     """New, found, moved, not moved: record for record what the blocking verbs say."""
     mine = [reservation("b"), reservation("a"), reservation("c")]
-    found = await fast.reserve(mine)
-    assert [answer.record and answer.record.owner for answer in found] == [one.owner for one in mine]
-    first, second, third = (answer.record for answer in found)
+    found = await reserved_by(fast, mine)
+    assert [row and row.owner for row in found] == [one.owner for one in mine]
+    first, second, third = found
     assert first
     assert second
     assert third
     done = completion(first)
     lost = completion(second)
     store.swap([swap(second, Event.RELEASE, Actor.OWNER)])
-    moved = await fast.swap([done, lost])
+    moved = await moved_by(fast, [done, lost])
     assert moved[0] is not None
     assert moved[0].state is State.COMPLETED
     assert moved[1] is None
-    again = await fast.reserve([reservation("b"), reservation("c")])
+    again = await reserved_by(fast, [reservation("b"), reservation("c")])
     read = store.read([("tenant-1", "b"), ("tenant-1", "c")])
     for here, there in zip(again, read, strict=True):
-        assert here.record is not None
+        assert here is not None
         assert there is not None
-        assert (here.record.owner, here.record.state, here.record.response, here.record.expires_at) == (
+        assert (here.owner, here.state, here.response, here.expires_at) == (
             there.owner,
             there.state,
             there.response,
@@ -108,7 +109,7 @@ async def test_lost_race_is_raised_and_keeps_the_connection(
     with pytest.raises(LostRace):
         await asking
     assert fast._connection is connection
-    assert (await fast.reserve([reservation("after")]))[0].record is not None
+    assert (await fast.reserve([reservation("after")]))[0] is not None
 
 
 async def test_a_cut_connection_is_thrown_away_and_the_next_verb_opens_another(
@@ -119,7 +120,7 @@ async def test_a_cut_connection_is_thrown_away_and_the_next_verb_opens_another(
     with pytest.raises(psycopg.Error):
         await fast.reserve([reservation("b")])
     assert fast._connection is None
-    assert (await fast.reserve([reservation("c")]))[0].record is not None
+    assert (await fast.reserve([reservation("c")]))[0] is not None
 
 
 async def test_a_server_that_says_nothing_is_given_up_in_time(
@@ -146,9 +147,9 @@ async def test_a_cancelled_verb_leaves_no_answer_behind(store: PostgresStore, fa
         await asking
     await asyncio.to_thread(proxy.pass_through)
     assert fast._connection is None
-    (found,) = await fast.reserve([reservation("b")])
-    assert found.record is not None
-    assert found.record.key == "b"
+    (found,) = await reserved_by(fast, [reservation("b")])
+    assert found is not None
+    assert found.key == "b"
 
 
 async def test_nothing_of_an_answer_is_kept_and_nothing_of_a_connection(store: PostgresStore, fast: InLoop) -> None:
@@ -163,9 +164,10 @@ async def test_nothing_of_an_answer_is_kept_and_nothing_of_a_connection(store: P
 async def test_completions_and_reservations_are_one_transaction(store: PostgresStore, fast: InLoop) -> None:
     """One commit for both. A reservation of a key that is completed in the same batch gets its response."""
     ends = [completion(reserved(store, key)) for key in ("a", "b")]
-    found, moved = await fast.both([reservation("new"), reservation("a")], ends)
-    assert [record and record.state for record in moved] == [State.COMPLETED, State.COMPLETED]
-    new, again = (answer.record for answer in found)
+    begins = [reservation("new"), reservation("a")]
+    found, moved = await fast.both(begins, ends)
+    assert [record and record.state for record in moves_of(ends, moved)] == [State.COMPLETED, State.COMPLETED]
+    new, again = rows_of(begins, found)
     assert new
     assert again
     assert (new.state, again.response) == (State.IN_PROGRESS, RESPONSE)
@@ -270,9 +272,9 @@ def test_connection_ended_while_idle_is_noticed_at_once(shared: PostgresStore, p
 async def test_more_than_the_socket_takes_at_once(shared: PostgresStore) -> None:
     """Large responses: sent in pieces, while the loop goes on."""
     fast = InLoop(shared)
-    found = await fast.reserve([reservation(f"large-{number}") for number in range(8)])
+    found = await reserved_by(fast, [reservation(f"large-{number}") for number in range(8)])
     response = StoredResponse(200, (), b"x" * 1_000_000)
-    ends = [swap(answer.record, Event.COMPLETE, Actor.OWNER, response=response) for answer in found if answer.record]
+    ends = [swap(row, Event.COMPLETE, Actor.OWNER, response=response) for row in found if row]
     turns = 0
 
     async def count_turns() -> None:
@@ -318,9 +320,10 @@ async def test_recipes_go_by_the_fast_way_too(store: PostgresStore, fast: InLoop
     """Written with the batch, found by the next, and kept by the move that ends the attempt."""
     recipes = {"a": None, "b": '{"fields":["é"],"headers":[]}', "c": None}
     batch = [replace(reservation(key), fingerprint_recipe=recipe) for key, recipe in recipes.items()]
-    for found in (await fast.reserve(batch), await fast.reserve([reservation(key) for key in recipes])):
-        assert [each.record and each.record.fingerprint_recipe for each in found] == list(recipes.values())
+    for begins in (batch, [reservation(key) for key in recipes]):
+        found = await reserved_by(fast, begins)
+        assert [each and each.fingerprint_recipe for each in found] == list(recipes.values())
     begun = store.read([("tenant-1", key) for key in recipes])
-    moved = await fast.swap([completion(record) for record in begun if record is not None])
+    moved = await moved_by(fast, [completion(record) for record in begun if record is not None])
     assert [record and record.fingerprint_recipe for record in moved] == list(recipes.values())
     assert [record and record.fingerprint_recipe for record in begun] == list(recipes.values())

@@ -23,6 +23,7 @@ from oncekey.stores.sqlite import SqliteStore, batch
 from oncekey.stores.sqlite.in_loop import LOCK_SECONDS, SqliteInLoop
 from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.begun_keys import completion, reserved
+from tests.stores.wholes import moved_by, moves_of, reserved_by, rows_of
 
 
 @pytest.fixture
@@ -129,9 +130,9 @@ async def test_leaves_the_rows_that_the_store_leaves(twins: Twins) -> None:
     twins.slow.check()
     twins.fast_store.check()
     begins = [reservation(f"k-{number}", scope="t\u00e9nant") for number in range(len(ENDINGS))]
-    found = await twins.fast.reserve(begins)
+    found = await reserved_by(twins.fast, begins)
     expected = twins.slow.reserve(begins)
-    assert [each and each.record for each in found] == [each.record for each in expected]
+    assert found == [each.record for each in expected]
     assert twins.alike()
     twins.clock.now += 7
     changes = [
@@ -141,7 +142,9 @@ async def test_leaves_the_rows_that_the_store_leaves(twins: Twins) -> None:
     ]
     assert all(change.ends for change in changes)
     more = [reservation("next")]
-    assert await twins.fast.both(more, changes) == twins.slow.both(more, changes)
+    begun, moved = await twins.fast.both(more, changes)
+    there, ended = twins.slow.both(more, changes)
+    assert (rows_of(more, begun), moves_of(changes, moved)) == ([each.record for each in there], ended)
     assert twins.alike()
 
 
@@ -154,7 +157,7 @@ async def test_leaves_the_row_that_the_store_leaves_alone_in_its_batch(
     (found,), _ = twins.fast_store.reserve([begin]), twins.slow.reserve([begin])
     assert found.record is not None
     change = swap(found.record, event, Actor.OWNER, response=response, last_error=why)
-    assert await twins.fast.swap([change]) == twins.slow.swap([change])
+    assert await moved_by(twins.fast, [change]) == twins.slow.swap([change])
     assert twins.alike()
     assert twins.fast_store.read([(begin.scope, begin.key)]) == twins.slow.read([(begin.scope, begin.key)])
 
@@ -165,8 +168,10 @@ async def test_where_not_all_rows_change_the_rows_tell(store: SqliteStore, fast:
     ends = [completion(record) for record in (good, bad)]
     store.swap([swap(bad, Event.RELEASE, Actor.OWNER)])
     mine = reservation("mine")
-    found, moved = await fast.both([reservation("theirs"), mine], ends)
-    assert [each.record and each.record.owner for each in found] == [theirs.owner, mine.owner]
+    begins = [reservation("theirs"), mine]
+    found, times = await fast.both(begins, ends)
+    assert [each and each.owner for each in rows_of(begins, found)] == [theirs.owner, mine.owner]
+    moved = moves_of(ends, times)
     assert moved[0] is not None
     assert (moved[0].state, moved[0].response) == (State.COMPLETED, RESPONSE)
     assert moved[1] is None
@@ -288,10 +293,9 @@ async def test_opens_no_other_file_than_the_stores(
             await ask
     assert (tmp_path / "keys.db").exists() is instead
     (tmp_path / "away.db").rename(tmp_path / "keys.db")
-    (again,) = await fast.reserve([reservation("there")])
+    (again,) = await reserved_by(fast, [reservation("there")])
     assert again is not None
-    assert again.record is not None
-    assert again.record.owner == there.owner
+    assert again.owner == there.owner
 
 
 async def test_work_behind_a_hung_disk_is_given_up_and_not_done_later(
@@ -349,10 +353,9 @@ async def test_a_cancelled_verb_harms_no_other(fast: SqliteInLoop) -> None:
         await asyncio.sleep(0.0002 * number)
         asking.cancel()
         mine = reservation(f"stays-{number}")
-        (found,) = await fast.reserve([mine])
+        (found,) = await reserved_by(fast, [mine])
         assert found is not None
-        assert found.record is not None
-        assert found.record.owner == mine.owner
+        assert found.owner == mine.owner
         assert asking.cancelled() or asking.done()
 
 
@@ -360,9 +363,10 @@ async def test_recipes_go_by_the_fast_way_too(store: SqliteStore, fast: SqliteIn
     """Written with the batch, found by the next, and kept by the move that ends the attempt."""
     recipes = {"a": None, "b": '{"fields":["é"],"headers":[]}', "c": None}
     batch = [replace(reservation(key), fingerprint_recipe=recipe) for key, recipe in recipes.items()]
-    for found in (await fast.reserve(batch), await fast.reserve([reservation(key) for key in recipes])):
-        assert [each and each.record and each.record.fingerprint_recipe for each in found] == list(recipes.values())
+    for begins in (batch, [reservation(key) for key in recipes]):
+        found = await reserved_by(fast, begins)
+        assert [each and each.fingerprint_recipe for each in found] == list(recipes.values())
     begun = store.read([("tenant-1", key) for key in recipes])
-    moved = await fast.swap([completion(record) for record in begun if record is not None])
+    moved = await moved_by(fast, [completion(record) for record in begun if record is not None])
     assert [record and record.fingerprint_recipe for record in moved] == list(recipes.values())
     assert [record and record.fingerprint_recipe for record in begun] == list(recipes.values())

@@ -1,6 +1,6 @@
 """The two loops that drive flows: one awaits in an event loop, one blocks in a thread.
 
-A flow (``flows.py``) yields what it wants. Work for the store goes to a lane, as a ticket. A ``Call`` is made in the
+A flow (``flows.py``) yields what it wants. Work for the store goes to a lane. A ``Call`` is made in the
 loop or thread that drives the flow. A ``Pause`` ends early if this process finishes a request of the same key.
 """
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.engine.batching.router import Router
-from oncekey.engine.batching.ticket import AsyncTicket, SyncTicket
+from oncekey.engine.batching.ticket import SyncTicket, answered, whole
 from oncekey.engine.flows import Aside, Call, Flow, Pause
 from oncekey.errors import ApplicationError, OperatorError
 
@@ -52,19 +52,19 @@ class Drivers:
                     else:
                         step = flow.send(answer)
                     continue
-                ticket = AsyncTicket(step, loop, timeout)
+                future: asyncio.Future[Any] | None = None
                 try:
-                    self.router.submit(ticket)
-                    answer = await ticket.wait()
+                    future = self.router.ask(step, loop, timeout)
+                    answer = await future
                 except asyncio.CancelledError:
-                    if ticket.result is not None:  # cancelled when its answer was already there
-                        self.router.give_up(ticket)
+                    if future is not None and answered(future):  # cancelled when its answer was already there
+                        self.router.give_up(step, future.result())
                     flow.close()  # now, not when the traceback is garbage-collected
                     raise
                 except OperatorError as error:
                     step = flow.throw(error)
                 else:
-                    step = flow.send(answer)
+                    step = flow.send(whole(step, answer))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 

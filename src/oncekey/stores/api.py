@@ -40,7 +40,7 @@ from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobState, OutboxHealt
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
-from oncekey.core.swaps import Swap
+from oncekey.core.swaps import End, Swap
 from oncekey.core.values import value
 
 FOUND = 10
@@ -334,19 +334,24 @@ class SharedCommit(Protocol):
 
 
 class InLoop(Protocol):
-    """Reserve and swap for an event loop. After any exception the lanes ask the Store instead."""
+    """Reserve and swap for an event loop. After any exception the lanes ask the Store instead.
 
-    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[Found | None]:
-        """None: this verb did not find the key, so the caller asks a lane."""
+    The answers are as short as they can be, because every request waits for them. A time is of the store's clock.
+    """
+
+    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[float | Record | None]:
+        """For each key the time at which it was inserted, or the row that was there. None: this verb did not find the
+        key, so the caller asks a lane."""
         ...
 
-    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        """Takes only swaps with ``ends``; the lanes do every other move."""
+    async def swap(self, batch: Sequence[End | Swap]) -> Sequence[float | None]:
+        """For each key the time at which its row was moved; None: it was not. Takes only swaps with ``ends``; the lanes
+        do every other move."""
         ...
 
     async def both(
-        self, begins: Sequence[Reservation], ends: Sequence[Swap]
-    ) -> tuple[Sequence[Found | None], list[Record | None]]:
+        self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
+    ) -> tuple[Sequence[float | Record | None], Sequence[float | None]]:
         """``swap`` and then ``reserve``, in one commit."""
         ...
 

@@ -11,17 +11,17 @@ import atexit
 import threading
 import time
 import weakref
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from oncekey.core.record import Reservation
-from oncekey.core.swaps import Swap
+from oncekey.core.swaps import End, Swap
 from oncekey.engine import process
-from oncekey.engine.batching import loop_lane
-from oncekey.engine.batching.loop_lane import LoopLane
+from oncekey.engine.batching.loop_lane import Entry, LoopLane, fits
 from oncekey.engine.batching.thread_lane import CLOSED, ThreadLane
-from oncekey.engine.batching.ticket import AsyncTicket, Ticket
+from oncekey.engine.batching.ticket import AsyncTicket, Ticket, Work, whole
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from oncekey.stores.api import EventLoops, Store
 
@@ -50,12 +50,21 @@ class Router:
         _alive.add(self)
         process.enroll(self)
 
+    def ask(self, work: Work, loop: AbstractEventLoop, timeout: float) -> Future[Any]:
+        """Queue work of a coroutine; what to await for the answer (see ``LoopLane.ask``). Raises as ``submit`` does."""
+        if self._in_loop is not None:
+            lane = self._loop_lanes.get(loop) or self._open_loop_lane(loop)
+            if lane is not None and fits(work):
+                future = lane.ask(work, timeout)
+                if future is not None:
+                    return future  # the loop lane answers it, without a thread
+        ticket = AsyncTicket(work.swap() if isinstance(work, End) else work, loop, loop.time() + timeout)
+        self.submit(ticket)
+        return ticket.future
+
     def submit(self, ticket: Ticket) -> None:
-        """Queue a ticket. Raises StoreOverloaded if the queue is full, and StoreUnavailable after a close."""
-        if self._in_loop is not None and isinstance(ticket, AsyncTicket) and loop_lane.fits(ticket.work):
-            chosen = self._loop_lanes.get(ticket.loop) or self._open_loop_lane(ticket.loop)
-            if chosen is not None and chosen.put(ticket, self._max_queued):
-                return  # the loop lane answers it, without a thread
+        """Queue a ticket for a thread lane. Raises StoreOverloaded if the queue is full, and StoreUnavailable after a
+        close."""
         lane = self._lane_for(ticket)
         # A full queue refuses reservations only: a request that has begun must always be able to end.
         if lane.queued >= self._max_queued and isinstance(ticket.work, Reservation):
@@ -67,8 +76,10 @@ class Router:
 
     def _open_loop_lane(self, loop: AbstractEventLoop) -> LoopLane | None:
         lanes = self._lanes
-        if lanes is None or not all(lane.ready for lane in lanes):
-            return None  # the first tickets take the thread lanes, which prepare and check the tables
+        if lanes is None or not lanes[0].ready:
+            # The first reservations take a thread lane, which prepares and checks the tables. It does so for all lanes:
+            # where every handler enlists its transaction, no swap ever comes to the others.
+            return None
         with self._lock:
             if self._closed or self._in_loop is None:
                 return None
@@ -81,16 +92,19 @@ class Router:
             opened = LoopLane(
                 loop,
                 connection,
-                partial(_take_over, lanes),
-                lambda ticket: _lane_of(ticket, lanes).caller_left(ticket),
-                lanes[0].gather,
+                self._max_queued,
+                partial(_take_over, lanes, loop),
+                lanes[0].undo,
+                lambda entry: lanes[0].gather(AsyncTicket(entry[0], loop, entry[2], entry[1])),
                 self._on_error,
             )
             self._loop_lanes[loop] = opened
             return opened
 
-    def give_up(self, ticket: Ticket) -> None:
-        """The caller was cancelled when its answer was already there: undo what its ticket reserved."""
+    def give_up(self, work: Work, answer: Any) -> None:
+        """The caller was cancelled when its answer was already there: undo what its work reserved or claimed."""
+        ticket = Ticket(work)
+        ticket.result = whole(work, answer)
         self._lane_for(ticket).caller_left(ticket)
 
     def _lane_for(self, ticket: Ticket) -> ThreadLane:
@@ -162,8 +176,12 @@ def _lane_of(ticket: Ticket, lanes: tuple[ThreadLane, ...]) -> ThreadLane:
     return lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
 
 
-def _take_over(lanes: tuple[ThreadLane, ...], tickets: list[AsyncTicket]) -> None:
-    """Give tickets that a loop lane could not answer to the thread lane of their verb."""
+def _take_over(lanes: tuple[ThreadLane, ...], loop: AbstractEventLoop, entries: list[Entry]) -> None:
+    """Give work that a loop lane could not answer to the thread lane of its verb."""
+    tickets = [
+        AsyncTicket(work.swap() if isinstance(work, End) else work, loop, deadline, future)
+        for work, future, deadline in entries
+    ]
     for lane in lanes:
         if theirs := [ticket for ticket in tickets if _lane_of(ticket, lanes) is lane]:
             lane.take_over(theirs)

@@ -307,8 +307,12 @@ class ThreadLane:
         """The caller has left: undo what its ticket reserved or claimed."""
         work = ticket.work
         if isinstance(work, Reservation | Swap) and _took(work, ticket.result):
-            self._undo_later(undo(work))
-            self._queue.put(_Signal.WAKE)
+            self.undo(work)
+
+    def undo(self, work: Reservation | Swap) -> None:
+        """Give back what this took, for a caller that has left."""
+        self._undo_later(undo(work))
+        self._queue.put(_Signal.WAKE)
 
     def take_over(self, tickets: list[AsyncTicket]) -> None:
         """Take over tickets that a loop lane could not answer. Their batch may have committed, so the lane undoes

@@ -12,16 +12,34 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.core.jobs import DeferredTo
-from oncekey.core.record import Reservation
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.steps import Find, StepsOf
-from oncekey.core.swaps import Swap
+from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreUnavailable
 
-Work = Reservation | Swap | tuple[str, str] | StepsOf | Find | DeferredTo
-"""What one caller asks of a store: to reserve, swap, read (scope, key), list the steps of a key, find keys,
-or name the job that a request was deferred to."""
+Work = Reservation | Swap | End | tuple[str, str] | StepsOf | Find | DeferredTo
+"""What one caller asks of a store: to reserve, swap, end its attempt, read (scope, key), list the steps of a key, find
+keys, or name the job that a request was deferred to."""
 
 GAVE_UP = "the store did not answer in time"
+
+
+def answered(future: asyncio.Future[Any]) -> bool:
+    """Whether the caller that awaits this future has an answer. False: it waits, or it has left."""
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def whole(work: Work, answer: Any) -> Any:
+    """An answer as a flow takes it: a Found for a reservation, a Record for a move. A loop lane may have answered with
+    less: only the time at which it was done, or only the row."""
+    if isinstance(work, Reservation):
+        if type(answer) is float:
+            return Found(work.record(answer))
+        return Found(answer) if isinstance(answer, Record) else answer
+    if type(answer) is float and isinstance(work, Swap | End):
+        change = work.swap() if isinstance(work, End) else work
+        return change.moved(change.seen, answer) if change.seen is not None else None
+    return answer
 
 
 class Ticket:
@@ -46,50 +64,39 @@ class Ticket:
 
 
 class AsyncTicket(Ticket):
-    """A coroutine waits. The thread of its loop delivers, so waiting, giving up and delivery never race."""
+    """A coroutine awaits ``future``. The thread of its loop delivers, so waiting, giving up and delivery never race."""
 
-    __slots__ = ("_delivered", "_future", "_timer", "deadline", "loop")
+    __slots__ = ("_timer", "deadline", "future", "loop")
 
-    def __init__(self, work: Work, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
-        self.work = work
-        self.result = None
-        self.error = None
-        self.asked = False
+    def __init__(
+        self, work: Work, loop: asyncio.AbstractEventLoop, deadline: float, future: asyncio.Future[Any] | None = None
+    ) -> None:
+        super().__init__(work)
         self.loop = loop
-        self.deadline = loop.time() + timeout
-        self._future: asyncio.Future[Any] = loop.create_future()
+        self.deadline = deadline
+        self.future: asyncio.Future[Any] = loop.create_future() if future is None else future
         self._timer: asyncio.TimerHandle | None = None
-        self._delivered = False
 
     def arm(self) -> None:
         """Start a timer that gives up at the deadline. A loop lane needs none: it checks all its deadlines at once."""
         if self._timer is None:
             self._timer = timer = self.loop.call_at(self.deadline, self.give_up)
-            self._future.add_done_callback(lambda _: timer.cancel())
+            self.future.add_done_callback(lambda _: timer.cancel())
 
     def give_up(self) -> None:
-        if not self._future.done():
-            self._future.set_exception(StoreUnavailable(GAVE_UP))
-
-    def wait(self) -> asyncio.Future[Any]:
-        """What to await: the future itself, because a coroutine around it costs time in every request."""
-        return self._future
+        if not self.future.done():
+            self.future.set_exception(StoreUnavailable(GAVE_UP))
 
     def left(self) -> bool:
-        return self._future.done() and not self._delivered
-
-    def answered(self) -> bool:
-        """Whether the caller has its answer already."""
-        return self._future.done() and self._delivered
+        return self.future.done() and not answered(self.future)
 
     def deliver(self) -> bool:
-        if self._future.done():  # gave up, or its task was cancelled; after a bug, a lane delivers twice
-            return self._delivered
-        self._delivered = True
+        if self.future.done():  # gave up, or its task was cancelled; after a bug, two tickets share the future
+            return answered(self.future)
         if self.error is not None:
-            self._future.set_exception(self.error)
+            self.future.set_exception(self.error)
         else:
-            self._future.set_result(self.result)
+            self.future.set_result(self.result)
         return True
 
 

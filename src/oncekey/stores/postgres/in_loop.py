@@ -24,8 +24,8 @@ import psycopg
 from psycopg import abc, pq
 from psycopg.adapt import Transformer
 
-from oncekey.core.record import Found, Record, Reservation
-from oncekey.core.swaps import Swap
+from oncekey.core.record import Record, Reservation
+from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.postgres import rows
@@ -54,7 +54,7 @@ class _Statement:
 
     def __init__(self, name: str, text: str, columns: rows.Parameters) -> None:
         self.name = name.encode()
-        self.parameters = _PARAMETER.findall(text)
+        self.parameters = list(dict.fromkeys(_PARAMETER.findall(text)))
         self.kinds = [columns[parameter].array_oid for parameter in self.parameters]
         for number, parameter in enumerate(self.parameters, 1):
             text = text.replace(f"%({parameter})s", f"${number}")
@@ -75,20 +75,20 @@ class InLoop:
         self._readers: dict[_Statement, abc.Transformer] = {}
         self._pid = os.getpid()
 
-    async def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+    async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
         (found,) = await self._ask((_RESERVE, rows.reservation_columns(batch)))
-        return _found(batch, found)
+        return rows.found(batch, found)
 
-    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+    async def swap(self, batch: Sequence[End | Swap]) -> list[float | None]:
         (ended,) = await self._ask((_END, rows.end_columns(batch)))
-        return _ended(batch, ended)
+        return rows.times_ended(ended, len(batch))
 
     async def both(
-        self, begins: Sequence[Reservation], ends: Sequence[Swap]
-    ) -> tuple[list[Found], list[Record | None]]:
+        self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
+    ) -> tuple[list[float | Record | None], list[float | None]]:
         # Swaps come first, so that a reservation of the same key finds the response.
         ended, found = await self._ask((_END, rows.end_columns(ends)), (_RESERVE, rows.reservation_columns(begins)))
-        return _found(begins, found), _ended(ends, ended)
+        return rows.found(begins, found), rows.times_ended(ended, len(ends))
 
     async def _ask(self, *questions: tuple[_Statement, rows.Parameters]) -> list[Rows]:
         try:
@@ -227,16 +227,3 @@ class _Exchange:
                 self._over.set_result(None)
             else:
                 self._over.set_exception(error)
-
-
-def _found(batch: Sequence[Reservation], answer: Rows) -> list[Found]:
-    asked = {(wanted.scope, wanted.key): wanted for wanted in batch}
-    found = rows.reserved(asked, answer)
-    return [Found(found.get(at)) for at in asked]
-
-
-def _ended(batch: Sequence[Swap], answer: Rows) -> list[Record | None]:
-    ended: list[Record | None] = [None] * len(batch)
-    for number, expires_at, now in answer:
-        ended[number - 1] = rows.ended(batch[number - 1], expires_at, now)
-    return ended

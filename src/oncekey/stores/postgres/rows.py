@@ -9,7 +9,7 @@ import orjson
 
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import State
-from oncekey.core.swaps import Swap
+from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreError
 from oncekey.stores.postgres.arrays import Bool, Bytea, Column, Float8, Int4, Text
 from oncekey.stores.sql.key_rows import EFFECTS, STATES, json_text, stored_response
@@ -33,7 +33,7 @@ def reservation_columns(batch: Sequence[Reservation]) -> Parameters:
     }
 
 
-def end_columns(batch: Sequence[Swap]) -> Parameters:
+def end_columns(batch: Sequence[End | Swap]) -> Parameters:
     responses = [change.response for change in batch]
     return {
         "scope": Text([change.scope for change in batch]),
@@ -172,11 +172,38 @@ def _inserted(wanted: Reservation, now: float) -> Record:
     )  # fmt: skip
 
 
-def ended(change: Swap, expires_at: float, now: float) -> Record:
+def found(batch: Sequence[Reservation], answer: Sequence[Sequence[Any]]) -> list[float | Record | None]:
+    """The answers to a batch of RESERVE: the time if the key was inserted, otherwise the row that was there. None: the
+    statement says nothing about the key, so a lane asks."""
+    if len(answer) == 1 and answer[0][0] is None:  # all were inserted
+        return [answer[0][22]] * len(batch)
+    there: dict[tuple[str, str], Record] = {}
+    now: float | None = None
+    for row in answer:
+        if row[0] is None:
+            now = row[22]
+        else:
+            there[row[0], row[1]] = record(row)
+    return [there.get((wanted.scope, wanted.key), now) for wanted in batch]
+
+
+def times_ended(answer: Sequence[Sequence[Any]], count: int) -> list[float | None]:
+    """When each row of a batch was moved, by the answer of ``end``; None: it was not."""
+    ((now, numbers),) = answer
+    if numbers is None:
+        return [now] * count
+    times: list[float | None] = [None] * count
+    for number in numbers:
+        times[number - 1] = now
+    return times
+
+
+def ended(change: Swap, now: float) -> Record:
     """The record of a row that its owner has just ended (``Swap.ends``)."""
     seen = change.seen
     assert seen is not None  # noqa: S101 - a swap that ends has it
     assert change.to_state is not None  # noqa: S101
+    expires_at = max(seen.expires_at, later(now, seen.retention_seconds))
     return Record(
         seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,
         change.to_state, seen.attempt, seen.owner, seen.lease_until, seen.recovery_point, change.response,

@@ -99,9 +99,10 @@ class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes):
         moved: dict[tuple[str, str], Record] = {}
         ends = [change for change in batch if change.ends]
         if ends:
-            for number, expires_at, now in self._execute(END, rows.end_columns(ends)):
-                change = ends[number - 1]
-                moved[change.scope, change.key] = rows.ended(change, expires_at, now)
+            answer = self._execute(END, rows.end_columns(ends)).fetchall()
+            for change, now in zip(ends, rows.times_ended(answer, len(ends)), strict=True):
+                if now is not None:
+                    moved[change.scope, change.key] = rows.ended(change, now)
         if len(ends) < len(batch):
             self._move_others([change for change in batch if not change.ends], moved)
         return [moved.get((change.scope, change.key)) for change in batch]

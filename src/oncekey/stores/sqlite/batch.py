@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from oncekey.core.record import Reservation
-from oncekey.core.swaps import Swap
+from oncekey.core.swaps import End, Swap
 from oncekey.core.values import value
 from oncekey.errors import StoreError
 from oncekey.stores.sql import queries
@@ -41,7 +41,7 @@ def prepare(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-def pack(begins: Sequence[Reservation], ends: Sequence[Swap]) -> Packed:
+def pack(begins: Sequence[Reservation], ends: Sequence[End | Swap]) -> Packed:
     """``ends`` holds only swaps with ``Swap.ends``. StoreError if JSON cannot hold a value; a lane finds the row."""
     pieces = _Pieces()
     ending = [_ending(change, pieces) for change in rows.in_order(ends)]
@@ -71,7 +71,7 @@ class _Pieces:
         return at, len(piece)
 
 
-def _ending(change: Swap, pieces: _Pieces) -> tuple[Any, ...]:
+def _ending(change: End | Swap, pieces: _Pieces) -> tuple[Any, ...]:
     answer = change.response
     to_state = change.to_state
     assert to_state is not None  # noqa: S101 - a move that ends has one

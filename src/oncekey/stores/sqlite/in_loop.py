@@ -22,8 +22,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oncekey.core.record import Found, Record, Reservation
-from oncekey.core.swaps import Swap
+from oncekey.core.record import Record, Reservation
+from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.sqlite import batch as batches
@@ -51,27 +51,30 @@ class SqliteInLoop:
         )
         self._writer = _Writer()
 
-    async def reserve(self, batch: Sequence[Reservation]) -> list[Found | None]:
+    async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
         found = self._read(batch)
-        absent = [wanted for wanted in batch if (wanted.scope, wanted.key) not in found]
+        absent = [wanted for wanted in batch if (wanted.scope, wanted.key) not in found] if found else batch
+        written: Sequence[float | Record] = ()
         if absent and not self._store.gate.held_by_user:
-            found |= (await self._write(absent, ()))[0]
-        return [Found(there) if (there := found.get((one.scope, one.key))) is not None else None for one in batch]
+            written = (await self._write(absent, ()))[0]
+            if not found:
+                return [*written]
+        new = {(wanted.scope, wanted.key): answer for wanted, answer in zip(absent, written, strict=False)}
+        return [found.get(at) or new.get(at) for one in batch for at in ((one.scope, one.key),)]
 
-    async def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+    async def swap(self, batch: Sequence[End | Swap]) -> list[float | None]:
         return (await self.both((), batch))[1]
 
     async def both(
-        self, begins: Sequence[Reservation], ends: Sequence[Swap]
-    ) -> tuple[list[Found], list[Record | None]]:
+        self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
+    ) -> tuple[list[float | Record], list[float | None]]:
         if self._store.gate.held_by_user:
             raise LostRace("a transaction of the app has the file")
-        found, moved = await self._write(begins, ends)
-        return [Found(found[wanted.scope, wanted.key]) for wanted in begins], moved
+        return await self._write(begins, ends)
 
     async def _write(
-        self, begins: Sequence[Reservation], ends: Sequence[Swap]
-    ) -> tuple[dict[tuple[str, str], Record], list[Record | None]]:
+        self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
+    ) -> tuple[list[float | Record], list[float | None]]:
         packed = batches.pack(begins, ends)
         try:
             async with asyncio.timeout(self._store.timeout):
@@ -80,15 +83,15 @@ class SqliteInLoop:
             raise StoreUnavailable(f"{self._store.path} took over {self._store.timeout:g} s to commit") from None
         self._writing.check_files()
         if complete:
-            found = {(wanted.scope, wanted.key): wanted.record(now) for wanted in begins}
-            return found, [change.moved(change.seen, now) if change.seen else None for change in ends]
+            return [now] * len(begins), [now] * len(ends)
         # Some keys existed already, or some rows were no longer as their swaps say. The rows themselves tell.
         there = self._read([*begins, *ends])
         if not all((wanted.scope, wanted.key) in there for wanted in begins):
             raise LostRace("a key was deleted as soon as it was there")
-        return there, [_moved(change, there.get((change.scope, change.key)), now) for change in ends]
+        found: list[float | Record] = [there[wanted.scope, wanted.key] for wanted in begins]
+        return found, [_moved(change, there.get((change.scope, change.key)), now) for change in ends]
 
-    def _read(self, batch: Sequence[Reservation | Swap]) -> dict[tuple[str, str], Record]:
+    def _read(self, batch: Sequence[Reservation | End | Swap]) -> dict[tuple[str, str], Record]:
         with self._reading.use() as connection:
             return self._store.read_on(connection, [(work.scope, work.key) for work in batch])
 
@@ -113,10 +116,10 @@ class SqliteInLoop:
             self._writer.stop()
 
 
-def _moved(change: Swap, row: Record | None, now: float) -> Record | None:
-    """The row, if this swap moved it: the row has the swap's owner, state and time. Otherwise None."""
+def _moved(change: End | Swap, row: Record | None, now: float) -> float | None:
+    """``now``, if this swap moved the row: the row has the swap's owner, state and time. Otherwise None."""
     if row is not None and (row.owner, row.state, row.finished_at) == (change.owner, change.to_state, now):
-        return row
+        return now
     return None
 
 

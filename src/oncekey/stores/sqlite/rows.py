@@ -15,12 +15,12 @@ from oncekey.core.audit import Audit
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import FINAL, State
 from oncekey.core.steps import Step
-from oncekey.core.swaps import Swap
+from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreError
 from oncekey.stores.sql.key_rows import EFFECTS, STATES, json_text, stored_response
 
 Row = tuple[Any, ...]
-_Work = TypeVar("_Work", Reservation, Swap)
+_Work = TypeVar("_Work", bound=Reservation | End | Swap)
 
 
 def in_order(batch: Sequence[_Work]) -> list[_Work]:

@@ -13,8 +13,9 @@ k.fingerprint_recipe, k.quarantine_seconds
 
 -- name: end
 -- The owner ends its attempt: the row becomes final, with its response. Every request waits for this statement, so it
--- sets only what such a move can change; swap.sql does every other move. It returns the numbers of the moved rows in
--- the batch. The state to compare comes from `w`: with a constant the planner would consider the index of leases.
+-- sets only what such a move can change; swap.sql does every other move. It returns the time, and, only if not all rows
+-- were moved, the numbers of those that were. The state to compare comes from `w`: with a constant the planner would
+-- consider the index of leases.
 WITH wanted AS (
     SELECT * FROM unnest(
         %(scope)s, %(key)s, %(owner)s, %(to_state)s, %(status)s, %(headers)s, %(body)s, %(schema_version)s, %(last_error)s
@@ -35,21 +36,26 @@ held AS (
         OFFSET 0
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS k
+),
+
+ended AS (
+    UPDATE idempotency_keys AS k SET
+        state = w.to_state,
+        response_status = w.status,
+        response_headers = w.headers,
+        response_body = w.body,
+        response_schema_version = w.schema_version,
+        last_error = w.last_error,
+        reconcile_at = NULL,
+        finished_at = now(),
+        expires_at = greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
+    FROM held AS w
+    WHERE k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
+    RETURNING w.number
 )
 
-UPDATE idempotency_keys AS k SET
-    state = w.to_state,
-    response_status = w.status,
-    response_headers = w.headers,
-    response_body = w.body,
-    response_schema_version = w.schema_version,
-    last_error = w.last_error,
-    reconcile_at = NULL,
-    finished_at = now(),
-    expires_at = greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
-FROM held AS w
-WHERE k.ctid = w.place AND k.tableoid IS NOT DISTINCT FROM w.part
-RETURNING w.number, date_part('epoch', k.expires_at), date_part('epoch', now())
+SELECT date_part('epoch', now()), CASE WHEN count(*) < cardinality(%(scope)s) THEN array_agg(number) END
+FROM ended
 
 -- name: forgotten
 -- Delete the steps of moved rows that are deleted, expire or start over. The row's lock keeps other writers away.
