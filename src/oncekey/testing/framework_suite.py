@@ -1,7 +1,9 @@
 """The public suite for frameworks: an adapter that passes it protects its framework.
 
-Write one small payments API in your framework, protect it, and run pytest (with httpx installed)::
+Write one small payments API in your framework, protect it, and run pytest (with httpx installed). In an ASGI framework
+with async handlers::
 
+    from oncekey import OnceKey
     from oncekey.testing.framework_suite import Abort, Framework, FrameworkSuite, Payments, unprotected
 
     def make_app(payments: Payments, once: OnceKey):
@@ -24,7 +26,13 @@ Write one small payments API in your framework, protect it, and run pytest (with
         framework = Framework(make_app)
 
 ``Payments`` counts what its handlers do, and the query says how they end. A reply with ``streamed`` is sent in these
-pieces, without a length (``pieces_of``, ``async_pieces_of``). ``Framework`` says whether the app is ASGI or WSGI.
+pieces, without a length (``pieces_of``, ``async_pieces_of``).
+
+A WSGI app calls ``payments.handle`` and is ``Framework(make_app, is_async=False, async_handlers=False)``. An ASGI
+framework that runs plain functions in threads also passes with ``Framework(make_sync_app, async_handlers=False)``.
+
+The suite has no test for what handlers declare (``@once.policy``), for ``oncekey routes``, and for endpoints that are
+added after the first request: an adapter without ``handler``, or that wraps only once, passes it. Test these yourself.
 """
 
 from __future__ import annotations

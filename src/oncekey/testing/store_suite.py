@@ -2,6 +2,8 @@
 
 Say how to make your store, in a test file of your own, and run pytest::
 
+    import pytest
+
     from oncekey.testing.store_suite import StoreSuite
 
     class TestMyStore(StoreSuite):
@@ -22,6 +24,10 @@ The suite is divided as the protocols of ``oncekey/stores/api.py`` are. Every st
 :class:`StepsSuite` and :class:`InspectSuite`. Tests of a protocol that the store does not have are skipped, and the
 reason names the methods that it lacks; so are tests of what its ``Capabilities`` do not promise. A store with an
 outbox also passes :class:`OutboxSuite`, which must be told how a job is added. No test sleeps.
+
+The suite kills processes between two calls, and never cuts a store off from its database. So these need tests of your
+own: every wait has a time limit and ends in ``StoreUnavailable``, also that for a lock; a write that was torn in the
+middle is no commit. Races are tried by chance: a store without a lock may pass most of them.
 """
 
 from __future__ import annotations
