@@ -79,7 +79,7 @@ class OnceKeyQueue(Queue):
 
         from oncekey.core.jobs import NewJob
         from oncekey.engine.process import Owners
-        from oncekey.outbox.staging import enqueue_statement, job_parameters
+        from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 
         statement = re.sub(r"(?<!:):(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
         connection = await psycopg.AsyncConnection.connect(self.url, autocommit=True)

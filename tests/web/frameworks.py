@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -127,13 +128,23 @@ def starlette_endpoints(payments: Payments, asynchronous: bool) -> tuple[Callabl
     return (pay_async, other_async) if asynchronous else (pay_sync, other_sync)
 
 
-def starlette(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
+def starlette(payments: Payments, once: OnceKey, asynchronous: bool, declaring: bool) -> Any:
     from starlette.applications import Starlette
     from starlette.routing import Route
 
     from oncekey.web.asgi import IdempotencyMiddleware
 
     pay, other = starlette_endpoints(payments, asynchronous)
+    if declaring:
+        app = Starlette(
+            routes=[
+                Route("/declared/{id}", once.policy(effects="repeatable")(pay), methods=["POST"]),
+                Route("/exempt", once.exempt(other), methods=["POST"]),
+            ]
+        )
+        app.add_middleware(IdempotencyMiddleware, once=once)
+        app.add_route("/late", starlette_endpoints(payments, asynchronous)[0], methods=["POST"])
+        return app
     app = Starlette(
         routes=[
             Route("/payments", pay, methods=["POST"]),
@@ -146,13 +157,19 @@ def starlette(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
     return app
 
 
-def fastapi(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
+def fastapi(payments: Payments, once: OnceKey, asynchronous: bool, declaring: bool) -> Any:
     from fastapi import FastAPI
 
     from oncekey.web.fastapi import protect
 
     pay, other = starlette_endpoints(payments, asynchronous)
     app = FastAPI(openapi_url=None)
+    if declaring:
+        app.post("/declared/{id}", response_model=None)(once.policy(effects="repeatable")(pay))
+        app.post("/exempt", response_model=None)(once.exempt(other))
+        protect(app, once)
+        app.post("/late", response_model=None)(starlette_endpoints(payments, asynchronous)[0])
+        return app
     app.add_api_route("/payments", pay, methods=["POST"], response_model=None)
     app.add_api_route("/payments/{id}/refunds", pay, methods=["POST"], response_model=None)
     app.add_api_route("/login", other, methods=["POST"], response_model=None)
@@ -161,7 +178,7 @@ def fastapi(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
     return app
 
 
-def litestar(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
+def litestar(payments: Payments, once: OnceKey, asynchronous: bool, declaring: bool) -> Any:
     from litestar import Litestar, Request, Response, get, post
     from litestar.exceptions import HTTPException
     from litestar.response import Stream
@@ -198,6 +215,20 @@ def litestar(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
         takes_nothing.__annotations__ = {"return": Response}
     pay, other = (pay_async, other_async) if asynchronous else (pay_sync, other_sync)
     threads: dict[str, Any] = {} if asynchronous else {"sync_to_thread": True}
+    if declaring:
+        late = post("/late", **threads)(FunctionType(pay.__code__, pay.__globals__, "late", None, pay.__closure__))
+        late.fn.__annotations__ = pay.__annotations__
+        app = Litestar(
+            route_handlers=[
+                post("/declared/{id:str}", **threads)(once.policy(effects="repeatable")(pay)),
+                post("/exempt", **threads)(once.exempt(other)),
+            ],
+            openapi_config=None,
+            logging_config=None,
+            plugins=[OnceKeyPlugin(once)],
+        )
+        app.register(late)
+        return app
     return Litestar(
         route_handlers=[
             post("/payments", **threads)(pay),
@@ -211,7 +242,7 @@ def litestar(payments: Payments, once: OnceKey, asynchronous: bool) -> Any:
     )
 
 
-def flask(payments: Payments, once: OnceKey) -> Any:
+def flask(payments: Payments, once: OnceKey, declaring: bool) -> Any:
     from flask import Flask, Response, abort, request
 
     from oncekey.web.flask import protect
@@ -234,6 +265,12 @@ def flask(payments: Payments, once: OnceKey) -> Any:
     def other() -> Response:
         return respond(unprotected())
 
+    if declaring:
+        app.post("/declared/<id>")(once.policy(effects="repeatable")(pay))
+        app.post("/exempt")(once.exempt(other))
+        protect(app, once)
+        app.add_url_rule("/late", "late", lambda: pay(), methods=["POST"])  # noqa: PLW0108 - pay has a declaration
+        return app
     app.add_url_rule("/payments", "pay", pay, methods=["POST"])
     app.add_url_rule("/payments/<id>/refunds", "refund", pay, methods=["POST"])
     app.add_url_rule("/login", "login", other, methods=["POST"])
@@ -242,8 +279,8 @@ def flask(payments: Payments, once: OnceKey) -> Any:
     return app
 
 
-def make_app(name: str, payments: Payments, once: OnceKey) -> Any:
-    """The protected app of one of STACKS."""
+def make_app(name: str, payments: Payments, once: OnceKey, *, declaring: bool = False) -> Any:
+    """The protected app of one of STACKS. ``declaring``: the app of the suite's declarations."""
     framework, _, kind = name.partition("-")
     asynchronous = kind == "async"
     match framework:
@@ -252,12 +289,12 @@ def make_app(name: str, payments: Payments, once: OnceKey) -> Any:
         case "wsgi":
             return raw_wsgi(payments, once)
         case "starlette":
-            return starlette(payments, once, asynchronous)
+            return starlette(payments, once, asynchronous, declaring)
         case "fastapi":
-            return fastapi(payments, once, asynchronous)
+            return fastapi(payments, once, asynchronous, declaring)
         case "litestar":
-            return litestar(payments, once, asynchronous)
-    return flask(payments, once)
+            return litestar(payments, once, asynchronous, declaring)
+    return flask(payments, once, declaring)
 
 
 def framework_of(name: str) -> Framework:
@@ -268,4 +305,5 @@ def framework_of(name: str) -> Framework:
         async_handlers=name == "asgi" or name.endswith("-async"),
         reports_endpoints=name not in RAW,
         name=name,
+        make_declaring_app=None if name in RAW else partial(make_app, name, declaring=True),
     )

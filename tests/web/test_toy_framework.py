@@ -142,5 +142,20 @@ def make_app(payments: Payments, once: OnceKey) -> Toy:
     return app
 
 
+def make_declaring_app(payments: Payments, once: OnceKey) -> Toy:
+    rules = {rule.path: rule for rule in make_app(payments, once).rules}
+    pay, other = rules["/payments"].handler, rules["/login"].handler
+
+    async def late(scope: Any) -> Answer:
+        return await pay(scope)
+
+    app = Toy()
+    app.rules.append(Rule("POST", "/declared/{id}", once.policy(effects="repeatable")(pay)))
+    app.rules.append(Rule("POST", "/exempt", once.exempt(other)))
+    protect(app, once)
+    app.rules.append(Rule("POST", "/late", late))
+    return app
+
+
 class TestToy(FrameworkSuite):
-    framework = Framework(make_app)
+    framework = Framework(make_app, make_declaring_app=make_declaring_app)

@@ -171,7 +171,10 @@ def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit, 
 
 
 def refute(store: Store, seen: Record, audit: Audit, quarantine_seconds: float | None = None) -> Record:
-    """It did not happen and never will: a retry may run it. Only after the quarantine: the row's, or another one."""
+    """It did not happen and never will: a retry may run it.
+
+    Allowed only after the quarantine: the row's own, or the one given.
+    """
     while doubted := in_doubt(store, seen):
         seen = not_happened(store, seen, doubted[0].name, audit, quarantine_seconds)
         if seen.state is not State.UNKNOWN:

@@ -171,7 +171,7 @@ class Inquiry:
 
     @property
     def last_error(self) -> str | None:
-        """Why the outcome is unknown; before it, what the last resolver said."""
+        """What the last resolver said, then why the outcome is unknown."""
         return self._record.last_error
 
     @property

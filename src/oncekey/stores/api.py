@@ -15,7 +15,7 @@ can do, it says by having the methods of these protocols:
 
 Callers ask ``isinstance(store, Outbox)`` once, when they are made, and never which class it is. What no method can
 show is in :class:`Capabilities`. Every implementation keeps three rules, and ``oncekey.testing.store_suite`` checks
-them:
+the last two. The first needs tests that hold a lock or stop the server:
 
 * every verb ends within the store's own time limit, or raises ``StoreUnavailable``;
 * a batch names each (scope, key) once (the lane guarantees this). The store applies it in the order of (scope, key),
@@ -111,7 +111,7 @@ class Keys(Protocol):
     def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
         """Delete at most ``limit`` rows of Duty.EXPIRED, and return how many. Never deletes a key in flight.
 
-        It also deletes rows in state ``expired`` whose retention has passed a second time. A reaper that keeps
+        It also deletes rows in state ``expired`` whose retention has passed again since then. A reaper that keeps
         tombstones asks for these alone, because it moves due rows to ``expired`` itself.
         """
         ...

@@ -24,7 +24,7 @@ _VALUES = re.compile(
 
 
 def describe(error: BaseException) -> str:
-    """The class and the message without values: only the first line (later ones quote the row), values as ``…``."""
+    """The class and the first line of the message, with ``…`` for every value. Later lines quote the row."""
     lines = str(error).splitlines()
     message = _VALUES.sub("…", lines[0])[:200] if lines else ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

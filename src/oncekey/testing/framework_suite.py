@@ -28,15 +28,24 @@ with async handlers::
 ``Payments`` counts what its handlers do, and the query says how they end. A reply with ``streamed`` is sent in these
 pieces, without a length (``pieces_of``, ``async_pieces_of``).
 
-A WSGI app calls ``payments.handle`` and is ``Framework(make_app, is_async=False, async_handlers=False)``. An ASGI
-framework that runs plain functions in threads also passes with ``Framework(make_sync_app, async_handlers=False)``.
+A WSGI app calls ``payments.handle`` and is ``Framework(make_app, is_async=False)``. An ASGI framework that runs plain
+functions in threads also passes with ``Framework(make_sync_app, async_handlers=False)``.
 
-The suite has no test for what handlers declare (``@once.policy``), for ``oncekey routes``, and for endpoints that are
-added after the first request: an adapter without ``handler``, or that wraps only once, passes it. Test these yourself.
+Handlers may also declare what protects them, and apps add endpoints late. With ``Framework(make_app,
+make_declaring_app=…)`` the suite tests this too, and what ``oncekey routes`` lists::
+
+    def make_declaring_app(payments: Payments, once: OnceKey):
+        app = MyFramework()
+        app.post("/declared/{id}")(once.policy(effects="repeatable")(pay))  # ``pay`` as above
+        app.post("/exempt")(once.exempt(other))  # returns unprotected()
+        protect(app, once)
+        app.post("/late")(another_pay)  # does the same as ``pay``, without a declaration
+        return app
 """
 
 from __future__ import annotations
 
+from oncekey.testing.http.declarations import DeclarationSuite
 from oncekey.testing.http.endings import EndingSuite
 from oncekey.testing.http.payments import Abort, Payments, Reply, async_pieces_of, pieces_of, unprotected
 from oncekey.testing.http.repeats import RepeatSuite
@@ -46,5 +55,5 @@ from oncekey.testing.http.stack import Framework
 __all__ = ["Abort", "Framework", "FrameworkSuite", "Payments", "Reply", "async_pieces_of", "pieces_of", "unprotected"]
 
 
-class FrameworkSuite(RepeatSuite, EndingSuite, RequestSuite):
+class FrameworkSuite(RepeatSuite, EndingSuite, RequestSuite, DeclarationSuite):
     """Subclass it as ``Test…``; see the module's docstring."""

@@ -25,7 +25,7 @@ LOOKED_AT = 200
 KEPT = 1_000
 """How many handler times are kept for each operation, the newest."""
 ENOUGH = 100
-"""With fewer handler times, the 99th percentile is one slow request."""
+"""With fewer handler times, one slow request would decide the 99th percentile."""
 OPERATIONS = 200
 """How many operations are watched. Clients can make more: each path that no route lists is an operation."""
 

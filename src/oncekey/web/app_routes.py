@@ -115,15 +115,17 @@ def walk(app: Any, place: Place) -> Iterator[Spot]:
         yield Spot(place, "/{path:path}", _ANY, opaque=True)
         return
     place = replace(place, depth=place.depth + 1)
-    if isinstance(app, asgi.IdempotencyMiddleware) and (each := getattr(app.endpoints, "each", None)) is not None:
+    ours = isinstance(app, asgi.IdempotencyMiddleware | wsgi.IdempotencyMiddleware)
+    if ours and (each := getattr(app.endpoints, "each", None)) is not None:
         layer = Layer(app.once, app.only is not None, "its own")  # of a framework that is not named here
+        behind = place.behind([layer], wsgi=isinstance(app, wsgi.IdempotencyMiddleware))
         for method, path, endpoint in each():
-            yield Spot(place.behind([layer]), path, [method], endpoint=endpoint)
+            yield Spot(behind, path, [method], endpoint=endpoint)
     elif isinstance(app, asgi.IdempotencyMiddleware):
         handlers = "starlette" if app.endpoints is not None or is_starlette(app.app) else ""
         yield from walk(app.app, place.behind([Layer(app.once, app.only is not None, handlers)]))
     elif isinstance(app, wsgi.IdempotencyMiddleware):
-        layer = Layer(app.once, app.only is not None, "" if app.handler is None else "flask")
+        layer = Layer(app.once, app.only is not None, "" if app.endpoints is None else "flask")
         yield from walk(app.app, place.behind([layer], wsgi=True))
     elif is_starlette(app):
         yield from walk(app.router, place.inside("starlette").behind(_layers(app.user_middleware, "starlette")))

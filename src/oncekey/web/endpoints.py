@@ -17,6 +17,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.web.asgi_scope import SCOPE_KEY, App, Receive, Scope, Send
 from oncekey.web.declared import Handler, Only
+from oncekey.web.wsgi_environ import Environ
 
 MARK = "__oncekey_wrapped__"
 
@@ -44,6 +45,16 @@ class Endpoints(Protocol):
     async def answer_to_error(self, scope: Scope, error: Exception) -> tuple[int, App] | None:
         """The response of the app's handler for every exception: its status, and an app that sends it. None: the app
         has no such handler."""
+
+
+class WsgiEndpoints(Protocol):
+    """The same for the WSGI middleware, which has no start and whose router needs only the environ."""
+
+    def cover(self) -> bool:
+        """Wrap new endpoints. True: all endpoints are wrapped, so a request without a report entered none."""
+
+    def handler(self, environ: Environ) -> Handler | None:
+        """The handler that the app's router will find for this request."""
 
 
 def wrapped(

@@ -53,10 +53,9 @@ def protect(app: Flask, once: OnceKey, *, upkeep: UpkeepChoice = "auto", only: O
         app.wsgi_app,
         once,
         upkeep=upkeep,
-        covered=True,
         dress=partial(_with_cors, app),
         only=only,
-        handler=partial(_handler, app),
+        endpoints=_Endpoints(app),
     )
     app.wsgi_app = middleware  # type: ignore[method-assign]
     if once.declarations.exist:
@@ -68,17 +67,27 @@ def protect(app: Flask, once: OnceKey, *, upkeep: UpkeepChoice = "auto", only: O
     return app
 
 
-def _handler(app: Flask, environ: Environ) -> Handler | None:
-    """The view that Flask will call for this request, found by Flask's own router."""
-    try:
-        adapter = app.create_url_adapter(app.request_class(environ, populate_request=False))
-        if adapter is None:
+class _Endpoints:
+    """The views of a Flask app. ``_wrap_dispatch`` wraps the one place where Flask calls them, so all are wrapped."""
+
+    def __init__(self, app: Flask) -> None:
+        self.app = app
+
+    def cover(self) -> bool:
+        return True
+
+    def handler(self, environ: Environ) -> Handler | None:
+        """The view that Flask will call for this request, found by Flask's own router."""
+        app = self.app
+        try:
+            adapter = app.create_url_adapter(app.request_class(environ, populate_request=False))
+            if adapter is None:
+                return None
+            rule, _ = adapter.match(return_rule=True)
+        except HTTPException:  # no such route, another method, a redirect: no view is called
             return None
-        rule, _ = adapter.match(return_rule=True)
-    except HTTPException:  # no such route, another method, a redirect: no view is called
-        return None
-    view = app.view_functions.get(rule.endpoint)
-    return None if view is None else Handler(view, FLASK_PARAMETER.sub(r"{\1}", rule.rule))
+        view = app.view_functions.get(rule.endpoint)
+        return None if view is None else Handler(view, FLASK_PARAMETER.sub(r"{\1}", rule.rule))
 
 
 def _wrap_dispatch(app: Flask) -> None:

@@ -7,13 +7,14 @@ inside the framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from oncekey.core.declarations import SAFE_METHODS
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
 from oncekey.upkeep.in_app import LazyUpkeep, UpkeepChoice
-from oncekey.web.declared import Handler, Only, check_declarations, checked_only
+from oncekey.web.declared import Only, check_declarations, checked_only
+from oncekey.web.endpoints import WsgiEndpoints
 from oncekey.web.responses import checked
 from oncekey.web.wsgi_environ import Environ, decoded, method_of, path_of
 from oncekey.web.wsgi_shell import ENVIRON_KEY, App, Dress, StartResponse, WsgiShell, unprotected
@@ -25,11 +26,10 @@ class IdempotencyMiddleware:
     ``upkeep``: whether sweeper, reaper and reconciler run in this process, from its first protected request to
     ``once.close()`` or its end: True, False, an Upkeep of your own, or ``"auto"``: on an embedded store (SQLite,
     memory).
-    ``covered``: every endpoint of the app is wrapped; the framework's integration sets it.
     ``dress``: adds the headers that the framework adds to its responses to oncekey's own answers.
     ``only="declared"``: protect what ``routes`` declares, and with ``protect()`` of a framework what ``@once.policy``
     declares; requests to other routes pass unchanged.
-    ``handler``: finds the handler of a request; the framework's integration sets it.
+    ``endpoints``: the app's endpoints, as the framework's integration finds and wraps them.
     """
 
     def __init__(
@@ -38,16 +38,14 @@ class IdempotencyMiddleware:
         once: OnceKey,
         *,
         upkeep: UpkeepChoice = "auto",
-        covered: bool = False,
         dress: Dress | None = None,
         only: Only | None = None,
-        handler: Callable[[Environ], Handler | None] | None = None,
+        endpoints: WsgiEndpoints | None = None,
     ) -> None:
         self.app = app
         self.only = checked_only(only)
-        self.handler = handler
+        self.endpoints = endpoints
         self._checked = False
-        self.covered = covered
         self.dress = dress
         self.once = checked(once)
         self.routes = once.routes if only is None else once.routes.only_listed()
@@ -55,7 +53,7 @@ class IdempotencyMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if not self._checked:
-            check_declarations(self, self.once, self.only)  # WSGI has no start, so before the first request
+            check_declarations(self, self.once, self.only)  # WSGI has no start-up event, so before the first request
             self._checked = True
         path = path_of(environ)
         # An environ with the mark has passed another IdempotencyMiddleware further out.
@@ -69,8 +67,8 @@ class IdempotencyMiddleware:
 
     def _route(self, environ: Environ, path: str) -> Route | None:
         method, routes = method_of(environ), self.routes
-        if self.once.declarations.exist and self.handler is not None and method not in SAFE_METHODS:
-            handler = self.handler(environ)
+        if self.once.declarations.exist and self.endpoints is not None and method not in SAFE_METHODS:
+            handler = self.endpoints.handler(environ)
             declaration = None if handler is None else self.once.declarations.of(handler.endpoint, method)
             if handler is not None and declaration is not None:
                 return declaration.route(method, handler.path)

@@ -19,6 +19,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.web.endpoints import WsgiEndpoints
 from oncekey.web.exchange import HELD, RUNNING, STORING, Exchange
 from oncekey.web.responses import Headers, answer_headers, body_length
 from oncekey.web.wsgi_bodies import AppBody, Streamed
@@ -59,7 +60,7 @@ class Middleware(Protocol):
 
     app: App
     once: OnceKey
-    covered: bool
+    endpoints: WsgiEndpoints | None
     dress: Dress | None
 
 
@@ -76,7 +77,7 @@ class WsgiShell:
     ) -> None:
         self.app = middleware.app
         self.once = middleware.once
-        self.covered = middleware.covered
+        self.endpoints = middleware.endpoints
         self.dress = middleware.dress
         self.exchange = Exchange(self.once, route)
         self.policy = route.policy
@@ -120,7 +121,7 @@ class WsgiShell:
             return self._answer(exchange.unavailable())
         if not isinstance(decision, Execute):
             return self._answer(exchange.answer_to(decision))
-        exchange.execute(decision, covered=self.covered)
+        exchange.execute(decision, covered=self.endpoints is not None and self.endpoints.cover())
         return self._execute(body)
 
     def _tenant(self, *, authorize: bool) -> str:

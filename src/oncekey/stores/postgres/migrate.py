@@ -1,9 +1,9 @@
 """Runs the migrations of a PostgreSQL database while apps use its tables.
 
 Most migrations (ALTER TABLE) need an exclusive lock on a table for a moment. While a migration waits for that lock,
-for example behind the enlisted transaction of a slow handler, every other statement waits behind the migration. So it
-waits for a shorter time than a lane waits for a row (``PostgresStore(lock_timeout=0.5)``), gives up, and tries again
-later. Requests are delayed, not refused.
+for example behind the enlisted transaction of a slow handler, every other statement waits behind the migration. So a
+migration waits for its lock for less time than a lane waits for a row (``PostgresStore(lock_timeout=0.5)``), gives
+up, and tries again later. Requests are delayed, not refused.
 """
 
 from __future__ import annotations

@@ -115,10 +115,16 @@ class Framework:
     is_async: bool = True
     """Whether it makes an ASGI app; otherwise a WSGI app."""
     async_handlers: bool = True
-    """Whether its handlers run in the event loop; otherwise in threads."""
+    """Whether its handlers run in the event loop; otherwise in threads. A WSGI app has none that do."""
     reports_endpoints: bool = True
     """Whether oncekey sees its endpoints being entered and what they raise. Without it a 4xx is the app's own word."""
     name: str = ""
+    make_declaring_app: Callable[[Payments, OnceKey], Any] | None = None
+    """Makes an app whose handlers declare what protects them, and which adds one after ``protect()``."""
+
+    def __post_init__(self) -> None:
+        if not self.is_async:
+            object.__setattr__(self, "async_handlers", False)
 
 
 class Stack:
@@ -129,6 +135,7 @@ class Stack:
         framework: Framework,
         *,
         store: FlakyStore | None = None,
+        make_app: Callable[[Payments, OnceKey], Any] | None = None,
         policy: Policy | None = None,
         effects: Any = "external",
         **options: Any,
@@ -144,7 +151,7 @@ class Stack:
             on_event=self.events.append,
             **options,
         )
-        self.app = framework.make_app(self.payments, self.once)
+        self.app = (make_app or framework.make_app)(self.payments, self.once)
         self._loop = Loop() if framework.is_async else None
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="test-client")
 
