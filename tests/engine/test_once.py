@@ -326,7 +326,9 @@ def test_closing_waits_for_the_handlers_that_run() -> None:
             await go_on.wait()
             order.append(f"handler ended, closed: {store.closed}")
 
-        once.engine.tasks.add(asyncio.create_task(handler()))
+        task = asyncio.create_task(handler())
+        once.engine.tasks.add(task)
+        task.add_done_callback(once.engine.tasks.discard)
         closing = asyncio.create_task(once.aclose(PATIENCE))
         for _ in range(3):
             await asyncio.sleep(0)

@@ -1,21 +1,18 @@
 """An app that books rides in three steps, as a process of its own that a test stops in the middle of its effect.
 
-``python -m tests.upkeep.stopped_rides URL LEDGER sync|async`` sends one request to itself. It prints ``called`` when
-the effect has charged, waits for a line, and prints the status that the client got.
+The process (``ride_elsewhere``, a role of a ``ForkServer``) sends one request to its own app. Over a socket it says
+``called`` when the effect has charged, waits for a line, and says which status the client got.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import socket
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import psycopg
@@ -25,10 +22,12 @@ from fastapi.responses import JSONResponse
 from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.engine.resumption import Answer, Resumption
 from oncekey.web.fastapi import protect
+from tests.faults.fork_server import ForkServer
 
 KEY = "ride-0001"
 OPERATION = "POST /rides"
 LEASE = timedelta(milliseconds=500)
+_PATIENCE_SECONDS = 30.0
 _TABLE = "CREATE TABLE IF NOT EXISTS rides (id text PRIMARY KEY, charge text)"
 
 
@@ -39,10 +38,10 @@ def connect(url: str) -> Any:
 
 
 class Rides:
-    """The app; ``waits``: its effect stops where the test wants it."""
+    """The app. With ``line``, its effect says so there and waits for the test."""
 
-    def __init__(self, url: str, ledger: Path, *, waits: bool = False) -> None:
-        self.url, self.ledger, self.waits = url, ledger, waits
+    def __init__(self, url: str, ledger: Path, *, line: IO[str] | None = None) -> None:
+        self.url, self.ledger, self.line = url, ledger, line
         policy = Policy(effects="phased", lease=LEASE, quarantine=timedelta(milliseconds=1))
         self.once = OnceKey(url, scope=SINGLE_TENANT, policy=policy, migrate=True)
         with closing(connect(url)) as db:
@@ -89,9 +88,9 @@ class Rides:
     def _charge(self) -> dict[str, str]:
         with self.ledger.open("a") as ledger:
             ledger.write("charged\n")
-        if self.waits:
-            print("called", flush=True)
-            sys.stdin.readline()
+        if self.line is not None:
+            print("called", file=self.line, flush=True)
+            self.line.readline()
         return {"id": "ch_of_the_handler"}
 
     async def send(self, kind: str = "async") -> httpx.Response:
@@ -112,32 +111,35 @@ class Rides:
 class Elsewhere:
     """The app in another process, which has charged and not yet come back from its effect."""
 
-    def __init__(self, rides: Rides, kind: str) -> None:
-        command = [sys.executable, "-m", "tests.upkeep.stopped_rides", rides.url, str(rides.ledger), kind]
-        root = Path(__file__).parents[2]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "called\n"
+    def __init__(self, forks: ForkServer, rides: Rides, kind: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(_PATIENCE_SECONDS)
+            options = {"url": rides.url, "ledger": str(rides.ledger), "kind": kind}
+            self._process = forks.spawn("ride", port=listener.getsockname()[1], **options)
+            connection, _ = listener.accept()
+        connection.settimeout(_PATIENCE_SECONDS)
+        self._line = connection.makefile("rw")
+        connection.close()  # the file keeps it open
+        assert self._line.readline() == "called\n"
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._line.close()
 
     def pause(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        self._process.pause()
 
     def wake_up(self) -> str:
-        """Let it go on to its end: what its client was told."""
-        os.kill(self._process.pid, signal.SIGCONT)
-        told, _ = self._process.communicate("\n", timeout=30)
-        return told.strip()
+        """Let it go on to its end. Returns the status that its client got."""
+        self._process.resume()
+        with self._line as line:
+            print(file=line, flush=True)
+            return line.readline().strip()
 
 
-def main(url: str, ledger: str, kind: str) -> None:
-    rides = Rides(url, Path(ledger), waits=True)
-    print(asyncio.run(rides.send(kind)).status_code, flush=True)
-    rides.once.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def ride_elsewhere(url: str, ledger: str, kind: str, port: int) -> None:
+    """The work of that process."""
+    with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rw") as line:
+        rides = Rides(url, Path(ledger), line=line)
+        print(asyncio.run(rides.send(kind)).status_code, file=line, flush=True)
+        rides.once.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from oncekey.core.steps import StepsOf
 from oncekey.core.verdicts import Verdict
 from oncekey.upkeep import Inquiry, Outcome, Reconciler, Settlement, Upkeep
 from oncekey.upkeep.reconciler import Reconciled
-from tests.upkeep.stopped_rides import KEY, OPERATION, Elsewhere, Rides
+from tests.faults.fork_server import ForkServer
+from tests.upkeep.stopped_rides import KEY, OPERATION, Elsewhere, Rides, ride_elsewhere
 
+StartElsewhere = Callable[[str], Elsewhere]
 AT = ("single-tenant", KEY)
 
 
@@ -29,6 +32,18 @@ def rides(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rides]:
     made = Rides(url, tmp_path / "ledger")
     with made.once:
         yield made
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with ForkServer(roles={"ride": ride_elsewhere}, log=tmp_path_factory.mktemp("rides") / "log") as forks:
+        yield forks
+
+
+@pytest.fixture
+def elsewhere(forks: ForkServer, rides: Rides) -> StartElsewhere:
+    """Starts the app in another process, with an async or a sync handler."""
+    return partial(Elsewhere, forks, rides)
 
 
 def record_of(rides: Rides) -> Record:
@@ -57,9 +72,11 @@ def reconciled(rides: Rides) -> Reconciled:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_retry_after_a_kill_goes_on_after_the_effect_that_happened(rides: Rides, kind: str) -> None:
+async def test_retry_after_a_kill_goes_on_after_the_effect_that_happened(
+    rides: Rides, elsewhere: StartElsewhere, kind: str
+) -> None:
     """No phase is skipped, and nothing is charged again."""
-    Elsewhere(rides, kind).kill()
+    elsewhere(kind).kill()
     settlement = await settled(rides, Happened({"id": "ch_7"}, effect="charge", provider_id="ch_7"))
     assert (settlement.outcome, settlement.over) == (Outcome.SETTLED, True)
     assert record_of(rides).state is State.FAILED_RETRYABLE
@@ -70,9 +87,11 @@ async def test_retry_after_a_kill_goes_on_after_the_effect_that_happened(rides: 
     assert (again.outcome, again.over) == (Outcome.ALREADY, True)
 
 
-async def test_corrected_result_lets_a_request_go_on_that_a_wrong_verdict_had_stopped(rides: Rides) -> None:
+async def test_corrected_result_lets_a_request_go_on_that_a_wrong_verdict_had_stopped(
+    rides: Rides, elsewhere: StartElsewhere
+) -> None:
     """A string where the handler wants an object: every retry is 500, until an operator corrects it."""
-    Elsewhere(rides, "async").kill()
+    elsewhere("async").kill()
     await settled(rides, Happened("just a string", effect="charge"))
     for _ in range(2):
         assert (await rides.send()).status_code == 500
@@ -85,8 +104,8 @@ async def test_corrected_result_lets_a_request_go_on_that_a_wrong_verdict_had_st
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_retry_calls_the_effect_that_did_not_happen(rides: Rides, kind: str) -> None:
-    Elsewhere(rides, kind).kill()
+async def test_retry_calls_the_effect_that_did_not_happen(rides: Rides, elsewhere: StartElsewhere, kind: str) -> None:
+    elsewhere(kind).kill()
     rides.ledger.write_text("")  # the request to the provider was lost on its way
     settlement = await settled(rides, NotHappened("no such charge", effect="charge"))
     assert settlement.outcome is Outcome.SETTLED
@@ -96,8 +115,10 @@ async def test_retry_calls_the_effect_that_did_not_happen(rides: Rides, kind: st
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_late_owner_that_wakes_up_after_the_verdict_changes_nothing(rides: Rides, kind: str) -> None:
-    paused = Elsewhere(rides, kind)
+async def test_late_owner_that_wakes_up_after_the_verdict_changes_nothing(
+    rides: Rides, elsewhere: StartElsewhere, kind: str
+) -> None:
+    paused = elsewhere(kind)
     paused.pause()
     settlement = await settled(rides, Happened({"id": "ch_7"}))
     assert settlement.outcome is Outcome.SETTLED
@@ -110,8 +131,8 @@ async def test_late_owner_that_wakes_up_after_the_verdict_changes_nothing(rides:
     assert (answer.status_code, answer.json(), rides.rides, rides.charges) == (201, {"id": "ch_7"}, ["ch_7"], 1)
 
 
-async def test_webhook_names_the_effect_by_its_downstream_key(rides: Rides) -> None:
-    Elsewhere(rides, "async").kill()
+async def test_webhook_names_the_effect_by_its_downstream_key(rides: Rides, elsewhere: StartElsewhere) -> None:
+    elsewhere("async").kill()
     ((*_, charge),) = rides.once.store.steps([StepsOf(*AT)])
     assert charge.downstream_key is not None
     settlement = await settled(rides, Happened({"id": "ch_7"}), downstream_key=charge.downstream_key)
@@ -121,8 +142,8 @@ async def test_webhook_names_the_effect_by_its_downstream_key(rides: Rides) -> N
     assert (await rides.send()).json() == {"id": "ch_7"}
 
 
-async def test_resolver_settles_the_effect_and_the_retry_goes_on(rides: Rides) -> None:
-    Elsewhere(rides, "async").kill()
+async def test_resolver_settles_the_effect_and_the_retry_goes_on(rides: Rides, elsewhere: StartElsewhere) -> None:
+    elsewhere("async").kill()
     asked: list[tuple[str, ...]] = []
 
     @rides.once.resolver(OPERATION)
@@ -137,9 +158,11 @@ async def test_resolver_settles_the_effect_and_the_retry_goes_on(rides: Rides) -
     assert (rides.rides, rides.charges) == (["ch_7"], 1)
 
 
-async def test_upkeep_goes_on_after_the_effect_where_the_client_never_comes_back(rides: Rides) -> None:
+async def test_upkeep_goes_on_after_the_effect_where_the_client_never_comes_back(
+    rides: Rides, elsewhere: StartElsewhere
+) -> None:
     """The sweeper, the resolver and the resume function, in one round of upkeep."""
-    Elsewhere(rides, "async").kill()
+    elsewhere("async").kill()
     rides.once.resolve_with(OPERATION, lambda inquiry: Happened({"id": "ch_7"}))
     rides.once.resume(OPERATION, rides.go_on)
     while record_of(rides).state is State.IN_PROGRESS and not record_of(rides).lease_over:
@@ -165,9 +188,9 @@ async def test_upkeep_goes_on_after_the_effect_where_the_client_never_comes_back
     ],
 )
 async def test_verdict_that_does_not_fit_is_refused_and_changes_nothing(
-    rides: Rides, verdict: Verdict, says: str
+    rides: Rides, elsewhere: StartElsewhere, verdict: Verdict, says: str
 ) -> None:
-    Elsewhere(rides, "async").kill()
+    elsewhere("async").kill()
     settlement = await settled(rides, verdict)
     assert (settlement.outcome, settlement.over) == (Outcome.REFUSED, False)
     assert says in (settlement.reason or "")
@@ -177,15 +200,15 @@ async def test_verdict_that_does_not_fit_is_refused_and_changes_nothing(
     assert (await rides.send()).status_code == 409
 
 
-async def test_confirmed_as_final_skips_the_later_phases(rides: Rides) -> None:
-    Elsewhere(rides, "async").kill()
+async def test_confirmed_as_final_skips_the_later_phases(rides: Rides, elsewhere: StartElsewhere) -> None:
+    elsewhere("async").kill()
     settlement = await settled(rides, Confirmed(402, {"error": "declined"}, final=True))
     assert settlement.outcome is Outcome.SETTLED
     assert ((await rides.send()).status_code, rides.rides) == (402, [None])
 
 
-async def test_refuted_lets_the_next_attempt_call_the_effect(rides: Rides) -> None:
-    Elsewhere(rides, "async").kill()
+async def test_refuted_lets_the_next_attempt_call_the_effect(rides: Rides, elsewhere: StartElsewhere) -> None:
+    elsewhere("async").kill()
     rides.ledger.write_text("")
     assert (await settled(rides, Refuted("nothing was sent"))).outcome is Outcome.SETTLED
     (line,) = rides.once.store.audit(*AT, 10)
