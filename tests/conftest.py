@@ -23,6 +23,13 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A file that is named on the command line runs whole, with its tests in depth (markers, pyproject.toml)."""
+    words = config.invocation_params.args
+    if "-m" not in words and any(".py" in word for word in words):
+        config.option.markexpr = "not faults"
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL per worker. A test that pauses or kills it leaves it running again."""

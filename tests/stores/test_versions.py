@@ -20,6 +20,8 @@ from oncekey.stores.registry import open_store
 from oncekey.stores.sql import queries
 from tests.stores.versions import ADDED, ADDITIVE, Version
 
+pytestmark = pytest.mark.stores
+
 ROOT = Path(__file__).parents[2]
 FIRST = "4ef298bb1b554a48140be90510dee6db57d4edde"
 """The commit of version 0.1.0."""
