@@ -10,6 +10,8 @@ import pytest
 from tests.demo.conftest import MakeDemo
 from tests.demo.process import Demo
 
+pytestmark = pytest.mark.frameworks
+
 
 @pytest.fixture(scope="module")
 def demo(make_demo: MakeDemo) -> Demo:

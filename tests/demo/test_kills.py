@@ -23,6 +23,8 @@ import pytest
 from tests.demo.conftest import MakeDemo
 from tests.demo.process import PATIENCE_SECONDS, Demo
 
+pytestmark = pytest.mark.frameworks
+
 KEYS = 16
 KILLS = 2
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.demo.process import Demo
 
+pytestmark = pytest.mark.frameworks
+
 
 def printed(demo: Demo) -> list[httpx.Request]:
     """The curl commands at the start of the demo's output, as requests."""

@@ -1,4 +1,4 @@
-"""The first hour starts a server for nearly every test: `make frameworks` runs it, and `make test` has the quick start."""
+"""The first hour starts a server for nearly every test: `make frameworks` runs it, `make test` only its quick start."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ def test_cell_whose_pins_do_not_fit_each_other_is_refused(tmp_path: Path, monkey
     assert any(line.startswith("fastapi ") and line.endswith("and 0.39 is installed") for line in told), told
 
 
+@pytest.mark.frameworks
 @pytest.mark.timeout(300)  # the first time pip fetches a dozen wheels
 def test_oldest_cell_passes_the_end_to_end_tests(tmp_path: Path) -> None:
     cell = CELLS[OLDEST]

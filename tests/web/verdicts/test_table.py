@@ -16,7 +16,6 @@ from tests.web.verdicts.apps import app_of, is_async
 from tests.web.verdicts.case_runner import CaseRunner, MakeBench, is_replay
 from tests.web.verdicts.cases import CASES, Case, Verdict
 
-
 CORE = ("starlette", "flask", "asgi", "wsgi")
 """Run by `make test`; the other frameworks by `make frameworks`."""
 
