@@ -71,7 +71,7 @@ DOUBTS_OF_EFFECTS: tuple[Mutant, ...] = (
     _(2, "I1", "the quarantine of a dead letter counts from its end (SQLite)", "tests/upkeep/test_ingest.py::test_quarantine_of_a_deferred_request_counts_from_the_dead_letter",
       (f"{SQLITE}/outbox_settle", "    lease_until = CASE WHEN ?5 = 'unknown' THEN ?4 ELSE lease_until END,\n", "")),
     _(2, "I1", "the quarantine of a dead letter counts from its end (PostgreSQL)", "tests/upkeep/test_ingest.py::test_quarantine_of_a_deferred_request_counts_from_the_dead_letter",
-      (f"{POSTGRES}/outbox_conclude", "        lease_until = CASE WHEN e.settle = 'unknown' THEN now() ELSE k.lease_until END,\n", "")),
+      (f"{POSTGRES}/outbox_ended", "        lease_until = CASE WHEN e.settle = 'unknown' THEN now() ELSE k.lease_until END,\n", "")),
     _(2, "I1", "the quarantine is read from the row", "tests/upkeep/test_ingest.py::test_quarantine_of_the_row_counts_whatever_the_policy_says_now",
       ("oncekey.core.record", "return DEFAULT_QUARANTINE_SECONDS if self.quarantine_seconds is None else self.quarantine_seconds", "return DEFAULT_QUARANTINE_SECONDS")),
 )  # fmt: skip

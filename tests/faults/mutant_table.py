@@ -169,9 +169,9 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.engine.transactions.stages", "*_stays({_S.NOT_AWAITED},                    _H.CUT_OFF)", "*_rows({_S.NOT_AWAITED}, _H.CUT_OFF, _S.CUT_OFF_EARLY)")),
     # 10: an outbox that loses late commits
     _(10, "I8", "jobs are found by row, not by a watermark", "tests/stores/test_outbox.py::TestPostgresOutbox::test_a_job_that_commits_late_is_delivered",
-      (f"{POSTGRES}/outbox_claim", "i.state = 'ready' AND i.run_at <= now()", "i.state = 'ready' AND i.run_at <= now() AND i.created_at > coalesce((SELECT max(o.created_at) FROM idempotency_outbox AS o WHERE o.state <> 'ready'), 'epoch')")),
+      (f"{POSTGRES}/outbox_taken", "i.state = 'ready' AND i.run_at <= now()", "i.state = 'ready' AND i.run_at <= now() AND i.created_at > coalesce((SELECT max(o.created_at) FROM idempotency_outbox AS o WHERE o.state <> 'ready'), 'epoch')")),
     _(10, "I8", "a claim of jobs skips locked rows", "tests/stores/test_outbox.py::TestPostgresOutbox::test_claim_skips_locked_jobs",
-      (f"{POSTGRES}/outbox_claim", "    LIMIT %(limit)s - (SELECT count(*) FROM lapsed)\n    FOR NO KEY UPDATE SKIP LOCKED", "    LIMIT %(limit)s - (SELECT count(*) FROM lapsed)\n    FOR NO KEY UPDATE")),
+      (f"{POSTGRES}/outbox_taken", "    LIMIT %(limit)s - (SELECT count(*) FROM lapsed) - (SELECT count(*) FROM fair)\n    FOR NO KEY UPDATE SKIP LOCKED", "    LIMIT %(limit)s - (SELECT count(*) FROM lapsed) - (SELECT count(*) FROM fair)\n    FOR NO KEY UPDATE")),
     _(10, "I8", "a worker that lost its job cannot settle the key", f"{SQLITE_OUTBOX}::test_only_the_keys_own_generation_is_settled",
       (f"{SQLITE}/outbox_settle", " AND owner = ?3", "")),
     # 11: upkeep touches what is alive

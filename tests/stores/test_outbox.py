@@ -19,7 +19,7 @@ from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.stores.api import EventLoops, Outbox, SharedCommit, Store, Transactions
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.postgres import PostgresStore, arrays
 from oncekey.stores.postgres import outbox as postgres_outbox
 from oncekey.stores.postgres.connection import settings
 from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
@@ -42,6 +42,14 @@ UPDATE idempotency_outbox SET
     lease_until = lease_until - %(by)s, run_at = run_at - %(by)s, finished_at = finished_at - %(by)s
 WHERE id = %(id)s
 """
+CLAIM: dict[str, Any] = {
+    "tasks": [TASK],
+    "owner": "w",
+    "lease_seconds": 1.0,
+    "limit": 5,
+    "shared": 2,
+    "after": "",
+}
 
 
 class TestSqliteOutbox(OutboxSuite):
@@ -156,7 +164,8 @@ class TestPostgresOutbox(OutboxSuite):
         )
         self.run("ANALYZE")
         wanted: dict[str, tuple[str, dict[str, Any]]] = {
-            "claim": (postgres_outbox._CLAIM, {"tasks": [TASK], "owner": "w", "lease_seconds": 1.0, "limit": 5}),
+            "claim": (postgres_outbox._CLAIM, CLAIM),
+            "turn": (postgres_outbox._TURN, CLAIM | postgres_outbox._columns([Conclusion("1", "w", JobEnd.DONE)])),
             "health": (postgres_outbox._HEALTH, {}),
             "purge": (postgres_outbox._PURGE, {"limit": 5, "keep_seconds": 1.0}),
             "ready": (postgres_outbox._JOBS[JobState.READY], {"limit": 5}),
@@ -169,18 +178,22 @@ class TestPostgresOutbox(OutboxSuite):
             ),
         }
         indexes = {
-            "claim": ["outbox_ready", "outbox_running"],
+            "claim": ["outbox_ready", "outbox_running", "outbox_turns"],
+            "turn": ["outbox_ready", "outbox_running", "outbox_turns", "outbox_pkey"],
             "health": ["outbox_ready", "outbox_dead"],
             "purge": ["outbox_over"],
             "time_out": ["keys_abandoned", "outbox_key"],
         }
         with psycopg.connect(self.url) as own:
+            arrays.register(own.adapters)
             own.execute(settings(5.0, 1.0))
             for name, (statement, parameters) in wanted.items():
                 plan = "\n".join(row[0] for row in own.execute(b"EXPLAIN " + statement.encode(), parameters))
                 assert "Seq Scan on" not in plan, (name, plan)
                 for index in indexes.get(name, [f"outbox_{name}"]):
                     assert f"idempotency_{index}" in plan, (name, plan)
+                if name in ("claim", "turn"):
+                    assert plan.count("idempotency_outbox_turns") == 3, plan
             own.rollback()
 
     def test_a_backlog_is_not_sorted_to_take_the_first_of_it(self, store: Outbox) -> None:
@@ -193,12 +206,12 @@ class TestPostgresOutbox(OutboxSuite):
             " FROM generate_series(1, 4000) AS n",
             task=TASK,
         )
-        asked = {"tasks": [TASK], "owner": "w", "lease_seconds": 1.0, "limit": 5}
         with psycopg.connect(self.url) as own:
             own.execute(settings(5.0, 1.0))
-            plan = "\n".join(row[0] for row in own.execute(b"EXPLAIN " + postgres_outbox._CLAIM.encode(), asked))
+            plan = "\n".join(row[0] for row in own.execute(b"EXPLAIN " + postgres_outbox._CLAIM.encode(), CLAIM))
             own.rollback()
         assert "Sort" not in plan, plan
+        assert plan.count("idempotency_outbox_turns") == 3, "the first scope, the next scopes, and the jobs of each"
 
 
 class TestSqliteAlone:
@@ -238,6 +251,7 @@ class TestSqliteAlone:
                 sqlite_outbox._JOBS[JobState.CANCELLED],
             ],
             "key": [sqlite_outbox._LATE, sqlite_outbox._CANCEL],
+            "turns": [sqlite_outbox._NEXT_SCOPE, sqlite_outbox._of_tasks("due_of", 2, 4)],
         }
         with closing(sqlite3.connect(store.path)) as own:
             for index, statements in wanted.items():

@@ -10,6 +10,7 @@ can do, it says by having the methods of these protocols:
 :class:`Outbox`        jobs that commit with a request, and the verbs of a worker
 :class:`Transactions`  a request can enlist the app's own transaction, which then completes the key
 :class:`SharedCommit`  reservations and swaps in one commit
+:class:`SharedTurn`    the ends of a worker's jobs and its next claim in one commit
 :class:`EventLoops`    reserve and swap in an event loop, without a thread
 =====================  ============================================================================================
 
@@ -198,6 +199,9 @@ class Outbox(Store, Protocol):
     def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
         """Take at most ``limit`` jobs of these tasks that are due, or whose worker's lease is over; oldest first.
 
+        Claims are fair by scope (``duties.JobTurns``): after a claim that was full, half of the next one is taken in
+        turns by scope, from the scope on that follows the last turn. The other half are the oldest jobs.
+
         Each becomes ``running`` under ``owner`` with attempt + 1. The store claims by row, without a watermark, so it
         also finds a job that commits late (hazard 10). It skips jobs that another worker is claiming right now.
         """
@@ -330,6 +334,17 @@ class SharedCommit(Protocol):
 
     def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
         """``swap`` and then ``reserve``, in one commit."""
+        ...
+
+
+@runtime_checkable
+class SharedTurn(Protocol):
+    """The ends of a worker's jobs and its next claim share a commit. A worker asks for both at nearly every turn."""
+
+    def turn(
+        self, ended: Sequence[Conclusion], owner: str, tasks: Sequence[str], limit: int, lease_seconds: float
+    ) -> tuple[list[bool], list[Job]]:
+        """``conclude`` and then ``claim``, in one commit. It never takes a job that is among ``ended``."""
         ...
 
 

@@ -11,6 +11,8 @@ oldest keys, so that no key waits for ever.
 A scope costs one probe of an index, for any number of keys. One call looks at up to ``VISITED`` scopes, and the next
 call continues there. The other duties wait only for the store, which moves hundreds of keys in milliseconds: they take
 the oldest first.
+
+Jobs of the outbox are claimed in the same way (:class:`JobTurns`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ FAIR: Mapping[Duty, State] = {Duty.UNKNOWNS: State.UNKNOWN, Duty.RESUMABLE: Stat
 
 Visit = Callable[[str, int], Sequence[tuple[str, bool]]]
 """Takes a scope and a limit. Returns the next scopes in their order, and whether each has a due key."""
+NextScope = Callable[[str], tuple[str, bool] | None]
+"""Takes a scope. Returns the next scope that has ready jobs, and whether one of them is due. None: it was the last."""
 Take = Callable[[Sequence[str], int], Sequence[Record]]
 """Takes scopes and a limit. Returns the oldest due keys of these scopes, up to the limit for each."""
 
@@ -77,6 +81,55 @@ class Turns:
             return [row for scope in scopes for row in [row for row in due if row.scope == scope][:most]]
 
         return self.hand_out(duty, limit, due[:limit], visit, take)
+
+
+class JobTurns:
+    """Which part of a claim is taken in turns by scope. Each store object has its own.
+
+    A claim that takes all due jobs needs no turns: it takes the oldest first. After a claim that was full, more jobs
+    may be due than one claim takes. Then half of the next claim is shared between the scopes that have due jobs.
+    """
+
+    def __init__(self) -> None:
+        self._after: str | None = None
+        """The scope that had the last turn. None: the last claim was not full."""
+        self._rounds_up = False
+
+    def share(self, limit: int) -> tuple[int, str]:
+        """How many jobs the next claim takes in turns, and the scope after which it begins.
+
+        An odd ``limit`` is halved in turn up and down, so claims of one job alternate between a scope's turn and the
+        oldest job.
+        """
+        after = self._after
+        if after is None:
+            return 0, ""
+        self._rounds_up = not self._rounds_up
+        return (limit + self._rounds_up) // 2, after
+
+    def claimed(self, full: bool, shared: int, last: str | None) -> None:
+        """A claim took as many jobs as it asked for, or fewer. ``last``: the last scope that had a turn; None: no scope
+        is left after it, and the next turns begin with the first scope."""
+        if not full:
+            self._after = None
+        elif shared or self._after is None:
+            self._after = last or ""
+
+    @staticmethod
+    def visit(shared: int, after: str, following: NextScope) -> tuple[list[str], str | None]:
+        """The scopes whose turn it is, and the ``last`` for :meth:`claimed`. For stores that probe one scope after the
+        other; a store that can do this in its claim need not call it."""
+        scopes: list[str] = []
+        for _ in range(VISITED):
+            found = following(after)
+            if found is None:
+                return scopes, None
+            after, is_due = found
+            if is_due:
+                scopes.append(after)
+                if len(scopes) == shared:
+                    break
+        return scopes, after
 
 
 def in_turns(rows: Sequence[Record]) -> list[Record]:

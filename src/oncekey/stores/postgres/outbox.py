@@ -1,6 +1,6 @@
 """The outbox in PostgreSQL: every verb is one statement and one commit, on the database's clock.
 
-The ``outbox_*.sql`` files say what the statements do; :class:`PostgresStore` has the connection.
+``sql/outbox.sql`` says what the statements do; :class:`PostgresStore` has the connection.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from oncekey.core.audit import Audit
 from oncekey.core.health import COUNTED
 from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobState, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
+from oncekey.stores.duties import VISITED, JobTurns
 from oncekey.stores.postgres.arrays import Bytea, Float8, Int4, Text
 from oncekey.stores.sql import outbox_rows, queries
 from oncekey.stores.sql.outbox_rows import HISTORY_KEPT, LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
@@ -29,25 +30,37 @@ _SINCE = {
 }
 
 
-def _statement(name: str, *, error: str = "") -> LiteralString:
-    text = queries.statement(_PACKAGE, f"outbox_{name}")
-    for mark, part in (
-        ("{columns}", queries.statement(_PACKAGE, "outbox_columns")),
-        ("{history}", queries.statement(_PACKAGE, "outbox_history")),
-        ("{error}", error),
-        ("{kept}", str(HISTORY_KEPT)),
-        ("{counted}", str(COUNTED)),
-    ):
-        text = text.replace(mark, part)
-    return text
-
-
 def _quoted(text: str) -> str:
     """A constant of ours as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
-_CLAIM = _statement("claim", error=_quoted(LEASE_RAN_OUT))
+def _text(name: str) -> str:
+    return queries.statement(_PACKAGE, f"outbox_{name}").rstrip("\n")
+
+
+def _statement(name: str, *, error: str = "", not_ended: str = "") -> LiteralString:
+    text = _text(name)
+    for mark, part in (
+        ("{ended}", _text("ended")),
+        ("{taken}", _text("taken")),
+        ("{next_turn}", _text("next_turn")),
+        ("{not_ended}", not_ended),
+        ("{columns}", _text("columns")),
+        ("{lapsed_history}", _text("history").replace("{error}", _quoted(LEASE_RAN_OUT))),
+        ("{lease_ran_out}", _quoted(LEASE_RAN_OUT)),
+        ("{history}", _text("history")),
+        ("{error}", error),
+        ("{kept}", str(HISTORY_KEPT)),
+        ("{counted}", str(COUNTED)),
+        ("{visited}", str(VISITED)),
+    ):
+        text = text.replace(mark, part)
+    return text
+
+
+_CLAIM = _statement("claim")
+_TURN = _statement("turn", error="w.error", not_ended=" AND i.id <> ALL(%(id)s)")
 _RENEW = _statement("renew")
 _CONCLUDE = _statement("conclude", error="w.error")
 _PROVIDER = _statement("provider")
@@ -68,33 +81,45 @@ class PostgresOutbox:
     """The outbox verbs of :class:`oncekey.stores.postgres.store.PostgresStore`."""
 
     if TYPE_CHECKING:
+        _job_turns: JobTurns
 
         def _start_clock(self) -> None: ...
         def _execute(self, statement: LiteralString, parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]: ...
 
     def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
-        taken = self._jobs(_CLAIM, owner=owner, tasks=Text(tasks), limit=limit, lease_seconds=float(lease_seconds))
-        return sorted(taken, key=lambda job: job.run_at)
+        asked = self._claim(owner, tasks, limit, lease_seconds)
+        return self._claimed(self._run(_CLAIM, **asked).fetchall(), limit, asked["shared"])
+
+    def turn(
+        self, ended: Sequence[Conclusion], owner: str, tasks: Sequence[str], limit: int, lease_seconds: float
+    ) -> tuple[list[bool], list[Job]]:
+        asked = self._claim(owner, tasks, limit, lease_seconds)
+        rows = self._run(_TURN, **_columns(ended), **asked).fetchall()
+        over = {(row[0], row[11]) for row in rows if row[9] is None}
+        jobs = self._claimed([row for row in rows if row[9] is not None], limit, asked["shared"])
+        return [(conclusion.id, conclusion.owner) in over for conclusion in ended], jobs
+
+    def _claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> dict[str, Any]:
+        shared, after = self._job_turns.share(limit)
+        return {
+            "owner": owner,
+            "tasks": Text(tasks),
+            "limit": limit,
+            "lease_seconds": float(lease_seconds),
+            "shared": shared,
+            "after": after,
+        }
+
+    def _claimed(self, rows: Sequence[Sequence[Any]], limit: int, shared: int) -> list[Job]:
+        self._job_turns.claimed(len(rows) >= limit, shared, rows[0][20] if rows else None)
+        return sorted(map(outbox_rows.job, rows), key=lambda job: job.run_at)
 
     def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
         rows = self._run(_RENEW, owner=owner, ids=Text(ids), lease_seconds=float(lease_seconds)).fetchall()
         return [row[0] for row in rows]
 
     def conclude(self, batch: Sequence[Conclusion]) -> list[bool]:
-        answers = [conclusion.response for conclusion in batch]
-        rows = self._run(
-            _CONCLUDE,
-            id=Text([conclusion.id for conclusion in batch]),
-            owner=Text([conclusion.owner for conclusion in batch]),
-            ending=Text([conclusion.end for conclusion in batch]),
-            retry_in=Float8([conclusion.retry_in for conclusion in batch]),
-            error=Text([outbox_rows.kept_error(conclusion) for conclusion in batch]),
-            settle=Text([conclusion.settle for conclusion in batch]),
-            status=Int4([answer and answer.status for answer in answers]),
-            headers=Text([outbox_rows.headers_of(answer) for answer in answers]),
-            body=Bytea([answer and answer.body for answer in answers]),
-            schema_version=Int4([answer and answer.schema_version for answer in answers]),
-        ).fetchall()
+        rows = self._run(_CONCLUDE, **_columns(batch)).fetchall()
         ended = {(row[0], row[1]) for row in rows}
         return [(conclusion.id, conclusion.owner) in ended for conclusion in batch]
 
@@ -143,3 +168,20 @@ class PostgresOutbox:
     def _run(self, statement: LiteralString, **parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]:
         self._start_clock()
         return self._execute(statement, parameters)
+
+
+def _columns(batch: Sequence[Conclusion]) -> dict[str, Any]:
+    """The parameters of outbox_ended."""
+    answers = [conclusion.response for conclusion in batch]
+    return {
+        "id": Text([conclusion.id for conclusion in batch]),
+        "ended_by": Text([conclusion.owner for conclusion in batch]),
+        "ending": Text([conclusion.end for conclusion in batch]),
+        "retry_in": Float8([conclusion.retry_in for conclusion in batch]),
+        "error": Text([outbox_rows.kept_error(conclusion) for conclusion in batch]),
+        "settle": Text([conclusion.settle for conclusion in batch]),
+        "status": Int4([answer and answer.status for answer in answers]),
+        "headers": Text([outbox_rows.headers_of(answer) for answer in answers]),
+        "body": Bytea([answer and answer.body for answer in answers]),
+        "schema_version": Int4([answer and answer.schema_version for answer in answers]),
+    }

@@ -21,7 +21,7 @@ from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.swaps import Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreUnavailable
 from oncekey.stores.api import Capabilities, Duty
-from oncekey.stores.duties import FAIR, Turns
+from oncekey.stores.duties import FAIR, JobTurns, Turns
 from oncekey.stores.postgres import migrate as migrations
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Text
@@ -74,6 +74,7 @@ class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes):
         self._due = {duty: statement(f"due_{duty}", SLIM) for duty in Duty}
         self._fair_scopes, self._fair_keys = statement("fair_scopes"), statement("fair_keys", SLIM)
         self._turns = Turns()
+        self._job_turns = JobTurns()
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ A claim looks first without the lock, so that idle workers that poll do not dela
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from oncekey.core.audit import Audit
@@ -17,6 +17,7 @@ from oncekey.core.health import COUNTED
 from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobEnd, JobState, OutboxHealth, redirection
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import State
+from oncekey.stores.duties import JobTurns
 from oncekey.stores.sql import outbox_rows, queries
 from oncekey.stores.sql.outbox_rows import LEASE_RAN_OUT, TIMED_OUT, TIMED_OUT_IN_DOUBT
 from oncekey.stores.sqlite import schema
@@ -47,6 +48,7 @@ _TAKE, _RENEW, _HELD, _END, _SETTLE, _PROVIDER, _JOB, _REDIRECT, _REOPEN, _HEALT
     )
 )
 _NOTE = queries.statement(schema.PACKAGE, "note")
+_NEXT_SCOPE = _statement("next_scope")
 _JOBS_OF = _statement("jobs_of")
 _DEFERRED_TO = _statement("deferred_to")
 _JOBS = {
@@ -56,8 +58,8 @@ _JOBS = {
 
 
 @lru_cache
-def _of_tasks(name: str, count: int) -> str:
-    return _statement(name).replace("{tasks}", ", ".join(f"?{number}" for number in range(3, 3 + count)))
+def _of_tasks(name: str, count: int, first: int = 3) -> str:
+    return _statement(name).replace("{tasks}", ", ".join(f"?{number}" for number in range(first, first + count)))
 
 
 class SqliteOutbox:
@@ -66,25 +68,47 @@ class SqliteOutbox:
     if TYPE_CHECKING:
         connections: Connections
         clock: Callable[[], float]
+        _job_turns: JobTurns
 
         def _writing(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
     def claim(self, owner: str, tasks: Sequence[str], limit: int, lease_seconds: float) -> list[Job]:
         with self.connections.use() as connection:
-            if not _free(connection, tasks, 1, self.clock()):
+            if not _any_free(connection, tasks, self.clock()):
                 return []
         with self._writing() as connection:
             now = self.clock()
-            taken = []
-            for job_id in _free(connection, tasks, limit, now):
-                job = _read(connection, job_id, now)
-                error, history = job.last_error, job.history.decode()
-                if job.state is JobState.RUNNING:
-                    error = LEASE_RAN_OUT
-                    history = outbox_rows.remembering(history, job.attempt, now, error)
-                connection.execute(_TAKE, (job_id, owner, now + lease_seconds, error, history))
-                taken.append(_read(connection, job_id, now))
-        return sorted(taken, key=lambda job: job.run_at)
+            return _take(connection, self._free(connection, tasks, limit, now), owner, lease_seconds, now)
+
+    def turn(
+        self, ended: Sequence[Conclusion], owner: str, tasks: Sequence[str], limit: int, lease_seconds: float
+    ) -> tuple[list[bool], list[Job]]:
+        with self._writing() as connection:
+            now = self.clock()
+            free = self._free(connection, tasks, limit, now, {conclusion.id for conclusion in ended})
+            answers = [_conclude(connection, conclusion, now) for conclusion in ended]
+            return answers, _take(connection, free, owner, lease_seconds, now)
+
+    def _free(
+        self, connection: sqlite3.Connection, tasks: Sequence[str], limit: int, now: float, ended: Collection[str] = ()
+    ) -> list[str]:
+        """Jobs that a worker may take: first those whose worker's lease is over, then those that are due, a part of
+        them in turns by scope. ``ended``: jobs whose attempts end in the same commit are not among them."""
+        shared, after = self._job_turns.share(limit)
+        found = _lapsed(connection, tasks, limit + len(ended), now)
+        found = [each for each in found if each not in ended][:limit]
+        last = None
+        if shared:
+            scopes, last = self._job_turns.visit(shared, after, partial(_next_scope, connection, now))
+            for scope in scopes:
+                most = min(shared // len(scopes), limit - len(found))
+                due = connection.execute(_of_tasks("due_of", len(tasks), 4), (now, most, scope, *tasks))
+                found += [row[0] for row in due]
+        if len(found) < limit:
+            oldest = connection.execute(_of_tasks("due", len(tasks)), (now, limit, *tasks))
+            found = list(dict.fromkeys([*found, *(row[0] for row in oldest)]))[:limit]
+        self._job_turns.claimed(len(found) >= limit, shared, last)
+        return found
 
     def renew_jobs(self, owner: str, ids: Sequence[str], lease_seconds: float) -> list[str]:
         with self._writing() as connection:
@@ -158,13 +182,35 @@ class SqliteOutbox:
             return [(scope, key) for scope, key, *_ in late]
 
 
-def _free(connection: sqlite3.Connection, tasks: Sequence[str], limit: int, now: float) -> list[str]:
-    """Jobs that a worker may take: first those whose worker's lease is over, then those that are due."""
-    found = [row[0] for row in connection.execute(_of_tasks("lapsed", len(tasks)), (now, limit, *tasks))]
-    if len(found) < limit:
-        due = connection.execute(_of_tasks("due", len(tasks)), (now, limit - len(found), *tasks))
-        found += [row[0] for row in due]
-    return found
+def _lapsed(connection: sqlite3.Connection, tasks: Sequence[str], limit: int, now: float) -> list[str]:
+    """Jobs whose worker's lease is over."""
+    return [row[0] for row in connection.execute(_of_tasks("lapsed", len(tasks)), (now, limit, *tasks))]
+
+
+def _any_free(connection: sqlite3.Connection, tasks: Sequence[str], now: float) -> bool:
+    """Whether a worker may take a job."""
+    one = (now, 1, *tasks)
+    return any(connection.execute(_of_tasks(name, len(tasks)), one).fetchone() for name in ("lapsed", "due"))
+
+
+def _next_scope(connection: sqlite3.Connection, now: float, after: str) -> tuple[str, bool] | None:
+    row = connection.execute(_NEXT_SCOPE, (after,)).fetchone()
+    return row and (row[0], row[1] <= now)
+
+
+def _take(
+    connection: sqlite3.Connection, free: Sequence[str], owner: str, lease_seconds: float, now: float
+) -> list[Job]:
+    taken = []
+    for job_id in free:
+        job = _read(connection, job_id, now)
+        error, history = job.last_error, job.history.decode()
+        if job.state is JobState.RUNNING:
+            error = LEASE_RAN_OUT
+            history = outbox_rows.remembering(history, job.attempt, now, error)
+        connection.execute(_TAKE, (job_id, owner, now + lease_seconds, error, history))
+        taken.append(_read(connection, job_id, now))
+    return sorted(taken, key=lambda job: job.run_at)
 
 
 def _read(connection: sqlite3.Connection, job_id: str, now: float) -> Job:

@@ -21,7 +21,7 @@ from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.swaps import Swap
 from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import Capabilities, Duty, LostRace
-from oncekey.stores.duties import FAIR, Turns
+from oncekey.stores.duties import FAIR, JobTurns, Turns
 from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.checks import Probes
@@ -67,6 +67,7 @@ class SqliteStore(Lookups, SqliteOutbox, SqliteTransactions, Probes):
         self.gate = gate_of(self.path)
         self._ran: list[str] = []
         self._turns = Turns()
+        self._job_turns = JobTurns()
         self.connections = Connections(self.path, timeout, self._prepare)
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:

@@ -2,42 +2,10 @@
 -- Each query has a name, and is read as `statement(package, name)` (stores/sql/queries.py).
 
 -- name: outbox_claim
--- Take jobs whose worker's lease is over, and then jobs that are due. It reads rows, without a watermark, so it also
--- finds a job that commits late (hazard 10). SKIP LOCKED: two workers that claim at once take different rows.
--- The UPDATE finds the row by its id, not by its place: if the row was updated between the snapshot and the lock, its
--- place has changed.
-WITH lapsed AS (
-    SELECT i.id FROM idempotency_outbox AS i
-    WHERE i.state = 'running' AND i.lease_until <= now() AND i.task = ANY(%(tasks)s)
-    ORDER BY i.lease_until
-    LIMIT %(limit)s
-    FOR NO KEY UPDATE SKIP LOCKED
-),
+-- Take jobs for a worker (outbox_taken). The last column is the scope after which the next turns begin.
+WITH RECURSIVE {taken}
 
-due AS (
-    SELECT i.id FROM idempotency_outbox AS i
-    WHERE i.state = 'ready' AND i.run_at <= now() AND i.task = ANY(%(tasks)s)
-    ORDER BY i.run_at
-    LIMIT %(limit)s - (SELECT count(*) FROM lapsed)
-    FOR NO KEY UPDATE SKIP LOCKED
-),
-
-taken AS (
-    SELECT l.id, true AS lapsed FROM lapsed AS l
-    UNION ALL
-    SELECT d.id, false AS lapsed FROM due AS d
-)
-
-UPDATE idempotency_outbox AS j SET
-    state = 'running',
-    owner = %(owner)s,
-    attempt = j.attempt + 1,
-    lease_until = now() + %(lease_seconds)s * interval '1 second',
-    last_error = CASE WHEN t.lapsed THEN {error} ELSE j.last_error END,
-    history = CASE WHEN t.lapsed THEN {history} ELSE j.history END
-FROM taken AS t
-WHERE j.id = t.id
-RETURNING {columns}
+SELECT c.*, ({next_turn}) FROM claimed AS c
 
 -- name: outbox_columns
 -- The columns of a Job, in the order in which stores/sql/outbox_rows.py reads them; `j` is the row.
@@ -46,13 +14,25 @@ j.owner, date_part('epoch', j.lease_until), date_part('epoch', j.run_at), j.prov
 date_part('epoch', j.created_at), date_part('epoch', j.finished_at), date_part('epoch', now())
 
 -- name: outbox_conclude
+-- End attempts (outbox_ended). If a job is not returned, its worker had lost it.
+WITH {ended}
+
+SELECT e.id, e.owner FROM ended AS e
+
+-- name: outbox_deferred_to
+-- The job that the request of an owner token was deferred to.
+SELECT {columns} FROM idempotency_outbox AS j
+WHERE j.scope = %(scope)s AND j.key = %(key)s AND j.key_owner = %(owner)s AND j.settles
+LIMIT 1
+
+-- name: outbox_ended
 -- End attempts: each job that still is running under its owner token, and the key that it settles, if the key still is
--- pending under the token of the attempt that enqueued the job. If a job is not returned, its worker had lost it.
--- Jobs are locked first, in the order of their ids, and keys after them; outbox_time_out.sql does the same.
+-- pending under the token of the attempt that enqueued the job.
+-- Jobs are locked first, in the order of their ids, and keys after them; outbox_time_out does the same.
 -- The owner stays in the row: a worker that did not get the answer sees by it that its own write succeeded.
-WITH wanted AS (
+wanted AS (
     SELECT * FROM unnest(
-        %(id)s, %(owner)s, %(ending)s, %(retry_in)s, %(error)s,
+        %(id)s, %(ended_by)s, %(ending)s, %(retry_in)s, %(error)s,
         %(settle)s, %(status)s, %(headers)s, %(body)s, %(schema_version)s
     ) AS w (id, owner, ending, retry_in, error, settle, status, headers, body, schema_version)
 ),
@@ -104,14 +84,6 @@ settled AS (
         e.settles AND e.settle IS NOT NULL
         AND k.scope = e.scope AND k.key = e.key AND k.state = 'pending' AND k.owner = e.key_owner
 )
-
-SELECT e.id, e.owner FROM ended AS e
-
--- name: outbox_deferred_to
--- The job that the request of an owner token was deferred to.
-SELECT {columns} FROM idempotency_outbox AS j
-WHERE j.scope = %(scope)s AND j.key = %(key)s AND j.key_owner = %(owner)s AND j.settles
-LIMIT 1
 
 -- name: outbox_enqueue
 -- One job, in the transaction of the request that adds it: the job exists if and only if that transaction commits.
@@ -166,6 +138,10 @@ SELECT {columns} FROM idempotency_outbox AS j
 WHERE j.scope = %(scope)s AND j.key = %(key)s
 ORDER BY j.created_at, j.id
 LIMIT %(limit)s
+
+-- name: outbox_next_turn
+-- The scope after which the next turns begin: the last one here, or from the start if no scope is left.
+SELECT CASE WHEN max(t.due) >= %(shared)s OR max(t.number) >= {visited} THEN max(t.scope) END FROM turns AS t
 
 -- name: outbox_provider
 UPDATE idempotency_outbox SET provider_id = %(provider_id)s
@@ -249,12 +225,91 @@ FROM held AS h
 WHERE j.id = h.id
 RETURNING j.id
 
+-- name: outbox_taken
+-- Take jobs whose worker's lease is over, and then jobs that are due. It reads rows, without a watermark, so it also
+-- finds a job that commits late (hazard 10). SKIP LOCKED: two workers that claim at once take different rows.
+-- Of the jobs that are due, a shared part is taken in turns by scope, one scope after the other: one probe of the index
+-- for each scope, for any number of jobs. The rest are the oldest. fair says >= and <= instead of =, so that only the
+-- index of turns can give the order: with = the planner may read all due jobs in the order of run_at, for every scope.
+-- The UPDATE finds the row by its id, not by its place: if the row was updated between the snapshot and the lock, its
+-- place has changed.
+lapsed AS (
+    SELECT i.id FROM idempotency_outbox AS i
+    WHERE i.state = 'running' AND i.lease_until <= now() AND i.task = ANY(%(tasks)s){not_ended}
+    ORDER BY i.lease_until
+    LIMIT %(limit)s
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+
+turns AS (
+    (
+        SELECT i.scope, (i.run_at <= now())::integer AS due, 1 AS number FROM idempotency_outbox AS i
+        WHERE i.state = 'ready' AND i.scope > %(after)s AND %(shared)s > 0
+        ORDER BY i.scope, i.run_at
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT n.scope, t.due + n.due, t.number + 1 FROM turns AS t
+    CROSS JOIN LATERAL (
+        SELECT i.scope, (i.run_at <= now())::integer AS due FROM idempotency_outbox AS i
+        WHERE i.state = 'ready' AND i.scope > t.scope
+        ORDER BY i.scope, i.run_at
+        LIMIT 1
+    ) AS n
+    WHERE t.due < %(shared)s AND t.number < {visited}
+),
+
+fair AS (
+    SELECT j.id FROM turns AS t
+    CROSS JOIN LATERAL (
+        SELECT i.id FROM idempotency_outbox AS i
+        WHERE
+            i.state = 'ready' AND i.task = ANY(%(tasks)s)
+            AND i.scope >= t.scope AND i.scope <= t.scope AND i.run_at <= now()
+        ORDER BY i.scope, i.run_at
+        LIMIT %(shared)s / greatest(1, (SELECT max(s.due) FROM turns AS s))
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS j
+    LIMIT least(%(shared)s, %(limit)s - (SELECT count(*) FROM lapsed))
+),
+
+due AS (
+    SELECT i.id FROM idempotency_outbox AS i
+    WHERE
+        i.state = 'ready' AND i.run_at <= now() AND i.task = ANY(%(tasks)s)
+        AND i.id <> ALL (ARRAY(SELECT f.id FROM fair AS f))
+    ORDER BY i.run_at
+    LIMIT %(limit)s - (SELECT count(*) FROM lapsed) - (SELECT count(*) FROM fair)
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+
+taken AS (
+    SELECT l.id, true AS lapsed FROM lapsed AS l
+    UNION ALL
+    SELECT f.id, false AS lapsed FROM fair AS f
+    UNION ALL
+    SELECT d.id, false AS lapsed FROM due AS d
+),
+
+claimed AS (
+    UPDATE idempotency_outbox AS j SET
+        state = 'running',
+        owner = %(owner)s,
+        attempt = j.attempt + 1,
+        lease_until = now() + %(lease_seconds)s * interval '1 second',
+        last_error = CASE WHEN t.lapsed THEN {lease_ran_out} ELSE j.last_error END,
+        history = CASE WHEN t.lapsed THEN {lapsed_history} ELSE j.history END
+    FROM taken AS t
+    WHERE j.id = t.id
+    RETURNING {columns}
+)
+
 -- name: outbox_time_out
 -- Pending keys past their expiry fail for good, and the jobs that would have settled them are cancelled, in one commit.
 -- If the job was tried, it may have happened, and the key becomes unknown instead. The job shows that when it is
 -- cancelled: an operator's retry sets attempts to 0, but keeps the history.
 -- A key whose job a worker runs under a live lease is skipped. So is a key whose job a worker claims at this moment.
--- A job is locked before its key, as in outbox_conclude.sql.
+-- A job is locked before its key, as in outbox_ended.
 WITH late AS (
     SELECT k.scope, k.key, k.owner FROM idempotency_keys AS k
     WHERE
@@ -328,3 +383,17 @@ FROM free AS f
 WHERE
     k.scope = f.scope AND k.key = f.key AND k.state = 'pending' AND k.owner = f.key_owner AND k.expires_at <= now()
 RETURNING k.scope, k.key
+
+-- name: outbox_turn
+-- A worker's turn in one commit: end attempts (outbox_ended), and take the next jobs (outbox_taken). The ended jobs have
+-- no state here. A job that a conclusion makes ready is not taken in the same statement: it does not see it yet.
+WITH RECURSIVE {ended},
+
+{taken}
+
+SELECT c.*, ({next_turn}) FROM claimed AS c
+UNION ALL
+SELECT
+    e.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, e.owner, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL
+FROM ended AS e

@@ -24,6 +24,12 @@ SELECT id FROM idempotency_outbox
 WHERE state = 'ready' AND run_at <= ?1 AND task IN ({tasks})
 ORDER BY run_at LIMIT ?2
 
+-- name: outbox_due_of
+-- Jobs of one scope that are due. ?1 now · ?2 limit · ?3 scope · the rest: the names of tasks
+SELECT id FROM idempotency_outbox
+WHERE state = 'ready' AND scope = ?3 AND run_at <= ?1 AND task IN ({tasks})
+ORDER BY scope, run_at LIMIT ?2
+
 -- name: outbox_end
 -- An attempt ended. The caller has checked, in this transaction, that it owns the job.
 -- The owner stays in the row: a worker that did not get the answer sees by it that its own write succeeded.
@@ -92,6 +98,12 @@ WHERE k.state = 'pending' AND k.expires_at <= ?1
       AND i.state = 'running' AND i.lease_until > ?1
   )
 ORDER BY k.expires_at LIMIT ?2
+
+-- name: outbox_next_scope
+-- The next scope that has ready jobs, and when the first of them is due. ?1 only scopes after this one
+SELECT scope, run_at FROM idempotency_outbox
+WHERE state = 'ready' AND scope > ?1
+ORDER BY scope, run_at LIMIT 1
 
 -- name: outbox_provider
 UPDATE idempotency_outbox SET provider_id = ?3 WHERE id = ?1 AND state = 'running' AND owner = ?2
