@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import load, plot, report, targets
+from benchmarks import instructions, load, plot, report, targets
 from benchmarks.contestants import ALL
 from benchmarks.places import Places, places
 from benchmarks.progress import clock
@@ -39,6 +39,11 @@ PLOT = report.RESULTS.with_suffix(".svg")
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--instructions",
+        action="store_true",
+        help="only count instructions, by layer, and compare with the committed figure: 2 minutes (needs valgrind)",
+    )
     parser.add_argument("--targets", action="store_true", help="only what the targets need: about 7 minutes")
     parser.add_argument("--quick", action="store_true", help="1 round of 1 second: whether everything runs")
     parser.add_argument(
@@ -80,7 +85,10 @@ def _between(least: float, most: float) -> Callable[[str], float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = read_options(arguments)
+    asked = sys.argv[1:] if arguments is None else arguments
+    if "--instructions" in asked:
+        return instructions.main([word for word in asked if word != "--instructions"])
+    options = read_options(asked)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended on the way out
     began = time.monotonic()
     only = set(options.only)

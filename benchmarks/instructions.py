@@ -1,192 +1,161 @@
-"""How many instructions a request takes: ``python -m benchmarks.instructions``, about 2 minutes.
+"""How many instructions a request takes, by layer, and whether it is more than the committed figure.
 
-Rates on a shared machine differ by a third from one minute to the next, and instructions by one in a hundred: this is
-for comparing two versions of a line. The app of ``apps.py`` stands behind uvicorn's own protocol, without sockets, with
-32 requests under way at a time and a real PostgreSQL, and valgrind (which must be installed) counts. A short run and a
-long one: what they differ by is the requests', without the start.
+``make bench ARGS=--instructions``, about 2 minutes. Rates on a shared machine differ by a third from one minute to the
+next, and instructions by less than one in a hundred: this is the gate of CI, and the way to compare two versions of a
+line. ``in_process.py`` says what runs, and ``callgrind.py`` how it is counted, with a real PostgreSQL.
 
-It is no time: the kernel, waiting, and what misses the caches are not in it. Replays go round 1,000 keys, each with a
-``Location`` of its own as real ones have: with a few keys, whatever remembers responses would look better than it is.
+It is no time: the kernel, waiting, and what misses the caches are not in it.
 
-``fractions`` is no request: it is the fingerprint of one MiB of ``1.0,``, which once took half a second, beside
-``parsing``, what the standard library takes to read it.
+The gate compares ``first / bare`` and ``replay / bare`` with those of ``instructions.json``, made with the same minor
+version of Python. More than ``SLACK`` above is a failure. After a change that is worth its cost, or that saves some, ``UPDATE`` writes the
+file anew, and the new file is part of that change.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import os
-import re
-import shutil
-import subprocess
+import platform
 import sys
-import uuid
-from collections.abc import Iterator
-from functools import cache
-from itertools import cycle, islice
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from benchmarks import apps, load
+from benchmarks import callgrind, report
+from benchmarks.callgrind import LOOP, OURS, CannotCount, Counted
+from benchmarks.in_process import AT_ONCE, DOCUMENTS, MODES, REQUESTS
 from benchmarks.places import places
-from benchmarks.serving import ROOT, child_environment
 
-MODES = ("bare", "replay", "first", "parsing", "fractions")
-DOCUMENTS = ("parsing", "fractions")
-AT_ONCE = 32
-KEYS = 1_000
-SHORT, LONG = 8 * AT_ONCE, 72 * AT_ONCE
-FEW, MORE = 1, 4
-"""Of documents, each of which takes as much as hundreds of requests."""
-BODY = load.BODY.encode()
-REQUEST = (
-    b"POST /payments HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAuthorization: Bearer tenant-a\r\n"
-    b"Content-Type: application/json\r\nContent-Length: " + b"%d" % len(BODY) + b"\r\n%s\r\n"
-)
-_COUNTED = re.compile(r"Collected : (\d+)")
+FIGURES = Path(__file__).with_suffix(".json")
+GATED = ("first", "replay")
+SLACK = 0.03
+UPDATE = 'make bench ARGS="--instructions --update"'
+NUMBER = {"requests": 24 * AT_ONCE, "documents": 3}
+WORTH_A_LINE = 2_000
+"""Instructions of a layer below which it is added to the other ones."""
+VERSIONS = ("uvicorn", "uvloop", "httptools", "starlette", "psycopg", "orjson")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = read_options(arguments)
+    try:
+        counted = _count(options)
+    except CannotCount as reason:
+        print(f"skipped: {reason}")
+        return 0
+    if options.layers and (modes := [mode for mode in REQUESTS if mode in counted]):
+        report.show(("instructions a request", *modes), table(counted, modes), "by layer of Python code")
+    if not set(REQUESTS) <= set(counted):
+        return 0
+    if options.update:
+        FIGURES.write_text(json.dumps(figures(counted), indent=2) + "\n")
+        print(f"{FIGURES.name} is written: commit it with the change that it belongs to")
+        return 0
+    failures = gate(counted, json.loads(FIGURES.read_text()))
+    for line in failures:
+        print(line)
+    return 1 if any(line.startswith("failed") for line in failures) else 0
+
+
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=__doc__)
-    parser.add_argument("modes", nargs="*", help=f"of {', '.join(MODES)}; all of them where none is named")
-    asked = parser.parse_args().modes or MODES
-    if unknown := set(asked) - set(MODES):
+    parser.add_argument("modes", nargs="*", help=f"of {', '.join(MODES)}; bare, replay and first where none is named")
+    parser.add_argument("--no-layers", dest="layers", action="store_false", help="only the sums, in half the time")
+    parser.add_argument("--update", action="store_true", help=f"write {FIGURES.name}, which the gate compares with")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help=f"requests under way at a time ({AT_ONCE})")
+    options = parser.parse_args(arguments)
+    options.modes = options.modes or list(REQUESTS)
+    if unknown := set(options.modes) - set(MODES):
         parser.error(f"{', '.join(sorted(unknown))}: it takes {', '.join(MODES)}")
-    if shutil.which("valgrind") is None:
-        raise SystemExit("valgrind is not installed: it is what counts. Install it with your system's packages")
+    if options.at_once != AT_ONCE and set(REQUESTS) <= set(options.modes):
+        parser.error(f"the gate's figures are of {AT_ONCE} requests at a time: name the modes that you want")
+    return options
+
+
+def _count(options: argparse.Namespace) -> dict[str, Counted]:
+    counted: dict[str, Counted] = {}
     with places({"postgres"}) as at:
+        library = callgrind.build(at.folder)
         if "postgres" not in at.urls:
-            raise SystemExit(f"PostgreSQL cannot run here: {at.missing['postgres']}")
-        counted: dict[str, float] = {}
-        for mode in [mode for mode in MODES if mode in asked]:
-            few, more = (FEW, MORE) if mode in DOCUMENTS else (SHORT, LONG)
-            short, long = (_count(mode, number, at.urls["postgres"]) for number in (few, more))
-            counted[mode] = (long - short) / (more - few)
-            beside = "parsing" if mode in DOCUMENTS else "bare"
-            part = f"   {beside} / {mode} {counted[beside] / counted[mode]:.2f}" if beside in counted else ""
-            what = "document" if mode in DOCUMENTS else "request"
-            print(f"{mode:9} {counted[mode]:13,.0f} instructions a {what}{part}", flush=True)
+            raise CannotCount(f"PostgreSQL cannot run here: {at.missing['postgres']}")
+        for mode in [mode for mode in MODES if mode in options.modes]:
+            documents = mode in DOCUMENTS
+            number = NUMBER["documents" if documents else "requests"]
+            settings: dict[str, Any] = {"url": at.urls["postgres"], "library": library, "at_once": options.at_once}
+            once = callgrind.count(mode, number, by_layer=False, **settings)
+            layers: Mapping[str, float] = {}
+            if options.layers and not documents:
+                layers = callgrind.count(mode, number, by_layer=True, **settings).layers
+            counted[mode] = Counted(once.all, dict(layers))
+            beside = "parsing" if documents else "bare"
+            part = f"   {beside} / {mode} {counted[beside].all / once.all:.3f}" if beside in counted else ""
+            what = "document" if documents else "request"
+            print(f"{mode:9} {once.all:13,.0f} instructions a {what}{part}", flush=True)
+    return counted
 
 
-def _count(mode: str, number: int, url: str) -> int:
-    program = f"from benchmarks.instructions import serve; serve({mode!r}, {number}, {url!r})"
-    ended = subprocess.run(
-        ["valgrind", "--tool=callgrind", f"--callgrind-out-file={os.devnull}", sys.executable, "-c", program],
-        check=False,
-        cwd=ROOT,
-        env=child_environment() | {"PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    found = _COUNTED.search(ended.stderr)
-    if ended.returncode or found is None:
-        raise SystemExit(f"the run under valgrind failed:\n{ended.stderr[-4000:]}")
-    return int(found[1])
+def table(counted: Mapping[str, Counted], modes: Sequence[str]) -> list[tuple[str, ...]]:
+    """One row for each layer, the dearest on top; then the sums."""
+    layers = [counted[mode].layers for mode in modes]
+    dearest: dict[str, float] = {}
+    for costs in layers:
+        for name, cost in costs.items():
+            dearest[name] = max(cost, dearest.get(name, 0))
+    names = sorted(dearest, key=lambda name: -dearest[name])
+    own = [name for name in names if name.startswith(OURS)]
+    small = [name for name in own if dearest[name] < WORTH_A_LINE]
+    others = [name for name in names if name not in own and name != LOOP]
+
+    def row(title: str, of: Sequence[str]) -> tuple[str, ...]:
+        return title, *(f"{sum(costs.get(name, 0) for name in of):,.0f}" for costs in layers)
+
+    return [
+        *(row(name, [name]) for name in own if name not in small),
+        row("oncekey/ other modules", small),
+        row("oncekey in all", own),
+        *(row(name, [name]) for name in others),
+        row(LOOP, [LOOP]),
+        ("in all, without the hook for frames", *(f"{counted[mode].all:,.0f}" for mode in modes)),
+    ]
 
 
-def serve(mode: str, number: int, url: str) -> None:
-    """Answer so many requests of this mode in this process, on uvloop; or read so many documents."""
-    if mode in DOCUMENTS:
-        _read(mode, number)
-        return
-    import uvloop
+def figures(counted: Mapping[str, Counted]) -> dict[str, Any]:
+    """What is committed: the counts, and what they were made with."""
+    return {
+        "instructions": {mode: round(counted[mode].all) for mode in REQUESTS},
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in VERSIONS},
+    }
 
-    uvloop.run(_serve(mode, number, url))
 
-
-def _read(mode: str, number: int) -> None:
-    from oncekey.core.fingerprint import fingerprint
-
-    body = b"[" + b"1.0," * (2**18 - 1) + b"1]"
-    for _ in range(number):
-        if mode == "parsing":
-            json.loads(body)
+def gate(counted: Mapping[str, Counted], committed: Mapping[str, Any]) -> list[str]:
+    """What is to be said of the counts beside the committed ones; a line that begins with "failed" fails the run."""
+    if _minor(committed["python"]) != _minor(platform.python_version()):
+        return [f"not compared: {FIGURES.name} was made with Python {committed['python']}"]
+    now = figures(counted)
+    changed = [
+        f"{name} {version}, here {now['packages'].get(name)}"
+        for name, version in committed["packages"].items()
+        if version != now["packages"].get(name)
+    ]
+    said = [f"{FIGURES.name} was made with {', '.join(changed)}"] if changed else []
+    for mode in GATED:
+        was, costs = (of["instructions"][mode] / of["instructions"]["bare"] for of in (committed, now))
+        change = costs / was - 1
+        words = f"{mode}: {costs:.3f} of the bare app, {FIGURES.name} has {was:.3f}: {change:+.1%}"
+        if change > SLACK:
+            said.append(f"failed: {words}, more than {SLACK:.0%}. If the change is worth it: {UPDATE}")
+        elif change < -SLACK:
+            said.append(f"{words}. So that it stays so: {UPDATE}")
         else:
-            fingerprint(method="POST", path="/payments", query=b"", content_type="application/json", body=body)
+            said.append(words)
+    return said
 
 
-async def _serve(mode: str, number: int, url: str) -> None:
-    from uvicorn.config import Config
-
-    from oncekey import SINGLE_TENANT, OnceKey
-    from oncekey.web import tuning
-    from oncekey.web.asgi import IdempotencyMiddleware
-
-    app = apps.starlette_app()
-    once = None
-    if mode != "bare":
-        once = OnceKey(url, scope=SINGLE_TENANT, migrate=True)
-        app.add_middleware(IdempotencyMiddleware, once=once)
-    config = Config(app, access_log=False, log_level="warning")
-    config.load()
-    run = uuid.uuid4().hex[:24]
-    keys = [f"{run}{n:012x}".encode() for n in range(KEYS + number)]
-    await _load(config, iter(keys[:KEYS]), mode)
-    tuning.settle()
-    await _load(config, iter(keys[KEYS:]) if mode == "first" else islice(cycle(keys[:KEYS]), number), mode)
-    if once is not None:
-        await once.aclose()
-
-
-async def _load(config: Any, keys: Iterator[bytes], mode: str) -> None:
-    async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(_client(config, keys, mode))
-
-
-async def _client(config: Any, keys: Iterator[bytes], mode: str) -> None:
-    """One connection: the next request when the last is answered."""
-    from uvicorn.server import ServerState
-
-    loop = asyncio.get_running_loop()
-    protocol, wire = _protocol()(config, ServerState(), {}), _Wire()
-    protocol.connection_made(wire)
-    head = REQUEST % (b"" if mode == "bare" else b'Idempotency-Key: "%s"\r\n')
-    for key in keys:
-        protocol.answered = loop.create_future()
-        protocol.data_received((head if mode == "bare" else head % key) + BODY)
-        await protocol.answered
-        answer = b"".join(wire.sent)
-        wire.sent.clear()
-        if not answer.startswith(b"HTTP/1.1 201 "):
-            raise RuntimeError(f"not the answer that was asked for: {answer[:500]!r}")
-    protocol.connection_lost(None)
-
-
-@cache
-def _protocol() -> Any:
-    """One class for all connections, as in a server: Python is quicker where it meets the same one again."""
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    class Protocol(HttpToolsProtocol):
-        answered: asyncio.Future[None]
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self.answered.set_result(None)
-
-    return Protocol
-
-
-class _Wire(asyncio.Transport):
-    """A connection without a network: keeps what is written to it."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 5000), "sockname": ("127.0.0.1", 8000)})
-        self.sent: list[bytes] = []
-
-    def write(self, data: Any) -> None:
-        self.sent.append(data)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def close(self) -> None: ...
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

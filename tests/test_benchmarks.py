@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="the benchmark serves its apps with uvicorn")
 pytest.importorskip("starlette", reason="the benchmarked app is a Starlette app")
 
-from benchmarks import instructions, load, peers, plot, proof, queues, report, targets
+from benchmarks import load, peers, plot, proof, queues, report, targets
 from benchmarks.__main__ import read_options, verdict
 from benchmarks.contestants import ALL, BARE, IDEMKIT_POSTGRES, ONCEKEY_MEMORY, ONCEKEY_POSTGRES, PEERS, order
 from benchmarks.places import Places
@@ -32,7 +32,6 @@ from benchmarks.report import Sample
 from benchmarks.rounds import Lengths, Run
 from benchmarks.serving import Served, serving
 from benchmarks.workloads import WORKLOADS, chosen
-from oncekey.web import tuning
 
 needs_compiler = pytest.mark.skipif(load.compiler() is None, reason="no C compiler for benchmarks/load.c")
 
@@ -330,23 +329,3 @@ def test_options_are_bounded() -> None:
     assert read_options(["--targets"]).rounds > read_options([]).rounds > 1
     with pytest.raises(SystemExit):
         read_options(["--seconds", "100000"])
-
-
-@pytest.mark.parametrize("mode", instructions.MODES)
-def test_counted_requests_are_answered(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "settle", lambda: None)  # it is for a process of its own
-    instructions.serve(mode, 2 if mode in instructions.DOCUMENTS else 40, f"sqlite:///{tmp_path / 'counted.db'}")
-
-
-def test_an_answer_that_was_not_asked_for_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "BODY", b"[" + instructions.BODY[2:] + b"]")
-    with pytest.raises(ExceptionGroup) as told:
-        instructions.serve("bare", 1, "")
-    assert told.group_contains(RuntimeError, match="not the answer that was asked for: b'HTTP/1.1 500")
-
-
-def test_run_without_valgrind_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["instructions"])
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(SystemExit, match="valgrind is not installed"):
-        instructions.main()

@@ -1,0 +1,174 @@
+"""Requests in one process, without sockets: the app of ``apps.py`` behind uvicorn's own protocol, on uvloop.
+
+Requests go in groups of ``AT_ONCE``, and the next group starts when the last request of this one is answered. So the
+batches of the store do not depend on how fast the database is, and two runs take the same instructions.
+
+Replays go round 1,000 keys, each with a ``Location`` of its own as real ones have: with a few keys, whatever remembers
+responses would look better than it is. ``fractions`` is no request: it is the fingerprint of one MiB of ``1.0,``, which
+once took half a second, beside ``parsing``, what the standard library takes to read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import cycle, islice
+from typing import Any
+
+from benchmarks import apps, load
+
+REQUESTS = ("bare", "replay", "first")
+DOCUMENTS = ("parsing", "fractions")
+MODES = (*REQUESTS, *DOCUMENTS)
+AT_ONCE = 32
+KEYS = 1_000
+BODY = load.BODY.encode()
+REQUEST = (
+    b"POST /payments HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAuthorization: Bearer tenant-a\r\n"
+    b"Content-Type: application/json\r\nContent-Length: " + b"%d" % len(BODY) + b"\r\n%s\r\n"
+)
+
+Step = Callable[[], object]
+
+
+def _nothing() -> None:
+    pass
+
+
+def serve(
+    mode: str,
+    number: int,
+    url: str,
+    *,
+    ready: Step = _nothing,
+    begin: Step = _nothing,
+    end: Step = _nothing,
+    at_once: int = AT_ONCE,
+) -> None:
+    """Answer so many requests of this mode, or read so many documents, between ``begin`` and ``end``.
+
+    ``ready`` is called when everything is imported, before the first request.
+    """
+    if mode in DOCUMENTS:
+        _read(mode, 1)
+        begin()
+        _read(mode, number)
+        end()
+        return
+    import uvloop
+
+    uvloop.run(_serve(mode, number, url, ready, begin, end, at_once))
+
+
+def _read(mode: str, number: int) -> None:
+    from oncekey.core.fingerprint import fingerprint
+
+    body = b"[" + b"1.0," * (2**18 - 1) + b"1]"
+    for _ in range(number):
+        if mode == "parsing":
+            json.loads(body)
+        else:
+            fingerprint(method="POST", path="/payments", query=b"", content_type="application/json", body=body)
+
+
+async def _serve(mode: str, number: int, url: str, ready: Step, begin: Step, end: Step, at_once: int) -> None:
+    from uvicorn.config import Config
+
+    from oncekey import SINGLE_TENANT, OnceKey
+    from oncekey.web import tuning
+    from oncekey.web.asgi import IdempotencyMiddleware
+
+    app = apps.starlette_app()
+    once = None
+    if mode != "bare":
+        once = OnceKey(url, scope=SINGLE_TENANT, migrate=True)
+        app.add_middleware(IdempotencyMiddleware, once=once)
+    config = Config(app, access_log=False, log_level="warning")
+    config.load()
+    run = uuid.uuid4().hex[:24]
+    keys = [f"{run}{n:012x}".encode() for n in range(KEYS + number)]
+    clients = [_Client(config, mode) for _ in range(at_once)]
+    ready()
+    await _load(clients, iter(keys[:KEYS]))
+    if mode == "replay":  # until now they were first requests
+        await _load(clients, iter(keys[:KEYS]))
+    tuning.settle()
+    chosen = iter(keys[KEYS:]) if mode == "first" else islice(cycle(keys[:KEYS]), number)
+    begin()
+    await _load(clients, chosen)
+    end()
+    for client in clients:
+        client.close()
+    if once is not None:
+        await once.aclose()
+
+
+async def _load(clients: list[_Client], keys: Iterator[bytes]) -> None:
+    while group := [client.send(key) for client, key in zip(clients, keys, strict=False)]:
+        for client, answered in zip(clients, group, strict=False):
+            await answered
+            client.check()
+
+
+class _Client:
+    """One connection."""
+
+    def __init__(self, config: Any, mode: str) -> None:
+        from uvicorn.server import ServerState
+
+        self._loop = asyncio.get_running_loop()
+        self._protocol, self._wire = _protocol()(config, ServerState(), {}), _Wire()
+        self._protocol.connection_made(self._wire)
+        self._keyed = mode != "bare"
+        self._head = REQUEST % (b'Idempotency-Key: "%s"\r\n' if self._keyed else b"")
+
+    def send(self, key: bytes) -> asyncio.Future[None]:
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self._protocol.answered = answered
+        self._protocol.data_received((self._head % key if self._keyed else self._head) + BODY)
+        return answered
+
+    def check(self) -> None:
+        answer = b"".join(self._wire.sent)
+        self._wire.sent.clear()
+        if not answer.startswith(b"HTTP/1.1 201 "):
+            raise RuntimeError(f"not the answer that was asked for: {answer[:500]!r}")
+
+    def close(self) -> None:
+        self._protocol.connection_lost(None)
+
+
+@cache
+def _protocol() -> Any:
+    """One class for all connections, as in a server: Python is quicker where it meets the same one again."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class Protocol(HttpToolsProtocol):
+        answered: asyncio.Future[None]
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self.answered.set_result(None)
+
+    return Protocol
+
+
+class _Wire(asyncio.Transport):
+    """A connection without a network: keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 5000), "sockname": ("127.0.0.1", 8000)})
+        self.sent: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.sent.append(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def close(self) -> None: ...
