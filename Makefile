@@ -79,7 +79,7 @@ format: $(STAMP) ## put every file in the one format, and fix what ruff can
 	@$(BIN)/ruff format --quiet $(CODE) .ci
 
 .PHONY: bench
-bench: $(PEERS) ## the benchmarks, beside the bare app and our peers (22 minutes; ARGS=--targets 7, --quick 4)
+bench: $(PEERS) ## the benchmarks, beside the bare app and our peers (22 minutes; ARGS=--targets 7, --quick 4, --instructions 2)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: faults

@@ -25,6 +25,8 @@ DOCUMENTS = ("parsing", "fractions")
 MODES = (*REQUESTS, *DOCUMENTS)
 AT_ONCE = 32
 KEYS = 1_000
+WARM = 8 * AT_ONCE
+"""Requests after which Python has specialised its code."""
 BODY = load.BODY.encode()
 REQUEST = (
     b"POST /payments HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAuthorization: Bearer tenant-a\r\n"
@@ -92,7 +94,7 @@ async def _serve(mode: str, number: int, url: str, ready: Step, begin: Step, end
     keys = [f"{run}{n:012x}".encode() for n in range(KEYS + number)]
     clients = [_Client(config, mode) for _ in range(at_once)]
     ready()
-    await _load(clients, iter(keys[:KEYS]))
+    await _load(clients, iter(keys[: KEYS if mode != "bare" else WARM]))
     if mode == "replay":  # until now they were first requests
         await _load(clients, iter(keys[:KEYS]))
     tuning.settle()

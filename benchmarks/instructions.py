@@ -6,9 +6,9 @@ line. ``in_process.py`` says what runs, and ``callgrind.py`` how it is counted, 
 
 It is no time: the kernel, waiting, and what misses the caches are not in it.
 
-The gate compares ``first / bare`` and ``replay / bare`` with those of ``instructions.json``, made with the same minor
-version of Python. More than ``SLACK`` above is a failure. After a change that is worth its cost, or that saves some, ``UPDATE`` writes the
-file anew, and the new file is part of that change.
+The gate compares ``first / bare`` and ``replay / bare`` with those of ``instructions.json``, if that was made with the
+same minor version of Python. More than ``SLACK`` above is a failure. After a change that is worth its cost, or that
+saves some, ``UPDATE`` writes the file anew, and the new file is part of that change.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import callgrind, report
@@ -75,8 +77,10 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _count(options: argparse.Namespace) -> dict[str, Counted]:
     counted: dict[str, Counted] = {}
-    with places({"postgres"}) as at:
-        library = callgrind.build(at.folder)
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        library = callgrind.build(Path(folder))  # first, since it is what most machines lack
+        at = stack.enter_context(places({"postgres"}))
         if "postgres" not in at.urls:
             raise CannotCount(f"PostgreSQL cannot run here: {at.missing['postgres']}")
         for mode in [mode for mode in MODES if mode in options.modes]:

@@ -1,4 +1,4 @@
-"""The gate by instructions: what is counted is answered, costs go to their layers, and a dearer request fails the run."""
+"""The gate by instructions: counted requests are answered, costs go to their layers, a dearer request fails the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_counted_requests_are_answered(mode: str, tmp_path: Path, monkeypatch: p
 
 def test_an_answer_that_was_not_asked_for_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "BODY", b"[" + in_process.BODY[2:] + b"]")
-    with pytest.raises(RuntimeError, match="not the answer that was asked for: b'HTTP/1.1 500"):
+    with pytest.raises(RuntimeError, match="not the answer that was asked for"):
         in_process.serve("bare", 1, "")
 
 
