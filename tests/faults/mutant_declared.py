@@ -9,6 +9,7 @@ from tests.faults.mutant import mutant as _
 DECLARATIONS, ROUTER, COVERAGE = "oncekey.core.declarations", "oncekey.web.starlette_router", "oncekey.web.route_audit"
 CHECK, ASGI, STARLETTE = "oncekey.web.declared", "oncekey.web.asgi", "oncekey.web.starlette"
 REQUESTS, START = "tests/web/test_declared.py", "tests/web/test_declared_start.py"
+HANDLERS = "tests/web/test_declared_handlers.py"
 ALONE = "test_declaration_counts_for_its_handler_and_not_for_others_that_fit_the_path"
 EVERYWHERE = "test_declared_handler_runs_under_its_policy_and_others_under_the_apps"
 
@@ -21,19 +22,19 @@ DECLARED: tuple[Mutant, ...] = (
     _(51, "I1", "the endpoints of a WSGI framework are wrapped before each call",
       "tests/web/test_toy_wsgi_framework.py::TestViews::test_late_endpoint_is_wrapped",
       ("oncekey.web.wsgi_shell", "covered=self.endpoints is not None and self.endpoints.cover())", "covered=self.endpoints is not None)")),
-    _(51, "I1", "the first route that takes the request has it", f"{REQUESTS}::{ALONE}[starlette]",
+    _(51, "I1", "the first route that takes the request has it", f"{HANDLERS}::{ALONE}[starlette]",
       (ROUTER, "        for route in self._routes.get(id(router), ()):\n", "        for route in reversed(self._routes.get(id(router), [])):\n")),
     _(51, "I1", "a route of another method is passed over", f"{REQUESTS}::{EVERYWHERE}[starlette-below]",
       (ROUTER, "            if match is not Match.FULL:\n", "            if match is Match.NONE:\n")),
-    _(51, "I1", "handlers of mounted apps are found", f"{REQUESTS}::test_handlers_of_mounted_apps_hosts_and_class_endpoints_are_found",
+    _(51, "I1", "handlers of mounted apps are found", f"{HANDLERS}::test_handlers_of_mounted_apps_hosts_and_class_endpoints_are_found",
       (ROUTER, "                return None if inner is None else self._find(", "                return None if True else self._find(")),
-    _(51, "I1", "routes by host are not cached by path", f"{REQUESTS}::test_handlers_of_mounted_apps_hosts_and_class_endpoints_are_found",
+    _(51, "I1", "routes by host are not cached by path", f"{HANDLERS}::test_handlers_of_mounted_apps_hosts_and_class_endpoints_are_found",
       (ROUTER, "        if not self._by_path_only:\n", "        if False:\n")),
-    _(51, "I1", "a handler that was added later is found", f"{REQUESTS}::test_nested_routers_and_route_added_after_first_request",
+    _(51, "I1", "a handler that was added later is found", f"{HANDLERS}::test_nested_routers_and_route_added_after_first_request",
       (STARLETTE, "        self.cover()\n        return self._router", "        return self._router")),
-    _(51, "I1", "a subclass inherits no declaration of its class", f"{REQUESTS}::test_handlers_of_mounted_apps_hosts_and_class_endpoints_are_found",
+    _(51, "I1", "a subclass inherits no declaration of its class", f"{HANDLERS}::test_handlers_of_mounted_apps_hosts_and_class_endpoints_are_found",
       (DECLARATIONS, "getattr(candidate, \"__dict__\", {}).get(_ATTRIBUTE, ())", "getattr(candidate, _ATTRIBUTE, ())")),
-    _(51, "I1", "safe methods of a declared handler pass", f"{REQUESTS}::test_safe_methods_of_a_declared_handler_pass[starlette]",
+    _(51, "I1", "safe methods of a declared handler pass", f"{HANDLERS}::test_safe_methods_of_a_declared_handler_pass[starlette]",
       (ASGI, "if method not in SAFE_METHODS and (handler", "if (handler")),
     _(51, "I1", "only='declared' leaves other handlers unprotected", f"{REQUESTS}::test_only_declared_protects_declared_handlers_alone[starlette-below]",
       ("oncekey.core.routes", "if method in self._policy.methods and not self._only_listed:", "if method in self._policy.methods:")),

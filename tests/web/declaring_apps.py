@@ -1,4 +1,4 @@
-"""The same small shop in Starlette, FastAPI, Litestar and Flask, with policies at its handlers. Nothing here asserts.
+"""The same small shop in Starlette, FastAPI, Litestar and Flask, with policies at its handlers.
 
 ``POST /pay`` is declared repeatable, ``POST /orders/{id}`` transactional, ``PUT /orders/{id}`` repeatable,
 ``POST /login`` exempt; ``POST /other`` and ``DELETE /other`` are not declared.
@@ -28,6 +28,12 @@ from tests.web.litestar_parameters import FromPath
 
 FRAMEWORKS = ("starlette", "fastapi", "litestar", "flask")
 ROUTES = ("POST /pay", "POST /orders/7", "PUT /orders/7", "POST /login", "POST /other", "DELETE /other")
+DECLARED = {
+    "POST /pay": ("POST /pay", "repeatable"),
+    "POST /orders/7": ("POST /orders/{id}", "transactional"),
+    "PUT /orders/7": ("PUT /orders/{id}", "repeatable"),
+}
+"""Route -> operation and effects."""
 
 
 def new_once(**options: Any) -> OnceKey:
@@ -152,3 +158,18 @@ async def ask(
 
 def record_of(once: OnceKey, key: str) -> Record | None:
     return once.store.read([("single-tenant", key)])[0]
+
+
+async def handle(request: Any) -> Response:
+    return PlainTextResponse("handled")
+
+
+async def taken_under(app: Any, once: Any, routes: Any = ROUTES) -> dict[str, tuple[str, str] | None]:
+    """Of each route: the operation and the effects under which its key was taken; None: it was not taken."""
+    found = {}
+    for number, route in enumerate(routes):
+        answer = await ask(app, route, f"key-{number}")
+        assert answer.status_code < 300, (route, answer.status_code, answer.text)
+        record = record_of(once, f"key-{number}")
+        found[route] = None if record is None else (record.operation, str(record.effects))
+    return found
