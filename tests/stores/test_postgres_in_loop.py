@@ -92,6 +92,15 @@ async def test_gives_the_answers_of_the_store(store: PostgresStore, fast: InLoop
         )
 
 
+async def test_no_row_counts_as_moved_if_the_owner_lost_them_all(store: PostgresStore, fast: InLoop) -> None:
+    """Fencing (I3): a batch of which nothing is moved, in the loop and in a thread."""
+    lost = [reserved(store, key) for key in ("a", "b")]
+    store.swap([swap(record, Event.RELEASE, Actor.OWNER) for record in lost])
+    for ends in ([completion(record) for record in lost], [completion(lost[0])]):
+        assert await fast.swap(ends) == [None] * len(ends)
+        assert store.swap(ends) == [None] * len(ends)
+
+
 async def test_lost_race_is_raised_and_keeps_the_connection(
     store: PostgresStore, fast: InLoop, postgres_url: str
 ) -> None:

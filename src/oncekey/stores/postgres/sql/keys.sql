@@ -54,7 +54,9 @@ ended AS (
     RETURNING w.number
 )
 
-SELECT date_part('epoch', now()), CASE WHEN count(*) < cardinality(%(scope)s) THEN array_agg(number) END
+SELECT
+    date_part('epoch', now()),
+    CASE WHEN count(*) < cardinality(%(scope)s) THEN coalesce(array_agg(number), ARRAY[]::bigint[]) END
 FROM ended
 
 -- name: forgotten
