@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from oncekey.cli.options import AsJson, StoreUrl, named, opened, print_json
+from oncekey.cli.prompts import Who, Why, Yes, sure
+from oncekey.errors import ConfigurationError
+from oncekey.stores.api import Epochs, Store
+
+_LOSS = [
+    "Keys that this store has lost will look new: a client that retries one of them runs its operation a second time.",
+    "Restore the data instead, if there is a copy. After this, restart all processes of the app.",
+]
 
 
 def register(app: typer.Typer) -> None:
     app.command("migrate")(migrate)
 
 
-def migrate(store: StoreUrl = "", as_json: AsJson = False) -> None:
+def migrate(
+    store: StoreUrl = "",
+    as_json: AsJson = False,
+    init: Annotated[
+        bool, typer.Option("--init", help="Set up a store that is new and empty; other stores need no --init.")
+    ] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on with a store that has lost its keys; written to the audit.")
+    ] = False,
+    yes: Yes = False,
+    who: Who = None,
+    why: Why = None,
+) -> None:
     """Create or upgrade the tables of a store.
 
     Safe to run twice, and from several deploys at once. SQLite upgrades itself when it is opened.
     """
     with opened(store) as target:
+        epoch = _epoch(target, init=init, accept_loss=accept_loss, yes=yes, who=who, why=why)
         ran = target.migrate()
     if as_json:
-        print_json({"store": named(store), "ran": ran})
+        print_json({"store": named(store), "ran": ran} | ({"epoch": epoch} if epoch else {}))
     elif ran:
         print(f"{named(store)}: ran {', '.join(ran)}")
     else:
         print(f"{named(store)}: up to date")
+    if epoch and not as_json:
+        print(f"its epoch is {epoch}: with ?epoch={epoch} in the URL the app takes no other")
+
+
+def _epoch(target: Store, *, init: bool, accept_loss: bool, yes: bool, who: str | None, why: str | None) -> str | None:
+    if accept_loss:
+        if not isinstance(target, Epochs):
+            raise ConfigurationError("--accept-loss: this store has no epoch, so there is no loss to accept")
+        return target.accept_loss(sure(_LOSS, yes=yes, who=who, why=why))
+    return target.init() if init and isinstance(target, Epochs) else None

@@ -12,6 +12,7 @@ can do, it says by having the methods of these protocols:
 :class:`SharedCommit`  reservations and swaps in one commit
 :class:`SharedTurn`    the ends of a worker's jobs and its next claim in one commit
 :class:`EventLoops`    reserve and swap in an event loop, without a thread
+:class:`Epochs`        the store notices that it was emptied, and refuses until an operator accepts it
 =====================  ============================================================================================
 
 Callers ask ``isinstance(store, Outbox)`` once, when they are made, and never which class it is. What no method can
@@ -381,4 +382,21 @@ class EventLoops(Protocol):
 
     def in_loop(self) -> InLoop | None:
         """A connection for one event loop; None: the installed driver cannot do it."""
+        ...
+
+
+@runtime_checkable
+class Epochs(Protocol):
+    """The data can be lost while the app runs, as in a server that keeps it in memory. An epoch is lost with it.
+
+    Without its epoch the store refuses every verb with SchemaError, because lost keys would look new. ``migrate`` never
+    writes an epoch: only these two do, and only an operator calls them.
+    """
+
+    def init(self) -> str:
+        """Write an epoch where there is none yet, and return it. A second call changes nothing."""
+        ...
+
+    def accept_loss(self, audit: Audit) -> str:
+        """Write a new epoch after a loss, and return it. The audit keeps who accepted the loss."""
         ...

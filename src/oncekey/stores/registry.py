@@ -36,8 +36,12 @@ class Entry:
     of database is left out: ``sqlite+pysqlcipher`` opens an encrypted file."""
     renamed: tuple[tuple[str, str, str], ...] = ()
     """(driver, option, name): an option of that driver's URLs, and its name in the store's own."""
+    also: tuple[str, ...] = ()
+    """Further schemes, each with a meaning of its own: the store gets such a URL as it is."""
 
     def opens(self, kind: str, driver: str) -> bool:
+        if (f"{kind}+{driver}" if driver else kind) in self.also:
+            return True
         return kind in (self.scheme, self.alias) and (not driver or driver in self.drivers)
 
 
@@ -50,6 +54,10 @@ STORES = (
         alias="postgres",
         drivers=("psycopg", "psycopg_async", "psycopg2", "asyncpg"),
         renamed=(("asyncpg", "ssl", "sslmode"),),  # without it the connection is not encrypted
+    ),
+    Entry(
+        *("redis", "redis://host:6379/0", "oncekey.stores.redis", "redis"),
+        also=("rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
     ),
 )
 KNOWN = ", ".join(entry.example for entry in STORES)
@@ -72,6 +80,8 @@ def plain_url(url: str) -> str:
     if entry is None:
         return url
     scheme, _, rest = url.partition("://")
+    if scheme in entry.also:
+        return url
     place, mark, options = rest.partition("?")
     for driver, option, name in entry.renamed:
         if scheme.endswith(f"+{driver}"):

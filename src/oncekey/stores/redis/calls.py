@@ -1,0 +1,251 @@
+"""Runs scripts: one round trip per server for a batch, each call under one deadline.
+
+Every thread has connections of its own, one to each server. A script that a server does not know (NOSCRIPT: it was
+restarted, or took over) is sent again as text; a slot that moved (MOVED) is looked up again. In both cases the server
+did nothing the first time. Nothing else is repeated here: the lanes do that, and owner tokens show what happened.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from oncekey.errors import OnceKeyError, StoreError, StoreUnavailable
+from oncekey.stores.redis.connection import Command, Link, Lost, connect, explain
+from oncekey.stores.redis.nodes import Nodes
+from oncekey.stores.redis.protocol import Refusal
+from oncekey.stores.redis.scripts import Script
+from oncekey.stores.redis.urls import Address, Settings
+
+_ROUNDS = 4
+"""A call is sent at most so often: to the wrong server, without its script, and once more for each that follows."""
+PAUSE_SECONDS = 1.0
+"""For so long after a failure of one server of several, its calls fail at once."""
+
+
+class Call(NamedTuple):
+    bucket: int
+    script: Script
+    keys: Sequence[bytes]
+    """The bucket's epoch first."""
+    values: Sequence[bytes]
+
+
+class PartlyUnavailable(StoreError):
+    """Some servers answered, and one did not. Asked one by one, the rows of the others succeed."""
+
+
+class Calls:
+    """The connections of a store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.where = settings.where
+        self.nodes = Nodes(settings)
+        self._local = threading.local()
+        self._open: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._inherited: list[object] = []
+        self._failed: dict[Address, float] = {}
+        self._pid = os.getpid()
+
+    # -- scripts -------------------------------------------------------------------------------------------------
+
+    def run(self, calls: Sequence[Call], deadline: float, *, confirmed: bool) -> list[Any]:
+        """The replies, in the order of the calls. ``confirmed``: as many replicas as the URL asks for have all that
+        these calls wrote or read; otherwise this raises StoreUnavailable, after the servers did it."""
+        replies: list[Any] = [None] * len(calls)
+        as_text: set[int] = set()
+        left = list(range(len(calls)))
+        for _ in range(_ROUNDS):
+            self._round(calls, left, as_text, replies, deadline, confirmed=confirmed)
+            again = []
+            for number in left:
+                match replies[number]:
+                    case Refusal(code="NOSCRIPT"):
+                        as_text.add(number)
+                        again.append(number)
+                    case Refusal(code="MOVED"):
+                        self.nodes.forget()
+                        again.append(number)
+            left = again
+            if not left:
+                break
+        for reply in replies:
+            if isinstance(reply, Refusal):
+                if reply.code in ("READONLY", "CLUSTERDOWN", "MASTERDOWN", "MOVED"):
+                    self.nodes.forget()
+                    self.disconnect()
+                raise self.refused(reply)
+        return replies
+
+    def refused(self, refusal: Refusal) -> OnceKeyError:
+        return explain(refusal, self.where)
+
+    def _round(
+        self,
+        calls: Sequence[Call],
+        numbers: Sequence[int],
+        as_text: set[int],
+        replies: list[Any],
+        deadline: float,
+        *,
+        confirmed: bool,
+    ) -> None:
+        """Send these calls, each to its server, and read the replies: first all sends, then all reads."""
+        by_server: dict[Address, list[int]] = {}
+        trouble: Exception | None = None
+        try:
+            for number in numbers:
+                by_server.setdefault(self.nodes.of(calls[number].bucket, deadline), []).append(number)
+        except Lost as error:
+            raise self.lost(error) from error
+        wait = [self._wait()] if confirmed and self.settings.replicas else []
+        sent: list[tuple[Link, list[int]]] = []
+        for address, theirs in by_server.items():
+            commands = [_command(calls[number], as_text=number in as_text) for number in theirs] + wait
+            try:
+                link = self.link(address, deadline)
+                link.send(commands, deadline)
+                sent.append((link, theirs))
+            except (Lost, Refusal, OnceKeyError) as error:
+                trouble = self._failure(address, error)
+        answered = 0
+        for link, theirs in sent:
+            try:
+                answers = link.receive(len(theirs) + len(wait), deadline)
+            except Lost as error:
+                trouble = self._failure(link.address, error)
+                continue
+            answered += 1
+            for number, answer in zip(theirs, answers, strict=False):
+                replies[number] = answer
+            if wait and trouble is None:
+                trouble = self._short(answers[-1])
+        if trouble is not None:
+            if answered and len(by_server) > 1 and isinstance(trouble, StoreUnavailable):
+                raise PartlyUnavailable(str(trouble)) from trouble
+            raise trouble
+
+    def _wait(self) -> Command:
+        milliseconds = max(1, round(self.settings.replicas_timeout * 1000))
+        return (b"WAIT", b"%d" % self.settings.replicas, b"%d" % milliseconds)
+
+    def _short(self, confirmed: Any) -> Exception | None:
+        if isinstance(confirmed, Refusal):
+            return self.refused(confirmed)
+        if confirmed >= self.settings.replicas:
+            return None
+        return StoreUnavailable(
+            f"{self.where}: {confirmed} of {self.settings.replicas} replicas confirmed the write within "
+            f"{self.settings.replicas_timeout:g} s, so it does not count"
+        )
+
+    def _failure(self, address: Address, error: Exception) -> Exception:
+        self._local.links.pop(address, None)
+        self.nodes.forget()
+        if self.settings.kind == "cluster":
+            self._failed[address] = time.monotonic() + PAUSE_SECONDS
+        match error:
+            case Lost():
+                return self.lost(error)
+            case Refusal():
+                return self.refused(error)
+        return error
+
+    def lost(self, error: Lost) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.where} {error}")
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def ask_each(self, commands: Sequence[Command], deadline: float) -> dict[Address, list[Any]]:
+        """Send commands to every server that has a bucket; on connections that need not be checked."""
+        with self.troubles():
+            return {
+                address: self._plain_link(address, deadline).ask(commands, deadline)
+                for address in self.nodes.all(deadline)
+            }
+
+    def ask_of(self, commands: Sequence[tuple[int, Command]], deadline: float) -> list[Any]:
+        """Send each command to the server of its bucket. Raises if one is refused."""
+        answers: list[Any] = [None] * len(commands)
+        with self.troubles():
+            by_server: dict[Address, list[int]] = {}
+            for number, (bucket, _) in enumerate(commands):
+                by_server.setdefault(self.nodes.of(bucket, deadline), []).append(number)
+            for address, theirs in by_server.items():
+                link = self._plain_link(address, deadline)
+                asked = link.ask([commands[number][1] for number in theirs], deadline)
+                for number, answer in zip(theirs, asked, strict=True):
+                    answers[number] = answer
+            for answer in answers:
+                if isinstance(answer, Refusal):
+                    raise answer
+        return answers
+
+    @contextmanager
+    def troubles(self) -> Iterator[None]:
+        """Failures of a connection, and refusals, as oncekey's errors."""
+        try:
+            yield
+        except (Lost, Refusal) as error:
+            self.nodes.forget()
+            self.disconnect()
+            raise (self.lost(error) if isinstance(error, Lost) else self.refused(error)) from error
+
+    def link(self, address: Address, deadline: float) -> Link:
+        """This thread's connection to a server that has been checked (:meth:`check_server`)."""
+        link = self._plain_link(address, deadline)
+        if not link.checked:
+            self.check_server(link, deadline)
+            link.checked = True
+        return link
+
+    def check_server(self, link: Link, deadline: float) -> None:
+        """Raise if this server may not be used. A subclass has the rule."""
+
+    def _plain_link(self, address: Address, deadline: float) -> Link:
+        links = self._links()
+        link = links.get(address)
+        if link is None or link.closed:
+            if self._failed.get(address, 0.0) > time.monotonic():
+                raise Lost("is unavailable: one of its nodes failed a moment ago")
+            links[address] = link = connect(address, self.settings.options, deadline)
+            self._failed.pop(address, None)
+            self._open.add(link)
+        return link
+
+    def _links(self) -> dict[Address, Link]:
+        local = self._local
+        if getattr(local, "pid", None) != os.getpid():
+            if self._pid != os.getpid():
+                # A forked child keeps its parent's sockets referenced, and never uses or closes them.
+                self._inherited += [list(self._open), self._local.__dict__.get("links")]
+                self._open = weakref.WeakSet()
+                self._pid = os.getpid()
+            local.links, local.pid = {}, os.getpid()
+        links: dict[Address, Link] = local.links
+        return links
+
+    def disconnect(self) -> None:
+        """Close the connections of this thread."""
+        links = self._links()
+        for link in links.values():
+            link.close()
+        links.clear()
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        if self._pid == os.getpid():
+            for link in list(self._open):
+                with suppress(OSError):
+                    link.close()
+
+
+def _command(call: Call, *, as_text: bool) -> Command:
+    what = (b"EVAL", call.script.text) if as_text else (b"EVALSHA", call.script.sha)
+    return (*what, b"%d" % len(call.keys), *call.keys, *call.values)

@@ -1,0 +1,129 @@
+"""Reads a store's URL: where the servers are, how to log in, and oncekey's own options.
+
+===============================================  =================================================================
+``redis://user:password@host:6379/0``            one server; ``rediss://`` with TLS
+``redis+cluster://host:7000,host:7001``          Redis Cluster, by any of its nodes
+``redis+sentinel://host:26379,host:26380/name``  the master of that name; ``/name/0`` chooses a database
+===============================================  =================================================================
+
+oncekey's options after ``?`` are ``epoch``, ``replicas``, ``replicas_timeout``, ``timeout``, ``prefix``,
+``sentinel_username`` and ``sentinel_password`` (docs/stores.md); all others go to redis-py, such as ``ssl_ca_certs``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from redis.connection import parse_url
+
+from oncekey.errors import ConfigurationError
+
+Address = tuple[str, int]
+Kind = Literal["server", "cluster", "sentinel"]
+
+_KINDS: dict[str, tuple[Kind, str]] = {
+    "redis": ("server", "redis"),
+    "rediss": ("server", "rediss"),
+    "redis+cluster": ("cluster", "redis"),
+    "rediss+cluster": ("cluster", "rediss"),
+    "redis+sentinel": ("sentinel", "redis"),
+    "rediss+sentinel": ("sentinel", "rediss"),
+}
+_PORTS = {"server": 6379, "cluster": 6379, "sentinel": 26379}
+_LABELS: dict[Kind, str] = {"server": "Redis", "cluster": "Redis Cluster", "sentinel": "Redis (by Sentinel)"}
+_SENTINEL = ("sentinel_username", "sentinel_password")
+_NUMBERS = {"replicas": 0.0, "replicas_timeout": 1.0, "timeout": 5.0}
+_OWN = {*_NUMBERS, *_SENTINEL, "epoch", "prefix"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    kind: Kind
+    hosts: tuple[Address, ...]
+    """The server, some nodes of the cluster, or the sentinels."""
+    options: dict[str, Any] = field(repr=False)
+    """What redis-py's connections take: user, password, database, TLS."""
+    sentinel_login: dict[str, Any] = field(repr=False)
+    name: str
+    """The master's name, for Sentinel."""
+    prefix: str
+    epoch: str | None
+    replicas: int
+    replicas_timeout: float
+    timeout: float
+
+    @property
+    def where(self) -> str:
+        """The name of the store in messages; never the password."""
+        hosts = ", ".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{_LABELS[self.kind]} at {hosts}"
+
+
+def read(url: str) -> Settings:
+    scheme, _, rest = url.partition("://")
+    kind, plain = _KINDS[scheme]
+    place, _, query = rest.partition("?")
+    login, at, hosts = place.rpartition("@")
+    hosts, _, path = hosts.partition("/")
+    given = parse_qsl(query, keep_blank_values=True)
+    own = {name: value for name, value in given if name in _OWN}
+    others = [(name, value) for name, value in given if name not in own]
+    name, database = _database(kind, path)
+    try:
+        addresses = tuple(_address(host, _PORTS[kind]) for host in hosts.split(",") if host)
+        host, port = addresses[0] if addresses else ("localhost", _PORTS[kind])
+        shown = f"[{host}]" if ":" in host else host
+        options: dict[str, Any] = parse_url(  # type: ignore[no-untyped-call]
+            f"{plain}://{login}{at}{shown}:{port}/{quote(database)}?{urlencode(others)}"
+        )
+        numbers = {each: float(own.get(each, default)) for each, default in _NUMBERS.items()}
+    except ValueError:
+        raise ConfigurationError(
+            "the Redis URL cannot be read: use redis://user:password@host:6379/0, redis+cluster://host:7000,host:7001 "
+            "or redis+sentinel://host:26379/master; options after '?' are oncekey's (docs/stores.md) and redis-py's"
+        ) from None
+    for each in ("host", "port"):
+        options.pop(each, None)
+    return Settings(
+        kind=kind,
+        hosts=addresses or ((host, port),),
+        options=options,
+        sentinel_login={each.removeprefix("sentinel_"): own.get(each) for each in _SENTINEL},
+        name=name,
+        prefix=own.get("prefix", "oncekey"),
+        epoch=own.get("epoch") or None,
+        **_checked(numbers),
+    )
+
+
+def _database(kind: Kind, path: str) -> tuple[str, str]:
+    """The master's name and the number of the database."""
+    first, _, second = (unquote(part) for part in path.partition("/"))
+    if kind == "sentinel":
+        if not first:
+            raise ConfigurationError("redis+sentinel:// needs the master's name: redis+sentinel://host:26379/mymaster")
+        return first, second or "0"
+    if kind == "cluster" and first not in ("", "0"):
+        raise ConfigurationError("redis+cluster:// takes no database: Redis Cluster has only number 0")
+    return "", first or "0"
+
+
+def _address(host: str, port: int) -> Address:
+    name, colon, number = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        name, number = host, str(port)
+    return unquote(name).strip("[]"), int(number)
+
+
+def _checked(numbers: dict[str, float]) -> dict[str, Any]:
+    replicas, patience, timeout = numbers["replicas"], numbers["replicas_timeout"], numbers["timeout"]
+    if replicas != int(replicas) or replicas < 0:
+        raise ConfigurationError("replicas= takes how many replicas must confirm a write: 0, 1, 2 …")
+    if not (math.isfinite(timeout) and 0 < patience < timeout):
+        raise ConfigurationError(
+            f"replicas_timeout= takes seconds, more than 0 and less than timeout= ({timeout:g}), which bounds a call"
+        )
+    return {"replicas": int(replicas), "replicas_timeout": patience, "timeout": timeout}
