@@ -35,7 +35,6 @@ ALLOWED = {
     "web/responses.py": "a message shows a URL as an example",
     "cli/demo.py": "the demo's default store",
     "demo/*": "the demo is an app: it has a database and a framework, as an app has",
-    "testing/faults.py": "the named points are functions of each store and driver",
 }
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from oncekey.engine.transactions.adapters import ADAPTERS
+from oncekey.stores.api import EventLoops
+from oncekey.stores.registry import STORES, open_store
 from oncekey.testing import faults
 from oncekey.testing.company import Child
 
@@ -18,9 +21,26 @@ from oncekey.testing.company import Child
 def test_every_point_is_a_function_of_oncekey(point: str) -> None:
     """A function that was renamed or moved is missed here, and not in a campaign that no longer kills."""
     places = faults.places_of(point)
-    assert len(places) == len(faults.POINTS[point])
+    assert len(places) >= len(faults.POINTS[point])
     for owner, name in places:
         assert callable(vars(owner)[name])
+
+
+@pytest.mark.parametrize(("point", "names"), [("store.reserve", {"reserve", "both"}), ("store.swap", {"swap", "both"})])
+def test_points_of_the_store_are_in_every_store_and_its_part_for_event_loops(point: str, names: set[str]) -> None:
+    expected = set()
+    for entry in STORES:
+        store = open_store(entry.example)
+        expected |= {(entry.package, name) for name in names if hasattr(store, name)}
+        expected |= {(f"{entry.package}.in_loop", name) for name in names if isinstance(store, EventLoops)}
+        store.close()
+    found = {(owner.__module__, name) for owner, name in faults.places_of(point)}
+    assert expected <= {(module.removesuffix(".store"), name) for module, name in found}
+
+
+def test_points_of_a_transaction_are_in_every_drivers_link() -> None:
+    files = {where.partition(":")[0] for where in ADAPTERS.values()}
+    assert {owner.__module__.rpartition(".")[2] for owner, _ in faults.places_of("enlist.commit")} == files
 
 
 def test_every_named_point_exists() -> None:

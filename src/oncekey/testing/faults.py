@@ -20,6 +20,7 @@ In a process that is to die, before it makes its OnceKey (which looks up the ver
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import signal
@@ -27,48 +28,39 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import wraps
+from types import ModuleType
 from typing import Any, Final, Literal, Self, get_args
+
+from oncekey.engine.transactions import adapters
+from oncekey.engine.transactions.adapters import ADAPTERS
+from oncekey.stores.registry import STORES
 
 When = Literal["before", "after"]
 Action = Callable[[], None]
 
 VARIABLE = "ONCEKEY_FAULT"
 
-_STORES = ("stores.sqlite.store:SqliteStore", "stores.postgres.store:PostgresStore")
-_IN_LOOPS = ("stores.sqlite.in_loop:SqliteInLoop", "stores.postgres.in_loop:InLoop")
-_LINKS = (
-    "engine.transactions.adapters.sqlite:SqliteLink",
-    "engine.transactions.adapters.psycopg:PsycopgLink",
-    "engine.transactions.adapters.psycopg:AsyncPsycopgLink",
-    "engine.transactions.adapters.asyncpg:AsyncpgLink",
-    "engine.transactions.adapters.sqlalchemy:SqlAlchemyLink",
-)
-
-
-def _each(kinds: tuple[str, ...], verb: str) -> tuple[str, ...]:
-    return tuple(f"{kind}.{verb}" for kind in kinds)
-
-
-_TOGETHER = (*_each(_IN_LOOPS, "both"), "stores.sqlite.store:SqliteStore.both")
+_STORES = "stores.*"
+_LINKS = "engine.transactions.adapters.*"
 
 POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     # Every request.
     "request.begin": ("engine.engine:Engine.begin",),
     "request.finish": ("engine.engine:Engine.finish",),
-    "store.reserve": (*_each(_STORES, "reserve"), *_each(_IN_LOOPS, "reserve"), *_TOGETHER),
-    "store.swap": (*_each(_STORES, "swap"), *_each(_IN_LOOPS, "swap"), *_TOGETHER),
+    "store.reserve": (f"{_STORES}:reserve", f"{_STORES}:both"),
+    "store.swap": (f"{_STORES}:swap", f"{_STORES}:both"),
     # The transaction that the handler enlists, or that a phase opens, on the app's own connection.
     "enlist": ("engine.transactions.enlistment:enlist",),
-    "enlist.open": _each(_LINKS, "open"),
-    "enlist.lock": _each(_LINKS, "execute"),
-    "enlist.guard": _each(_LINKS, "guard"),
-    "enlist.complete": _each(_LINKS, "complete"),
-    "enlist.commit": _each(_LINKS, "commit"),
-    "enlist.roll_back": _each(_LINKS, "roll_back"),
+    "enlist.open": (f"{_LINKS}:open",),
+    "enlist.lock": (f"{_LINKS}:execute",),
+    "enlist.guard": (f"{_LINKS}:guard",),
+    "enlist.complete": (f"{_LINKS}:complete",),
+    "enlist.commit": (f"{_LINKS}:commit",),
+    "enlist.roll_back": (f"{_LINKS}:roll_back",),
     "enlist.release": ("engine.transactions.enlistment:Enlisted.release",),
     "enlist.settle": ("engine.transactions.completion:settle",),
     # Steps.
-    "steps.read": _each(_STORES, "steps"),
+    "steps.read": (f"{_STORES}:steps",),
     "phase": ("engine.steps:phase",),
     "phase.work": ("engine.steps:_work",),
     "phase.commit": ("engine.steps:_commit",),
@@ -77,12 +69,12 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "effect.result": ("engine.steps:_conclude",),
     # The outbox.
     "outbox.enqueue": ("engine.transactions.jobs:enqueue",),
-    "outbox.claim": _each(_STORES, "claim"),
-    "outbox.renew": _each(_STORES, "renew_jobs"),
+    "outbox.claim": (f"{_STORES}:claim",),
+    "outbox.renew": (f"{_STORES}:renew_jobs",),
     "outbox.task": ("outbox.worker:Shift._result",),
-    "outbox.note": _each(_STORES, "note_provider"),
+    "outbox.note": (f"{_STORES}:note_provider",),
     "outbox.conclude": ("outbox.pump:Pump.conclude",),
-    "outbox.settle": _each(_STORES, "conclude"),
+    "outbox.settle": (f"{_STORES}:conclude",),
     # Upkeep.
     "upkeep.sweep": ("upkeep.sweeper:Sweeper.run",),
     "upkeep.reap": ("upkeep.reaper:Reaper.run",),
@@ -90,9 +82,10 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "upkeep.settle": ("engine.settlement:settle",),
     "upkeep.resume": ("upkeep.resumer:Resumer._resume",),
 }
-"""Name -> the functions of this point, one for each store or driver. ``enlist.lock`` is every statement of oncekey on
-the app's connection; the first one locks the key's row. ``outbox.settle`` writes how a job ended, and settles its
-key."""
+"""Name -> the functions of this point. ``stores.*`` is every store of the registry and its part for event loops,
+``engine.transactions.adapters.*`` every driver's link: those that have the function. ``enlist.lock`` is every statement
+of oncekey on the app's connection; the first one locks the key's row. ``outbox.settle`` writes how a job ended, and
+settles its key."""
 
 
 # -- actions -----------------------------------------------------------------------------------------------------------
@@ -192,25 +185,56 @@ def install_from_environment(environ: Mapping[str, str] = os.environ) -> Fault |
 
 
 def places_of(point: str) -> list[tuple[Any, str]]:
-    """The functions of a point: (class or module, name), for those whose drivers are installed."""
-    places = []
+    """The functions of a point: (class or module, name), for those whose drivers are installed. Each is there once."""
+    places: dict[tuple[Any, str], None] = {}
     for target in POINTS[point]:
         module, _, path = target.partition(":")
-        try:
-            owner: Any = importlib.import_module(f"oncekey.{module}")
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("oncekey"):
-                raise
-            continue
         *outer, name = path.split(".")
-        for part in outer:
-            owner = getattr(owner, part)
-        places.append((next((kind for kind in _family(owner) if name in vars(kind)), owner), name))
-    return places
+        for owner in _owners(module):
+            for part in outer:
+                owner = getattr(owner, part)  # noqa: PLW2901 - the class inside of the module
+            kinds = owner.__mro__ if isinstance(owner, type) else (owner,)
+            if kind := next((kind for kind in kinds if name in vars(kind)), None):
+                places[kind, name] = None
+            elif not module.endswith("*"):
+                raise LookupError(f"point '{point}' has no function {target}")
+    return list(places)
 
 
-def _family(owner: Any) -> tuple[Any, ...]:
-    return owner.__mro__ if isinstance(owner, type) else (owner,)
+def _owners(module: str) -> list[Any]:
+    if module == _STORES:
+        packages = [found for entry in STORES if (found := _installed(entry.package)) is not None]
+        in_loops = [importlib.import_module(f"{each.__name__}.in_loop") for each in packages if _has_in_loop(each)]
+        return [kind for each in (*packages, *in_loops) for kind in _classes(each)]
+    if module == _LINKS:
+        files = dict.fromkeys(where.partition(":")[0] for where in ADAPTERS.values())
+        modules = [_installed(f"{adapters.__name__}.{file}") for file in files]
+        named = {where.partition(":")[2] for where in ADAPTERS.values()}
+        return [kind for each in modules if each is not None for kind in _classes(each) if kind.__name__ in named]
+    one = _installed(f"oncekey.{module}")
+    return [] if one is None else [one]
+
+
+def _installed(module: str) -> ModuleType | None:
+    """The module; None if it needs a package that is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("oncekey"):
+            raise
+        return None
+
+
+def _has_in_loop(package: ModuleType) -> bool:
+    return importlib.util.find_spec(f"{package.__name__}.in_loop") is not None
+
+
+def _classes(module: ModuleType) -> list[type]:
+    """The public classes of a module, and those that a store's package exports."""
+    inside = (kind for kind in vars(module).values() if isinstance(kind, type))
+    return [
+        kind for kind in inside if kind.__module__.startswith(module.__name__) and not kind.__name__.startswith("_")
+    ]
 
 
 def _watched(original: Callable[..., Any], fault: Fault) -> Callable[..., Any]:
