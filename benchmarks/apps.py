@@ -3,8 +3,8 @@
 uvicorn calls :func:`create`, gunicorn :func:`create_wsgi`; both read what to build from the environment, so that two
 contestants differ in their variables and nothing else:
 
-* ``ONCEKEY_BENCH_GUARD``: ``bare``, ``oncekey``, or a peer (``peers.py``); without it, ``oncekey`` where there is a
-  store, else ``bare``;
+* ``ONCEKEY_BENCH_GUARD``: ``bare``, ``oncekey``, a peer (``peers.py``) or a way by hand (``by_hand.py``); without it,
+  ``oncekey`` where there is a store, else ``bare``;
 * ``ONCEKEY_BENCH_STORE``: where the guard keeps its keys;
 * ``ONCEKEY_BENCH_FRAMEWORK``: ``starlette`` (default) or ``fastapi``;
 * ``ONCEKEY_BENCH_INSERT``: the database into which the handler writes one row; without it, it writes nothing.
@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from benchmarks import peers
+from benchmarks import by_hand, peers
 
 GUARD = "ONCEKEY_BENCH_GUARD"
 FRAMEWORK = "ONCEKEY_BENCH_FRAMEWORK"
@@ -47,6 +47,8 @@ def create() -> Starlette:
     guard = os.environ.get(GUARD) or ("oncekey" if url else "bare")
     if guard == "dbos":
         return peers.dbos_app(url or "", Executions(), insert)
+    if guard in by_hand.GUARDS:
+        return by_hand.app(guard, url or "", Executions(), inserts=insert is not None)
     factories = {"starlette": starlette_app, "fastapi": fastapi_app}
     if framework not in factories:
         raise SystemExit(f"{FRAMEWORK}={framework}: it takes {' or '.join(factories)}")
@@ -58,7 +60,9 @@ def create() -> Starlette:
     if guard == "oncekey":
         return protect(app, url, effects="transactional" if insert else "external")
     if guard not in peers.GUARDS:
-        raise SystemExit(f"{GUARD}={guard}: it takes bare, oncekey, dbos, {', '.join(peers.GUARDS)}")
+        raise SystemExit(
+            f"{GUARD}={guard}: it takes bare, oncekey, dbos, {', '.join((*peers.GUARDS, *by_hand.GUARDS))}"
+        )
     return peers.GUARDS[guard](app, url)
 
 

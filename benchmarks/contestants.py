@@ -1,4 +1,4 @@
-"""Who runs against whom: the bare app, oncekey on its stores, and the peers on theirs.
+"""Who runs against whom: the bare app, oncekey on its stores, the peers on theirs, and what people write by hand.
 
 Owns names and order; ``workloads.py`` says what they are asked, ``peers.py`` how the peers are set up.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import peers
+from benchmarks import by_hand, peers
 from benchmarks.places import Places
 
 FRAMEWORKS = ("starlette", "fastapi")
@@ -37,7 +37,8 @@ class Contestant:
     @property
     def place(self) -> str | None:
         """Where in :class:`Places` its store is: a database of its own."""
-        return f"{self.store}-{self.guard}" if self.store and self.is_peer else self.store
+        own = self.is_peer or self.guard in by_hand.GUARDS
+        return f"{self.store}-{self.guard}" if self.store and own else self.store
 
     def matches(self, words: set[str]) -> bool:
         """Whether ``--only`` names it: by its name, or by its guard or its store."""
@@ -52,6 +53,10 @@ IDEMKIT_POSTGRES = Contestant("idemkit", "postgres")
 IDEMKIT_REDIS = Contestant("idemkit", "redis")
 ASGI_HEADER_REDIS = Contestant("asgi-idempotency-header", "redis")
 DBOS_POSTGRES = Contestant("dbos", "postgres", marks_replays=False)
+ASYNCPG_BY_HAND = Contestant(by_hand.ASYNCPG, "postgres")
+ASYNCPG_BY_HAND_HELD = Contestant(by_hand.ASYNCPG_HELD, "postgres")
+SQLALCHEMY_BY_HAND = Contestant(by_hand.SQLALCHEMY, "postgres")
+BY_HAND = (ASYNCPG_BY_HAND, ASYNCPG_BY_HAND_HELD, SQLALCHEMY_BY_HAND)
 
 ALL = (
     BARE,
@@ -62,6 +67,7 @@ ALL = (
     IDEMKIT_REDIS,
     ASGI_HEADER_REDIS,
     DBOS_POSTGRES,
+    *BY_HAND,
 )
 PEERS = tuple(contestant for contestant in ALL if contestant.is_peer)
 

@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import peers
+from benchmarks import by_hand, peers
 from benchmarks.apps import BUSINESS_TABLE
 
 FAST_FSYNC_MS = 0.03
 """A disk that answers an fsync faster than this is a memory disk, or lies."""
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
-MAX_CONNECTIONS = "300"
+MAX_CONNECTIONS = "400"
 """Room for the pools of every contestant at once: they run side by side, and are loaded in turns."""
 DATABASES = {
     "postgres": "bench",
@@ -32,12 +32,14 @@ DATABASES = {
     "postgres-bare": "bench_bare",
     "postgres-idemkit": "bench_idemkit",
     "postgres-dbos": "bench_dbos",
+    **{f"postgres-{guard}": f"bench_{guard.replace('-', '_')}" for guard in by_hand.GUARDS},
     "postgres-oncekey-outbox": "bench_outbox",
     "postgres-procrastinate": "bench_procrastinate",
     "postgres-pgqueuer": "bench_pgqueuer",
 }
 REDIS_DATABASES = {"redis-idemkit": 0, "redis-asgi-idempotency-header": 1}
-WRITTEN_TO = ("postgres", "postgres-bare", "postgres-idemkit", "postgres-dbos")
+BY_HAND = tuple(f"postgres-{guard}" for guard in by_hand.GUARDS)
+WRITTEN_TO = ("postgres", "postgres-bare", "postgres-idemkit", "postgres-dbos", *BY_HAND)
 """The databases with a business table, for the handler that inserts a row."""
 
 
@@ -115,6 +117,8 @@ def _with_postgres(stack: ExitStack, found: Places) -> Places:
         found.urls[place] = server.database(name)
         if place in WRITTEN_TO:
             server.execute(BUSINESS_TABLE, database=name)
+        if place in BY_HAND:
+            server.execute(by_hand.TABLE, database=name)
     if peers.version("idemkit"):
         asyncio.run(peers.prepare_idemkit(found.urls["postgres-idemkit"]))
     notes = {**found.notes, "postgres": f"{version}, fsync on"}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks import load, pgbench, proof, queues, report, round_trips, serving, store_alone, targets
+from benchmarks import load, pgbench, proof, queues, report, round_trips, serving, start, store_alone, targets
 from benchmarks.contestants import BARE, ONCEKEY_POSTGRES, Contestant, cannot_run, order
 from benchmarks.peers import PACKAGES, version
 from benchmarks.places import Places
@@ -28,6 +28,7 @@ START_SECONDS = 2.0
 WARM_SECONDS = 0.3
 BETWEEN_SECONDS = 0.4
 PRIME_SECONDS = 0.5
+START_COST = 0.3
 OUTBOX_JOBS_PER_SECOND = 600
 """Only for the estimate of the time left: the slowest of the three takes most of it."""
 
@@ -232,6 +233,10 @@ class Run:
             yield from self._store()
         if "outbox" in parts and "postgres" in self.at.urls:
             yield from self._outbox()
+        if "start" in parts:
+            for name in (targets.PYTHON, targets.IMPORT, targets.VERSION):
+                against = None if name == targets.PYTHON else targets.PYTHON
+                yield targets.START, name, against, START_COST, partial(_rate, start.rate, name)
 
     def _store(self) -> Iterator[Step]:
         urls, seconds = self.at.urls, self.lengths.seconds

@@ -9,7 +9,16 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contestants import BARE, IDEMKIT_POSTGRES, ONCEKEY_POSTGRES, ONCEKEY_SQLITE, PEERS
+from benchmarks.contestants import (
+    ASYNCPG_BY_HAND,
+    ASYNCPG_BY_HAND_HELD,
+    BARE,
+    IDEMKIT_POSTGRES,
+    IDEMKIT_REDIS,
+    ONCEKEY_POSTGRES,
+    ONCEKEY_SQLITE,
+    PEERS,
+)
 from benchmarks.report import Sample, number
 
 STORE = "store alone"
@@ -21,7 +30,8 @@ ROUND_TRIPS = "raw round trips"
 TWO_COMMITS = "two statements, two commits"
 ENQUEUE, EXECUTE = "outbox enqueue", "outbox execute"
 QUEUES = ("procrastinate", "pgqueuer")
-FIRST, FIRST_ALONE, REPLAY = "first@64", "first@1", "replay@64"
+FIRST, FIRST_ALONE, REPLAY, INSERT = "first@64", "first@1", "replay@64", "insert@64"
+START, PYTHON, IMPORT, VERSION = "start", "python -c pass", "import oncekey", "oncekey --version"
 
 
 class Rounds:
@@ -60,6 +70,10 @@ def _added_latency(rounds: Rounds) -> list[float]:
     return divided(added, rounds.p50s(ROUND_TRIPS, TWO_COMMITS))
 
 
+def _start_time(rounds: Rounds) -> list[float]:
+    return divided(rounds.rates(START, PYTHON), rounds.rates(START, VERSION))
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     title: str
@@ -74,18 +88,31 @@ def _to(workload: str, above: str, *below: str) -> Callable[[Rounds], list[float
     return lambda rounds: divided(rounds.rates(workload, above), best([rounds.rates(workload, one) for one in below]))
 
 
+BY_INSTRUCTIONS = "make bench ARGS=--instructions"
+OURS = ONCEKEY_POSTGRES.name
+
 TARGETS = (
-    Target("first request, PostgreSQL / bare app", 0.60, _to(FIRST, ONCEKEY_POSTGRES.name, BARE.name)),
-    Target("first request, SQLite / bare app", 0.50, _to(FIRST, ONCEKEY_SQLITE.name, BARE.name)),
-    Target("replay, PostgreSQL / bare app", 1.0, _to(REPLAY, ONCEKEY_POSTGRES.name, BARE.name)),
-    Target("first request / idemkit on PostgreSQL", 10, _to(FIRST, ONCEKEY_POSTGRES.name, IDEMKIT_POSTGRES.name)),
+    Target("instructions, bare / first request", 0.58, None, by=BY_INSTRUCTIONS),
+    Target("instructions, bare / replay", 1.04, None, by=BY_INSTRUCTIONS),
+    Target("first request, PostgreSQL / bare app", 0.58, _to(FIRST, OURS, BARE.name)),
+    Target("replay, PostgreSQL / bare app", 1.04, _to(REPLAY, OURS, BARE.name)),
+    Target("first request / asyncpg by hand", 3, _to(FIRST, OURS, ASYNCPG_BY_HAND.name, ASYNCPG_BY_HAND_HELD.name)),
+    Target("first request / idemkit on PostgreSQL", 7.5, _to(FIRST, OURS, IDEMKIT_POSTGRES.name)),
+    Target("first request / idemkit on Redis", 3.5, _to(FIRST, OURS, IDEMKIT_REDIS.name)),
+    Target("first request / best peer on any store", 3.5, _to(FIRST, OURS, *(peer.name for peer in PEERS))),
     Target(
-        "first request / best peer on any store, Redis included",
-        4,
-        _to(FIRST, ONCEKEY_POSTGRES.name, *(peer.name for peer in PEERS)),
+        "one connection: added median latency / two raw round trips with commit", 1.25, _added_latency, at_most=True
     ),
+    Target("first request, SQLite / bare app", 0.45, _to(FIRST, ONCEKEY_SQLITE.name, BARE.name)),
+    Target("transactional handler with one insert / the plain insert", 0.42, _to(INSERT, OURS, BARE.name)),
+    Target(
+        "transactional handler with one insert / by hand in two transactions",
+        0.9,
+        _to(INSERT, OURS, ASYNCPG_BY_HAND.name, ASYNCPG_BY_HAND_HELD.name),
+    ),
+    Target("outbox execute, no-op tasks / best of procrastinate and pgqueuer", 2, _to(EXECUTE, "oncekey", *QUEUES)),
     Target("store alone at 128 callers / pgbench one row per transaction", 4, _to(STORE, LANES, PGBENCH)),
-    Target("one connection: added median latency / two raw round trips with commit", 1.3, _added_latency, at_most=True),
+    Target("time of `oncekey --version` / of `python -c pass`", 5, _start_time, at_most=True),
     Target("first request at 10 million keys / at 10 thousand", 0.9, None, by="python -m benchmarks.growth"),
     Target(
         "sweep and reap of a fixed batch at 10 million / at 10 thousand",
@@ -94,7 +121,6 @@ TARGETS = (
         at_most=True,
         by="python -m benchmarks.growth",
     ),
-    Target("outbox execute, no-op tasks / best of procrastinate and pgqueuer", 2, _to(EXECUTE, "oncekey", *QUEUES)),
 )
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from benchmarks.contestants import (
     ALL,
+    ASYNCPG_BY_HAND,
+    ASYNCPG_BY_HAND_HELD,
     BARE,
+    BY_HAND,
     DBOS_POSTGRES,
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,
@@ -61,7 +64,7 @@ FASTAPI = Setting(framework="fastapi")
 WSGI = Setting(server="gunicorn")
 FOUR_PROCESSES = Setting(server="uvicorn x 4")
 
-ON_POSTGRES = (BARE, ONCEKEY_POSTGRES, IDEMKIT_POSTGRES, DBOS_POSTGRES)
+ON_POSTGRES = (BARE, ONCEKEY_POSTGRES, IDEMKIT_POSTGRES, DBOS_POSTGRES, *BY_HAND)
 UNDER_WSGI = (BARE, ONCEKEY_POSTGRES, ONCEKEY_SQLITE, IDEMKIT_POSTGRES, IDEMKIT_REDIS)
 IN_PROCESSES = (BARE, ONCEKEY_POSTGRES, IDEMKIT_POSTGRES, IDEMKIT_REDIS)
 
@@ -74,7 +77,7 @@ WORKLOADS = (
     Workload("mix", 64, "mix", "nine new keys, then a retry of a completed one"),
     Workload("hot", 64, "replay", "all clients on one completed key", keys=1),
     Workload("large", 64, "first", "16 KiB there and back", body=LARGE_BODY),
-    Workload("insert", 64, "first", "the handler inserts a row of business", INSERTING, ON_POSTGRES),
+    Workload("insert", 64, "first", "the handler inserts a row of business", INSERTING, ON_POSTGRES, targets=True),
     Workload("fastapi", 64, "first", "FastAPI instead of Starlette", FASTAPI, (BARE, ONCEKEY_POSTGRES)),
     Workload("wsgi", 64, "first", "WSGI, 16 threads", WSGI, UNDER_WSGI),
     Workload("processes", 64, "first", "4 processes on one store", FOUR_PROCESSES, IN_PROCESSES),
@@ -83,10 +86,11 @@ TARGET_CONTESTANTS = {
     "first@64": ALL,
     "first@1": (BARE, ONCEKEY_POSTGRES),
     "replay@64": (BARE, ONCEKEY_POSTGRES),
+    "insert@64": (BARE, ONCEKEY_POSTGRES, ASYNCPG_BY_HAND, ASYNCPG_BY_HAND_HELD),
 }
 """With ``--targets`` only these are needed. Memory too: it costs little and shows what the store costs."""
-PARTS = ("store", "outbox")
-"""What runs without a web server: the store alone, and the outbox against job queues."""
+PARTS = ("store", "outbox", "start")
+"""What runs without a web server: the store alone, the outbox against job queues, and the start of a process."""
 NAMES = tuple(dict.fromkeys(workload.name for workload in WORKLOADS))
 
 

@@ -51,6 +51,7 @@ def test_run_without_valgrind_is_skipped_and_says_so(
     assert "skipped: valgrind is not installed" in capsys.readouterr().out
 
 
+@pytest.mark.stores  # ten seconds, most of them valgrind's start
 @pytest.mark.skipif(shutil.which("valgrind") is None or load.compiler() is None, reason="valgrind and a C compiler")
 def test_layers_of_a_bare_request_add_up_to_its_instructions(tmp_path: Path) -> None:
     counted = callgrind.count("bare", 32, "", callgrind.build(tmp_path), by_layer=True, at_once=32)
