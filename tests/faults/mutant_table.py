@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.engine.batching.thread_lane", "                    elif ticket.asked:\n", "                    elif False:\n")),
     _(9, "I8", "a job's end stays unsaved until its owner is known",
       "tests/outbox/test_worker_store_faults.py::test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too",
-      ("oncekey.outbox.pump", "        pairs = zip(self._unsaved, answers, strict=True)\n        mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]\n        self._doubtful = False  # only now: after an error they stay unsaved, and may be stored or not\n        saved, self._unsaved = self._unsaved, []\n", "        saved, self._unsaved, self._doubtful = self._unsaved, [], False\n        pairs = zip(saved, answers, strict=True)\n        mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]\n")),
+      ("oncekey.outbox.pump", "        pairs = zip(self._unsaved, answers, strict=True)\n        mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]\n        self._doubtful = False  # only now: after an error they stay unsaved, and may be stored or not\n        self._all_saved(mine)\n", "        saved, self._unsaved, self._doubtful = self._unsaved, [], False\n        pairs = zip(saved, answers, strict=True)\n        mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]\n        self._unsaved = saved\n        self._all_saved(mine)\n")),
     # 3: a client that leaves
     _(3, "I2", "a disconnect is not passed on to the handler",
       "tests/web/test_asgi_odd_apps.py::test_dependency_commits_after_a_disconnect",

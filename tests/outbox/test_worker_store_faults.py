@@ -25,6 +25,7 @@ class Faulty(SqliteStore):
 
     lose: str | None = None
     lose_looks = 0
+    turns = 0
     refuse: str | None = None
 
     def _lost(self, verb: str) -> None:
@@ -43,6 +44,16 @@ class Faulty(SqliteStore):
         answers = super().conclude(batch)
         self._lost("conclude")
         return answers
+
+    def turn(
+        self, ended: Sequence[Conclusion], owner: str, tasks: Sequence[str], limit: int, lease_seconds: float
+    ) -> tuple[list[bool], list[Job]]:
+        if any(item.id == self.refuse and item.settle is State.COMPLETED for item in ended):
+            raise StoreError("a value cannot be stored")
+        both = super().turn(ended, owner, tasks, limit, lease_seconds)
+        self.turns += 1
+        self._lost("turn")
+        return both
 
     def job(self, job_id: str) -> Job | None:
         if self.lose_looks:
@@ -64,17 +75,20 @@ def faulty(tmp_path: Any) -> Any:
     outbox.close()
 
 
-async def test_an_end_whose_answer_was_lost_is_still_ours(faulty: OutboxTable) -> None:
+@pytest.mark.parametrize("verb", ["conclude", "turn"])
+async def test_an_end_whose_answer_was_lost_is_still_ours(faulty: OutboxTable, verb: str) -> None:
     """Hazard 9: the retry finds the job done by our own token, and does not call it lost."""
-    worker = make(faulty)
+    worker = make(faulty, concurrency=1 if verb == "turn" else 8)
 
     @worker.task()
     async def quick(ctx: Context, payload: Any) -> None: ...
 
-    faulty.store.lose = "conclude"  # type: ignore[attr-defined]
-    job_id = faulty.add("quick")
+    faulty.store.lose = verb  # type: ignore[attr-defined]
+    jobs = [faulty.add("quick") for _ in range(1 if verb == "conclude" else 3)]
     counts = await drain(worker)
-    assert (counts.done, counts.lost, faulty.get(job_id).state) == (1, 0, JobState.DONE)
+    assert (counts.done, counts.lost) == (len(jobs), 0)
+    assert {faulty.get(each).state for each in jobs} == {JobState.DONE}
+    assert faulty.store.lose is None  # type: ignore[attr-defined]
 
 
 async def test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_fails_too(faulty: OutboxTable) -> None:
@@ -84,7 +98,7 @@ async def test_an_end_whose_answer_was_lost_keeps_no_place_when_the_look_for_it_
     @worker.task()
     async def quick(ctx: Context, payload: Any) -> None: ...
 
-    faulty.store.lose, faulty.store.lose_looks = "conclude", 2  # type: ignore[attr-defined]
+    faulty.store.lose, faulty.store.lose_looks = "turn", 2  # type: ignore[attr-defined]
     jobs = [faulty.add("quick") for _ in range(3)]
     counts = await drain(worker)
     assert (counts.done, counts.lost) == (3, 0)
@@ -104,6 +118,35 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(faulty: OutboxTable) 
     faulty.add("quick")
     assert (await drain(worker)).done == 1
     assert attempts == [1]
+
+
+async def test_jobs_claimed_by_a_lost_turn_are_given_back_with_their_attempt(faulty: OutboxTable) -> None:
+    """The turn ended one job and claimed the next one, and its answer was lost: no job waits for the end of a lease."""
+    worker = make(faulty, lease=3600.0, concurrency=1)
+    attempts: list[int] = []
+
+    @worker.task()
+    async def quick(ctx: Context, payload: Any) -> None:
+        attempts.append(ctx.attempt)
+
+    faulty.store.lose = "turn"  # type: ignore[attr-defined]
+    for _ in range(3):
+        faulty.add("quick")
+    assert (await drain(worker)).done == 3
+    assert attempts == [1, 1, 1]
+
+
+async def test_worker_ends_jobs_and_claims_the_next_in_one_commit(faulty: OutboxTable) -> None:
+    """One claim to begin with. Then one commit for each job, which ends it and claims the next one."""
+    worker = make(faulty, concurrency=1)
+
+    @worker.task()
+    async def quick(ctx: Context, payload: Any) -> None: ...
+
+    for _ in range(5):
+        faulty.add("quick")
+    assert (await drain(worker)).done == 5
+    assert faulty.store.turns == 5  # type: ignore[attr-defined]
 
 
 async def test_job_whose_end_cannot_be_stored_is_dead_and_the_others_are_done(faulty: OutboxTable) -> None:

@@ -8,11 +8,14 @@ import asyncio
 import time
 from dataclasses import asdict, dataclass, field
 
-from oncekey.core.jobs import Conclusion, Job
+from oncekey.core.jobs import Conclusion, Job, JobEnd
 from oncekey.outbox.tasks import Task
+from oncekey.telemetry import events
+from oncekey.telemetry.emitter import Emitter
 
 RENEW_AT = 1 / 3
 """The part of the lease after which it is renewed: two renewals may fail before the lease runs out."""
+_DONE = JobEnd.DONE  # a constant: an enum's member costs more by its class
 
 
 class Attempt:
@@ -88,3 +91,29 @@ class Counts:
         shown = asdict(self)
         del shown["began"]
         return shown | {"seconds": round(self.seconds, 3), "rate": round(self.rate, 1)}
+
+    def report(self, attempt: Attempt, conclusion: Conclusion | None, emitter: Emitter) -> None:
+        """Count the end of an attempt, and emit its event. ``conclusion`` None: another worker has the job."""
+        if conclusion is not None and conclusion.end is _DONE and not emitter.wants(events.JobDone):  # nearly always
+            self.done += 1
+            return
+        fields = events.about_job(attempt.job)
+        error, attempt.error = attempt.error, None  # its traceback refers to the attempt
+        if conclusion is None:
+            self.lost += 1
+            emitter.emit(events.JobLeaseLost(*fields), error=error)
+            return
+        match conclusion.end:
+            case JobEnd.DONE:
+                self.done += 1
+                emitter.emit(events.JobDone(*fields, seconds=time.monotonic() - attempt.began))
+            case JobEnd.RETRY:
+                self.failed += 1
+                wait = round(conclusion.retry_in, 1)
+                emitter.emit(events.JobRetried(*fields, in_seconds=wait, error=attempt.failure), error=error)
+            case JobEnd.DEAD:
+                self.dead += 1
+                emitter.emit(events.JobDead(*fields, error=attempt.failure), error=error)
+            case JobEnd.RELEASE:
+                self.released += 1
+                emitter.emit(events.JobReleased(*fields))

@@ -1,7 +1,8 @@
 """The pump: the one thread of a worker that talks to the store. It claims, renews and concludes, in batches.
 
 Tasks run elsewhere and give their conclusions to the pump. While the pump commits one batch, the next one gathers: the
-busier a worker is, the more jobs share a commit. The pump is a thread and not a task of the event loop, so that a task
+busier a worker is, the more jobs share a commit. If the store can (``SharedTurn``), conclusions and the next claim are
+one statement and one commit. The pump is a thread and not a task of the event loop, so that a task
 that blocks the loop does not make all jobs of the worker lose their leases.
 
 Every claim has an owner token of its own. A worker that was paused past its leases may claim its own jobs again, and
@@ -19,15 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Literal
 
-from oncekey.core.jobs import Conclusion, JobEnd, JobState
+from oncekey.core.jobs import Conclusion, Job, JobEnd, JobState
 from oncekey.engine.process import Owners
 from oncekey.errors import OperatorError, StoreError, StoreUnavailable
 from oncekey.outbox.attempts import Attempt, Counts
 from oncekey.outbox.tasks import Task, buried
-from oncekey.stores.api import Outbox
+from oncekey.stores.api import Outbox, SharedTurn
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
-from oncekey.telemetry.events import about_job
 from oncekey.telemetry.redaction import describe
 
 _log = logging.getLogger("oncekey")
@@ -59,6 +59,7 @@ class Pump:
     ) -> None:
         self.counts = Counts()
         self._store = store
+        self._shared_turn = store if isinstance(store, SharedTurn) else None
         self._tasks = tasks
         self._names = list(tasks)
         self._concurrency = concurrency
@@ -136,13 +137,19 @@ class Pump:
 
     def _turn(self) -> None:
         self._save_notes()
-        self._save_ended()
+        self._gather_ended()
         if self._unheard:
             self._give_back_unheard()
         if time.monotonic() >= self._look_at:
             self._look()
-        if self._claims and time.monotonic() >= self._claim_at:
-            self._claim()
+        wanted = self._wanted()
+        if wanted and self._unsaved and self._shared_turn is not None and not self._doubtful:
+            self._save_and_claim(self._shared_turn, wanted)
+            return
+        if self._unsaved:
+            self._save_ended()
+        if (wanted := self._wanted()) > 0:
+            self._claim(wanted)
 
     def _finished(self) -> bool:
         return self._ending or not (self._claims or self._live)
@@ -168,15 +175,44 @@ class Pump:
 
     # -- claims ----------------------------------------------------------------------------------------------------
 
-    def _claim(self) -> None:
-        wanted = self._concurrency - len(self._live)
-        if wanted <= 0:
-            return
+    def _wanted(self) -> int:
+        """How many jobs to claim now. An attempt that has ended does not run any more, so its place is free."""
+        if not self._claims or time.monotonic() < self._claim_at:
+            return 0
+        return self._concurrency - len(self._live) + len(self._unsaved)
+
+    def _claim(self, wanted: int) -> None:
         owner = self._owners.new()
         asked_at = time.monotonic()
         self._unheard.add(owner)  # until the answer: a claim whose answer is lost may have happened
         jobs = self._store.claim(owner, self._names, wanted, self._lease)
         self._unheard.discard(owner)
+        self._claimed(jobs, owner, asked_at, wanted)
+
+    def _save_and_claim(self, store: SharedTurn, wanted: int) -> None:
+        """Conclusions and a claim in one commit. After an error, ``_save_ended`` and ``_give_back_unheard`` find out
+        what of it is stored."""
+        owner = self._owners.new()
+        asked_at = time.monotonic()
+        self._unheard.add(owner)
+        self._doubtful = True
+        ended = [each.conclusion for each in self._unsaved if each.conclusion]
+        try:
+            answers, jobs = store.turn(ended, owner, self._names, wanted, self._lease)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            # The store refused one of the rows, so it committed nothing.
+            self._unheard.discard(owner)
+            self._doubtful = False
+            self._save_ended()
+            return
+        self._unheard.discard(owner)
+        self._doubtful = False
+        self._all_saved(answers)
+        self._claimed(jobs, owner, asked_at, wanted)
+
+    def _claimed(self, jobs: Sequence[Job], owner: str, asked_at: float, wanted: int) -> None:
         fresh = []
         for job in jobs:
             attempt = Attempt(job, self._tasks[job.task], owner, asked_at, self._lease)
@@ -246,7 +282,7 @@ class Pump:
             else:
                 future.set_result(kept)
 
-    def _save_ended(self) -> None:
+    def _gather_ended(self) -> None:
         while self._left:
             self._forget(self._left.popleft())
         while self._ended:
@@ -255,8 +291,8 @@ class Pump:
                 self._saved(attempt, None)
             else:
                 self._unsaved.append(attempt)
-        if not self._unsaved:
-            return
+
+    def _save_ended(self) -> None:
         doubtful, self._doubtful = self._doubtful, True
         try:
             answers = self._store.conclude([each.conclusion for each in self._unsaved if each.conclusion])
@@ -267,6 +303,9 @@ class Pump:
         pairs = zip(self._unsaved, answers, strict=True)
         mine = [answer or (doubtful and self._was_mine(attempt)) for attempt, answer in pairs]
         self._doubtful = False  # only now: after an error they stay unsaved, and may be stored or not
+        self._all_saved(mine)
+
+    def _all_saved(self, mine: Sequence[bool]) -> None:
         saved, self._unsaved = self._unsaved, []
         for attempt, is_mine in zip(saved, mine, strict=True):
             self._saved(attempt, attempt.conclusion if is_mine else None)
@@ -291,28 +330,7 @@ class Pump:
 
     def _saved(self, attempt: Attempt, conclusion: Conclusion | None) -> None:
         self._forget(attempt)
-        emit, counts = self._emitter, self.counts
-        fields = about_job(attempt.job)
-        error, attempt.error = attempt.error, None  # its traceback refers to the attempt
-        if conclusion is None:
-            counts.lost += 1
-            emit.emit(events.JobLeaseLost(*fields), error=error)
-            return
-        match conclusion.end:
-            case JobEnd.DONE:
-                counts.done += 1
-                if emit.wants(events.JobDone):
-                    emit.emit(events.JobDone(*fields, seconds=time.monotonic() - attempt.began))
-            case JobEnd.RETRY:
-                counts.failed += 1
-                wait = round(conclusion.retry_in, 1)
-                emit.emit(events.JobRetried(*fields, in_seconds=wait, error=attempt.failure), error=error)
-            case JobEnd.DEAD:
-                counts.dead += 1
-                emit.emit(events.JobDead(*fields, error=attempt.failure), error=error)
-            case JobEnd.RELEASE:
-                counts.released += 1
-                emit.emit(events.JobReleased(*fields))
+        self.counts.report(attempt, conclusion, self._emitter)
 
     def _forget(self, attempt: Attempt) -> None:
         self._live.pop(self._key(attempt), None)

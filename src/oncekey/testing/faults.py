@@ -69,12 +69,12 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "effect.result": ("engine.steps:_conclude",),
     # The outbox.
     "outbox.enqueue": ("engine.transactions.jobs:enqueue",),
-    "outbox.claim": (f"{_STORES}:claim",),
+    "outbox.claim": (f"{_STORES}:claim", f"{_STORES}:turn"),
     "outbox.renew": (f"{_STORES}:renew_jobs",),
     "outbox.task": ("outbox.worker:Shift._result",),
     "outbox.note": (f"{_STORES}:note_provider",),
     "outbox.conclude": ("outbox.pump:Pump.conclude",),
-    "outbox.settle": (f"{_STORES}:conclude",),
+    "outbox.settle": (f"{_STORES}:conclude", f"{_STORES}:turn"),
     # Upkeep.
     "upkeep.sweep": ("upkeep.sweeper:Sweeper.run",),
     "upkeep.reap": ("upkeep.reaper:Reaper.run",),
