@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
+from tests.faults.mutant_cache import CACHE
 from tests.faults.mutant_declared import DECLARED
 from tests.faults.mutant_doubts import DOUBTS_OF_EFFECTS
 from tests.faults.mutant_endings import ENDINGS
@@ -305,6 +306,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENDINGS,
     *ENLISTED,
     *DECLARED,
+    *CACHE,
     *SILENCE,
     *DOUBTS_OF_EFFECTS,
     *UPKEEP,

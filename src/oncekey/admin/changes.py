@@ -22,6 +22,8 @@ from oncekey.core.verdicts import Happened
 from oncekey.engine.process import Owners
 from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
 from oncekey.stores.api import Outbox, Store
+from oncekey.stores.cache.client import CacheClient, CacheDown
+from oncekey.stores.cache.front import mark_forgotten
 from oncekey.telemetry.redaction import redact
 
 WHY_CHARS = 500
@@ -201,8 +203,18 @@ def cut_short(seen: Record, quarantine_seconds: float | None) -> str:
     return f"quarantine cut short from {seen.quarantine:g} s to {quarantine_seconds:g} s: "
 
 
-def forget(store: Store, seen: Record, audit: Audit) -> Record:
-    """Delete a final key, so that the next request with it runs as new."""
+def forget(store: Store, seen: Record, audit: Audit, cache: CacheClient | None = None) -> Record:
+    """Delete a final key, so that the next request with it runs as new. ``cache``: the one in front of the store."""
+    if cache is not None:
+        try:
+            mark_forgotten(cache, seen.scope, seen.key)
+        except CacheDown as error:
+            raise MoveRefused(
+                f"nothing was changed: the cache does not answer ({error}). Try again; or leave --cache out, and the "
+                "app may replay the answer for up to its cache_ttl"
+            ) from error
+        finally:
+            cache.close()
     return _move(store, seen, Event.FORGET, audit)
 
 

@@ -39,11 +39,15 @@ from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Event, State
 from oncekey.core.steps import STARTED, Step
 from oncekey.stores.api import Store
+from oncekey.stores.registry import cache_client
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
 RUNS_AGAIN = frozenset({Event.REFUTE, Event.HAPPENED, Event.NOT_HAPPENED})
 """The verdicts after which a retry runs the handler."""
 
+CacheUrl = Annotated[
+    str, typer.Option("--cache", envvar="ONCEKEY_CACHE", metavar="URL", help="The cache in front of the store, if any.")
+]
 Key = Annotated[
     str, typer.Argument(metavar="KEY", help="The key, as the client sent it, or masked, as the log has it.")
 ]
@@ -233,16 +237,18 @@ def forget(
     yes: Yes = False,
     who: Who = None,
     why: Why = None,
+    cache: CacheUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Delete a final key, so that the next request with it runs as a new one.
 
     For a stored answer that must not be repeated. What the operation did is not undone: a retry does it again.
+    If the app has a cache, name it with --cache: otherwise it may replay the answer for up to its cache_ttl.
     """
     with in_use(store) as source:
         record = _movable(source, full_scope(scope, endpoint), key, Event.FORGET)
         audit = sure(_announced(record, Event.FORGET, None), yes=yes, who=who, why=why)
-        changes.forget(source, record, audit)
+        changes.forget(source, record, audit, cache_client(cache) if cache else None)
     _done(record, None, audit, as_json, None)
 
 

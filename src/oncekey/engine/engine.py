@@ -38,6 +38,7 @@ from oncekey.engine.process import Owners
 from oncekey.engine.transactions import completion
 from oncekey.errors import SchemaError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.api import Store, Transactions
+from oncekey.stores.cache.front import Cache
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.events import about
@@ -74,14 +75,22 @@ LONGEST_WAIT_SECONDS = 1.0
 
 class Engine(Drivers):
     def __init__(
-        self, store: Store, *, emitter: Emitter | None = None, migrate: bool = False, max_queued: int = 10_000
+        self,
+        store: Store,
+        *,
+        cache: Cache | None = None,
+        emitter: Emitter | None = None,
+        migrate: bool = False,
+        max_queued: int = 10_000,
     ) -> None:
         self.store = store
+        self.cache = cache
         self.transactions = store if isinstance(store, Transactions) else None
         self.emitter = emitter or Emitter()
         self.breaker = Breaker(on_change=self._breaker_changed)
         prepare = (lambda: _ignore(store.migrate())) if migrate else None
-        super().__init__(Router(store, max_queued=max_queued, prepare=prepare, on_error=self._store_failed))
+        router = Router(store, cache=cache, max_queued=max_queued, prepare=prepare, on_error=self._store_failed)
+        super().__init__(router)
         self.keeper = Keeper(self)
         self.owners = Owners()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -258,6 +267,8 @@ class Engine(Drivers):
         self._closed = True
         drained = self.router.close(timeout)
         self.store.close()
+        if self.cache is not None:
+            self.cache.close()
         return drained
 
 

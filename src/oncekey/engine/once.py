@@ -26,6 +26,7 @@ from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenan
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
+from oncekey.stores.cache import open_cache
 from oncekey.stores.registry import KNOWN, open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
@@ -56,6 +57,9 @@ class OnceKey(Lifespan):
     ``status_url`` where the status resource is mounted, as clients reach it, such as ``/idempotency``: the Location of
                  a 202 that ``Policy(in_flight="accepted")`` answers
     ``migrate``  create or upgrade the tables on first use (SQLite always does)
+    ``cache``    a server that keeps final answers in front of the store, ``redis://host``: replays then need no
+                 question to the database. Needs ``cache_secret``, the same in all processes; ``cache_ttl`` is for how
+                 many seconds an entry counts (docs/stores.md)
     ``on_event`` called with every event (oncekey.telemetry.events)
     ``grace``    how many seconds running handlers get at a shutdown, before the app closes what they use
     """
@@ -72,6 +76,9 @@ class OnceKey(Lifespan):
         docs_url: str | None = None,
         status_url: str | None = None,
         migrate: bool = False,
+        cache: str | None = None,
+        cache_secret: str | bytes | None = None,
+        cache_ttl: float = 60.0,
         on_event: Hook | None = None,
         max_queued: int = 10_000,
         grace: float = 10.0,
@@ -105,7 +112,8 @@ class OnceKey(Lifespan):
         for each in (self.default_policy, *self.routes.listed.values()):
             self.check_policy(each)
         store = open_store(url) if isinstance(url, str) else url
-        engine = Engine(store, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
+        front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)
+        engine = Engine(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         super().__init__(engine, migrate=migrate, grace=grace)
         self.resolvers: Resolvers = ByOperation("resolver")
         self.resumes: ByOperation[Registered] = ByOperation("resume function")

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
+
+if TYPE_CHECKING:
+    from oncekey.stores.cache.client import CacheClient
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*").fullmatch
 
@@ -34,6 +38,8 @@ class Entry:
     drivers: tuple[str, ...] = ()
     """Drivers in SQLAlchemy's URLs (``scheme+driver://``) that the store replaces by its own. A driver of another kind
     of database is left out: ``sqlite+pysqlcipher`` opens an encrypted file."""
+    cache: bool = False
+    """Its package has ``cache_from_url(url)`` too: its server can be the cache in front of another store."""
     renamed: tuple[tuple[str, str, str], ...] = ()
     """(driver, option, name): an option of that driver's URLs, and its name in the store's own."""
     also: tuple[str, ...] = ()
@@ -57,6 +63,7 @@ STORES = (
     ),
     Entry(
         *("redis", "redis://host:6379/0", "oncekey.stores.redis", "redis"),
+        cache=True,
         also=("rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
     ),
 )
@@ -101,16 +108,29 @@ def open_store(url: str) -> Store:
 
 
 def load(entry: Entry, url: str) -> Store:
+    store: Store = _package(entry).from_url(url)
+    return store
+
+
+def _package(entry: Entry) -> Any:
     try:
-        package = import_module(entry.package)
+        return import_module(entry.package)
     except ModuleNotFoundError as error:
         if entry.extra is None or (error.name or "").startswith("oncekey"):
             raise
         raise ConfigurationError(
             f"this store needs a driver that is not installed: pip install 'oncekey[{entry.extra}]'"
         ) from error
-    store: Store = package.from_url(url)
-    return store
+
+
+def cache_client(url: str) -> CacheClient:
+    """The client of the cache that ``url`` names. Opens no connection yet."""
+    entry = find(url)
+    if entry is None or not entry.cache:
+        offered = ", ".join(entry.example for entry in STORES if entry.cache)
+        raise ConfigurationError(f"OnceKey(cache=…): no cache is known for this URL: use {offered}")
+    client: CacheClient = _package(entry).cache_from_url(url)
+    return client
 
 
 def package_of(dialect: str) -> str:

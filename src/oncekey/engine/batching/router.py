@@ -24,6 +24,7 @@ from oncekey.engine.batching.thread_lane import CLOSED, ThreadLane
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket, Work, whole
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from oncekey.stores.api import EventLoops, Store
+from oncekey.stores.cache.front import Cache, CachedInLoop
 
 
 class Router:
@@ -33,11 +34,13 @@ class Router:
         self,
         store: Store,
         *,
+        cache: Cache | None = None,
         max_queued: int = 10_000,
         prepare: Callable[[], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
     ) -> None:
         self._store = store
+        self._cache = cache
         self._in_loop = store if isinstance(store, EventLoops) else None
         self._max_queued = max_queued
         self._prepare = prepare
@@ -87,6 +90,8 @@ class Router:
             if connection is None:
                 self._in_loop = None
                 return None
+            if self._cache is not None:
+                connection = CachedInLoop(connection, self._cache)
             for gone in [other for other in self._loop_lanes if other.is_closed()]:
                 self._loop_lanes.pop(gone).stop()
             opened = LoopLane(
@@ -116,7 +121,9 @@ class Router:
                 raise StoreUnavailable(CLOSED)
             if self._lanes is None:
                 count = min(2, self._store.capabilities.writers)
-                self._lanes = tuple(ThreadLane(self._store, self._on_error, self.prepare) for _ in range(count))
+                self._lanes = tuple(
+                    ThreadLane(self._store, self._on_error, self.prepare, self._cache) for _ in range(count)
+                )
             return self._lanes
 
     def prepare(self) -> None:
@@ -153,6 +160,8 @@ class Router:
 
     def after_fork(self) -> None:
         """In a child: the threads are gone and the queued tickets are the parent's."""
+        if self._cache is not None:
+            self._cache.after_fork()
         self._lanes = None
         _inherited.append(self._loop_lanes)  # not used and not closed here: the sockets are the parent's
         self._loop_lanes = {}

@@ -34,6 +34,7 @@ from oncekey.engine.batching.batch import MAX_BATCH, batches
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import Outbox, SharedCommit, Store
+from oncekey.stores.cache.front import Cache, reserve_behind, swap_behind
 
 _log = logging.getLogger("oncekey")
 
@@ -52,7 +53,13 @@ class _Signal(Enum):
 class ThreadLane:
     """One thread, one connection, one queue."""
 
-    def __init__(self, store: Store, on_error: Callable[[str, Exception], None], prepare: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        on_error: Callable[[str, Exception], None],
+        prepare: Callable[[], None],
+        cache: Cache | None = None,
+    ) -> None:
         self._queue: queue.SimpleQueue[list[Ticket] | _Signal] = queue.SimpleQueue()
         self._gathered: dict[AbstractEventLoop, list[Ticket]] = {}
         self._lock = threading.Lock()
@@ -60,13 +67,13 @@ class ThreadLane:
         self.queued = 0
         self._store = store
         outbox = store if isinstance(store, Outbox) else None
-        self._shared_commit = store if isinstance(store, SharedCommit) else None
+        self._shared_commit = store if isinstance(store, SharedCommit) and cache is None else None
         self._on_error = on_error
         self._prepare = prepare
         self._ready = False
         self._verbs: tuple[tuple[type, str, Callable[[list[Any]], list[Any]]], ...] = (
-            (Reservation, "reserve", store.reserve),
-            (Swap, "swap", store.swap),
+            (Reservation, "reserve", store.reserve if cache is None else reserve_behind(cache, store.reserve)),
+            (Swap, "swap", store.swap if cache is None else swap_behind(cache, store.swap)),
             (tuple, "read", store.read),
             (StepsOf, "steps", store.steps),
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),

@@ -1,0 +1,27 @@
+"""A cache in front of a store: replays without a question to the database (``OnceKey(url, cache=…)``)."""
+
+from __future__ import annotations
+
+from oncekey.errors import ConfigurationError
+from oncekey.stores.api import Store
+from oncekey.stores.cache.entries import Entries, secret_of
+from oncekey.stores.cache.front import Cache
+from oncekey.stores.registry import cache_client
+
+
+def open_cache(url: str, secret: str | bytes | None, ttl: float, store: Store) -> Cache:
+    """The cache that ``url`` names. Opens no connection yet."""
+    if secret is None:
+        raise ConfigurationError(
+            "OnceKey(cache=…) needs cache_secret=…, which seals what is in the cache: without it, a program that can "
+            "write there could make oncekey replay what it likes. Make one with python -c 'import secrets; "
+            "print(secrets.token_hex(32))', and give the same to all processes of the app"
+        )
+    if ttl <= 0:
+        raise ConfigurationError(f"OnceKey(cache_ttl={ttl:g}): it takes seconds, more than 0")
+    if store.capabilities.embedded:
+        raise ConfigurationError(
+            "OnceKey(cache=…): this store is part of the app's own process, so a cache on a server would only make it "
+            "slower. Leave cache= out"
+        )
+    return Cache(cache_client(url), Entries(secret_of(secret), ttl))

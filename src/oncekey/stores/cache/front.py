@@ -1,0 +1,259 @@
+"""The cache in front of a store: lanes look a key up here before they reserve it.
+
+Only final rows are in the cache, and only a row counts: a miss always means that the store is asked, so the cache is
+never the reason why a request runs. Rows get there in two ways, both after their commit: when a lane has ended an
+attempt, and when a lane has read a final row. A thread of its own writes them, so that no request waits for it.
+
+``forget`` deletes a final row. It first leaves a mark in the cache, which opens as no entry, and writers add only
+where nothing is. The mark outlives every write that may still be on its way. If the mark cannot be written, a replay
+can be served for ``ttl`` seconds more: an entry carries the time at which it was written, and does not open after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.states import Event
+from oncekey.core.swaps import End, Swap
+from oncekey.stores.api import InLoop
+from oncekey.stores.cache.client import CacheClient, CacheDown, InLoopCache
+from oncekey.stores.cache.entries import Entries, cacheable, name_of
+
+MARK = b"forgotten"
+"""What ``forget`` leaves in the place of an entry."""
+MAX_WAITING = 10_000
+"""How many rows may wait to be written. More are dropped: the cache costs nothing but speed."""
+MAX_WAIT_SECONDS = 5.0
+"""A row that waited longer is not written, so that no write outlives the mark of ``forget``."""
+MARK_SECONDS = 60.0
+"""How long a mark stays: far longer than a row can wait to be written."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""For how many seconds a cache that failed is left alone. The pause doubles with each failure."""
+
+_log = logging.getLogger("oncekey")
+
+
+class Cache:
+    """Reads and writes rows in the cache. A cache that is down answers nothing, and is left alone for a while."""
+
+    def __init__(self, client: CacheClient, entries: Entries) -> None:
+        self.client = client
+        self._entries = entries
+        self._paused_until = 0.0
+        self._pause = FIRST_PAUSE
+        self._waiting: deque[tuple[float, float, Record]] = deque(maxlen=MAX_WAITING)
+        """When a row was queued (on this process's clock), when it was read, and the row."""
+        self._work = threading.Event()
+        self._writer: threading.Thread | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def look_up(self, wanted: Sequence[Reservation]) -> list[Record | None]:
+        """The rows that are in the cache; None: ask the store."""
+        if self.pauses:
+            return [None] * len(wanted)
+        try:
+            entries = self.client.get([name_of(each.scope, each.key) for each in wanted])
+        except CacheDown as error:
+            self.failed(error)
+            return [None] * len(wanted)
+        return self._opened(wanted, entries)
+
+    async def look_up_in_loop(self, client: InLoopCache, wanted: Sequence[Reservation]) -> list[Record | None]:
+        """As ``look_up``, in an event loop."""
+        if self.pauses:
+            return [None] * len(wanted)
+        try:
+            entries = await client.get([name_of(each.scope, each.key) for each in wanted])
+        except CacheDown as error:
+            self.failed(error)
+            return [None] * len(wanted)
+        return self._opened(wanted, entries)
+
+    def _opened(self, wanted: Sequence[Reservation], entries: Sequence[bytes | None]) -> list[Record | None]:
+        self._pause = FIRST_PAUSE
+        now = time.time()
+        return [
+            None if entry is None else self._entries.open(each.scope, each.key, entry, now)
+            for each, entry in zip(wanted, entries, strict=True)
+        ]
+
+    @property
+    def pauses(self) -> bool:
+        return self._paused_until > 0.0 and time.monotonic() < self._paused_until
+
+    def failed(self, error: CacheDown) -> None:
+        """Leave the cache alone for a while."""
+        if self.pauses:
+            return
+        _log.warning(
+            "the cache does not answer, so every replay asks the store for the next %g s: %s", self._pause, error
+        )
+        self._paused_until = time.monotonic() + self._pause
+        self._pause = min(LONGEST_PAUSE, self._pause * 2)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def keep(self, records: Sequence[Record]) -> None:
+        """Have these committed rows written soon. Rows that are not final are left out."""
+        fresh = [(time.monotonic(), time.time(), record) for record in records if cacheable(record)]
+        if not fresh or self._closed or self.pauses:
+            return
+        self._waiting.extend(fresh)
+        if self._writer is None:
+            self._start()
+        self._work.set()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._writer is None and not self._closed:
+                self._writer = threading.Thread(target=self._write_all, name="oncekey-cache", daemon=True)
+                self._writer.start()
+
+    def _write_all(self) -> None:
+        while not self._closed:
+            self._work.wait()
+            self._work.clear()
+            while self._waiting and not self._closed:
+                self._write([self._waiting.popleft() for _ in range(min(len(self._waiting), 256))])
+
+    def _write(self, rows: list[tuple[float, float, Record]]) -> None:
+        oldest = time.monotonic() - MAX_WAIT_SECONDS
+        entries, seconds = {}, {}
+        for queued_at, read_at, record in rows:
+            entry = self._entries.seal(record, read_at) if queued_at >= oldest else None
+            if entry is not None:
+                name = name_of(record.scope, record.key)
+                entries[name] = entry
+                seconds[name] = min(self._entries.ttl, record.expires_at - record.now)
+        try:
+            if entries and not self.pauses:
+                self.client.add(entries, seconds)
+        except CacheDown as error:
+            self.failed(error)
+
+    def forget(self, scope: str, key: str) -> bool:
+        """Leave a mark in the place of this key's entry. False: the cache did not answer."""
+        try:
+            mark_forgotten(self.client, scope, key)
+        except CacheDown as error:
+            _log.warning(
+                "the cache could not be told that a key is forgotten: it may be replayed for another %g s: %s",
+                self._entries.ttl,
+                error,
+            )
+            return False
+        return True
+
+    def flush(self, timeout: float = 1.0) -> None:
+        """Wait until the rows that were kept so far are written; for tests and the end of a process."""
+        until = time.monotonic() + timeout
+        while self._waiting and time.monotonic() < until and not self.pauses:
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        self._closed = True
+        self._work.set()
+        if (writer := self._writer) is not None:
+            writer.join(1.0)
+        self.client.close()
+        self._writer, self._closed = None, False
+
+    def after_fork(self) -> None:
+        """In a child: the writer's thread and the rows that wait are the parent's."""
+        self._waiting.clear()
+        self._work, self._lock, self._writer = threading.Event(), threading.Lock(), None
+
+
+def mark_forgotten(client: CacheClient, scope: str, key: str) -> None:
+    """Leave the mark of ``forget`` in the place of this key's entry."""
+    client.replace(name_of(scope, key), MARK, MARK_SECONDS)
+
+
+# -- in front of the verbs of a store ----------------------------------------------------------------------------------
+
+Reserve = Callable[[Sequence[Reservation]], list[Found]]
+Move = Callable[[Sequence[Swap]], list[Record | None]]
+
+
+def reserve_behind(cache: Cache, reserve: Reserve) -> Reserve:
+    """``reserve`` of a store, for the keys that are not in the cache."""
+
+    def look_up_first(batch: Sequence[Reservation]) -> list[Found]:
+        cached = cache.look_up(batch)
+        rest = [each for each, record in zip(batch, cached, strict=True) if record is None]
+        answers = reserve(rest) if rest else []
+        cache.keep([each.record for each in answers if each.record is not None])
+        found = iter(answers)
+        return [next(found) if record is None else Found(record) for record in cached]
+
+    return look_up_first
+
+
+def swap_behind(cache: Cache, swap: Move) -> Move:
+    """``swap`` of a store. A key that is forgotten leaves the cache first."""
+
+    def forget_first(batch: Sequence[Swap]) -> list[Record | None]:
+        for change in batch:
+            if change.event is Event.FORGET:
+                cache.forget(change.scope, change.key)
+        moved = swap(batch)
+        cache.keep([record for record in moved if record is not None])
+        return moved
+
+    return forget_first
+
+
+class CachedInLoop:
+    """The same for the verbs of an event loop, which move no final rows."""
+
+    def __init__(self, store: InLoop, cache: Cache) -> None:
+        self._store = store
+        self._cache = cache
+        self._client = cache.client.in_loop()
+
+    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[float | Record | None]:
+        found, _ = await self.both(batch, ())
+        return found
+
+    async def swap(self, batch: Sequence[End | Swap]) -> Sequence[float | None]:
+        times = await self._store.swap(batch)
+        self._keep_ended(batch, times)
+        return times
+
+    async def both(
+        self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
+    ) -> tuple[Sequence[float | Record | None], Sequence[float | None]]:
+        cached = await self._cache.look_up_in_loop(self._client, begins)
+        rest = [each for each, record in zip(begins, cached, strict=True) if record is None]
+        answers: Sequence[float | Record | None] = ()
+        times: Sequence[float | None] = ()
+        if rest and ends:
+            answers, times = await self._store.both(rest, ends)
+        elif rest:
+            answers = await self._store.reserve(rest)
+        elif ends:
+            times = await self._store.swap(ends)
+        self._cache.keep([each for each in answers if isinstance(each, Record)])
+        self._keep_ended(ends, times)
+        found = iter(answers)
+        return [next(found) if record is None else record for record in cached], times
+
+    def _keep_ended(self, ends: Sequence[End | Swap], times: Sequence[float | None]) -> None:
+        moved = []
+        for end, at in zip(ends, times, strict=True):
+            change = end.swap() if isinstance(end, End) else end
+            if at is not None and change.seen is not None:
+                moved.append(change.moved(change.seen, at))
+        self._cache.keep(moved)
+
+    def abandon(self) -> None:
+        self._store.abandon()
+        self._client.abandon()

@@ -1,0 +1,117 @@
+"""The cache in front of another store (``OnceKey(url, cache="redis://…")``): GET and SET, in redis-py.
+
+It needs none of the store's guarantees: it may evict and forget what it likes, and may be empty at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import redis
+from redis import asyncio as redis_asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from oncekey.errors import ConfigurationError
+from oncekey.stores.cache.client import CacheDown
+from oncekey.telemetry.redaction import describe
+
+TIMEOUT = 0.05
+"""How many seconds a request waits for the cache. A store answers in a few milliseconds, so more would not pay."""
+
+
+class RedisCache:
+    """Entries in one Redis server."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._timeout = _without_timeout(url)
+        self._client = redis.Redis.from_url(
+            self._url,
+            socket_timeout=self._timeout,
+            socket_connect_timeout=self._timeout,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def get(self, names: Sequence[bytes]) -> Sequence[bytes | None]:
+        try:
+            found: Any = self._client.mget(names)
+        except (RedisError, OSError) as error:
+            raise CacheDown(describe(error)) from error
+        return list(found)
+
+    def add(self, entries: Mapping[bytes, bytes], seconds: Mapping[bytes, float]) -> None:
+        try:
+            with self._client.pipeline(transaction=False) as pipeline:
+                for name, entry in entries.items():
+                    pipeline.set(name, entry, px=max(1, int(seconds[name] * 1000)), nx=True)
+                pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise CacheDown(describe(error)) from error
+
+    def replace(self, name: bytes, mark: bytes, seconds: float) -> None:
+        try:
+            self._client.set(name, mark, px=max(1, int(seconds * 1000)))
+        except (RedisError, OSError) as error:
+            raise CacheDown(describe(error)) from error
+
+    def in_loop(self) -> InLoopRedisCache:
+        return InLoopRedisCache(self._url, self._timeout)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class InLoopRedisCache:
+    """Reads in one event loop, on a connection of its own."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url, self._timeout = url, timeout
+        self._client: redis_asyncio.Redis | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def get(self, names: Sequence[bytes]) -> Sequence[bytes | None]:
+        if self._client is None:
+            self._loop = asyncio.get_running_loop()
+            self._client = redis_asyncio.Redis.from_url(
+                self._url,
+                single_connection_client=True,
+                socket_connect_timeout=self._timeout,
+                retry=AsyncRetry(NoBackoff(), 0),
+            )
+        try:
+            async with asyncio.timeout(self._timeout):  # one timer for connect, send and answer
+                found: Any = await self._client.mget(names)
+        except (RedisError, OSError, TimeoutError) as error:
+            self.abandon()  # an answer that comes late must not be read as that of the next question
+            raise CacheDown(describe(error)) from error
+        return list(found)
+
+    def abandon(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._loop is not None and not self._loop.is_closed():
+            loop = self._loop
+            loop.call_soon_threadsafe(lambda: loop.create_task(client.aclose()))
+
+
+def _without_timeout(url: str) -> tuple[str, float]:
+    """The URL for redis-py, and our own option ``timeout``."""
+    parts = urlsplit(url)
+    if "+" in parts.scheme:
+        raise ConfigurationError(
+            "OnceKey(cache=…): it takes one server, redis://host:6379/0; a cluster or Sentinel is not needed, because "
+            "a cache may be empty or down at any time"
+        )
+    options = dict(parse_qsl(parts.query))
+    given = options.pop("timeout", str(TIMEOUT))
+    try:
+        timeout = float(given)
+    except ValueError:
+        timeout = 0.0
+    if timeout <= 0:
+        raise ConfigurationError(f"cache=…?timeout={given}: it takes seconds, such as 0.05")
+    return urlunsplit(parts._replace(query=urlencode(options))), timeout

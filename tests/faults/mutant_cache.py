@@ -1,0 +1,93 @@
+# ruff: noqa: E501 - a table: what stands in the product is quoted as it stands there
+"""The guards of the cache in front of a store. See ``mutant_table.py``."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Mutant
+from tests.faults.mutant import mutant as _
+
+ENTRIES, FRONT, REDIS = "oncekey.stores.cache.entries", "oncekey.stores.cache.front", "oncekey.stores.redis.cache"
+SEALS, REQUESTS = "tests/stores/test_cache_entries.py", "tests/web/test_cache.py"
+
+CACHE: tuple[Mutant, ...] = (
+    # 57: the cache says what is not so
+    _(
+        57,
+        "I3",
+        "an entry of the cache opens only with its MAC",
+        f"{SEALS}::test_entry_with_one_byte_changed_does_not_open",
+        (
+            ENTRIES,
+            "        if not hmac.compare_digest(entry[:_MAC_BYTES], self._mac(scope, key, sealed)):\n",
+            "        if False:\n",
+        ),
+    ),
+    _(
+        57,
+        "I2",
+        "an entry of the cache opens only for its key",
+        f"{REQUESTS}::test_entry_of_another_key_is_not_replayed",
+        (
+            ENTRIES,
+            "        mac = blake2b(name_of(scope, key), key=self._secret",
+            '        mac = blake2b(b"", key=self._secret',
+        ),
+    ),
+    _(
+        57,
+        "I3",
+        "an entry of the cache counts for its time only",
+        f"{SEALS}::test_entry_counts_for_its_time_to_live_even_if_the_cache_keeps_it_longer",
+        (ENTRIES, "not -SKEW_SECONDS <= now - written_at <= self.ttl", "not -SKEW_SECONDS <= now - written_at"),
+    ),
+    _(
+        57,
+        "I1",
+        "only final rows are in the cache",
+        f"{SEALS}::test_row_that_is_not_final_is_not_cacheable",
+        (
+            ENTRIES,
+            "    return record.state in FINAL and record.response is not None and not record.past_expiry\n",
+            "    return record.response is not None and not record.past_expiry\n",
+        ),
+    ),
+    _(
+        57,
+        "I3",
+        "an entry of a key past its expiry does not open",
+        f"{SEALS}::test_entry_of_a_row_that_has_expired_does_not_open",
+        (ENTRIES, "        return None if record.past_expiry else record\n", "        return record\n"),
+    ),
+    _(
+        57,
+        "I3",
+        "a forgotten answer is not written again",
+        f"{REQUESTS}::test_write_that_was_on_its_way_does_not_bring_a_forgotten_answer_back",
+        (REDIS, "px=max(1, int(seconds[name] * 1000)), nx=True)", "px=max(1, int(seconds[name] * 1000)))"),
+    ),
+    _(
+        57,
+        "I3",
+        "a row that waited for long is not written to the cache",
+        f"{REQUESTS}::test_row_that_waited_too_long_is_not_written",
+        (
+            FRONT,
+            "self._entries.seal(record, read_at) if queued_at >= oldest else None",
+            "self._entries.seal(record, read_at)",
+        ),
+    ),
+    _(
+        57,
+        "I3",
+        "forget marks the key in the cache",
+        f"{REQUESTS}::test_forgotten_key_runs_as_new_at_once",
+        ("oncekey.admin.changes", "            mark_forgotten(cache, seen.scope, seen.key)\n", "            pass\n"),
+    ),
+    _(
+        57,
+        "I7",
+        "a cache that hangs is left alone",
+        f"{REQUESTS}::test_cache_that_hangs_is_asked_once_and_then_left_alone",
+        (FRONT, "        self._paused_until = time.monotonic() + self._pause\n", "        pass\n"),
+    ),
+)

@@ -1,0 +1,355 @@
+"""A cache in front of PostgreSQL: replays without the database, and never a reason for a second run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from fastapi import FastAPI, Request
+from flask import Flask
+from typer.testing import CliRunner
+
+from oncekey import SINGLE_TENANT, OnceKey
+from oncekey.cli.app import app as cli
+from oncekey.core.audit import Audit
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
+from oncekey.errors import ConfigurationError
+from oncekey.stores.cache import front
+from oncekey.stores.cache.entries import name_of
+from oncekey.testing.proxy import TcpProxy
+from oncekey.testing.servers import PostgresServer, RedisServer
+from oncekey.web.fastapi import protect
+from oncekey.web.flask import protect as protect_flask
+
+SECRET = "a secret for these tests alone"
+SCOPE = "single-tenant"
+Make = Callable[..., "Shop"]
+
+
+class Shop:
+    """An app on PostgreSQL with a cache, and the number of its charges."""
+
+    def __init__(self, store: str, cache: str | None, **options: Any) -> None:
+        self.charges = 0
+        self.fail = False
+        secret = None if cache is None else SECRET
+        self.once = OnceKey(store, scope=SINGLE_TENANT, cache=cache, cache_secret=secret, migrate=True, **options)
+        self.app = FastAPI()
+
+        @self.app.post("/payments", status_code=201)
+        async def pay(request: Request) -> dict[str, int]:
+            self.charges += 1
+            if self.fail:
+                raise RuntimeError("the bank is gone")
+            return {"charge": self.charges}
+
+        protect(self.app, self.once, upkeep=False)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://shop"
+        )
+
+    async def pay(self, key: str = "k-1", amount: int = 10) -> httpx.Response:
+        return await self.client.post("/payments", json={"amount": amount}, headers={"Idempotency-Key": key})
+
+    @property
+    def cache(self) -> front.Cache:
+        assert self.once.engine.cache is not None
+        return self.once.engine.cache
+
+
+@pytest.fixture
+async def make(postgres_url: str, redis_url: str) -> AsyncIterator[Make]:
+    made: list[Shop] = []
+
+    def shop(store: str = postgres_url, cache: str | None = redis_url, **options: Any) -> Shop:
+        made.append(Shop(store, cache, **options))
+        return made[-1]
+
+    yield shop
+    for each in made:
+        await each.client.aclose()
+        await each.once.aclose()
+
+
+@pytest.fixture
+def server(redis_url: str) -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(redis_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def away(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
+    """A proxy in front of PostgreSQL."""
+    with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def cache_away(redis_server: RedisServer) -> Iterator[TcpProxy]:
+    """A proxy in front of Redis."""
+    with TcpProxy("127.0.0.1", redis_server.port) as proxy:
+        yield proxy
+
+
+def replayed(answer: httpx.Response) -> bool:
+    return answer.headers.get("idempotency-replayed") == "true"
+
+
+async def test_replay_needs_no_statement_of_the_database(make: Make, away: TcpProxy, postgres_url: str) -> None:
+    shop = make(store=away.rewrite(postgres_url))
+    first = await shop.pay()
+    shop.cache.flush()
+    away.refuse()  # from here on a statement would be a 503
+    for _ in range(3):
+        again = await shop.pay()
+        assert (again.status_code, again.content, replayed(again)) == (201, first.content, True)
+    assert shop.charges == 1
+
+
+async def test_replay_in_a_second_process_comes_from_the_cache(make: Make, away: TcpProxy, postgres_url: str) -> None:
+    first, second = make(), make(store=away.rewrite(postgres_url))
+    await first.pay()
+    first.cache.flush()
+    await second.pay("k-other")  # opens the lanes
+    away.refuse()
+    assert replayed(await second.pay())
+    assert (first.charges, second.charges) == (1, 1)
+
+
+async def test_first_replay_of_a_row_that_is_not_in_the_cache_puts_it_there(
+    make: Make, server: redis.Redis, away: TcpProxy, postgres_url: str
+) -> None:
+    shop = make(store=away.rewrite(postgres_url))
+    await shop.pay()
+    shop.cache.flush()
+    server.flushall()
+    assert replayed(await shop.pay())
+    shop.cache.flush()
+    away.refuse()
+    assert replayed(await shop.pay())
+
+
+async def test_cache_that_lost_everything_is_no_reason_to_run_again(make: Make, server: redis.Redis) -> None:
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    server.flushall()
+    assert replayed(await shop.pay())
+    assert shop.charges == 1
+
+
+async def test_other_request_with_a_cached_key_is_refused(make: Make) -> None:
+    shop = make()
+    await shop.pay(amount=10)
+    shop.cache.flush()
+    assert (await shop.pay(amount=11)).status_code == 422
+    assert shop.charges == 1
+
+
+async def test_entry_of_another_key_is_not_replayed(make: Make, server: redis.Redis) -> None:
+    """A program that can write to the cache copies one key's entry to another key."""
+    shop = make()
+    await shop.pay("k-1")
+    await shop.pay("k-2", 20)
+    shop.cache.flush()
+    entry = server.get(name_of(SCOPE, "k-1"))
+    assert entry is not None
+    server.set(name_of(SCOPE, "k-2"), entry)
+    assert (await shop.pay("k-2", 20)).json() == {"charge": 2}
+
+
+async def test_key_without_a_final_answer_is_not_in_the_cache(make: Make, server: redis.Redis) -> None:
+    shop = make()
+    shop.fail = True
+    assert (await shop.pay()).status_code == 500
+    shop.cache.flush()
+    assert server.dbsize() == 0
+    assert (await shop.pay()).status_code == 409  # unknown
+    assert shop.charges == 1
+
+
+async def test_cache_shows_neither_scope_nor_key(make: Make, server: redis.Redis) -> None:
+    shop = make()
+    await shop.pay("visible-key")
+    shop.cache.flush()
+    (name,) = server.keys()
+    assert b"visible-key" not in name
+    assert 0 < server.pttl(name) <= 60_000
+
+
+def test_replay_of_a_sync_app_needs_no_statement_either(away: TcpProxy, postgres_url: str, redis_url: str) -> None:
+    charges: list[int] = []
+    app = Flask("shop")
+    store = away.rewrite(postgres_url)
+    with OnceKey(store, scope=SINGLE_TENANT, cache=redis_url, cache_secret=SECRET, migrate=True) as once:
+
+        @app.post("/payments")
+        def pay() -> tuple[dict[str, int], int]:
+            charges.append(1)
+            return {"charge": len(charges)}, 201
+
+        protect_flask(app, once, upkeep=False)
+        client = app.test_client()
+        assert client.post("/payments", headers={"Idempotency-Key": "k-1"}).status_code == 201
+        assert once.engine.cache is not None
+        once.engine.cache.flush()
+        away.refuse()
+        again = client.post("/payments", headers={"Idempotency-Key": "k-1"})
+        assert (again.status_code, again.headers["Idempotency-Replayed"]) == (201, "true")
+        away.pass_through()
+
+
+async def test_forget_through_the_engine_marks_the_key_in_the_cache(make: Make, server: redis.Redis) -> None:
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    (row,) = shop.once.store.read([(SCOPE, "k-1")])
+    assert row is not None
+    behind = front.swap_behind(shop.cache, shop.once.store.swap)
+    (gone,) = behind([swap(row, Event.FORGET, Actor.OPERATOR, audit=Audit("ops", "a test"))])
+    assert gone is not None
+    assert server.get(name_of(SCOPE, "k-1")) == front.MARK
+    assert (await shop.pay()).json() == {"charge": 2}
+
+
+# ---------------------------------------------------------------- the cache is down or slow
+
+
+async def test_cache_that_refuses_costs_nothing_but_speed(
+    make: Make, cache_away: TcpProxy, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache_away.refuse()
+    shop = make(cache=cache_away.rewrite(redis_url))
+    first = await shop.pay()
+    assert first.status_code == 201
+    again = await shop.pay()
+    assert (again.content, replayed(again), shop.charges) == (first.content, True, 1)
+    assert len([line for line in caplog.messages if "the cache does not answer" in line]) == 1
+
+
+async def test_cache_that_hangs_is_asked_once_and_then_left_alone(
+    make: Make, cache_away: TcpProxy, redis_url: str
+) -> None:
+    shop = make(cache=cache_away.rewrite(redis_url) + "?timeout=0.2")
+    await shop.pay("k-0")
+    shop.cache.flush()
+    cache_away.hang()
+    began = time.monotonic()
+    for number in range(1, 10):
+        assert (await shop.pay(f"k-{number}")).status_code == 201
+    assert time.monotonic() - began < 1.5  # nine questions of 0.2 s each would be 1.8 s
+    assert shop.cache.pauses
+
+
+async def test_late_answer_of_the_cache_is_not_taken_for_that_of_another_key(
+    make: Make, cache_away: TcpProxy, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "FIRST_PAUSE", 0.01)
+    shop = make(cache=cache_away.rewrite(redis_url) + "?timeout=0.1")
+    await shop.pay("k-1", 10)
+    await shop.pay("k-2", 20)
+    shop.cache.flush()
+    cache_away.hang()
+    assert (await shop.pay("k-1", 10)).json() == {"charge": 1}
+    cache_away.pass_through()
+    await asyncio.sleep(0.05)
+    assert (await shop.pay("k-2", 20)).json() == {"charge": 2}
+
+
+# ---------------------------------------------------------------- forget
+
+
+def forget(store: str, cache: str, key: str = "k-1") -> str:
+    done = CliRunner().invoke(
+        cli, ["keys", "forget", key, "--store", store, "--cache", cache, "--yes", "--who", "ops", "--why", "a test"]
+    )
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+async def test_forgotten_key_runs_as_new_at_once(make: Make, postgres_url: str, redis_url: str) -> None:
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    await asyncio.to_thread(forget, postgres_url, redis_url)
+    again = await shop.pay()
+    assert (again.json(), replayed(again)) == ({"charge": 2}, False)
+
+
+async def test_write_that_was_on_its_way_does_not_bring_a_forgotten_answer_back(
+    make: Make, postgres_url: str, redis_url: str
+) -> None:
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    (old,) = shop.once.store.read([(SCOPE, "k-1")])
+    assert old is not None
+    await asyncio.to_thread(forget, postgres_url, redis_url)
+    shop.cache.keep([old])  # a lane had read the row before
+    shop.cache.flush()
+    assert (await shop.pay()).json() == {"charge": 2}
+    assert (await shop.pay()).json() == {"charge": 2}
+
+
+async def test_row_that_waited_too_long_is_not_written(
+    make: Make, server: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "MAX_WAIT_SECONDS", -1.0)
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    assert server.dbsize() == 0
+
+
+async def test_forget_changes_nothing_if_the_cache_is_down(
+    make: Make, postgres_url: str, cache_away: TcpProxy, redis_url: str
+) -> None:
+    shop = make()
+    await shop.pay()
+    cache_away.refuse()
+    arguments = ["--store", postgres_url, "--cache", cache_away.rewrite(redis_url), "--yes", "--who", "o", "--why", "w"]
+    done = await asyncio.to_thread(CliRunner().invoke, cli, ["keys", "forget", "k-1", *arguments])
+    assert done.exit_code == 1
+    (row,) = shop.once.store.read([(SCOPE, "k-1")])
+    assert row is not None
+    assert row.state is State.COMPLETED
+
+
+async def test_answer_is_replayed_for_its_time_to_live_after_a_forget_without_the_cache(
+    make: Make, postgres_url: str
+) -> None:
+    """What the docs say of staleness: bounded by cache_ttl."""
+    shop = make(cache_ttl=0.5)
+    await shop.pay()
+    shop.cache.flush()
+    arguments = ["--store", postgres_url, "--yes", "--who", "o", "--why", "w"]
+    await asyncio.to_thread(CliRunner().invoke, cli, ["keys", "forget", "k-1", *arguments])
+    assert replayed(await shop.pay())
+    await asyncio.sleep(0.55)
+    assert (await shop.pay()).json() == {"charge": 2}
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "words"),
+    [
+        ("postgresql://x@localhost/x", {"cache": "redis://localhost"}, "cache_secret"),
+        ("postgresql://x@localhost/x", {"cache": "redis://localhost", "cache_secret": "short"}, "token_hex"),
+        ("postgresql://x@localhost/x", {"cache": "memory://", "cache_secret": SECRET}, "redis://"),
+        ("postgresql://x@localhost/x", {"cache": "redis+cluster://h:1", "cache_secret": SECRET}, "one server"),
+        ("postgresql://x@localhost/x", {"cache": "redis://h", "cache_secret": SECRET, "cache_ttl": 0}, "cache_ttl"),
+        ("memory://", {"cache": "redis://localhost", "cache_secret": SECRET}, "slower"),
+    ],
+)
+def test_wrong_setting_is_refused_with_what_to_write(store: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        OnceKey(store, scope=SINGLE_TENANT, **options)
