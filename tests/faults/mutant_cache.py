@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a table: what stands in the product is quoted as it stands there
 """The guards of the cache in front of a store. See ``mutant_table.py``."""
 
 from __future__ import annotations
