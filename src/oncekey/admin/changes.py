@@ -197,7 +197,7 @@ def was_deferred(store: Store, seen: Record) -> MoveRefused | None:
 
 
 def cut_short(seen: Record, quarantine_seconds: float | None) -> str:
-    """What the audit says of a quarantine that an operator made shorter than the row's; "" where it was not."""
+    """The audit's words for a quarantine that an operator made shorter than the row's; "" if it was not shorter."""
     if quarantine_seconds is None or quarantine_seconds >= seen.quarantine:
         return ""
     return f"quarantine cut short from {seen.quarantine:g} s to {quarantine_seconds:g} s: "
@@ -219,9 +219,10 @@ def forget(store: Store, seen: Record, audit: Audit, cache: CacheClient | None =
 
 
 def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
-    """Put a key on the list of the reconciler or, half done, of the resumer: now, and its tries start over.
+    """Let upkeep try a key again now, and count its tries from the start. The reconciler tries unknown keys, the
+    resumer half-done ones.
 
-    For a dead letter, and for a key that waits out its pause although its resolver or its function is mended.
+    For a dead letter, and for a key that still waits although its resolver or its function has been corrected.
     """
     return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
 

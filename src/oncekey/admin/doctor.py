@@ -42,7 +42,7 @@ def _of_the_rows(store: Store) -> list[Diagnosis]:
 
 
 def _upkeep(seen: Health) -> Diagnosis:
-    """Whether upkeep runs. Overdue rows show that it does not: it may run on another host, and writes no heartbeat."""
+    """Whether upkeep runs, on any host. It writes no heartbeat, so only overdue rows show that it does not."""
     leases, expired = seen.keys.lease_over_seconds, seen.expired_over_seconds
     advice = "run `oncekey upkeep` (or Upkeep inside the app), and look at its log"
     if leases > health.UNDONE_SECONDS:

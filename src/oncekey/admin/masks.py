@@ -52,7 +52,7 @@ def whole_key(store: Store, scope: str, given: str, *, reveal: bool = False) -> 
 
 
 def _beginning(store: Store, scope: str, start: str, state: State | None) -> Iterator[Record]:
-    """At most LOOKED keys that begin with ``start``, in their order. The key ``start`` itself has another mask."""
+    """At most LOOKED keys that are longer than ``start`` and begin with it, in their order."""
     after = (scope, start)
     left = LOOKED
     while left:

@@ -1,4 +1,4 @@
-"""What a retry would get now. It is decided as for a request, and changes nothing."""
+"""What a retry would get now. The same code decides it as for a real request, but the key is not changed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outlook(record: Record | None) -> Outlook:
             case Event.RESERVE:
                 return Outlook(True, None, None, "it runs, as a new request: the key has expired")
             case Event.DOUBT:
-                decision = Unknown(record)  # a request would make the key unknown, and then answer so
+                decision = Unknown(record)  # a real request would make the key unknown first
             case _:
                 return Outlook(True, None, None, f"it runs, as attempt {record.attempt + 1}{_resuming(record)}")
     answer = answer_to(decision, Policy(), _Voice())

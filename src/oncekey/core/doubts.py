@@ -29,7 +29,7 @@ def with_cause(said: str, record: Record) -> str:
     before = record.last_error or ""
     _, mark, cause = before.rpartition(WHY_UNKNOWN)
     if not mark and record.reconcile_tries:
-        cause = ""  # a try of an earlier version has replaced it
+        cause = ""  # an earlier version of oncekey wrote over the cause
     return f"{said}{WHY_UNKNOWN}{cause}" if cause else said
 
 

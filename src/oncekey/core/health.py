@@ -55,9 +55,9 @@ class StoreHealth:
     lease_over_seconds: float
     """For how long the oldest expired lease has waited for the sweeper; 0 where there is none."""
     unknowns: tuple[UnknownsOf, ...] = ()
-    """By operation, the most keys first; at most ``OPERATIONS``."""
+    """Unknown keys by operation: at most ``OPERATIONS``, those with the most keys first."""
     half_done: tuple[HalfDoneOf, ...] = ()
-    """As ``unknowns``."""
+    """Half-done requests by operation, in the same order and number as ``unknowns``."""
 
 
 COUNTED = 10_000

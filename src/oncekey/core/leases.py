@@ -13,7 +13,8 @@ RENEW_AT = 1 / 3
 """The part of the lease after which it is renewed: two renewals may fail before the lease runs out."""
 LOOKS_PER_LEASE = 12
 OVERDUE_AT = 1 / 2
-"""With less than this part of the lease left, a renewal is overdue: a twelfth of the lease is allowed for the store."""
+"""If less than this part of the lease is left, a renewal is overdue. Renewal begins with two thirds left; one twelfth
+passes until the keeper looks, and one twelfth is allowed for the store."""
 
 
 def overdue_lease(record: Record, lease_seconds: float) -> float | None:

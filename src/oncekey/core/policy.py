@@ -155,7 +155,8 @@ class Policy:
     at a 202."""
 
     wait: timedelta = timedelta(seconds=10)
-    """How long ``wait`` waits before it answers 409: below the 30 s after which common proxies end a request."""
+    """With ``in_flight="wait"``: how long a duplicate waits before it gets 409. Keep it below 30 s: common proxies end
+    a request after that time."""
 
     retry_after: timedelta = timedelta(seconds=1)
     """What a 409 tells the client to wait: most handlers are done by then."""

@@ -55,7 +55,7 @@ class Step:
         return replace(self, kind=old.kind, provider_id=self.provider_id or old.provider_id)
 
     def carries(self, downstream_key: str | None, provider_id: str | None) -> bool:
-        """Whether it has one of these."""
+        """Whether the step has this downstream key or this provider's id."""
         return (downstream_key is not None and self.downstream_key == downstream_key) or (
             provider_id is not None and self.provider_id == provider_id
         )

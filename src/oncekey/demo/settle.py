@@ -23,7 +23,8 @@ GRACE_SECONDS = 5.0
 def make_worker(store: str, provider: Provider) -> Worker:
     worker = Worker(store, lease=LEASE_SECONDS, poll=0.2)
     book = Book(store)
-    # A provider that does not honour keys must not be asked twice: one attempt without an end makes a dead letter.
+    # A provider that does not honour keys must not be asked twice, so the job has one attempt. If that attempt does not
+    # end, the job is a dead letter.
     attempts = 8 if provider.honours else 1
 
     @worker.task(TASK, max_attempts=attempts, timeout=60.0, max_backoff=5.0)

@@ -68,7 +68,7 @@ STORES = (
     ),
 )
 KNOWN = ", ".join(entry.example for entry in STORES)
-"""What messages and help texts offer."""
+"""The URLs that messages and help texts list."""
 WITH_TRANSACTIONS = ", ".join(entry.example for entry in STORES if entry.transactions)
 
 

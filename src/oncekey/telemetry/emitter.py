@@ -80,7 +80,7 @@ class Emitter:
     # -- what the engine reports ---------------------------------------------------------------------------------
 
     def claimed(self, claim: Claim, moved: Record) -> None:
-        """A request moved a key that was there: it takes it, or makes it unknown."""
+        """Report a request that changed an existing key: it claimed the key, or made it unknown."""
         emit, event = self.emit, claim.event
         if event is Move.DOUBT:
             if claim.record.state is State.IN_PROGRESS:
@@ -98,7 +98,7 @@ class Emitter:
             emit(events.Reserved(*about(moved)))
 
     def decided(self, decision: Decision, policy: Policy) -> None:
-        """A request found or reserved its key."""
+        """Report what a request found at its key, or that it reserved it."""
         emit, wants = self.emit, self.wants
         if isinstance(decision, Execute):
             if wants(events.Reserved):
@@ -125,7 +125,7 @@ class Emitter:
                 emit(events.FoundUnreadable(*about(record)))
 
     def finished(self, event: Move, record: Record, response: StoredResponse | None, reason: str | None) -> None:
-        """The store holds the end of an attempt."""
+        """Report an attempt whose end is stored."""
         emit, wants = self.emit, self.wants
         match event:
             case Move.COMPLETE if response is not None:

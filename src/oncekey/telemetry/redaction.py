@@ -24,7 +24,8 @@ _VALUES = re.compile(
 
 
 def describe(error: BaseException) -> str:
-    """The class and the first line of the message, with ``…`` for every value. Later lines quote the row."""
+    """The class and the first line of the message, with ``…`` for every value. Later lines are left out, because
+    they quote the row."""
     lines = str(error).splitlines()
     message = _VALUES.sub("…", lines[0])[:200] if lines else ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

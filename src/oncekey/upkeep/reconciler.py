@@ -61,11 +61,11 @@ _COUNTED_AS: Mapping[type, str] = {
 }
 _REFUSALS = (Outcome.REFUSED, Outcome.ALREADY, Outcome.CONTRADICTED)
 LEFT_BACKOFFS = 6
-"""How many times ``backoff`` a process without the resolver leaves a key that is due to others, from its second try on.
-A process that has the resolver looks every few seconds, so its tries are not used up by one that has not. The first try
-counts at once: ``oncekey doctor`` sees the operation by what it writes."""
+"""A process that has no resolver for a key leaves it to other processes for this many times ``backoff``. A process that
+has the resolver looks every few seconds, so the tries are not used up by one that has not. The first try is counted
+without this delay: ``oncekey doctor`` finds the operation by it."""
 COUNTED = 10_000
-"""How far a dry run counts."""
+"""A dry run counts at most this many keys."""
 
 
 @value

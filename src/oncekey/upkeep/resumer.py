@@ -49,7 +49,7 @@ from oncekey.web.endings import answered, raised
 
 BATCH = 100
 COUNTED = 10_000
-"""How far a dry run counts."""
+"""A dry run counts at most this many keys."""
 LEFT_SECONDS = 60.0
 """How long a process without the function leaves a key that is due to others. One that has it looks every few
 seconds."""
@@ -245,7 +245,8 @@ class Resumer:
         headers = [(name.encode(), text.encode("latin-1")) for name, text in response.headers]
         move, _ = answered(operation, response.status, headers, response.body, self._once)
         if move.response is not None:
-            return Move(move.event, response, move.reason)  # with all headers: the app's code named them
+            # All headers of the function are stored; ``move.response`` has only those of the route's list.
+            return Move(move.event, response, move.reason)
         reason = f"the resume function returned {response.status}; {move.reason}"
         self._tell(operation, None, reason)
         return Move(move.event, None, reason)

@@ -54,7 +54,7 @@ class News:
         self._logged: dict[str, tuple[int, float]] = {}
 
     def among(self, found: Mapping[str, int]) -> dict[str, int]:
-        """Those that the log is to name now. Operations that are not found are forgotten."""
+        """The operations that the log should name now. An operation without such keys is forgotten."""
         self._logged = {operation: last for operation, last in self._logged.items() if operation in found}
         return {operation: number for operation, number in found.items() if self._is_news(operation, number)}
 

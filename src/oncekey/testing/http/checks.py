@@ -17,12 +17,12 @@ def lines(response: httpx.Response) -> list[tuple[str, str]]:
 
 
 def stored_lines(response: httpx.Response) -> list[tuple[str, str]]:
-    """Those of a first response that its replay must repeat."""
+    """The headers of a first response that its replay must have, too."""
     return [line for line in lines(response) if line[0] in STORED_HEADERS | OURS]
 
 
 def replays(first: httpx.Response, second: httpx.Response) -> bool:
-    """Whether the second is the first again, byte for byte, and says so."""
+    """Whether the second response is the first, byte for byte, with the header that marks a replay."""
     same = (first.status_code, first.content) == (second.status_code, second.content)
     return same and lines(second) == sorted([*stored_lines(first), MARKER])
 

@@ -26,7 +26,8 @@ NO_WORD = {
     "repeatable": "failed_retryable",
 }
 MODES = {
-    # how the handler ends: the status of its answer, and the state of its key, or that it gave no word
+    # How the handler ends -> the status of its response, and the state of its key. "no word": the handler did not say
+    # what happened, so `effects` decides the state.
     "raise": (500, "no word"),
     "abort-500": (500, "no word"),
     "stream-broken": (500, "no word"),
@@ -66,7 +67,7 @@ class EndingSuite(SuiteBase):
             (m, effects)
             for m in MODES
             for effects in EFFECTS
-            # What succeeded has succeeded wherever its effects live: once is enough.
+            # A success is completed with any `effects`, so one of them is enough.
             if effects == "external" or MODES[m][1] != "completed"
         ],
     )

@@ -32,7 +32,7 @@ class Reply:
 
     @property
     def header_list(self) -> list[tuple[str, str]]:
-        """With the content type in front."""
+        """The headers, with the content type first."""
         return ([("content-type", self.content_type)] if self.content_type else []) + list(self.headers)
 
 
@@ -135,7 +135,7 @@ class Payments:
 
 
 def unprotected() -> Reply:
-    """What GET and exempt routes answer: whether an Operation is seen where none runs."""
+    """The answer of GET and exempt routes. It shows whether ``current()`` finds an operation, which it must not."""
     try:
         return Reply(200, json.dumps({"operation": current().key}).encode())
     except NoOperation:

@@ -33,7 +33,7 @@ class RepeatSuite(SuiteBase):
         assert (stack.runs, state_of(stack)) == (1, "completed")
 
     def test_the_replay_is_these_very_bytes(self, stack: Stack) -> None:
-        """What a replay looks like is written down here, and no framework adds or drops a thing."""
+        """A replay has exactly these headers and this body in every framework."""
         stack.post("key-of-mine")
         again = stack.post("key-of-mine")
         assert (again.status_code, again.content) == (201, b'{"id":"pay_1","status":"paid"}')
@@ -154,13 +154,13 @@ class RepeatSuite(SuiteBase):
 
     @pytest.mark.parametrize("m", ["ok", "return-410", "stream"])
     def test_an_answer_that_cannot_be_stored_is_not_sent(self, stack: Stack, m: str) -> None:
-        """Finish fails: the client gets 503, and what the handler said once the keeper has stored it."""
+        """If the response cannot be stored, the client gets 503. When the keeper has stored it, a retry gets it."""
         stack.store.down = {"swap"}
         refused = stack.post(m=m)
         assert (refused.status_code, problem(refused)) == (503, "not-stored")
         assert (stack.runs, state_of(stack)) == (1, "in_progress")
         stack.store.down = set()
-        stack.once.engine.keeper._wake.set()  # it looks every second: now
+        stack.once.engine.keeper._wake.set()  # otherwise it looks once a second
         until(lambda: state_of(stack) in ("completed", "failed"), "the keeper stores it")
         again = stack.post(m=m)
         assert again.headers["idempotency-replayed"] == "true"

@@ -133,7 +133,7 @@ class RequestSuite(SuiteBase):
             assert state_of(stack) is None
             assert stack.post().status_code == 201
         else:
-            # A raw app's 404 is its answer like any other.
+            # An app without a framework answers 404 itself, and its answer is stored like any other.
             assert state_of(stack) == "failed"
             assert replays(first, stack.post(**asked))
 

@@ -164,7 +164,7 @@ class Stack:
         return self.together([request(key, m, **more)])[0]
 
     def start(self, key: str | None = "k-1", m: str = "ok", **more: Any) -> Future[httpx.Response]:
-        """The same, without waiting for it."""
+        """As ``post``, without waiting for the response."""
         return self._threads.submit(self.post, key, m, **more)
 
     def together(self, requests: list[dict[str, Any]]) -> list[httpx.Response]:
