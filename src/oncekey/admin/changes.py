@@ -166,7 +166,7 @@ def _steps(store: Store, seen: Record) -> list[Step]:
 
 
 def give_up(store: Store, seen: Record, response: StoredResponse, audit: Audit, *, final: bool = False) -> Record:
-    """It has failed for good, and clients get this response. ``final`` as in :func:`confirm`."""
+    """Settle the key as failed for good: clients get this response. ``final`` as in :func:`confirm`."""
     if not final and (refusal := skips_phases(store, seen, "--fail")) is not None:
         raise refusal
     return _move(store, seen, Event.GIVE_UP, audit, response=response)
@@ -232,7 +232,8 @@ def refused(record: Record, event: Event) -> MoveRefused | None:
     try:
         if event not in FENCES:
             swap(record, event, Actor.OPERATOR)
-        elif not any((move.source, move.event) == (record.state, event) for move in TABLE):  # its steps tell the rest
+        # The table's conditions on steps are checked when the effect is chosen.
+        elif not any((move.source, move.event) == (record.state, event) for move in TABLE):
             raise IllegalTransition
     except IllegalTransition:
         return MoveRefused(f"key {redact(record.key)} is {record.state}: {_ASKED[event]}; {_NEXT[record.state]}")

@@ -51,7 +51,7 @@ class Evidence:
         """The raised exception, for its traceback in the log. It is dropped when the attempt is judged, because a
         traceback holds the request."""
         self.broke_off = False
-        """The app ended without the end of its response."""
+        """The app returned or raised before it had sent its whole response."""
         self.refused = False
         """The framework's validation refused the request before the endpoint was entered."""
 

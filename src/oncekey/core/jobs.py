@@ -187,7 +187,7 @@ class JobEnd(Word):
 
     DONE = "done"
     RETRY = "retry"  # failed, and due again in ``retry_in`` seconds
-    RELEASE = "release"  # shutdown: ready at once, and the attempt does not count; an error means that it had begun
+    RELEASE = "release"  # shutdown: due at once, and the attempt is not counted. With an error: the task had begun
     DEAD = "dead"
 
     @property

@@ -42,7 +42,7 @@ KEEP_JOBS_SECONDS = 7 * 86_400.0
 AUDIT_RETENTION = timedelta(days=400)
 """Longer than the twelve months that PCI DSS (10.5.1) requires for audit logs, and the table does not grow for ever."""
 COUNTED = 10_000
-"""How far a dry run counts."""
+"""A dry run counts at most this many keys."""
 _REASON = "half done, and the client did not retry before the key expired"
 
 

@@ -51,10 +51,11 @@ BATCH = 100
 COUNTED = 10_000
 """A dry run counts at most this many keys."""
 LEFT_SECONDS = 60.0
-"""How long a process without the function leaves a key that is due to others. One that has it looks every few
-seconds."""
+"""A process that has no function for a due key leaves it to other processes for this long. A process that has the
+function looks every few seconds."""
 NO_FUNCTION_SECONDS = 600.0
-"""The pause after that, so that such keys do not stand before others. A deploy may bring the function meanwhile."""
+"""After that, a key without a function is tried again in this many seconds, so that it does not delay other keys. A
+deploy may add the function meanwhile."""
 RESUMER = "resumer"
 """The resumer's name in the audit."""
 

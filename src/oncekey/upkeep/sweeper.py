@@ -23,7 +23,7 @@ from oncekey.upkeep.leases import LeaseWatch
 
 BATCH = 500
 COUNTED = 10_000
-"""How far a dry run counts."""
+"""A dry run counts at most this many keys."""
 _REASON = "the lease ran out"
 
 

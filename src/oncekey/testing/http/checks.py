@@ -28,7 +28,7 @@ def replays(first: httpx.Response, second: httpx.Response) -> bool:
 
 
 def problem(response: httpx.Response) -> str:
-    """Which of our problems it is."""
+    """The situation that the problem document names, such as ``in-flight``."""
     assert response.headers["content-type"] == "application/problem+json", response.text
     return str(response.json()["type"]).rpartition(":")[2]
 

@@ -20,7 +20,7 @@ MAX_RESPONSE = 4096
 
 @dataclass(frozen=True)
 class Reply:
-    """A response before it has a framework. ``streamed``: in these pieces, without a length."""
+    """A response that is not yet one of the framework. ``streamed``: it is sent in these pieces, without a length."""
 
     status: int
     body: bytes = b""
