@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from oncekey.core.audit import Audit, AuditLine
@@ -43,7 +42,9 @@ from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.swaps import End, Swap
-from oncekey.core.values import value
+from oncekey.stores.transactions_api import Hold as Hold  # noqa: PLC0414 - a name of this module, too
+from oncekey.stores.transactions_api import Transactions as Transactions  # noqa: PLC0414 - a name of this module, too
+from oncekey.stores.transactions_api import TransactionStatements as TransactionStatements  # noqa: PLC0414 - a name of this module, too
 
 FOUND = 10
 """How many keys ``find`` names at most: one is right, and a few are enough to see that something is wrong."""
@@ -264,68 +265,6 @@ class Outbox(Store, Protocol):
         The store cancels the job that would have settled the key in the same transaction. It skips a key whose job
         a worker is running under a live lease (hazard 11): the worker settles that key.
         """
-        ...
-
-
-class Hold(Protocol):
-    """A turn to write, in a database that has one writer. An enlisted transaction has it, and gives it back once."""
-
-    too_long: str
-    """The log line for a transaction that kept its turn for too long, with ``%s`` for its operation, for what it is,
-    and for the seconds."""
-
-    def try_now(self) -> bool:
-        """Take the turn if that needs no waiting."""
-        ...
-
-    def take(self) -> None:
-        """Block until the turn comes, or raise StoreUnavailable."""
-        ...
-
-    async def take_async(self) -> None:
-        """As ``take``, without a thread that waits."""
-        ...
-
-    def release(self) -> None: ...
-
-
-@value
-class TransactionStatements:
-    """What runs on the app's connection. Each field has a few statements; the last one returns the rows."""
-
-    enlist: tuple[str, ...]
-    still: tuple[str, ...]
-    complete: tuple[str, ...]
-    advance: tuple[str, ...]
-
-
-@runtime_checkable
-class Transactions(Protocol):
-    """A request can enlist a transaction of the app's own in the database that has the keys."""
-
-    @property
-    def dialect(self) -> str:
-        """The database's name in SQLAlchemy. Only a connection of the same dialect can be enlisted."""
-        ...
-
-    @property
-    def file(self) -> Path | None:
-        """The file that an enlisted connection must have open; None: the database is a server."""
-        ...
-
-    @property
-    def transaction_statements(self) -> TransactionStatements: ...
-
-    def hold(self, timeout: float) -> Hold | None:
-        """A turn to write, not taken yet; None: the database has many writers."""
-        ...
-
-    def fate(self, number: int) -> str | None:
-        """The state of a transaction: committed, aborted, or in progress; None: the database does not know."""
-        ...
-
-    def locked_elsewhere(self) -> bool:
-        """Whether a connection that is not oncekey's keeps all others from writing now. Does not wait."""
         ...
 
 
