@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite.checks import durability as sqlite_durability
 from oncekey.telemetry.redaction import redact
 from tests.cli.key_table import KeyTable, Run, runner
+from tests.stores.writers import children_of
 
 CHECKS = ["schema", "indexes", "plans", "lease", "clock", "durability", "connections"]
 CHECKS += ["upkeep", "running", "unknown", "resolvers", "half done", "dead keys", "outbox", "dead jobs"]
@@ -40,14 +43,15 @@ def test_doctor_has_a_line_for_each_check(table: KeyTable, operate: Run) -> None
     table.put("order-1-of-today", State.COMPLETED)
     code, out, error = operate("doctor", "--json")
     found = lines(out)
-    assert list(found) == CHECKS
+    checks = [*CHECKS[:7], *(["writer"] if table.is_sqlite else []), *CHECKS[7:]]
+    assert list(found) == checks
     bad = [check for check, said in found.items() if said["level"] != "ok"]
     assert (bad, code, error) == (([], 0, "") if table.is_sqlite else (["durability"], 2, ""))
     if not table.is_sqlite:
         assert "fsync off" in found["durability"]["found"]
         assert "fsync = on" in found["durability"]["advice"]
     code, out, _ = operate("doctor")
-    assert out.count("\nok ") == len(CHECKS) - len(bad)
+    assert out.count("\nok ") == len(checks) - len(bad)
     assert out.count("\n-> ") == 0
     assert out.count(" -> ") == len(bad)
 
@@ -373,3 +377,26 @@ def test_half_done_keys_that_wait_are_named_by_operation(table: KeyTable) -> Non
     words = "2 keys are half done for over 10 min, without an attempt of a client or of upkeep, for POST /rides"
     assert (found.level, found.found) == (Level.WARN, f"{words}; the oldest waits for 2 h")
     assert "once.resume('POST /rides', fn)" in (found.advice or "")
+
+
+def test_doctor_says_which_writer_a_sqlite_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process is started for it, and ended again."""
+    url = f"sqlite:///{tmp_path / 'keys.db'}"
+    assert runner(url, monkeypatch, capsys)("migrate")[0] == 0
+    said = lines(runner(url, monkeypatch, capsys)("doctor", "--json")[1])["writer"]
+    assert (said["level"], said["found"]) == ("ok", "a thread of each event loop")
+    operate = runner(f"{url}?writer=process", monkeypatch, capsys)
+    code, out, _ = operate("doctor", "--json")
+    said = lines(out)["writer"]
+    assert (code, said["level"]) == (0, "ok")
+    assert "was started, and opened the file" in said["found"]
+    assert children_of(os.getpid()) == []
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    code, out, _ = operate("doctor", "--json", "--strict")
+    said = lines(out)["writer"]
+    assert (code, said["level"]) == (1, "warn")
+    assert "could not be started" in said["found"]
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert "ended (" in lines(operate("doctor", "--json")[1])["writer"]["found"]

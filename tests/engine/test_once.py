@@ -75,7 +75,8 @@ def test_a_sqlite_url_names_a_file_as_sqlalchemy_does(tmp_path: Path, monkeypatc
     """Three slashes and a relative path, four and an absolute one, percent signs decoded."""
     opened: list[str] = []
 
-    def open_file(path: str) -> SqliteStore:
+    def open_file(path: str, *, writer: str) -> SqliteStore:
+        assert writer == "thread"
         opened.append(path)
         return SqliteStore(tmp_path / "keys.db")
 

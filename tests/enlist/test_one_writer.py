@@ -18,8 +18,7 @@ from starlette.responses import Response
 
 from oncekey import Policy, current
 from oncekey.core.states import State
-from oncekey.stores.sqlite.gate import gate_of
-from oncekey.stores.sqlite.transactions import _Turn
+from oncekey.stores.sqlite.gate import LoopTurn, gate_of
 from tests.enlist.handlers import handler
 from tests.enlist.shop import (
     SQLITE,
@@ -234,7 +233,7 @@ def test_a_turn_whose_loop_is_closed_goes_to_the_next(tmp_path: Path) -> None:
     file = gate_of(tmp_path / "some.db")
     assert file.acquire(0, lane=False)
     loop = asyncio.new_event_loop()
-    assert not file.line_up(_Turn(file, loop))
+    assert not file.line_up(LoopTurn(file, loop), lane=False)
     loop.close()
     file.release()
     assert file.acquire(5, lane=True)

@@ -129,7 +129,7 @@ def make_app(
 class Handlers:
     def __init__(self, url: str, teller: Teller, thinks: float, runs: Path | None, lease: float) -> None:
         self.url = url
-        self.path = url.removeprefix("sqlite:///") if url.startswith("sqlite") else None
+        self.path = url.removeprefix("sqlite:///").partition("?")[0] if url.startswith("sqlite") else None
         self.has_rows = not url.startswith("memory")
         self.teller = teller
         self.thinks = thinks

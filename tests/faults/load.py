@@ -24,13 +24,23 @@ PATIENCE = 60.0
 class Load:
     """Until the run has its count. ``strike`` gets the servers, may replace them, and says which keys it has hit."""
 
-    def __init__(self, run: Run, shop: Shop, *, timeout: float = 10.0, waits_for_unknown: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        shop: Shop,
+        *,
+        timeout: float = 10.0,
+        waits_for_unknown: bool = False,
+        counts_strikes: bool = False,
+    ) -> None:
+        """``counts_strikes``: the run's count is of strikes that hit a key, and not of keys."""
         self.run = run
         self.shop = shop
         self.history = History()
         self.strikes = 0
         self._timeout = timeout
         self._waits_for_unknown = waits_for_unknown
+        self._counts_strikes = counts_strikes
         self._asks = self._every_ask()
         self._hit: set[Name] = set()
         self._stop = asyncio.Event()
@@ -53,7 +63,7 @@ class Load:
                 await asyncio.sleep(self.run.random.uniform(0.0, 0.1))
                 hit = await strike(servers)
                 self.strikes += 1
-                self.run.hit(len(hit - self._hit))
+                self.run.hit(min(len(hit), 1) if self._counts_strikes else len(hit - self._hit))
                 self._hit |= hit
             self._stop.set()
             self._patience_ends = time.monotonic() + PATIENCE

@@ -12,6 +12,7 @@ from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_silence import SILENCE
 from tests.faults.mutant_upkeep import UPKEEP
+from tests.faults.mutant_writer import WRITERS
 
 SQLITE, POSTGRES = "oncekey.stores.sqlite", "oncekey.stores.postgres"
 IN_LOOP = "tests/stores/test_sqlite_in_loop.py"
@@ -194,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.web.asgi_shell", "        await _answer(exchange, exchange.unavailable(), send)\n", "        await app(scope, receive, send)\n")),
     _(12, "I7", "a SQLite file that vanished is not created again", "tests/stores/test_sqlite_files.py::test_a_file_that_vanished_is_never_begun_anew",
       (f"{SQLITE}.connections", "if known is not None and _file_id(self.path) != known:", "if False:"),
-      (f"{SQLITE}.connections", "        if _file_id(self.path) != handle.file_id:\n", "        if False:\n")),
+      (f"{SQLITE}.connections", "        if _file_id(self.path) != file_id:\n", "        if False:\n")),
     _(12, "I7", "an event loop opens no other file than its store", f"{IN_LOOP}::test_opens_no_other_file_than_the_stores",
       (f"{SQLITE}.in_loop", "store.check_schema, beside=store.connections)", "store.check_schema)"),
       (f"{SQLITE}.in_loop", "self._prepare, beside=store.connections, lock", "self._prepare, lock")),
@@ -310,4 +311,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SILENCE,
     *DOUBTS_OF_EFFECTS,
     *UPKEEP,
+    *WRITERS,
 )  # fmt: skip

@@ -32,8 +32,7 @@ from oncekey.engine.operation import Operation
 from oncekey.errors import Refused, StoreUnavailable
 from oncekey.outbox import Context, Response, Worker
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sqlite.batch import Packed
-from oncekey.stores.sqlite.in_loop import SqliteInLoop, _Job
+from oncekey.stores.sqlite.in_loop import SqliteInLoop, ThreadWriter, _Job
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.endpoints import wrapped
@@ -106,15 +105,21 @@ class BreakableSqlite(Breakable, SqliteStore):
 
 
 class BreakableInLoop(SqliteInLoop):
+    def __init__(self, store: BreakableSqlite) -> None:
+        super().__init__(store)
+        self._writer = BreakableWriter(store)
+
+
+class BreakableWriter(ThreadWriter):
     _store: BreakableSqlite
 
-    def _apply(self, packed: Packed, job: _Job) -> tuple[float, bool]:
-        if self._store.slow_reserve and packed.begins != "[]":
+    def _apply(self, job: _Job) -> tuple[float, bool]:
+        if self._store.slow_reserve and job.packed.begins != "[]":
             time.sleep(self._store.slow_reserve)
-        if self._store.fail_swaps and packed.ends != "[]":
+        if self._store.fail_swaps and job.packed.ends != "[]":
             self._store.fail_swaps -= 1
             raise StoreUnavailable("gone for a moment")
-        return super()._apply(packed, job)
+        return super()._apply(job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class Shop:
     ) -> None:
         self.url = url or run.url()
         self.is_sqlite = self.url.startswith("sqlite")
+        self.file = self.url.removeprefix("sqlite:///").partition("?")[0]
         self.in_memory = self.url.startswith("memory")
         self._ledger = run.folder / "ledger.jsonl"
         self._runs = run.folder / "runs.jsonl"
@@ -79,7 +80,7 @@ class Shop:
     def ask(self, sql: str) -> list[Any]:
         """SQL that both dialects understand, in a transaction of its own."""
         if self.is_sqlite:
-            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own, own:
+            with closing(sqlite3.connect(self.file, timeout=30)) as own, own:
                 return own.execute(sql).fetchall()
         with psycopg.connect(self.url) as server:
             cursor = server.execute(sql.encode())

@@ -8,6 +8,7 @@ from tests.faults.campaign import Fault
 
 MODULES: tuple[str, ...] = (
     "kills",
+    "writer_kills",
     "points",
     "pauses",
     "outbox",

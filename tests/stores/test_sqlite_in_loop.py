@@ -21,22 +21,28 @@ from oncekey.errors import SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.sqlite import SqliteStore, batch
 from oncekey.stores.sqlite.in_loop import LOCK_SECONDS, SqliteInLoop
+from oncekey.stores.sqlite.store import Writer
 from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.begun_keys import completion, reserved
 from tests.stores.wholes import moved_by, moves_of, reserved_by, rows_of
+from tests.stores.writers import ready
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with closing(SqliteStore(tmp_path / "keys.db")) as made:
+@pytest.fixture(params=["thread", "process"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(tmp_path / "keys.db", writer=request.param)) as made:
         made.check()
         yield made
+
+
+by_thread = pytest.mark.parametrize("store", ["thread"], indirect=True)
+"""For what a writer process does in another way: test_sqlite_writer_process.py has that."""
 
 
 @pytest.fixture
 async def fast(store: SqliteStore) -> AsyncIterator[SqliteInLoop]:
     made = SqliteInLoop(store)
-    yield made
+    yield await ready(made)
     made.abandon()
 
 
@@ -52,6 +58,7 @@ async def test_reads_while_another_writes(store: SqliteStore, fast: SqliteInLoop
     writer.close()
 
 
+@by_thread
 async def test_does_not_wait_in_the_loop(store: SqliteStore, fast: SqliteInLoop, tmp_path: Path) -> None:
     """Where SQLite would have it wait, it raises at once, and the lane takes over."""
     reserved(store, "there")
@@ -91,9 +98,11 @@ class Still:
 class Twins:
     """Two stores with one clock: one is asked in the loop, the other as ever, and their rows must be the same."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, writer: Writer) -> None:
         self.clock = Still()
-        self.fast_store, self.slow = (SqliteStore(folder / name, clock=self.clock) for name in ("fast.db", "slow.db"))
+        self.fast_store = SqliteStore(folder / "fast.db", clock=self.clock, writer=writer)
+        self.slow = SqliteStore(folder / "slow.db", clock=self.clock)
+        self.fast_store.check()
         self.fast = SqliteInLoop(self.fast_store)
 
     def alike(self) -> bool:
@@ -105,9 +114,10 @@ class Twins:
         self.slow.close()
 
 
-@pytest.fixture
-async def twins(tmp_path: Path) -> AsyncIterator[Twins]:
-    with closing(Twins(tmp_path)) as made:
+@pytest.fixture(params=["thread", "process"])
+async def twins(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Twins]:
+    with closing(Twins(tmp_path, request.param)) as made:
+        await ready(made.fast)
         yield made
 
 
@@ -194,6 +204,7 @@ async def test_completion_by_a_replaced_owner_writes_nothing(
     assert everything(store.path) == before
 
 
+@by_thread
 async def test_does_all_of_a_batch_or_nothing(store: SqliteStore, fast: SqliteInLoop, tmp_path: Path) -> None:
     done = completion(reserved(store, "old"))
     with closing(sqlite3.connect(tmp_path / "keys.db")) as other, other:
@@ -298,6 +309,7 @@ async def test_opens_no_other_file_than_the_stores(
     assert again.owner == there.owner
 
 
+@by_thread
 async def test_work_behind_a_hung_disk_is_given_up_and_not_done_later(
     store: SqliteStore, fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +337,7 @@ async def test_work_behind_a_hung_disk_is_given_up_and_not_done_later(
     assert behind is None
 
 
+@by_thread
 async def test_work_given_up_before_the_file_is_not_done_later(
     store: SqliteStore, fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +360,7 @@ async def test_work_given_up_before_the_file_is_not_done_later(
     assert store.read([("tenant-1", "late")]) == [None]
 
 
+@by_thread
 async def test_a_cancelled_verb_harms_no_other(fast: SqliteInLoop) -> None:
     for number in range(20):
         asking = asyncio.create_task(fast.both([reservation(f"left-{number}")], []))

@@ -22,7 +22,8 @@ from oncekey.errors import StoreError
 from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import rows, schema
 
-_SCRIPT, _APPLY = (queries.statement(schema.PACKAGE, name) for name in ("batch", "batch_apply"))
+SCRIPT = tuple(schema.statements(queries.statement(schema.PACKAGE, "batch")))
+APPLY = queries.statement(schema.PACKAGE, "batch_apply")
 
 
 @value
@@ -37,7 +38,7 @@ class Packed:
 
 def prepare(connection: sqlite3.Connection) -> None:
     """Create the view, for this connection alone."""
-    for statement in schema.statements(_SCRIPT):
+    for statement in SCRIPT:
         connection.execute(statement)
 
 
@@ -52,7 +53,7 @@ def pack(begins: Sequence[Reservation], ends: Sequence[End | Swap]) -> Packed:
 def apply(connection: sqlite3.Connection, packed: Packed, now: float) -> bool:
     """Whether all rows of the batch were changed. It is committed when this returns."""
     before = connection.total_changes  # also counts changes by triggers
-    connection.execute(_APPLY, (packed.ends, packed.begins, packed.bytes, now))
+    connection.execute(APPLY, (packed.ends, packed.begins, packed.bytes, now))
     return connection.total_changes - before == packed.rows
 
 

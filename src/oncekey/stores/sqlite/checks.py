@@ -6,11 +6,16 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from oncekey.core.diagnosis import Diagnosis, Level
 from oncekey.stores.sql import diagnosis, queries
 from oncekey.stores.sqlite import schema
+from oncekey.stores.sqlite.in_loop import LOCK_SECONDS
+from oncekey.stores.sqlite.writer_helper import trial
+
+if TYPE_CHECKING:
+    from oncekey.stores.sqlite.store import SqliteStore
 
 _INDEXES = "SELECT name FROM sqlite_master WHERE type = 'index'"
 _TIMES = queries.statement(schema.PACKAGE, "probe_times")
@@ -24,12 +29,27 @@ class Probes:
 
     if TYPE_CHECKING:
         clock: Callable[[], float]
+        writer: str
 
         def _reading(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
     def diagnose(self) -> list[Diagnosis]:
         with self._reading() as connection:
-            return list(_diagnoses(connection, self.clock()))
+            found = list(_diagnoses(connection, self.clock()))
+        return [*found, self._writer()]
+
+    def _writer(self) -> Diagnosis:
+        if self.writer == "thread":
+            return Diagnosis("writer", Level.OK, "a thread of each event loop")
+        why = trial(cast("SqliteStore", self), LOCK_SECONDS)
+        if why is None:
+            return Diagnosis("writer", Level.OK, "a process of each app process; one was started, and opened the file")
+        return Diagnosis(
+            "writer",
+            Level.WARN,
+            f"a process of each app process, but it {why}; the lanes write in its place, which is slower",
+            "mend that, or leave ?writer=process out of the URL (docs/stores.md)",
+        )
 
 
 def _diagnoses(connection: sqlite3.Connection, now: float) -> Iterator[Diagnosis]:

@@ -27,7 +27,13 @@ from oncekey.errors import ConfigurationError, StoreError, StoreUnavailable
 _RETRY_SECONDS = 0.01
 """The pause between two tries to switch to WAL. The busy time-out does not apply to that switch."""
 
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+SETTINGS = (
+    "PRAGMA synchronous = FULL",  # NORMAL loses commits with the power (hazard 23)
+    "PRAGMA foreign_keys = ON",  # for business tables that refer to a key
+)
+"""What every connection that writes must have."""
+
+BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _IN_WORDS = {
     sqlite3.SQLITE_READONLY: "cannot be written: the file or its folder is read-only",
@@ -105,13 +111,13 @@ class Connections:
                 if check:
                     self._still_there(handle)
             except sqlite3.Error as error:
-                if _code(error) not in _BUSY:
+                if _code(error) not in BUSY:
                     handle.close()  # the connection may be damaged, so the next verb opens a new one
                 raise
             finally:
                 handle.lock.release()
         except sqlite3.Error as error:
-            raise self._in_words(error) from error
+            raise self.in_words(_code(error), str(error), self.lock_seconds) from error
         except (UnicodeEncodeError, OverflowError) as error:
             # The file is intact: one row of the batch is bad, and the lane finds it (hazard 25).
             raise StoreError("a value is not valid text or too large a number: cannot be stored") from error
@@ -151,8 +157,8 @@ class Connections:
         )
         try:
             self._switch_to_wal(connection)
-            connection.execute("PRAGMA synchronous = FULL")  # NORMAL loses commits with the power (hazard 23)
-            connection.execute("PRAGMA foreign_keys = ON")  # for business tables that refer to a key
+            for setting in SETTINGS:
+                connection.execute(setting)
             self._prepare(connection)
             handle = _Handle(connection, _file_id(self.path), _file_id(self._log))
             if known not in (None, handle.file_id):
@@ -171,7 +177,7 @@ class Connections:
             try:
                 (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             except sqlite3.OperationalError as error:
-                if _code(error) not in _BUSY or time.monotonic() >= end:
+                if _code(error) not in BUSY or time.monotonic() >= end:
                     raise
                 time.sleep(_RETRY_SECONDS)
         if mode != "wal":
@@ -192,11 +198,17 @@ class Connections:
         A new, empty file would turn every key into a first request (hazard 12). So this store refuses every verb
         until the file is back, or until the app closes the store and opens it again.
         """
-        if _file_id(self.path) != handle.file_id:
+        try:
+            self.compare_files(handle.file_id, handle.log_id)
+        except StoreUnavailable:
             handle.close()
+            raise
+
+    def compare_files(self, file_id: FileId | None, log_id: FileId | None) -> None:
+        """StoreUnavailable unless the file and its log on the disk are those that a connection has open."""
+        if _file_id(self.path) != file_id:
             raise self._gone()
-        if _file_id(self._log) != handle.log_id:
-            handle.close()
+        if _file_id(self._log) != log_id:
             raise StoreUnavailable(
                 f"the write-ahead log of {self.path} was deleted while in use, the last write may be lost: "
                 "close connections to this file before a fork, and never delete its -wal"
@@ -207,11 +219,16 @@ class Connections:
             f"{self.path} was removed or replaced while in use: put it back, or restart the app to begin a new file"
         )
 
-    def _in_words(self, error: sqlite3.Error) -> StoreUnavailable:
-        code = _code(error)
-        if code in _BUSY:
-            return StoreUnavailable(f"{self.path} was locked by another writer for over {self.lock_seconds:g} s")
-        return StoreUnavailable(f"{self.path} {_IN_WORDS.get(code, f'failed: {error}')}")
+    def in_words(self, code: int, said: str, lock_seconds: float) -> StoreUnavailable:
+        """SQLite's primary error code as an error of oncekey; ``said`` is SQLite's own text."""
+        if code in BUSY:
+            return StoreUnavailable(f"{self.path} was locked by another writer for over {lock_seconds:g} s")
+        return StoreUnavailable(f"{self.path} {_IN_WORDS.get(code, f'failed: {said}')}")
+
+    @property
+    def file_id(self) -> FileId | None:
+        """The file that was opened first. None: no connection has been opened."""
+        return self._file_id
 
     def disconnect(self) -> None:
         """Close the calling thread's connection."""
@@ -255,7 +272,7 @@ class Connections:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether the error says that another connection holds the lock."""
-    return _code(error) in _BUSY
+    return _code(error) in BUSY
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -10,12 +10,16 @@ Owns the order of writers within this process. Knows nothing of SQLite; SQLite o
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections import deque
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
+
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.api import LostRace
 
 OVERTAKES = 8
 """How many lane turns may pass a user's transaction that waits."""
@@ -63,24 +67,40 @@ class Gate:
                 return False
         return True  # the turn came between the time-out and the mutex, so the caller holds the gate
 
-    def line_up(self, turn: Turn) -> bool:
-        """A user's ``acquire`` that does not block.
+    async def acquire_in_loop(self, timeout: float, *, lane: bool) -> bool:
+        """``acquire`` without a thread that waits: waiters could use up the threads that the gate's holder needs."""
+        turn = LoopTurn(self, asyncio.get_running_loop())
+        if self.line_up(turn, lane=lane):
+            return True
+        try:
+            await asyncio.wait_for(asyncio.shield(turn.come), timeout)
+        except BaseException as error:
+            if not self.leave(turn):
+                self.release()  # the turn came at the last moment: pass it on
+            if isinstance(error, TimeoutError):
+                return False
+            raise
+        return True
+
+    def line_up(self, turn: Turn, *, lane: bool) -> bool:
+        """An ``acquire`` that does not block.
 
         True: the caller holds the gate now. False: the caller holds it when the gate calls ``turn.release``.
         """
         with self._mutex:
             if self._held:
-                self._users.append(turn)
+                (self._lanes if lane else self._users).append(turn)
                 return False
-            self._held = self._by_user = True
+            self._held, self._by_user = True, not lane
             return True
 
     def leave(self, turn: Turn) -> bool:
         """Stop waiting. False: the caller already holds the gate, and must release it."""
         with self._mutex:
-            if turn in self._users:
-                self._users.remove(turn)
-                return True
+            for queue in (self._lanes, self._users):
+                if turn in queue:
+                    queue.remove(turn)
+                    return True
             return False
 
     def release(self) -> None:
@@ -106,6 +126,30 @@ class Gate:
     def waiting(self) -> int:
         """How many turns are in the queues."""
         return len(self._lanes) + len(self._users)
+
+
+class LoopTurn:
+    """A coroutine's place in the queue of the gate."""
+
+    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
+        self._gate = gate
+        self._loop = loop
+        self.come: asyncio.Future[None] = loop.create_future()
+
+    def release(self) -> None:
+        """Called by the gate, in the thread that leaves the gate."""
+        try:
+            self._loop.call_soon_threadsafe(self._set)
+        except RuntimeError:  # the loop is closed: pass the turn on, but not from within the gate
+            threading.Thread(target=self._gate.release).start()
+
+    def _set(self) -> None:
+        if not self.come.done():
+            self.come.set_result(None)
+
+
+class GateHeld(StoreUnavailable, LostRace):
+    """Another transaction of this process holds the gate."""
 
 
 _ALL: WeakSet[Gate] = WeakSet()

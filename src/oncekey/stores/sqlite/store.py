@@ -16,17 +16,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, get_args
 
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.swaps import Swap
-from oncekey.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailable
-from oncekey.stores.api import Capabilities, Duty, LostRace
+from oncekey.errors import ConfigurationError, SchemaError, StoreError
+from oncekey.stores.api import Capabilities, Duty
 from oncekey.stores.duties import FAIR, JobTurns, Turns
 from oncekey.stores.sql import queries
 from oncekey.stores.sqlite import rows, schema
 from oncekey.stores.sqlite.checks import Probes
 from oncekey.stores.sqlite.connections import Connections
-from oncekey.stores.sqlite.gate import gate_of
+from oncekey.stores.sqlite.gate import GateHeld, gate_of
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.stores.sqlite.lookups import Lookups
 from oncekey.stores.sqlite.outbox import SqliteOutbox
@@ -50,20 +51,35 @@ _PATIENCE_STEP = 0.05
 """A shorter wait at the gate is not subtracted from the busy time-out: the PRAGMA for it costs more."""
 
 
+Writer = Literal["thread", "process"]
+WRITERS: tuple[Writer, ...] = get_args(Writer)
+"""How an event loop commits a batch: in a thread of its own, or in a process (``writer_process.py``)."""
+
+
 class SqliteStore(Lookups, SqliteOutbox, SqliteTransactions, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
     capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=1, embedded=True)
 
-    def __init__(self, path: str | Path, *, timeout: float = 5.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        timeout: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        writer: Writer = "thread",
+    ) -> None:
         name = str(path)
         if name in ("", ".", ":memory:") or name.startswith("file:"):
             raise ConfigurationError(f"'{name}' is not the path of a file: without one, use memory://")
         if timeout <= 0:
             raise ConfigurationError(f"timeout={timeout} must be more than 0 seconds")
+        if writer not in WRITERS:
+            raise ConfigurationError(f"writer={writer} is not known: use one of {', '.join(WRITERS)}")
         self.path = Path(path).absolute()  # a later chdir must not lead to another file
         self.timeout = timeout
         self.clock = clock
+        self.writer = writer
         self.gate = gate_of(self.path)
         self._ran: list[str] = []
         self._turns = Turns()
@@ -206,10 +222,6 @@ class SqliteStore(Lookups, SqliteOutbox, SqliteTransactions, Probes):
                     _be_patient(connection, timeout)
         finally:
             self.gate.release()
-
-
-class GateHeld(StoreUnavailable, LostRace):
-    """Another transaction of this process holds the gate."""
 
 
 def _read(connection: sqlite3.Connection, scope: str, key: str, now: float) -> Record | None:

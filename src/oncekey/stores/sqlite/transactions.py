@@ -6,7 +6,6 @@ gate (``gate.py``). It is taken before ``BEGIN IMMEDIATE`` and given back exactl
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import threading
 from contextlib import closing
@@ -88,21 +87,10 @@ class Hold:
             raise self._busy()
 
     async def take_async(self) -> None:
-        """Wait for the turn without a thread: waiters could use up the threads that the holder of the gate needs."""
-        if self._held:
-            return
-        turn = _Turn(self._gate, asyncio.get_running_loop())
-        self._held = self._gate.line_up(turn)
+        """Wait for the turn without a thread."""
+        self._held = self._held or await self._gate.acquire_in_loop(self._timeout, lane=False)
         if not self._held:
-            try:
-                await asyncio.wait_for(asyncio.shield(turn.come), self._timeout)
-                self._held = True
-            except BaseException as error:
-                if not self._gate.leave(turn):
-                    self._gate.release()  # the turn came at the last moment: pass it on
-                if isinstance(error, TimeoutError):
-                    raise self._busy() from None
-                raise
+            raise self._busy()
 
     def release(self) -> None:
         with self._lock:
@@ -115,23 +103,3 @@ class Hold:
             f"{self._path} was held by other transactions for over {self._timeout:g} s: keep enlisted SQLite "
             "transactions short, or use PostgreSQL"
         )
-
-
-class _Turn:
-    """A coroutine's place in the line of the gate."""
-
-    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
-        self._gate = gate
-        self._loop = loop
-        self.come: asyncio.Future[None] = loop.create_future()
-
-    def release(self) -> None:
-        """Called by the gate, in the thread that leaves the gate."""
-        try:
-            self._loop.call_soon_threadsafe(self._set)
-        except RuntimeError:  # the loop is closed: pass the turn on, but not from within the gate
-            threading.Thread(target=self._gate.release).start()
-
-    def _set(self) -> None:
-        if not self.come.done():
-            self.come.set_result(None)
