@@ -13,7 +13,7 @@ from oncekey.core.states import Effects, Event, State
 from oncekey.core.swaps import Swap
 from oncekey.engine.engine import EFFECT_BEGUN_LATE, FINISH_TRIES, Engine
 from oncekey.engine.flows import Finished, Pause
-from oncekey.engine.transactions import completion
+from oncekey.engine.transactions import outcome
 from oncekey.engine.transactions.stages import Stage
 from oncekey.errors import StoreUnavailable
 from oncekey.telemetry import events
@@ -183,7 +183,7 @@ def test_a_commit_that_was_not_heard_of_is_ours_by_its_response(flows: Flows, bo
     operation: Any = flows.operation
     link = SimpleNamespace(free=lambda: None)
     operation.enlisted = SimpleNamespace(release=lambda: None, link=link, stage=Stage.COMMITTING)
-    played = play(completion.settle(flows.engine, operation, Event.COMPLETE, RESPONSE, None), there)
+    played = play(outcome.settle(flows.engine, operation, Event.COMPLETE, RESPONSE, None), there)
     assert played.result == Finished(body == RESPONSE.body, there)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -66,15 +67,11 @@ async def test_its_downstream_key_is_the_same_in_every_attempt(phased: PhasedApi
         await op.enlist(connection)
         await op.enqueue("receipt", 1)
         await op.enqueue("receipt", 2)
-        rows = await op.engine.run(execute(op), 5)  # type: ignore[union-attr]
-        keys.append([key for (key,) in rows])
+        assert op.enlisted is not None
+        rows = op.enlisted.link.execute(("SELECT downstream_key FROM idempotency_outbox ORDER BY payload",), {})
+        keys.append([key for (key,) in (await rows if inspect.isawaitable(rows) else rows)])
         if op.attempt == 1:
             raise NotExecuted("once more")
-
-    def execute(op: Operation) -> Any:
-        from oncekey.engine.transactions import completion
-
-        return completion.execute(op, "SELECT downstream_key FROM idempotency_outbox ORDER BY payload", {})
 
     api = phased.api(serve, TRANSACTIONAL)
     assert [(await api.post()).status_code for _ in range(2)] == [503, 201]

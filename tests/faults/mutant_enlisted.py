@@ -19,8 +19,8 @@ LATER = "tests/enlist/test_later_transactions.py"
 ENLISTED: tuple[Mutant, ...] = (
     # 31: a handler that ends its transaction and writes again
     _(31, "I1", "a key is unknown where a later transaction may have written", f"{OWN}[postgresql-asyncpg-ROLLBACK, write, COMMIT]",
-      ("oncekey.engine.transactions.completion", "if enlisted.number is None or enlisted.link.may_have_written_later:", "if enlisted.number is None:"),
-      ("oncekey.engine.transactions.completion", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
+      ("oncekey.engine.transactions.outcome", "if enlisted.number is None or enlisted.link.may_have_written_later:", "if enlisted.number is None:"),
+      ("oncekey.engine.transactions.outcome", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
     _(31, "I1", "statements of asyncpg are seen", f"{OWN}[postgresql-asyncpg-ROLLBACK, BEGIN, write, COMMIT, BEGIN]",
       (ASYNCPG, "        self._beneath.add_query_logger(self._see)\n", "")),
     _(31, "I1", "a transaction after the enlisted one only reads (SQLAlchemy)", f"{LATER}::test_write_that_no_verb_shows_is_refused_by_the_server",

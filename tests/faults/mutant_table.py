@@ -163,10 +163,10 @@ MUTANTS: tuple[Mutant, ...] = (
       "tests/engine/test_finish.py::test_a_completion_whose_answer_was_lost_is_recognised",
       ("oncekey.engine.engine", "elif seen.state is change.to_state and seen.response == response:", "elif False:")),
     _(9, "I1", "a failed commit does not count as committed", "tests/enlist/test_endings.py::test_a_deferred_constraint_fails_at_commit",
-      ("oncekey.engine.transactions.completion", "        return (yield from settle(engine, operation, event, response, reason))\n    enlisted.saw(", "        operation.enlisted = None\n        return Finished(True, moved)\n    enlisted.saw(")),
+      ("oncekey.engine.transactions.completion", "            return (yield from outcome.settle(engine, operation, event, response, reason))\n", "            operation.enlisted = None\n            return Finished(True, operation.record)\n")),
     _(9, "I1", "a commit that was cut off makes the key unknown", "tests/enlist/test_cut_off.py::test_commit_by_hand_and_cut_off_makes_the_key_unknown",
       ("oncekey.engine.transactions.stages", "*_rows({_S.CUT_OFF},                         _H.ROW_IN_PROGRESS,    _S.ENDED)", "*_rows({_S.CUT_OFF},                         _H.ROW_IN_PROGRESS,    _S.ROLLED_BACK)"),
-      ("oncekey.engine.transactions.completion", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
+      ("oncekey.engine.transactions.outcome", "            elif enlisted.link.may_have_written_later:\n", "            elif False:\n")),
     _(9, "I1", "only an open transaction is settled by its row", "tests/enlist/test_cut_off.py::test_enlist_not_awaited_and_cut_off_makes_the_key_unknown",
       ("oncekey.engine.transactions.stages", "*_stays({_S.NOT_AWAITED},                    _H.CUT_OFF)", "*_rows({_S.NOT_AWAITED}, _H.CUT_OFF, _S.CUT_OFF_EARLY)")),
     # 10: an outbox that loses late commits

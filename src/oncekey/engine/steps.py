@@ -41,7 +41,7 @@ from oncekey.core.steps import (
 )
 from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Flow, Pause
-from oncekey.engine.transactions import completion, enlistment
+from oncekey.engine.transactions import completion, enlistment, outcome
 from oncekey.engine.transactions.adapters.base import LEAVE_IT
 from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import Happened
@@ -128,7 +128,7 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
             raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
     except (Exception, asyncio.CancelledError) as error:
         yield from completion.roll_back(opened)
-        if (yield from completion.nothing_written(engine, opened, opened.stage)):
+        if (yield from outcome.nothing_written(engine, opened, opened.stage)):
             operation.enlisted = None  # otherwise the end of the request finds out whether it was committed
         if opened.held_too_long and isinstance(error, Exception):
             raise StoreUnavailable(f"{opened.held_too_long}, so it was rolled back") from error

@@ -58,7 +58,7 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "enlist.commit": (f"{_LINKS}:commit",),
     "enlist.roll_back": (f"{_LINKS}:roll_back",),
     "enlist.release": ("engine.transactions.enlistment:Enlisted.release",),
-    "enlist.settle": ("engine.transactions.completion:settle",),
+    "enlist.settle": ("engine.transactions.outcome:settle",),
     # Steps.
     "steps.read": (f"{_STORES}:steps",),
     "phase": ("engine.steps:phase",),

@@ -37,7 +37,7 @@ from oncekey.engine.once import OnceKey, tenant_of
 from oncekey.engine.operation import _current
 from oncekey.engine.resumption import ResumeFunction, Resumption
 from oncekey.engine.settlement import SETTLE_SECONDS, kept_words
-from oncekey.engine.transactions import completion
+from oncekey.engine.transactions import finishers
 from oncekey.errors import ConfigurationError, OperatorError
 from oncekey.stores.api import Duty
 from oncekey.telemetry import events
@@ -266,9 +266,9 @@ class Resumer:
                 flow = engine.finish(operation, move.event, move.response, move.reason)
                 finished = await engine.run(flow, seconds)
             else:
-                finished = await completion.run(engine, item, seconds)
+                finished = await finishers.run(engine, item, seconds)
                 if operation.enlisted is not None:  # the function had to commit it, and has returned
-                    finished = await completion.run(engine, item, seconds)
+                    finished = await finishers.run(engine, item, seconds)
         except OperatorError:
             engine.keeper.adopt(item)
             return None

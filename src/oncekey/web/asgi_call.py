@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from oncekey.core.evidence import SPEAKING_ERRORS
 from oncekey.core.problems import Answer
 from oncekey.engine.operation import _current
-from oncekey.engine.transactions import completion
+from oncekey.engine.transactions import finishers
 from oncekey.errors import OperatorError
 from oncekey.web.asgi_scope import App, Message, Receive, Scope, Send, copy_route, deliver, inner_scope, messages
 from oncekey.web.endpoints import Endpoints
@@ -248,7 +248,7 @@ class AsgiCall:
             if plain:
                 finished = await engine.run(exchange.finish(), seconds)
             else:
-                finished = await completion.run(engine, exchange.unfinished(), seconds)
+                finished = await finishers.run(engine, exchange.unfinished(), seconds)
         except OperatorError:
             exchange.not_stored()
         except asyncio.CancelledError:

@@ -1,7 +1,8 @@
 """Enlists the handler's own transaction: ``op.enlist(session)``.
 
 From then to the end of the request that transaction locks the key's row. The lock acts as the lease: no other attempt
-can take the key over, and renewals are not needed. ``completion.py`` ends the transaction; ``enlist/`` has the drivers.
+can take the key over, and renewals are not needed. ``completion.py`` ends the transaction; ``adapters/`` has the
+drivers.
 """
 
 from __future__ import annotations
@@ -169,19 +170,11 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
     key = {"scope": record.scope, "key": record.key, "owner": record.owner}
     link.mark = (statements.still, key)
     enlisted.saw(Happened.STARTED)
-    opened = False
     try:
         if enlisted.hold is not None:
             yield Call(enlisted.hold.take_async if waits else enlisted.hold.take)
-        yield Call(link.open)
-        opened = True
         in_a_pool = operation.loop is not None and not waits and not ends_here and _running_loop() is None
-        if in_a_pool and not link.usable_from_other_threads():
-            raise EnlistError(
-                f"{link.what} may be used in its own thread only, and under ASGI the request of a plain function ends "
-                "in another: open it with check_same_thread=False"
-            )
-        rows = yield Call(partial(link.execute, statements.enlist, key))
+        rows = yield Call(partial(link.enlist, statements.enlist, key, ends_elsewhere=in_a_pool))
         if not rows:
             raise EnlistError(
                 f"the key of this request cannot be seen through {link.what}: it is another database or schema than "
@@ -189,13 +182,12 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
                 "request: enlist before the first statement"
             )
         enlisted.number = rows[0][0]
-        yield Call(link.guard)
     except Exception as error:
-        if opened:
+        if link.opened:
             yield Call(link.roll_back)
         enlisted.release()
         operation.enlisted = None
-        if opened:
+        if link.opened:
             yield from _find_out(operation)
         if _says_no_such_table(error):
             raise EnlistError(

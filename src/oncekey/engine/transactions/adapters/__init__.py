@@ -6,8 +6,10 @@ one, add its file beside this one and its line in ``ADAPTERS``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from oncekey.engine.transactions.adapters.base import Link
 from oncekey.errors import EnlistError
@@ -39,10 +41,20 @@ KNOWN = (
 
 def link_to(target: Any) -> Link:
     """Return the link for this session or connection. For anything else, EnlistError lists what can be enlisted."""
-    for kind in type(target).__mro__:
+    of = type(target)
+    return (_makers.get(of) or _maker(of))(target)
+
+
+_makers: WeakKeyDictionary[type, Callable[[Any], Link]] = WeakKeyDictionary()
+
+
+def _maker(of: type) -> Callable[[Any], Link]:
+    """What makes the links to objects of this class."""
+    for kind in of.__mro__:
         package = kind.__module__.partition(".")[0]
         if (where := ADAPTERS.get((package, kind.__qualname__.rpartition(".")[2]))) is not None:
             module, _, name = where.partition(":")
-            link: Link = getattr(import_module(f"{__name__}.{module}"), name)(target)
-            return link
-    raise EnlistError(f"a {type(target).__name__} cannot be enlisted: give {KNOWN}")
+            maker: Callable[[Any], Link] = getattr(import_module(f"{__name__}.{module}"), name)
+            _makers[of] = maker
+            return maker
+    raise EnlistError(f"a {of.__name__} cannot be enlisted: give {KNOWN}")

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from oncekey.engine.transactions.adapters.base import DOOM, Link, Rows, numbered
+from oncekey.engine.transactions.adapters.base import DOOM, AsyncLink, Rows, numbered
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction
 from oncekey.errors import EnlistError
 
 
-class AsyncpgLink(Link):
+class AsyncpgLink(AsyncLink):
     dialect = "postgresql"
-    is_async = True
     what = "the asyncpg connection"
     savepoint = "async with connection.transaction():"
 

@@ -16,11 +16,11 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from oncekey.errors import EnlistError
-from oncekey.stores.api import Transactions
+from oncekey.stores.api import Transactions, TransactionStatements
 
 Rows = list[tuple[Any, ...]]
 
@@ -36,6 +36,12 @@ LEAVE_IT = (
 USE_A_SAVEPOINT = (
     "a failed statement rolls back the whole transaction; put what may fail into a savepoint (SQLAlchemy: "
     "`with session.begin_nested():`), or raise"
+)
+
+
+ONE_THREAD = (
+    "{} may be used in its own thread only, and under ASGI the request of a plain function ends in another: open it "
+    "with check_same_thread=False"
 )
 
 
@@ -71,6 +77,30 @@ class Link:
     """The event loop in which the link must be used, if it was enlisted in one."""
     mark: tuple[Sequence[str], Mapping[str, Any]] = ((), {})
     """PostgreSQL: the query that tells whether this still is the enlisted transaction."""
+
+    opened = False
+    """``open`` has succeeded, so there is a transaction to roll back."""
+
+    def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Any:
+        """Open the transaction, run the statements that lock the key's row, and guard it. No rows: the key is not
+        there, and nothing is guarded. ``ends_elsewhere``: another thread will end the transaction."""
+        self.open()
+        self.opened = True
+        if ends_elsewhere and not self.usable_from_other_threads():
+            raise EnlistError(ONE_THREAD.format(self.what))
+        rows = self.execute(statements, key)
+        if rows:
+            self.guard()
+        return rows
+
+    def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], sent: Callable[[], None]) -> Any:
+        """``complete`` and then, if that found the key, ``commit``. ``sent`` is called between the two: what is raised
+        after it may mean that the transaction is committed. No rows: nothing is committed."""
+        rows = self.complete(statements.complete, parameters)
+        if rows:
+            sent()
+            self.commit()
+        return rows
 
     def open(self) -> Any:
         """Make sure that a transaction is open. Raise EnlistError if this cannot be enlisted."""
@@ -152,6 +182,30 @@ def names_in(sql: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_PLACEHOLDER.findall(sql)))
 
 
+class AsyncLink(Link):
+    """A link to a driver whose calls are awaited."""
+
+    is_async = True
+
+    async def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Rows:
+        del ends_elsewhere  # it is used in its loop only
+        await self.open()
+        self.opened = True
+        rows: Rows = await self.execute(statements, key)
+        if rows:
+            await self.guard()
+        return rows
+
+    async def end(
+        self, statements: TransactionStatements, parameters: Mapping[str, Any], sent: Callable[[], None]
+    ) -> Rows:
+        rows: Rows = await self.complete(statements.complete, parameters)
+        if rows:
+            sent()
+            await self.commit()
+        return rows
+
+
 class ForwardingLink(Link):
     """A link whose calls run where its connection lives: in a greenlet, or in the driver's own thread."""
 
@@ -163,12 +217,21 @@ class ForwardingLink(Link):
         self.what = inner.what
         self._run = run
 
-    async def open(self) -> None:
-        self.inner.caller, self.inner.database, self.inner.mark = self.caller, self.database, self.mark
-        await self._run(self.inner.open)
+    async def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Rows:
+        inner = self.inner
+        inner.caller, inner.database, inner.mark = self.caller, self.database, self.mark
+        rows: Rows = await self._run(partial(inner.enlist, statements, key, ends_elsewhere=ends_elsewhere))
+        return rows
 
-    async def guard(self) -> None:
-        await self._run(self.inner.guard)
+    @property
+    def opened(self) -> bool:  # type: ignore[override]
+        return self.inner.opened
+
+    async def end(
+        self, statements: TransactionStatements, parameters: Mapping[str, Any], sent: Callable[[], None]
+    ) -> Rows:
+        rows: Rows = await self._run(self.inner.end, statements, parameters, sent)
+        return rows
 
     async def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         rows: Rows = await self._run(self.inner.execute, statements, parameters)

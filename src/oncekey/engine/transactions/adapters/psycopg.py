@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, Connection, pq
 from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.rows import tuple_row
 
-from oncekey.engine.transactions.adapters.base import DOOM, Link, Rows, for_format
+from oncekey.engine.transactions.adapters.base import DOOM, AsyncLink, Link, Rows, for_format
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction
 from oncekey.errors import EnlistError
 
@@ -277,9 +277,8 @@ class PsycopgLink(_Psycopg):
         self._after_roll_back()
 
 
-class AsyncPsycopgLink(_Psycopg):
+class AsyncPsycopgLink(_Psycopg, AsyncLink):
     what = "the psycopg AsyncConnection"
-    is_async = True
     savepoint = "async with connection.transaction():"
     _connection: AsyncConnection[Any]
 
