@@ -31,9 +31,7 @@ ALLOWED = {
     "web/app_routes.py": "finds the routes of every framework; each framework's part belongs in its own file",
     "web/endpoints.py": "finds the Starlette app around a plain ASGI middleware",
     "web/asgi.py": "asks endpoints.py for it",
-    "web/route_audit.py": "a message lists the frameworks whose routes can be read",
     "web/responses.py": "a message shows a URL as an example",
-    "cli/demo.py": "the demo's default store",
     "demo/*": "the demo is an app: it has a database and a framework, as an app has",
 }
 

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
+from oncekey.demo import DEFAULT_STORE
 from oncekey.errors import ConfigurationError
 from oncekey.stores.registry import WITH_TRANSACTIONS, find, plain_url
-
-DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 
 
 def register(app: typer.Typer) -> None:

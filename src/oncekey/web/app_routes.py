@@ -28,6 +28,9 @@ _ANY = ("POST", "PUT", "PATCH", "DELETE")
 _INNER = ("app", "application", "wsgi_app", "asgi_app", "_app", "_application")
 """The attributes in which middleware keeps the next app."""
 
+READABLE = "Starlette, FastAPI, Litestar or Flask"
+"""The frameworks whose routes this module reads, for messages."""
+
 _MAX_DEPTH = 100
 FLASK_PARAMETER = re.compile(r"<(?:\w+(?:\([^)]*\))?:)?(\w+)>")
 

@@ -15,7 +15,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.routes import compiled, plain
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
-from oncekey.web.app_routes import Layer, Place, Spot, walk
+from oncekey.web.app_routes import READABLE, Layer, Place, Spot, walk
 
 _SPANNING = re.compile(r"\{(\w+):path\}")
 
@@ -71,8 +71,8 @@ def audit(app: object) -> Audit:
     if all(spot.opaque and not spot.place.prefix and not spot.place.host for spot in found) and found:
         raise ConfigurationError(
             f"this {type(app).__name__} has no list of routes: oncekey cannot see which paths a plain ASGI or WSGI "
-            "callable answers. Name the Starlette, FastAPI, Litestar or Flask app inside of it; if it is a function "
-            "that makes the app, give --factory"
+            f"callable answers. Name the {READABLE} app inside of it; if it is a function that makes the app, give "
+            "--factory"
         )
     return audit_spots(found)
 
