@@ -142,8 +142,8 @@ def _settle_effect(
     if (refusal := refused(seen, event) or was_deferred(store, seen)) is not None:
         raise refusal
     step = choose(store, seen, effect)
-    said = "did not happen" if verdict is None else "happened"
-    why = f"effect '{step.name}' {said}: {cut_short(seen, quarantine_seconds)}{audit.why}"[:WHY_CHARS]
+    outcome = "did not happen" if verdict is None else "happened"
+    why = f"effect '{step.name}' {outcome}: {cut_short(seen, quarantine_seconds)}{audit.why}"[:WHY_CHARS]
     change = doubts.settled(
         seen,
         _steps(store, seen),
@@ -268,9 +268,9 @@ def _why_not(store: Store, seen: Record, change: Swap) -> MoveRefused:
     if change.lease_over_by is not None and early > 0:
         doubted = in_doubt(store, there)
         happened = f"`--happened {doubted[0].name} --result JSON`" if doubted else "--confirm"
-        said = "refuted" if change.event is Event.REFUTE else "said not to have happened"
+        verdict = "refuted" if change.event is Event.REFUTE else "said not to have happened"
         return MoveRefused(
-            f"nothing was changed: key {name} cannot be {said} for another {early:.0f} s: until the quarantine is "
+            f"nothing was changed: key {name} cannot be {verdict} for another {early:.0f} s: until the quarantine is "
             f"over, what was sent may still be on its way. Wait; or use {happened}, if it has happened; or, if you "
             "know that nothing is on its way, give --quarantine 0s and the reason"
         )

@@ -51,8 +51,8 @@ def outlook(record: Record | None) -> Outlook:
         kept = record.response is not None and record.response.replayable
         words = f"the stored response, {len(answer.body):,} bytes" if kept else "a note: the body was not kept"
         return Outlook(False, answer.status, None, words)
-    said = json.loads(answer.body)
-    return Outlook(False, answer.status, said.get("type"), str(said["title"]))
+    document = json.loads(answer.body)
+    return Outlook(False, answer.status, document.get("type"), str(document["title"]))
 
 
 def _same_request(record: Record) -> Reservation:

@@ -299,8 +299,8 @@ def _refuted(record: Record, doubted: Sequence[Step]) -> str:
 def _done(record: Record, after: State | None, audit: Audit, as_json: bool, response: StoredResponse | None) -> None:
     name = key_shown(record.key, False)
     if as_json:
-        said: dict[str, Any] = {"scope": record_json(record, False)["scope"], "key": name, "before": record.state}
-        said |= {"after": after, "who": audit.who, "why": audit.why, "response": response_json(response, False)}
-        print_json(said)
+        members: dict[str, Any] = {"scope": record_json(record, False)["scope"], "key": name, "before": record.state}
+        members |= {"after": after, "who": audit.who, "why": audit.why, "response": response_json(response, False)}
+        print_json(members)
     else:
         print(f"key {name}: {record.state} -> {after or 'deleted'}; in the audit as {audit.who}: {audit.why}")

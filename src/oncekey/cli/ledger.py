@@ -30,8 +30,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _column(name: str) -> typer.models.OptionInfo:
-    said = f"The column or member of the {name}: NAME, or OURS=THEIRS if the files differ."
-    return cast("typer.models.OptionInfo", typer.Option(f"--{name}", metavar="NAME", help=said))
+    help_text = f"The column or member of the {name}: NAME, or OURS=THEIRS if the files differ."
+    return cast("typer.models.OptionInfo", typer.Option(f"--{name}", metavar="NAME", help=help_text))
 
 
 def compare_files(
@@ -178,9 +178,9 @@ def _progress(size: int) -> Iterator[tuple[_Watch, Callable[[int], None] | None]
         task = bar.add_task("", total=max(size, 1))
         before = 0
 
-        def watch(said: str, file: LedgerFile) -> Iterator[Entry]:
+        def watch(description: str, file: LedgerFile) -> Iterator[Entry]:
             nonlocal before
-            bar.update(task, description=said)
+            bar.update(task, description=description)
             for number, entry in enumerate(file):
                 if number % PROGRESS_EVERY == 0:
                     bar.update(task, completed=before + file.position)

@@ -42,8 +42,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _every(what: str) -> typer.models.OptionInfo:
-    said = f"Between two turns of the {what}."
-    return cast("typer.models.OptionInfo", typer.Option(min=0.01, metavar="SECONDS", help=said))
+    help_text = f"Between two turns of the {what}."
+    return cast("typer.models.OptionInfo", typer.Option(min=0.01, metavar="SECONDS", help=help_text))
 
 
 def upkeep(

@@ -70,7 +70,7 @@ class Declarations:
                 f"@once.policy: {place_of(function)} has a policy of this OnceKey already; one handler has one"
             )
         declaration = Declaration(self, policy, function)
-        setattr(function, _ATTRIBUTE, (*_said(function), declaration))
+        setattr(function, _ATTRIBUTE, (*_declarations_of(function), declaration))
         self._all.append(declaration)
         self.exist = Declarations.in_process = True
 
@@ -84,7 +84,7 @@ class Declarations:
     def of_others(self, endpoint: Any, method: str) -> Declaration | None:
         """The declaration of the handler for another OnceKey."""
         for candidate in _candidates(endpoint, method):
-            for declaration in _said(candidate):
+            for declaration in _declarations_of(candidate):
                 if declaration.of is not self:
                     return declaration
         return None
@@ -115,7 +115,7 @@ class Declarations:
         return [each for each in self._all if not each.used and each.target() is not None]
 
     def _own(self, function: Any) -> Declaration | None:
-        return next((said for said in _said(function) if said.of is self), None)
+        return next((declaration for declaration in _declarations_of(function) if declaration.of is self), None)
 
 
 def chosen_policy(given: tuple[Any, ...], options: dict[str, Any], default: Policy) -> Policy | None:
@@ -167,13 +167,13 @@ def _candidates(endpoint: Any, method: str) -> Iterator[Any]:
         yield type(endpoint)
 
 
-def _said(candidate: Any) -> tuple[Declaration, ...]:
+def _declarations_of(candidate: Any) -> tuple[Declaration, ...]:
     """The declarations of a candidate, also through wrappers of the same function."""
     for _ in range(_MOST_LAYERS):
         # Not the declarations of a base class: a subclass may do something else.
-        said: tuple[Declaration, ...] = getattr(candidate, "__dict__", {}).get(_ATTRIBUTE, ())
-        if said or isinstance(candidate, type):
-            return said
+        found: tuple[Declaration, ...] = getattr(candidate, "__dict__", {}).get(_ATTRIBUTE, ())
+        if found or isinstance(candidate, type):
+            return found
         if isinstance(candidate, functools.partial) or hasattr(candidate, "func"):  # the latter: Litestar's threads
             candidate = candidate.func
         elif (inner := getattr(candidate, "__wrapped__", None) or getattr(candidate, "__func__", None)) is not None:

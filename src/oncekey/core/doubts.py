@@ -24,13 +24,13 @@ WHY_UNKNOWN = "; it became unknown because: "
 _OR_FINAL = "or Confirmed(…, final=True) if nothing is to follow, as after a declined payment"
 
 
-def with_cause(said: str, record: Record) -> str:
+def with_cause(last_answer: str, record: Record) -> str:
     """What the last try said about an unknown key, and why the key became unknown. Both stand in ``last_error``."""
     before = record.last_error or ""
     _, mark, cause = before.rpartition(WHY_UNKNOWN)
     if not mark and record.reconcile_tries:
         cause = ""  # an earlier version of oncekey wrote over the cause
-    return f"{said}{WHY_UNKNOWN}{cause}" if cause else said
+    return f"{last_answer}{WHY_UNKNOWN}{cause}" if cause else last_answer
 
 
 def skips_phases(record: Record, steps: Sequence[Step]) -> str | None:

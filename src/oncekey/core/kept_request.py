@@ -48,23 +48,23 @@ def kept_request(parts: Parts | None, header_names: frozenset[bytes]) -> KeptReq
     method, path, query, content_type, body, read_lines = parts
     headers: dict[str, str] = {} if content_type is None else {"content-type": content_type}
     for line, text in read_lines(header_names) if header_names else ():
-        name, said = line.decode("latin-1").lower(), text.decode("latin-1")
-        headers[name] = f"{headers[name]}, {said}" if name in headers else said
+        name, content = line.decode("latin-1").lower(), text.decode("latin-1")
+        headers[name] = f"{headers[name]}, {content}" if name in headers else content
     return KeptRequest(method, _text(path), query.decode("latin-1"), headers, body)
 
 
 def as_step(request: KeptRequest) -> Step:
-    said: dict[str, Any] = {
+    members: dict[str, Any] = {
         "method": request.method,
         "path": request.path,
         "query": request.query,
         "headers": request.headers,
     }
     try:
-        said["text"] = request.body.decode()
+        members["text"] = request.body.decode()
     except UnicodeDecodeError:
-        said["base64"] = base64.b64encode(request.body).decode()
-    return Step(REQUEST, StepKind.PHASE, StepState.INTENDED, True, orjson.dumps(said))
+        members["base64"] = base64.b64encode(request.body).decode()
+    return Step(REQUEST, StepKind.PHASE, StepState.INTENDED, True, orjson.dumps(members))
 
 
 def request_in(steps: Sequence[Step]) -> KeptRequest | None:
@@ -72,9 +72,9 @@ def request_in(steps: Sequence[Step]) -> KeptRequest | None:
     step = next((step for step in steps if step.is_request), None)
     if step is None or step.result is None:
         return None
-    said = orjson.loads(step.result)
-    body = base64.b64decode(said["base64"]) if "base64" in said else said["text"].encode()
-    return KeptRequest(said["method"], said["path"], said["query"], said["headers"], body)
+    members = orjson.loads(step.result)
+    body = base64.b64decode(members["base64"]) if "base64" in members else members["text"].encode()
+    return KeptRequest(members["method"], members["path"], members["query"], members["headers"], body)
 
 
 def _text(path: str) -> str:

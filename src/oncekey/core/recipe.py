@@ -51,8 +51,8 @@ class Recipe:
         names = sorted(set(headers))
         text = None
         if members is not None or names != sorted(DEFAULT_HEADERS):
-            said = {"headers": names} if members is None else {"fields": members, "headers": names}
-            text = json.dumps(said, separators=(",", ":"))
+            document = {"headers": names} if members is None else {"fields": members, "headers": names}
+            text = json.dumps(document, separators=(",", ":"))
         return cls(members, frozenset(name.encode() for name in names), text)
 
     def fingerprint(self, parts: Parts, version: int = FINGERPRINT_VERSION) -> bytes:
@@ -84,11 +84,11 @@ def _read(text: str | None) -> Recipe | None:
     if text is None:
         return DEFAULT
     try:
-        said: Any = orjson.loads(text)
+        members: Any = orjson.loads(text)
     except ValueError:
         return None
-    if not isinstance(said, dict) or "headers" not in said or not said.keys() <= {"fields", "headers"}:
+    if not isinstance(members, dict) or "headers" not in members or not members.keys() <= {"fields", "headers"}:
         return None
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in said.values()):
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in members.values()):
         return None
-    return Recipe.of(said.get("fields"), said["headers"])
+    return Recipe.of(members.get("fields"), members["headers"])

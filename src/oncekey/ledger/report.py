@@ -124,8 +124,8 @@ def _said(finding: Finding) -> str:
 
 
 def _side(entries: tuple[Entry, ...], rows: int) -> str:
-    said = " + ".join(_entry(entry) for entry in entries)
-    return said if rows == len(entries) else f"{said} + {rows - len(entries):,} more"
+    text = " + ".join(_entry(entry) for entry in entries)
+    return text if rows == len(entries) else f"{text} + {rows - len(entries):,} more"
 
 
 def _entry(entry: Entry) -> str:
@@ -145,18 +145,18 @@ def _rows(number: int) -> str:
 
 
 def _finding_as_json(finding: Finding) -> dict[str, Any]:
-    said: dict[str, Any] = {"kind": str(finding.kind), "id": finding.id}
+    members: dict[str, Any] = {"kind": str(finding.kind), "id": finding.id}
     if finding.fields:
-        said["fields"] = list(finding.fields)
+        members["fields"] = list(finding.fields)
     for side, entries in (("ours", finding.ours), ("theirs", finding.theirs)):
-        said[side] = [_entry_as_json(entry) for entry in entries]
-    said["rows"] = {"ours": finding.rows_ours, "theirs": finding.rows_theirs}
-    return said
+        members[side] = [_entry_as_json(entry) for entry in entries]
+    members["rows"] = {"ours": finding.rows_ours, "theirs": finding.rows_theirs}
+    return members
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
-    said = entry._asdict()
-    del said["id"]  # the finding has it
+    members = entry._asdict()
+    del members["id"]  # the finding has it
     if entry.extra is None:
-        del said["extra"]
-    return said
+        del members["extra"]
+    return members

@@ -108,44 +108,46 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _of_duties(duties: Sequence[DutyHealth]) -> list[str]:
-    said = []
+    sentences = []
     for duty in duties:
         ago = duty.succeeded_seconds_ago
         if duty.failures and (ago is None or ago > LATE_TURNS * duty.every):
             since = "never" if ago is None else f"{ago:.0f} s ago"
-            said.append(f"{duty.name} succeeded {since} and failed {duty.failures} times since: {duty.last_error}")
-    return said
+            sentences.append(f"{duty.name} succeeded {since} and failed {duty.failures} times since: {duty.last_error}")
+    return sentences
 
 
 def _of_the_store(health: Health) -> list[str]:
     keys, outbox = health.keys, health.outbox
-    said = []
+    sentences = []
     if keys.lease_over_seconds > UNDONE_SECONDS:
-        said.append(
+        sentences.append(
             f"a lease has been over for {keys.lease_over_seconds:.0f} s and was not swept: run `oncekey upkeep`"
         )
     if health.reconcile_over_seconds > UNDONE_SECONDS:
-        said.append(
+        sentences.append(
             f"an unknown outcome has been due for {health.reconcile_over_seconds:.0f} s and no resolver was asked: "
             "register a resolver and run `oncekey upkeep MODULE:ONCE`, or settle it by hand"
         )
     elif keys.oldest_unknown_seconds > UNKNOWN_SECONDS:
-        said.append(f"an outcome has been unknown for {keys.oldest_unknown_seconds:.0f} s: ask the provider")
+        sentences.append(f"an outcome has been unknown for {keys.oldest_unknown_seconds:.0f} s: ask the provider")
     if health.expired_over_seconds > REAPED_SECONDS:
-        said.append(
+        sentences.append(
             f"a key expired {health.expired_over_seconds:.0f} s ago and is still there: run `oncekey upkeep`, or give "
             "its reaper a larger share"
         )
-    said += [
+    sentences += [
         f"{no_resolver(each.operation, each.unasked)}: {advice(each.operation)}"
         for each in keys.unknowns
         if each.unasked
     ]
-    said += [f"{waiting.half_done(each)}: {waiting.advice(each.operation)}" for each in keys.half_done]
+    sentences += [f"{waiting.half_done(each)}: {waiting.advice(each.operation)}" for each in keys.half_done]
     if keys.dead:
-        said.append(f"{keys.dead} keys are dead letters, which upkeep leaves alone: see `oncekey dead-letters list`")
+        sentences.append(
+            f"{keys.dead} keys are dead letters, which upkeep leaves alone: see `oncekey dead-letters list`"
+        )
     if outbox.lag_seconds > LAG_SECONDS:
-        said.append(f"a job has been ready for {outbox.lag_seconds:.0f} s: run `oncekey worker`, or more of them")
+        sentences.append(f"a job has been ready for {outbox.lag_seconds:.0f} s: run `oncekey worker`, or more of them")
     if outbox.dead:
-        said.append(f"{outbox.dead} jobs are dead letters: find out what each has done, and retry or discard it")
-    return said
+        sentences.append(f"{outbox.dead} jobs are dead letters: find out what each has done, and retry or discard it")
+    return sentences

@@ -135,8 +135,8 @@ def _declare_operation(operation: Fragment, policy: Policy, shared: _Shared, ans
     if own is None:
         parameters.append(parameter(policy))
     else:
-        said = {name: parameters[own][name] for name in ("description", "example") if name in parameters[own]}
-        parameters[own] = parameter(policy) | said
+        texts = {name: parameters[own][name] for name in ("description", "example") if name in parameters[own]}
+        parameters[own] = parameter(policy) | texts
     responses = operation.setdefault("responses", {})
     for status, response in responses.items():
         if str(status)[0] in "23d" and "$ref" not in response:  # d: default, which covers success too
@@ -170,9 +170,9 @@ class _Shared:
         }
         if (marker := replay_marker(self._profile)) is not None:
             name, content = marker[0].decode().title(), marker[1].decode()
-            said = _header("Present, with this value, on a response that was stored earlier and is sent again.")
-            said["schema"] = {"type": "string", "enum": [content]}
-            headers[name] = self._refer("headers", name.replace("-", ""), said)
+            header = _header("Present, with this value, on a response that was stored earlier and is sent again.")
+            header["schema"] = {"type": "string", "enum": [content]}
+            headers[name] = self._refer("headers", name.replace("-", ""), header)
         return headers
 
     def add_answer(self, responses: Fragment, situation: Situation) -> None:
@@ -184,8 +184,8 @@ class _Shared:
         response = responses.setdefault(str(answer.status), {})
         if "$ref" in response:
             return  # a shared component of the app: other operations use it too, so do not change it
-        said = response.get("description")
-        response["description"] = f"{said}; or: {title}" if said else title
+        description = response.get("description")
+        response["description"] = f"{description}; or: {title}" if description else title
         content = response.setdefault("content", {}).setdefault(_media_type(answer), {})
         content["schema"] = _either(content.get("schema"), self._refer("schemas", *_schema(self._profile, situation)))
         example = self._refer("examples", f"Idempotency{_camel(situation)}", {"summary": title, "value": body})
@@ -220,8 +220,8 @@ def _media_type(answer: Answer) -> str:
 def _header_fragments(answer: Answer) -> Iterator[tuple[str, Fragment]]:
     names = {name for name, _ in answer.headers}
     if b"retry-after" in names:
-        said = "How many seconds to wait before the same request is sent again with the same key."
-        yield "Retry-After", _header(said, {"type": "integer", "minimum": 1})
+        description = "How many seconds to wait before the same request is sent again with the same key."
+        yield "Retry-After", _header(description, {"type": "integer", "minimum": 1})
     if answer.status == 202:
         schema = {"type": "string", "format": "uri-reference"}
         yield "Location", _header("Where to ask what became of the request.", schema)
@@ -229,8 +229,8 @@ def _header_fragments(answer: Answer) -> Iterator[tuple[str, Fragment]]:
         yield "WWW-Authenticate", _header("How to authenticate.")
 
 
-def _header(said: str, schema: Fragment | None = None) -> Fragment:
-    return {"description": said, "schema": schema or {"type": "string"}}
+def _header(description: str, schema: Fragment | None = None) -> Fragment:
+    return {"description": description, "schema": schema or {"type": "string"}}
 
 
 def _title(situation: Situation) -> str:

@@ -88,7 +88,7 @@ def audit_spots(found: list[Spot]) -> Audit:
     for spot in found:
         _refuse_safe_declaration(spot)
     endpoints = tuple(_assess(method, spot) for method, spot in each)
-    unused_handlers = tuple(said.place for once in onces for said in once.declarations.unused())
+    unused_handlers = tuple(declaration.place for once in onces for declaration in once.declarations.unused())
     return Audit(endpoints, tuple(_unused(found)), unused_handlers, tuple(_unused_functions(found)))
 
 

@@ -108,8 +108,8 @@ class MemoryStore:
             until = self._clock() - keep_seconds
             over = (line for line in self._audit if is_over(self._rows.get((line.scope, line.key))))
             doomed = [line for line in over if line.at <= until][:limit]
-            gone = set(map(id, doomed))
-            self._audit = [line for line in self._audit if id(line) not in gone]
+            deleted = set(map(id, doomed))
+            self._audit = [line for line in self._audit if id(line) not in deleted]
             return len(doomed)
 
     def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[At]:

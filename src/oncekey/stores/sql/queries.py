@@ -44,8 +44,8 @@ class Migration:
     @property
     def works_from(self) -> int:
         """The newest migration that a version of oncekey must know to work with tables on which this one ran."""
-        said = _WORKS_WITH.search(self.sql)
-        return int(said[1]) if said else self.number
+        comment = _WORKS_WITH.search(self.sql)
+        return int(comment[1]) if comment else self.number
 
     @property
     def noted_as(self) -> int:

@@ -97,8 +97,8 @@ class LookupSuite(SuiteBase):
             store.swap([swap(one(each.record), Event.DOUBT, Actor.OWNER, last_error="timeout") for each in found])
         for key, reconcile_in in (("3", 90.0), ("4", None), ("6", 90.0)):
             row = one(store.read([("tenant-1", key)])[0])
-            said = NO_RESOLVER if key != "6" else "the provider has not decided"
-            later = swap(row, Event.POSTPONE, Actor.RECONCILER, reconcile_in=reconcile_in, last_error=said)
+            reason = NO_RESOLVER if key != "6" else "the provider has not decided"
+            later = swap(row, Event.POSTPONE, Actor.RECONCILER, reconcile_in=reconcile_in, last_error=reason)
             assert store.swap([later]) != [None]
         self.drive(store, State.COMPLETED, "8")
         expected = (UnknownsOf("POST /c", 3, 2), UnknownsOf("POST /a", 2, 0), UnknownsOf("POST /b", 2, 0))

@@ -173,8 +173,8 @@ class RepeatSuite(SuiteBase):
         assert stack.payments.entered.wait(SECONDS)
         stack.store.steal()
         stack.payments.go.set()
-        told = first.result(SECONDS)
-        assert (told.status_code, problem(told)) == (409, "in-flight")
+        answer = first.result(SECONDS)
+        assert (answer.status_code, problem(answer)) == (409, "in-flight")
         record = stack.record()
         assert record is not None
         assert (record.owner, record.state.value, record.response) == ("another owner", "in_progress", None)

@@ -36,11 +36,11 @@ PAYMENT = {"amount": 1000, "currency": "EUR"}
 def until(holds: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
     """Poll until ``holds()`` is true, and return what it said."""
     deadline = time.monotonic() + seconds
-    while not (said := holds()):
+    while not (result := holds()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what}")
         time.sleep(0.005)
-    return said
+    return result
 
 
 def as_a_server(app: Any) -> Any:

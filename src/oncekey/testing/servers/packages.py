@@ -74,8 +74,8 @@ def _run(command: Sequence[str], where: Path) -> None:
     except FileNotFoundError as error:
         raise ServerUnavailable(f"{command[0]} is not on this machine: install the servers in its own way") from error
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise ServerUnavailable(f"{' '.join(command[:2])} failed ({' '.join(said)}): does `apt-get update` help?")
+        last_line = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise ServerUnavailable(f"{' '.join(command[:2])} failed ({' '.join(last_line)}): does `apt-get update` help?")
 
 
 def main(say: Callable[[str], object]) -> int:
