@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 from hypothesis import settings
 
+from oncekey.stores.redis import RedisStore
 from oncekey.testing.servers import MysqlServer, PostgresServer, RedisServer, ServerUnavailable
 from tests import databases
 
@@ -106,3 +107,12 @@ def redis_url(redis_server: RedisServer) -> str:
     """An empty Redis; its keys are those of this test alone."""
     redis_server.flush()
     return redis_server.url
+
+
+@pytest.fixture
+def ready_redis_url(redis_url: str) -> str:
+    """An empty Redis that `oncekey migrate --init` has set up."""
+    store = RedisStore(redis_url)
+    store.init()
+    store.close()
+    return redis_url

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import orjson
 import redis
 
 from oncekey.stores.redis.buckets import Names, bucket_of, name_of
@@ -21,13 +23,34 @@ for _, pattern in ipairs({'shelf:*', 'ask:*', 'resumable'}) do
   end
 end
 """
+_BASES = Names("oncekey").bases
 
 
-def age(client: redis.Redis, keys: Iterable[tuple[str, str]], seconds: float) -> None:
+def age(where: str | redis.Redis, keys: Iterable[tuple[str, str]], seconds: float) -> None:
     """Move all times of these rows back."""
-    bases = Names("oncekey").bases
-    with client.pipeline(transaction=False) as together:
+    if isinstance(where, str):
+        with redis.Redis.from_url(where) as client:
+            return age(client, keys, seconds)
+    with where.pipeline(transaction=False) as together:
         for at in keys:
             name = name_of(*at)
-            together.eval(_AGE, 1, bases[bucket_of(name)], name, -round(seconds * 1e6))
+            together.eval(_AGE, 1, _BASES[bucket_of(name)], name, -round(seconds * 1e6))
         together.execute()
+    return None
+
+
+def change(url: str, scope: str, key: str, columns: Mapping[str, Any]) -> None:
+    """Write into the part of a row that never changes, as another version would have."""
+    name = name_of(scope, key)
+    row = _BASES[bucket_of(name)] + b"k:" + name
+    with redis.Redis.from_url(url) as client:
+        fixed = dict(zip(("fingerprint", "fingerprint_version", "fingerprint_recipe", "quarantine_seconds"),
+                         orjson.loads(client.hget(row, "fixed")), strict=True))  # fmt: skip
+        fixed |= {column: value.hex() if isinstance(value, bytes) else value for column, value in columns.items()}
+        client.hset(row, "fixed", orjson.dumps(list(fixed.values())))
+
+
+def count(url: str) -> int:
+    """How many keys there are."""
+    with redis.Redis.from_url(url) as client:
+        return len(client.keys("oncekey:*:k:*"))

@@ -33,6 +33,7 @@ from oncekey.stores.registry import open_store
 from oncekey.telemetry import events
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import databases
+from tests.stores import redis_rows
 
 ONE = "single-tenant"
 """The scope of all keys of an app with SINGLE_TENANT and ``key_per="tenant"``."""
@@ -126,6 +127,8 @@ class World:
                 )
                 assert done.rowcount == 1, "no such key"
             connection.close()
+        elif self.url.startswith("redis"):
+            redis_rows.age(self.url, [(scope, key)], seconds)
         else:
             with databases.beside(self.url) as server:
                 aged = server.execute(
@@ -147,6 +150,8 @@ class World:
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=5.0)) as connection, connection:
                 done = connection.execute(f"UPDATE idempotency_keys SET {text} WHERE scope = ? AND key = ?", where)
                 assert done.rowcount == 1, "no such key"
+        elif self.url.startswith("redis"):
+            redis_rows.change(self.url, scope, key, columns)
         else:
             text = ", ".join(f"{name} = %s" for name in columns)
             with databases.beside(self.url) as server:
@@ -159,6 +164,8 @@ class World:
         """How many keys there are."""
         if self.url == "memory://":
             return len(self._memory._rows)
+        if self.url.startswith("redis"):
+            return redis_rows.count(self.url)
         count = "SELECT count(*) FROM idempotency_keys"
         if self.url.startswith("sqlite"):
             path = self.url.removeprefix("sqlite:///")

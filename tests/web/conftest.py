@@ -16,14 +16,14 @@ from tests.web.frameworks import STACKS, framework_of
 from tests.web.wsgi_server import MakeServer, Server
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", pytest.param("redis", marks=pytest.mark.stores)])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty place for keys, of every kind in turn."""
     if request.param == "memory":
         return "memory://"
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'keys.db'}"
-    url: str = request.getfixturevalue("ready_url")
+    url: str = request.getfixturevalue("ready_redis_url" if request.param == "redis" else "ready_url")
     return url
 
 
@@ -120,5 +120,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     other pairs are left to `make faults`."""
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if params.get("framework") == "fastapi" and params.get("store_url") in ("memory", "postgres"):
+        if params.get("framework") == "fastapi" and params.get("store_url") in ("memory", "postgres", "redis"):
             item.add_marker(pytest.mark.faults)

@@ -69,7 +69,9 @@ class RedisStore(Lookups, Epochs, Probes):
                 if script is scripts.END:
                     moved[positions[number]] = rows.ended(change, answer, now / 1e6)
                 else:
-                    response = None if change.to_state is None else change.response  # a deleted row has its own
+                    # A deleted row comes with its own response, and a row that starts over has none.
+                    kept = change.to_state is None or change.restart is not None
+                    response = None if kept else change.response
                     record = rows.record(change.scope, change.key, answer, now / 1e6, response)
                     moved[positions[number]] = record
         return moved
