@@ -27,7 +27,7 @@ from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
 from oncekey.stores.cache import open_cache
-from oncekey.stores.registry import KNOWN, open_store
+from oncekey.stores.registry import KNOWN, WITH_TRANSACTIONS, open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
 _log = logging.getLogger("oncekey")
@@ -109,20 +109,28 @@ class OnceKey(Lifespan):
         self.profile = profile
         self.docs_url = docs_url
         self.status_url = status_url
-        for each in (self.default_policy, *self.routes.listed.values()):
-            self.check_policy(each)
         store = open_store(url) if isinstance(url, str) else url
         front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)
         engine = Engine(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         super().__init__(engine, migrate=migrate, grace=grace)
+        for each in (self.default_policy, *self.routes.listed.values()):
+            self.check_policy(each)
         self.resolvers: Resolvers = ByOperation("resolver")
         self.resumes: ByOperation[Registered] = ByOperation("resume function")
 
     def check_policy(self, policy: Policy | None) -> None:
-        """Raise ConfigurationError for a policy that needs a setting which this OnceKey does not have.
+        """Raise ConfigurationError for a policy that needs a setting or a store which this OnceKey does not have.
 
-        A 202 without a Location gives the client no address at which it can ask for the result.
+        A 202 without a Location gives the client no address at which it can ask for the result. A transactional route
+        needs a store that shares the app's transactions; memory, which is for tests, may stand in for it.
         """
+        shared = self.engine.transactions is not None or self.store.capabilities.embedded
+        if policy is not None and policy.effects_kind is Effects.TRANSACTIONAL and not shared:
+            raise ConfigurationError(
+                "effects='transactional' stores the response in the transaction of the handler, and this store has none "
+                f"to share: keep the keys in the app's own database, one of {WITH_TRANSACTIONS}, or declare the route "
+                "effects='phased' or 'repeatable'"
+            )
         if policy is not None and policy.in_flight == "accepted" and self.status_url is None:
             raise ConfigurationError(
                 "Policy(in_flight='accepted') sends clients to the status resource, and oncekey does not know where it "

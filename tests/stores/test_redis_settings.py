@@ -1,0 +1,85 @@
+"""URLs of Redis, what its Capabilities say, and what is refused when the app is made."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from oncekey import SINGLE_TENANT, OnceKey, Policy
+from oncekey.errors import ConfigurationError
+from oncekey.stores.redis import RedisStore, urls
+from oncekey.stores.redis.buckets import SLOTS, TAGS
+from oncekey.stores.registry import WITH_TRANSACTIONS, open_store
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h", {"kind": "server", "hosts": (("h", 6379),)}),
+        ("redis://h:1/2", {"hosts": (("h", 1),)}),
+        ("redis://[::1]:7/0", {"hosts": (("::1", 7),)}),
+        ("rediss://u:p@h:1/0?ssl_ca_certs=x.pem", {"kind": "server"}),
+        ("redis+cluster://a:1,b:2,c", {"kind": "cluster", "hosts": (("a", 1), ("b", 2), ("c", 6379))}),
+        ("redis+sentinel://a,b:2/main/3", {"kind": "sentinel", "hosts": (("a", 26379), ("b", 2)), "name": "main"}),
+        ("redis://h?replicas=2&replicas_timeout=0.5&timeout=3", {"replicas": 2, "replicas_timeout": 0.5, "timeout": 3}),
+        ("redis://h?epoch=1-a&prefix=shop", {"epoch": "1-a", "prefix": "shop"}),
+        ("redis://h", {"epoch": None, "prefix": "oncekey", "replicas": 0, "replicas_timeout": 1.0, "timeout": 5.0}),
+    ],
+)
+def test_url_is_read(url: str, expected: dict[str, Any]) -> None:
+    settings = urls.read(url)
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_url_keeps_login_database_and_tls() -> None:
+    options = urls.read("rediss://me:s%40cret@h:1/2?ssl_cert_reqs=none").options
+    assert (options["username"], options["password"], options["db"]) == ("me", "s@cret", 2)
+    assert (options["connection_class"].__name__, options["ssl_cert_reqs"]) == ("SSLConnection", "none")
+    with closing(open_store("rediss+cluster://me:pw@h:1")) as store:
+        assert isinstance(store, RedisStore)
+        assert store.settings.options["connection_class"].__name__ == "SSLConnection"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://h:port/0", "cannot be read"),
+        ("redis://h?timeout=soon", "cannot be read"),
+        ("redis+sentinel://h:1", "master's name"),
+        ("redis+cluster://h:1/3", "no database"),
+        ("redis://h?replicas=-1", "replicas= takes"),
+        ("redis://h?replicas=0.5", "replicas= takes"),
+        ("redis://h?replicas=1&replicas_timeout=9", "replicas_timeout="),
+        ("redis://h?timeout=inf", "replicas_timeout="),
+    ],
+)
+def test_url_that_makes_no_sense_is_refused_without_its_password(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        OnceKey(url.replace("://", "://me:hunter2@"), scope=SINGLE_TENANT)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_password_is_in_no_message() -> None:
+    settings = urls.read("redis+sentinel://me:hunter2@h:1/main?sentinel_password=hunter3")
+    assert "hunter" not in settings.where + repr(settings)
+
+
+def test_slots_of_the_tags_lie_evenly() -> None:
+    """Wherever a cluster cuts its slots, each of up to sixteen masters has its share of the buckets."""
+    assert [key_slot(f"oncekey:{{{tag}}}:k:x".encode()) for tag in TAGS] == list(SLOTS)
+    assert [slot // 1024 for slot in SLOTS] == list(range(16))
+
+
+def test_transactional_route_on_redis_is_refused_when_the_app_is_made() -> None:
+    """The message names the stores that can."""
+    policy = Policy(effects="transactional")
+    url = "redis://localhost:1/0"
+    for given in ({"policy": policy}, {"routes": {"POST /payments": policy}}):
+        with pytest.raises(ConfigurationError, match="effects='transactional'") as caught:
+            OnceKey(url, scope=SINGLE_TENANT, **given)  # type: ignore[arg-type]
+        assert WITH_TRANSACTIONS in str(caught.value)
+    with OnceKey(url, scope=SINGLE_TENANT) as once, pytest.raises(ConfigurationError, match="postgresql://"):
+        once.policy(effects="transactional")
