@@ -79,7 +79,7 @@ def test_transactional_route_on_redis_is_refused_when_the_app_is_made() -> None:
     url = "redis://localhost:1/0"
     for given in ({"policy": policy}, {"routes": {"POST /payments": policy}}):
         with pytest.raises(ConfigurationError, match="effects='transactional'") as caught:
-            OnceKey(url, scope=SINGLE_TENANT, **given)  # type: ignore[arg-type]
+            OnceKey(url, scope=SINGLE_TENANT, **given)
         assert WITH_TRANSACTIONS in str(caught.value)
     with OnceKey(url, scope=SINGLE_TENANT) as once, pytest.raises(ConfigurationError, match="postgresql://"):
         once.policy(effects="transactional")

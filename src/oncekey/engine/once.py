@@ -127,8 +127,8 @@ class OnceKey(Lifespan):
         shared = self.engine.transactions is not None or self.store.capabilities.embedded
         if policy is not None and policy.effects_kind is Effects.TRANSACTIONAL and not shared:
             raise ConfigurationError(
-                "effects='transactional' stores the response in the transaction of the handler, and this store has none "
-                f"to share: keep the keys in the app's own database, one of {WITH_TRANSACTIONS}, or declare the route "
+                "effects='transactional' stores the response in the transaction of the handler, and this store has "
+                f"none to share: keep the keys in the app's own database, one of {WITH_TRANSACTIONS}, or declare the route "
                 "effects='phased' or 'repeatable'"
             )
         if policy is not None and policy.in_flight == "accepted" and self.status_url is None:

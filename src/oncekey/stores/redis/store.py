@@ -15,11 +15,12 @@ from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Event
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.swaps import Swap
+from oncekey.errors import StoreUnavailable
 from oncekey.stores.api import FOUND, Capabilities
 from oncekey.stores.duties import Turns
 from oncekey.stores.redis import rows, scripts, urls
 from oncekey.stores.redis.buckets import BUCKETS, Names, at_of, by_bucket, name_of
-from oncekey.stores.redis.calls import Call
+from oncekey.stores.redis.calls import Call, PartlyUnavailable
 from oncekey.stores.redis.checks import Probes
 from oncekey.stores.redis.epochs import Epochs
 from oncekey.stores.redis.lookups import Lookups
@@ -141,4 +142,7 @@ class RedisStore(Lookups, Epochs, Probes):
         calls = [
             Call(bucket, script, [self.names.epochs[bucket]], (*first, *given)) for bucket, given in values.items()
         ]
-        return self._run(calls, deadline, confirmed=False)
+        try:
+            return self._run(calls, deadline, confirmed=False)
+        except PartlyUnavailable as error:  # the answers of some buckets are no answer
+            raise StoreUnavailable(str(error)) from error

