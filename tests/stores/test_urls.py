@@ -23,6 +23,8 @@ from tests.cli.key_table import runner
         ("postgresql+psycopg2:///d?host=/run/pg", "postgresql:///d?host=/run/pg"),
         ("postgres+asyncpg://u@h/d", "postgresql://u@h/d"),
         ("postgresql+asyncpg://u@h/d?ssl=verify-full&xssl=1", "postgresql://u@h/d?sslmode=verify-full&xssl=1"),
+        ("mysql+asyncmy://u@h/d?charset=utf8mb4", "mysql://u@h/d?charset=utf8mb4"),
+        ("mariadb+pymysql://u@h/d", "mysql://u@h/d"),
         ("memory://", "memory://"),
         ("not a url", "not a url"),
     ],
@@ -31,7 +33,7 @@ def test_url_of_sqlalchemy_loses_its_driver_and_nothing_else(given: str, plain: 
     assert plain_url(given) == plain
 
 
-@pytest.mark.parametrize("scheme", ["sqlite+pysqlcipher", "postgresql+pygresql", "mysql+pymysql", "oracle"])
+@pytest.mark.parametrize("scheme", ["sqlite+pysqlcipher", "postgresql+pygresql", "mysql+pyodbc", "oracle"])
 def test_url_of_another_kind_of_database_is_refused(scheme: str) -> None:
     """An encrypted file is no plain one, so a driver is not just cut off."""
     with pytest.raises(ConfigurationError, match=f"no store is known for a URL that starts with '{scheme[:6]}"):

@@ -62,6 +62,11 @@ STORES = (
         renamed=(("asyncpg", "ssl", "sslmode"),),  # without it the connection is not encrypted
     ),
     Entry(
+        *("mysql", "mysql://user@host/database", "oncekey.stores.mysql", "mysql"),
+        alias="mariadb",
+        drivers=("pymysql", "mysqldb", "aiomysql", "asyncmy", "mysqlconnector", "mariadbconnector"),
+    ),
+    Entry(
         *("redis", "redis://host:6379/0", "oncekey.stores.redis", "redis"),
         cache=True,
         also=("rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),

@@ -1,4 +1,4 @@
-"""Judges what the probes of the SQL stores found: pure, and the same for both.
+"""Judges what the probes of the SQL stores found: pure, and the same for all.
 
 A probe asks its database. The limits and the texts are here.
 """
@@ -33,8 +33,8 @@ USES: Mapping[str, frozenset[str]] = {
         "fair_scopes": ["keys_turns"],
     }.items()
 }
-"""The statements that upkeep repeats, each with the indexes that serve it: the planner takes one of them, by what it
-knows of the rows. Without any of them the statement reads all keys."""
+"""The statements that upkeep repeats where there are partial indexes, each with the indexes that serve it: the planner
+takes one of them, by what it knows of the rows. Without any of them the statement reads all keys."""
 
 
 def wanted_indexes(package: str) -> dict[str, str]:
@@ -67,11 +67,11 @@ def indexes(package: str, there: Collection[str], broken: Collection[str] = ()) 
     )
 
 
-def plans(used: Mapping[str, Collection[str]]) -> Diagnosis:
+def plans(used: Mapping[str, Collection[str]], uses: Mapping[str, frozenset[str]] = USES) -> Diagnosis:
     """Whether upkeep's statements use their indexes; ``used`` names the indexes in each statement's plan."""
-    lost = [name for name, serving in USES.items() if serving.isdisjoint(used[name])]
+    lost = [name for name, serving in uses.items() if serving.isdisjoint(used[name])]
     if not lost:
-        return Diagnosis("plans", Level.OK, f"all {len(USES)} statements of upkeep use their index")
+        return Diagnosis("plans", Level.OK, f"all {len(uses)} statements of upkeep use their index")
     return Diagnosis(
         "plans",
         Level.FAIL,

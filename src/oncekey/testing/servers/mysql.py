@@ -75,7 +75,13 @@ class MysqlServer(Server):
             with (
                 closing(
                     pymysql.connect(
-                        host=HOST, port=self.port, user="root", database=database, autocommit=True, **limits
+                        host=HOST,
+                        port=self.port,
+                        user="root",
+                        database=database,
+                        autocommit=True,
+                        ssl_disabled=True,
+                        **limits,
                     )
                 ) as connection,
                 connection.cursor() as cursor,

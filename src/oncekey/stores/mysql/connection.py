@@ -1,0 +1,185 @@
+"""A connection that answers before its deadline or is closed, and the texts of its errors.
+
+A stopped server keeps its sockets open and sends nothing, so each wait on the socket has a limit. After it the
+connection is closed: a late answer must not be read as that of the next statement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT, CR, ER
+
+from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
+from oncekey.stores.mysql.address import Address
+
+# Session settings of a lane, each with its reason. MariaDB alone reads the text between /*M! and */.
+_SETTINGS = """
+SET SESSION
+    sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',  -- nothing is cut to fit; packets.py escapes for it
+    time_zone = '+00:00',
+    innodb_lock_wait_timeout = {lock_seconds},              -- a lane never waits long for one row
+    lock_wait_timeout = {seconds},                          -- nor for a table that is being altered
+    group_concat_max_len = 1048576                          -- MariaDB: also for json_arrayagg
+    /*M! , max_statement_time = {seconds} */;               -- the server gives up with us
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
+SELECT @@max_allowed_packet;
+SHOW SESSION VARIABLES LIKE 'wsrep_on';
+SHOW STATUS LIKE 'wsrep_ready'
+"""
+_CAUSAL_READS = "SET SESSION wsrep_sync_wait = 7"
+"""In a Galera cluster, reads and writes first wait until this node has what was committed on the others."""
+
+LOST_RACE = ER.DUP_ENTRY
+DEADLOCK, LOCK_TIMEOUT = ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT
+NOTHING_DONE = frozenset({DEADLOCK, LOCK_TIMEOUT})
+"""The transaction is rolled back, or can be: it can be tried again. In a Galera cluster COMMIT raises it, too."""
+ALREADY_THERE = frozenset({ER.TABLE_EXISTS_ERROR, ER.DUP_FIELDNAME, ER.DUP_KEYNAME, ER.CANT_DROP_FIELD_OR_KEY})
+
+_TOO_BIG = frozenset({ER.NET_PACKET_TOO_LARGE})
+_READ_ONLY = frozenset({ER.OPTION_PREVENTS_STATEMENT, 1792, 1836})
+_LATE = frozenset({LOCK_TIMEOUT, 1969, 3024})  # the last two: max_statement_time, max_execution_time
+_NOT_PRIMARY = 1047  # WSREP has not yet prepared node for application use
+_GONE: dict[int, str] = {
+    # What a client can do nothing about but wait, by the server's or the driver's number; with advice for an operator.
+    0: "",
+    CR.CR_SERVER_LOST: "",
+    CR.CR_SERVER_GONE_ERROR: "",
+    CR.CR_CONN_HOST_ERROR: "start it, or correct the address",
+    CR.CR_CONNECTION_ERROR: "start it, or correct the address",
+    CR.CR_UNKNOWN_HOST: "correct the name of the host",
+    ER.CON_COUNT_ERROR: "it takes no more connections: raise max_connections, or run fewer processes",
+    ER.TOO_MANY_USER_CONNECTIONS: "its user may have no more connections: raise max_user_connections",
+    ER.USER_LIMIT_REACHED: "its user may have no more connections: raise max_user_connections",
+    ER.ACCESS_DENIED_ERROR: "correct the user's name or password",
+    ER.DBACCESS_DENIED_ERROR: "its user may not use that database: docs/stores.md says what it needs to be granted",
+    ER.BAD_DB_ERROR: "create that database, or correct its name",
+    ER.DISK_FULL: "free some room on its disk",
+    ER.RECORD_FILE_FULL: "free some room on its disk",
+    ER.GET_ERRNO: "see its error log",
+    ER.ERROR_DURING_COMMIT: "",
+    ER.SERVER_SHUTDOWN: "",
+    ER.QUERY_INTERRUPTED: "",
+    ER.NEW_ABORTING_CONNECTION: "",
+    ER.CANT_CREATE_THREAD: "",
+    DEADLOCK: "",
+    1927: "",  # MariaDB: the connection was killed
+    4031: "",  # MySQL: it was idle for too long
+    _NOT_PRIMARY: "this node is not in the primary component of its cluster: name the other nodes in the URL, too",
+}
+_ADVICE = {
+    ER.TABLEACCESS_DENIED_ERROR: "its user may not do that: docs/stores.md says what it needs to be granted",
+    ER.COLUMNACCESS_DENIED_ERROR: "its user may not do that: docs/stores.md says what it needs to be granted",
+    ER.DATA_TOO_LONG: "a key, scope or name is longer than 1024 bytes",
+}
+
+
+class Connection(pymysql.Connection):
+    """One lane's connection."""
+
+    max_packet = 0
+    galera = False
+
+    def set_deadline(self, deadline: float) -> None:
+        """Every wait for the server ends about then, a time.monotonic()."""
+        self._read_timeout = self._write_timeout = max(0.001, deadline - time.monotonic())
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.open)
+
+    def run(self, text: str) -> list[Any]:
+        """Send one packet. Return, for each of its statements, the rows, or the number of rows that it matched."""
+        results: list[Any] = []
+        with self.cursor() as cursor:
+            cursor.execute(text.encode("utf-8", "surrogateescape"))  # type: ignore[call-overload]
+            while True:
+                results.append(cursor.fetchall() if cursor.description else cursor.rowcount)
+                if not cursor.nextset():
+                    return results
+
+
+def connect(address: Address, *, timeout: float, lock_timeout: float, deadline: float) -> Connection:
+    """Open a lane's connection: to the first host that answers, and that takes writes."""
+    trouble: BaseException | None = None
+    for number, (host, port) in enumerate(address.hosts):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        share = left / (len(address.hosts) - number)  # one host that is silent must not use up the time of all
+        try:
+            return _connect(address, host, port, timeout, lock_timeout, time.monotonic() + share)
+        except pymysql.Error as error:
+            trouble = error
+    raise trouble or pymysql.OperationalError(CR.CR_SERVER_LOST, "timed out")
+
+
+def _connect(
+    address: Address, host: str, port: int, timeout: float, lock_timeout: float, deadline: float
+) -> Connection:
+    connection = Connection(
+        host=host,
+        port=port,
+        user=address.user,
+        password=address.password,
+        database=address.database,
+        charset="utf8mb4",
+        autocommit=True,
+        client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+        connect_timeout=max(0.1, deadline - time.monotonic()),
+        defer_connect=True,
+        **dict(address.options),
+    )
+    connection.set_deadline(deadline)
+    connection.connect()
+    try:
+        settings = _SETTINGS.format(seconds=max(1, round(timeout)), lock_seconds=max(1, round(lock_timeout)))
+        *_, ((packet,),), wsrep_on, wsrep_ready = connection.run(settings)
+        connection.max_packet = packet
+        if dict(wsrep_on).get("wsrep_on") == "ON":
+            if dict(wsrep_ready).get("wsrep_ready") != "ON":
+                raise pymysql.OperationalError(_NOT_PRIMARY, "WSREP is not ready")
+            connection.galera = True
+            connection.run(_CAUSAL_READS)
+    except BaseException:
+        connection._force_close()  # type: ignore[attr-defined]
+        raise
+    return connection
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Turns errors of the driver into oncekey's."""
+    try:
+        yield
+    except pymysql.Error as error:
+        raise explain(error, where) from error
+
+
+def code_of(error: pymysql.Error) -> int:
+    number = error.args[0] if error.args else 0
+    return number if isinstance(number, int) else 0
+
+
+def explain(error: pymysql.Error, where: str) -> OnceKeyError:
+    """oncekey's error for an error of the driver. It never quotes values: they may be keys or bodies."""
+    code = code_of(error)
+    if code == ER.NO_SUCH_TABLE:
+        return SchemaError(f"{where} has no oncekey tables, or not all of them: run `oncekey migrate`")
+    if code == ER.BAD_FIELD_ERROR:
+        return SchemaError(f"{where} has an older oncekey schema: run `oncekey migrate`")
+    if code in _READ_ONLY:
+        return StoreUnavailable(f"{where} is read-only (a replica?): point oncekey at the primary")
+    if code in _LATE or (code in (CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR) and "timed out" in str(error)):
+        return StoreUnavailable(f"{where} did not answer in time")
+    if code in _TOO_BIG:
+        return StoreError(f"{where} refused a packet that is larger than its max_allowed_packet: raise that setting")
+    if code in _GONE or isinstance(error, pymysql.InterfaceError):
+        advice = f": {words}" if (words := _GONE.get(code)) else ""
+        return StoreUnavailable(f"{where} is unavailable ({type(error).__name__} {code}){advice}")
+    advice = f": {_ADVICE[code]}" if code in _ADVICE else ""
+    return StoreError(f"{where} refused a statement ({type(error).__name__} {code}){advice}")
