@@ -29,7 +29,7 @@ class Case:
     open_effect: bool
 
     def __repr__(self) -> str:
-        evidence = {name: getattr(self.evidence, name) for name in Evidence.__slots__}
+        evidence = vars(self.evidence)
         return f"{evidence} -> {self.status}, {self.policy}, {self.word=} {self.first_attempt=} {self.begun=}"
 
 

@@ -125,7 +125,7 @@ def test_a_row_that_is_held_is_waited_for(it: Open, drive: Drive, monkeypatch: p
     real = it.store.inner.swap
     monkeypatch.setattr(it.store.inner, "swap", lambda batch: answers.pop() if answers else real(batch))
     assert drive(it.engine, it.engine.finish(operation_of(begun.record), Event.COMPLETE, RESPONSE)).stored
-    assert it.engine._waiters == {}
+    assert it.engine.waiters == {}
 
 
 # ---------------------------------------------------------------- errors
@@ -192,12 +192,12 @@ def test_a_waiter_in_the_same_process_is_woken(it: Open, drive: Drive, finisher:
     begun = blocking(it.engine, it.engine.begin(reservation(), Policy()))
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(drive, it.engine, it.engine.begin(reservation(), WAITING))
-        eventually(lambda: it.engine._waiters)
+        eventually(lambda: it.engine.waiters)
         assert finisher(it.engine, it.engine.finish(operation_of(begun.record), Event.COMPLETE, RESPONSE)).stored
         decision = waiter.result(PATIENCE)
     assert isinstance(decision, Replay)
     assert decision.record.response == RESPONSE
-    assert it.engine._waiters == {}
+    assert it.engine.waiters == {}
 
 
 def test_all_waiters_of_a_key_are_woken_and_no_others(it: Open, patient: None) -> None:
@@ -207,14 +207,14 @@ def test_all_waiters_of_a_key_are_woken_and_no_others(it: Open, patient: None) -
     with ThreadPoolExecutor(4) as pool:
         mine = [pool.submit(blocking, it.engine, it.engine.begin(reservation(), WAITING)) for _ in range(3)]
         theirs = pool.submit(blocking, it.engine, it.engine.begin(reservation("other"), WAITING))
-        eventually(lambda: sum(len(waiters) for waiters in list(it.engine._waiters.values())) == 4)
+        eventually(lambda: sum(len(waiters) for waiters in list(it.engine.waiters.values())) == 4)
         blocking(it.engine, it.engine.finish(operation_of(begun.record), Event.COMPLETE, RESPONSE))
         assert all(isinstance(waiter.result(PATIENCE), Replay) for waiter in mine)
-        assert set(it.engine._waiters) == {("tenant-1", "other")}
+        assert set(it.engine.waiters) == {("tenant-1", "other")}
         assert not theirs.done()
         blocking(it.engine, it.engine.finish(operation_of(other.record), Event.COMPLETE, RESPONSE))
         assert isinstance(theirs.result(PATIENCE), Replay)
-    assert it.engine._waiters == {}
+    assert it.engine.waiters == {}
 
 
 def test_a_waiter_looks_again_by_itself(it: Open, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_a_waiter_looks_again_by_itself(it: Open, drive: Drive, monkeypatch: pyt
         eventually(lambda: len(it.store.asked("reserve")) >= 2)
         it.store.inner.swap([swap(record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)])
         assert isinstance(waiter.result(PATIENCE), Replay)
-    assert it.engine._waiters == {}
+    assert it.engine.waiters == {}
 
 
 def test_waiting_ends_with_a_conflict(it: Open, drive: Drive) -> None:
@@ -237,7 +237,7 @@ def test_waiting_ends_with_a_conflict(it: Open, drive: Drive) -> None:
     assert isinstance(decision, Busy)
     assert it.heard.kinds() == ["FoundInFlight", "WaitedOut"]
     assert len(it.store.asked("reserve")) >= 2
-    assert it.engine._waiters == {}
+    assert it.engine.waiters == {}
 
 
 def test_a_waiter_that_is_cancelled_is_forgotten(it: Open, patient: None) -> None:
@@ -246,13 +246,13 @@ def test_a_waiter_that_is_cancelled_is_forgotten(it: Open, patient: None) -> Non
 
     async def main() -> None:
         task = asyncio.create_task(it.engine.run(it.engine.begin(reservation(), WAITING), PATIENCE))
-        await asyncio.to_thread(eventually, lambda: it.engine._waiters)
+        await asyncio.to_thread(eventually, lambda: it.engine.waiters)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(main())
-    assert it.engine._waiters == {}
+    assert it.engine.waiters == {}
 
 
 def test_waiter_of_a_closed_loop_does_not_stop_the_others(it: Open, patient: None) -> None:
@@ -260,14 +260,14 @@ def test_waiter_of_a_closed_loop_does_not_stop_the_others(it: Open, patient: Non
     begun = blocking(it.engine, it.engine.begin(reservation(), Policy()))
     loop = asyncio.new_event_loop()
     task = loop.create_task(it.engine.run(it.engine.begin(reservation(), WAITING), PATIENCE))
-    while not it.engine._waiters:
+    while not it.engine.waiters:
         loop.run_until_complete(asyncio.sleep(0.001))
     loop.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     try:
         finished = blocking(it.engine, it.engine.finish(operation_of(begun.record), Event.COMPLETE, RESPONSE))
     finally:
-        it.engine._waiters.clear()
+        it.engine.waiters.clear()
         task.get_coro().close()
     assert finished.stored
 
@@ -283,7 +283,7 @@ def test_a_pause_ends_when_its_time_is_over(it: Open, drive: Drive) -> None:
     answer, seconds = drive(it.engine, flow())
     assert answer is None
     assert 0.015 <= seconds < PATIENCE
-    assert it.engine._waiters == {}
+    assert it.engine.waiters == {}
 
 
 # ---------------------------------------------------------------- the end

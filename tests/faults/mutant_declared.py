@@ -45,7 +45,7 @@ DECLARED: tuple[Mutant, ...] = (
     _(51, "I1", "two declarations of one route are refused", f"{START}::test_route_declared_at_handler_and_in_routes_is_refused_with_both_places[fastapi]",
       (COVERAGE, "        if (listed := _listed(method, spot, layer)) is not None:\n", "        if (listed := None) is not None:\n")),
     _(51, "I1", "declarations are looked through before the start", f"{START}::test_route_declared_at_handler_and_in_routes_is_refused_with_both_places[starlette]",
-      (ASGI, "            require_asyncio()\n            self._prepare(scope)\n", "            require_asyncio()\n")),
+      ("oncekey.web.asgi_lifespan", "            require_asyncio()\n            prepare()\n", "            require_asyncio()\n")),
     _(51, "I1", "declarations are looked through before the first request (WSGI)", f"{START}::test_route_declared_at_handler_and_in_routes_is_refused_with_both_places[flask]",
       ("oncekey.web.wsgi", "            check_declarations(self, self.once, self.only)", "            pass")),
     _(51, "I1", "declarations are looked through before the start (Litestar)", f"{START}::test_route_declared_at_handler_and_in_routes_is_refused_with_both_places[litestar]",

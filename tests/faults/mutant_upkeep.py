@@ -43,7 +43,7 @@ UPKEEP: tuple[Mutant, ...] = (
     _(52, "I4", "upkeep runs by itself on an embedded store", "tests/web/test_upkeep_in_app.py::test_upkeep_runs_by_itself_during_the_lifespan_on_an_embedded_store",
       ("oncekey.upkeep.in_app", "once.store.capabilities.embedded if upkeep == \"auto\" else upkeep", "upkeep is True")),
     _(52, "I4", "a mounted app says that its upkeep never started", "tests/web/test_upkeep_in_app.py::test_mounted_app_says_once_that_its_upkeep_never_started",
-      ("oncekey.web.asgi", "                if self._misses_start:\n", "                if False:\n")),
+      ("oncekey.web.asgi", "        if self._misses_start:\n", "        if False:\n")),
     _(52, "I4", "a WSGI app starts upkeep", "tests/web/test_upkeep_in_app.py::test_flask_starts_upkeep_at_its_first_protected_request",
       ("oncekey.web.wsgi", "            self._upkeep.start()\n", "            pass\n")),
     _(52, "I4", "a WSGI app starts one upkeep", "tests/web/test_upkeep_in_app.py::test_two_first_requests_at_once_start_one_upkeep",

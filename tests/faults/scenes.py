@@ -151,6 +151,7 @@ def _kind(effects: str, *, charges: int = 1, rows: int = 0, tombstone: bool = Fa
 
 KINDS = {
     "plain": _kind("external"),
+    "unmeasured": _kind("external"),
     "raw": _kind("external"),
     "raw-raises": _kind("external"),
     "slow": _kind("external"),
@@ -245,7 +246,7 @@ class Scene:
         self.charge(op)
         return Reply()
 
-    repeatable = raw = plain
+    repeatable = raw = unmeasured = plain
 
     async def slow(self, op: Operation, dependencies: AsyncExitStack) -> Reply:
         self.charge(op)

@@ -6,10 +6,14 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import binary, builds, just, lists, none, sampled_from, text, tuples
 
-from oncekey.core.states import Actor, Event
+from oncekey.core.record import Reservation, StoredResponse
+from oncekey.core.states import Actor, Effects, Event
 from oncekey.core.swaps import swap
-from oncekey.stores.postgres import PostgresStore, arrays
+from oncekey.stores.postgres import PostgresStore, arrays, packing, rows
+from tests.engine.doubles import reservation
 from tests.stores.postgres import complete, put
 
 _VALUES: dict[type[arrays.Column], tuple[str, list[Any]]] = {
@@ -59,3 +63,63 @@ def test_a_statement_is_prepared_once_whatever_it_carries(store: PostgresStore) 
     prepared = store._connection().execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
     assert prepared is not None
     assert prepared[0] <= 5
+
+
+_TEXTS = text(max_size=8).filter(lambda value: "\0" not in value)
+_SAME_OR_NOT = sampled_from(["a", "b"])
+
+
+@given(
+    batch=lists(
+        builds(
+            Reservation,
+            scope=_SAME_OR_NOT | _TEXTS,
+            key=_TEXTS,
+            operation=_SAME_OR_NOT,
+            fingerprint=binary(min_size=32, max_size=32),
+            fingerprint_version=just(2),
+            effects=sampled_from(Effects),
+            owner=_TEXTS,
+            lease_seconds=sampled_from([30.0, 1.5]),
+            retention_seconds=just(86_400.0),
+            fingerprint_recipe=none() | _SAME_OR_NOT,
+            quarantine_seconds=none() | just(7.0),
+            parts=none(),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_packed_reservations_equal_their_columns(batch: list[Reservation]) -> None:
+    """Byte for byte, whether the rows of a batch agree or not."""
+    assert packing.reservations(batch) == [column.encode() for column in rows.reservation_columns(batch).values()]
+
+
+@given(
+    responses=lists(
+        none()
+        | builds(
+            StoredResponse,
+            sampled_from([200, 201, 404]),
+            lists(tuples(_TEXTS, _TEXTS), max_size=2).map(tuple),
+            none() | binary(max_size=9),
+            sampled_from([1, 2]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    why=none() | _TEXTS,
+)
+def test_packed_ends_equal_their_columns(responses: list[StoredResponse | None], why: str | None) -> None:
+    """Byte for byte; also of tombstones, and of an end without a response."""
+    ends = [
+        swap(reservation(f"k-{number}").record(1.0), Event.FAIL, Actor.OWNER, response=response, last_error=why)
+        for number, response in enumerate(responses)
+    ]
+    assert packing.ends(ends) == [column.encode() for column in rows.end_columns(ends).values()]
+
+
+def test_packed_text_with_a_nul_is_left_to_the_database() -> None:
+    """It refuses the value; no other row of the batch gets a part of it."""
+    batch = [reservation("a\0b"), reservation("c")]
+    assert packing.reservations(batch) == [column.encode() for column in rows.reservation_columns(batch).values()]

@@ -17,7 +17,7 @@ from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.api import LostRace
-from oncekey.stores.postgres import PostgresStore, rows
+from oncekey.stores.postgres import PostgresStore, packing, rows
 from oncekey.stores.postgres.in_loop import _END, _RESERVE, InLoop
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
@@ -212,7 +212,7 @@ async def test_a_race_that_is_lost_undoes_the_ends_of_the_batch_too(store: Postg
     end = completion(reserved(store, "a"))
     twins = [reservation("twin"), reservation("twin")]
     with pytest.raises(LostRace):  # the same key twice stands for a rival's
-        await fast._ask((_END, rows.end_columns([end])), (_RESERVE, rows.reservation_columns(twins)))
+        await fast._ask((_END, packing.ends([end])), (_RESERVE, packing.reservations(twins)))
     (record,) = store.read([("tenant-1", "a")])
     assert record is not None
     assert record.state is State.IN_PROGRESS

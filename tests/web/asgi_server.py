@@ -10,6 +10,9 @@ from typing import Any
 class AsgiServer:
     """One ASGI request, driven by hand: what the server would send in, and everything that came out."""
 
+    announces_length = True
+    """False: no Content-Length, so the request leaves the flat way at the head."""
+
     def __init__(
         self,
         app: Any,
@@ -22,6 +25,8 @@ class AsgiServer:
         extensions: Mapping[str, Any] | None = None,
     ) -> None:
         fields = {"content-type": "application/json", "host": "api.test", **(headers or {})}
+        if self.announces_length:
+            fields.setdefault("content-length", str(len(body)))
         if key is not None:
             fields["idempotency-key"] = key
         self.scope: dict[str, Any] = {

@@ -39,6 +39,12 @@ def framework() -> str:
     return "starlette"
 
 
+@pytest.fixture(params=["flat", "general"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of a request: the general one is taken where no length is announced."""
+    monkeypatch.setattr(AsgiServer, "announces_length", request.param == "flat")
+
+
 class Held(MemoryStore):
     """A store in whose verbs a test can hold the lane."""
 
@@ -287,11 +293,11 @@ async def test_cancelled_while_waiting_for_the_first_leaves_nothing(make_api: Ma
     first = api.start(content=BODY, headers=JSON)
     await soon(gate.entered.wait())
     waiter = AsgiServer(api.app).start()
-    await until(lambda: api.once.engine._waiters, "it waits")
+    await until(lambda: api.once.engine.waiters, "it waits")
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiter
-    assert not api.once.engine._waiters
+    assert not api.once.engine.waiters
     gate.go.set()
     assert (await first).status_code == 201
     assert api.runs == 1
@@ -399,6 +405,6 @@ async def test_lifespan_ends_with_everything_stored(make_api: MakeApi, world: Wo
     incoming.put_nowait({"type": "lifespan.shutdown"})
     await soon(lifespan)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-    assert api.once.engine._closed
+    assert api.once.engine.closed
     assert (await api.post()).headers["idempotency-replayed"] == "true"
     assert api.runs == 1

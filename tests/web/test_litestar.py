@@ -356,7 +356,7 @@ async def test_the_lifespan_checks_the_store_and_lets_it_go(tmp_path: Path) -> N
     async with app.lifespan():
         assert (tmp_path / "new.db").exists()
         assert (await send(app, fresh())).status_code == 201
-    assert once.engine._closed
+    assert once.engine.closed
 
 
 @pytest.mark.parametrize("name", ["operation", "op"])

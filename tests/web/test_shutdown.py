@@ -208,7 +208,7 @@ async def test_store_is_let_go_when_the_apps_own_shutdown_fails(once: OnceKey) -
     life.ask_to_end()
     with pytest.raises(RuntimeError, match="does not close"):
         await life.ended()
-    assert once.engine._closed
+    assert once.engine.closed
 
 
 # ---------------------------------------------------------------- used again

@@ -16,44 +16,33 @@ SPEAKING_ERRORS = (Refused, NotExecuted, OutcomeUnknown, StoreError)
 class Evidence:
     """What the wrapped endpoint and the web integration reported. One object per attempt."""
 
-    __slots__ = (
-        "broke_off",
-        "calls",
-        "cause",
-        "covered",
-        "error",
-        "raised",
-        "raised_name",
-        "raised_status",
-        "refused",
-        "returned",
-        "running",
-    )
+    # The defaults are of the class: an attempt sets only what was seen of it.
+    covered = False
+    """Every endpoint that this request can reach is wrapped. So 0 calls mean that no endpoint was entered."""
+    calls = 0
+    """How often the endpoint was entered. Middleware that retries enters it more than once."""
+    running = 0
+    """Calls that have neither returned nor raised."""
+    returned: int | None = None
+    """The status of the response that the last call returned."""
+    raised = False
+    """The last call raised an Exception. A cancelled call sets neither this nor ``returned``."""
+    raised_status: int | None = None
+    """The status that the raised exception itself has: an HTTPException's, or Refused's."""
+    raised_name = ""
+    """The class of the raised exception, for the record."""
+    error: BaseException | None = None
+    """The raised exception, if it is one of SPEAKING_ERRORS."""
+    cause: BaseException | None = None
+    """The raised exception, for its traceback in the log. It is dropped when the attempt is judged, because a traceback
+    holds the request."""
+    broke_off = False
+    """The app returned or raised before it had sent its whole response."""
+    refused = False
+    """The framework's validation refused the request before the endpoint was entered."""
 
     def __init__(self, *, covered: bool = False) -> None:
         self.covered = covered
-        """Every endpoint that this request can reach is wrapped. So 0 calls mean that no endpoint was entered."""
-        self.calls = 0
-        """How often the endpoint was entered. Middleware that retries enters it more than once."""
-        self.running = 0
-        """Calls that have neither returned nor raised."""
-        self.returned: int | None = None
-        """The status of the response that the last call returned."""
-        self.raised = False
-        """The last call raised an Exception. A cancelled call sets neither this nor ``returned``."""
-        self.raised_status: int | None = None
-        """The status that the raised exception itself has: an HTTPException's, or Refused's."""
-        self.raised_name = ""
-        """The class of the raised exception, for the record."""
-        self.error: BaseException | None = None
-        """The raised exception, if it is one of SPEAKING_ERRORS."""
-        self.cause: BaseException | None = None
-        """The raised exception, for its traceback in the log. It is dropped when the attempt is judged, because a
-        traceback holds the request."""
-        self.broke_off = False
-        """The app returned or raised before it had sent its whole response."""
-        self.refused = False
-        """The framework's validation refused the request before the endpoint was entered."""
 
     @property
     def ended(self) -> bool:
@@ -62,10 +51,11 @@ class Evidence:
         return not self.running and (self.raised or (self.returned is not None and not self.broke_off))
 
     def entered(self) -> None:
+        if self.calls or self.cause is not None:  # forget what an earlier call, or the code around it, did
+            self.returned = self.raised_status = self.error = self.cause = None
+            self.raised = False
         self.calls += 1
         self.running += 1
-        self.returned = self.raised_status = self.error = self.cause = None
-        self.raised = False
 
     def returned_with(self, status: int) -> None:
         self.running -= 1

@@ -26,10 +26,10 @@ from typing import Literal
 
 from http_sfv.item import Item
 
-__all__ = ["BadKey", "parse_key"]
+__all__ = ["COMMON", "BadKey", "parse_key"]
 
 # Group 1: a quoted String without escapes. Group 2: a bare key. `_uncommon` handles every other value.
-_COMMON = re.compile(rb'"([ !#-\[\]-~]*)"|([!#-+\--:<-\[\]-~]+)').fullmatch
+COMMON = re.compile(rb'"([ !#-\[\]-~]*)"|([!#-+\--:<-\[\]-~]+)').fullmatch
 # A complete String at the start of the value, with escapes; the rest of the value is checked separately.
 _STRING = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*+)"').match
 _ESCAPED = re.compile(rb'\\(["\\])')
@@ -86,7 +86,7 @@ def parse_key(
     if len(values) != 1:
         raise BadKey("repeated" if values else "missing")
     raw = values[0].strip(b" \t")
-    common = _COMMON(raw)
+    common = COMMON(raw)
     if common is None:
         key = _uncommon(raw, syntax)
     elif (quoted := common[1]) is not None:

@@ -30,6 +30,8 @@ class Breaker:
         self._lock = threading.Lock()
         self._failures = 0
         self._retry_at = _CLOSED
+        self.calm = True
+        """No failure since the last success: ``allows`` is True, and ``succeeded`` has nothing to do."""
         process.enroll(self)
 
     def allows(self) -> bool:
@@ -53,13 +55,13 @@ class Breaker:
             return
         with self._lock:
             was_open = self._retry_at != _CLOSED
-            self._failures, self._retry_at = 0, _CLOSED
+            self._failures, self._retry_at, self.calm = 0, _CLOSED, True
         if was_open:
             self._on_change(False, None)
 
     def failed(self, error: Exception) -> None:
         with self._lock:
-            self._failures += 1
+            self._failures, self.calm = self._failures + 1, False
             opens = self._failures >= FAILURES_TO_OPEN and self._retry_at == _CLOSED
             if self._failures >= FAILURES_TO_OPEN:
                 self._retry_at = self._clock() + OPEN_SECONDS

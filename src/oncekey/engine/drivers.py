@@ -29,8 +29,8 @@ class Drivers:
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        self._closed = False
-        self._waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        self.closed = False
+        self.waiters: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
     if TYPE_CHECKING:
 
@@ -38,7 +38,7 @@ class Drivers:
 
     async def run(self, flow: Flow[_T], timeout: float) -> _T:
         """Drive a flow from a coroutine; each question to the store may take ``timeout`` seconds."""
-        if self._closed:
+        if self.closed:
             self._open_again()
         loop = asyncio.get_running_loop()
         try:
@@ -70,7 +70,7 @@ class Drivers:
 
     def run_blocking(self, flow: Flow[_T], timeout: float) -> _T:
         """Drive a flow from a thread."""
-        if self._closed:
+        if self.closed:
             self._open_again()
         try:
             step = next(flow)
@@ -126,18 +126,18 @@ class Drivers:
     @contextmanager
     def _waiting(self, at: tuple[str, str], wake: Callable[[], None]) -> Iterator[None]:
         """Inside this block, a finish of this key in this process calls ``wake``."""
-        waiters = self._waiters.setdefault(at, [])
+        waiters = self.waiters.setdefault(at, [])
         waiters.append(wake)
         try:
             yield
         finally:
             waiters.remove(wake)
             if not waiters:
-                self._waiters.pop(at, None)
+                self.waiters.pop(at, None)
 
-    def _wake(self, at: tuple[str, str]) -> None:
+    def wake(self, at: tuple[str, str]) -> None:
         """Wake the flows of this process that wait for this key."""
-        for wake in list(self._waiters.get(at, ())):
+        for wake in list(self.waiters.get(at, ())):
             wake()
 
     def _open_again(self) -> None:

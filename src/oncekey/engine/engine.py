@@ -36,7 +36,7 @@ from oncekey.engine.keeper import Keeper, Unfinished
 from oncekey.engine.operation import Operation
 from oncekey.engine.process import Owners
 from oncekey.engine.transactions import completion
-from oncekey.errors import SchemaError, StoreOverloaded, StoreUnavailable
+from oncekey.errors import OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
 from oncekey.stores.api import Store, Transactions
 from oncekey.stores.cache.front import Cache
 from oncekey.telemetry import events
@@ -99,15 +99,19 @@ class Engine(Drivers):
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
-    def begin(self, wanted: Reservation, policy: Policy) -> Flow[Decision]:
-        """Read or reserve the key, and decide. If the store fails, this raises StoreError and no handler runs (I7)."""
-        if not self.breaker.allows():
+    def begin(self, wanted: Reservation, policy: Policy, first: Found | None = None) -> Flow[Decision]:
+        """Read or reserve the key, and decide. If the store fails, this raises StoreError and no handler runs (I7).
+
+        ``first``: what the store has answered already.
+        """
+        if first is None and not self.breaker.allows():
             raise StoreUnavailable("the store has failed repeatedly, so oncekey asks it again after a pause")
         wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
         step, claims = FIRST_WAIT_SECONDS, 0
         try:
             while True:
-                found: Found = yield wanted
+                found: Found = first or (yield wanted)
+                first = None
                 decision = decide(found.record, wanted)
                 if isinstance(decision, Claim):
                     claims += 1
@@ -128,15 +132,19 @@ class Engine(Drivers):
                     decision = Busy(decision.record, self.overdue_lease(decision.record, policy))
                 self.emitter.decided(decision, policy)
                 break
-        except StoreOverloaded as error:
-            self.emitter.emit(events.QueueFull(verb="reserve", error=describe(error)))
+        except OperatorError as error:
+            self.begin_failed(error)
             raise
-        except (StoreUnavailable, SchemaError) as error:
-            self.breaker.failed(error)
-            raise
-        # Any other StoreError is about this request only. The store answers, so it is no failure for the breaker.
         self.breaker.succeeded()
         return decision
+
+    def begin_failed(self, error: OperatorError) -> None:
+        """The store did not say whose the key is."""
+        if isinstance(error, StoreOverloaded):
+            self.emitter.emit(events.QueueFull(verb="reserve", error=describe(error)))
+        elif isinstance(error, StoreUnavailable | SchemaError):
+            self.breaker.failed(error)
+        # Any other StoreError is about this request only. The store answers, so it is no failure for the breaker.
 
     def overdue_lease(self, record: Record, policy: Policy) -> float | None:
         """The seconds that are left of a lease whose renewal is overdue. None: its owner may be alive.
@@ -210,8 +218,8 @@ class Engine(Drivers):
 
     def _finished(self, event: Event, record: Record, response: StoredResponse | None, reason: str | None) -> None:
         """The store holds the end of an attempt: wake the requests that wait for this key, and report it."""
-        if self._waiters:
-            self._wake((record.scope, record.key))
+        if self.waiters:
+            self.wake((record.scope, record.key))
         self.emitter.finished(event, record, response, reason)
 
     def adopt(self, unfinished: Unfinished) -> None:
@@ -252,7 +260,7 @@ class Engine(Drivers):
     def open(self) -> None:
         """Take requests again, after a close."""
         with self._opening:
-            self._closed = False
+            self.closed = False
             self.keeper.open()
             self.router.open()
             self.breaker.succeeded()  # failures while it was closed say nothing about the store
@@ -264,7 +272,7 @@ class Engine(Drivers):
         outlives the shutdown must be able to store its outcome.
         """
         self.keeper.close(timeout)
-        self._closed = True
+        self.closed = True
         drained = self.router.close(timeout)
         self.store.close()
         if self.cache is not None:

@@ -71,7 +71,7 @@ class Keeper:
         lease = operation.policy.lease_seconds
         now = time.monotonic()
         operation.renew_at = now + lease * RENEW_AT
-        self._live[operation.record.owner] = operation
+        self._live[operation.owner] = operation
         if (max_run := operation.policy.max_run) is not None:
             operation.runs_until = now + max_run.total_seconds()
             lease = min(lease, max_run.total_seconds())
@@ -83,7 +83,7 @@ class Keeper:
         return record.owner in self._live
 
     def unwatch(self, operation: Operation) -> None:
-        self._live.pop(operation.record.owner, None)
+        self._live.pop(operation.owner, None)
 
     def adopt(self, unfinished: Unfinished) -> None:
         """Renew the lease and try to store this outcome, for as long as its owner holds the key."""
@@ -187,16 +187,16 @@ class Keeper:
         tally.waiting -= 1
         if tally.waiting == 0 and tally.renewed and self._engine.emitter.wants(events.LeaseRenewed):
             self._engine.emitter.emit(events.LeaseRenewed(rows=tally.renewed))
-        if done.error is None and done.result is None and operation.record.owner in self._live:
+        if done.error is None and done.result is None and operation.owner in self._live:
             # Not renewed: the lease is lost, or another transaction holds the row. Read the row to know.
             at = (operation.record.scope, operation.record.key)
             self._engine.router.submit(QuietTicket(at, lambda seen: self._suspected(operation, seen)))
 
     def _suspected(self, operation: Operation, seen: Ticket) -> None:
         record: Record | None = seen.result
-        if seen.error is not None or operation.record.owner not in self._live:
+        if seen.error is not None or operation.owner not in self._live:
             return
-        if record is None or record.owner != operation.record.owner or record.state is not State.IN_PROGRESS:
+        if record is None or record.owner != operation.owner or record.state is not State.IN_PROGRESS:
             operation.lost = True
             self.unwatch(operation)
             self._engine.emitter.emit(events.LeaseLost(*about(operation.record), move=Event.RENEW))

@@ -14,7 +14,7 @@ from oncekey.core.evidence import Evidence
 from oncekey.core.judgment import HandlerWord
 from oncekey.core.kept_request import KeptRequest
 from oncekey.core.policy import Policy
-from oncekey.core.record import Record
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Effects
 from oncekey.engine import steps
 from oncekey.engine.flows import Flow, called, plain
@@ -34,91 +34,87 @@ NOTHING: Final[dict[tuple[str, str], int]] = {}
 class Operation:
     """One attempt at one key. Get it with :func:`current`, or in FastAPI with ``Depends``."""
 
-    __slots__ = (
-        "_word",
-        "begun",
-        "commits",
-        "deferred",
-        "engine",
-        "enlisted",
-        "enqueued",
-        "evidence",
-        "judged_effects",
-        "loop",
-        "lost",
-        "policy",
-        "record",
-        "renew_at",
-        "request",
-        "runs_until",
-        "scope",
-        "steps",
-        "task",
-        "unawaited",
-    )  # fmt: skip
+    # The defaults are of the class: most operations change few of them.
+    task: asyncio.Task[None] | None = None
+    """The task that runs the handler (ASGI). If it is done before the operation, no code will end the operation."""
+    enlisted: Enlisted | None = None
+    """The transaction that the end of this request commits. None: the handler enlisted none, or it has ended."""
+    steps: Steps | None = None
+    request: KeptRequest | None = None
+    """The first request of this key. None: the route's policy does not have ``keep_request``."""
+    enqueued: dict[tuple[str, str], int] = NOTHING
+    """How many jobs this attempt has added to the outbox, by phase and task."""
+    unawaited: dict[Flow[Any], tuple[str, Coroutine[Any, Any, Any]]] | None = None
+    """Verbs that were called and have not started yet: each flow with its verb and its coroutine. None: no async verb
+    was called."""
+    deferred = False
+    """A job in the outbox will settle the key: the request ends as pending."""
+    lost = False
+    """Another attempt has the key: the result of this attempt will not be stored."""
+    begun = False
+    """The handler used a verb of this operation: from then on the request cannot be discarded."""
+    commits = False
+    """The judgment: the enlisted transaction is committed with the key's move."""
+    judged_effects: Effects | None = None
+    """The record's effects when the attempt was judged. If middleware answered, the handler may still run and begin an
+    effect after that."""
+    _word: HandlerWord | None = None
+    renew_at = 0.0
+    runs_until: float | None = None
+    """When its ``max_run`` is over, as a time of time.monotonic()."""
 
     def __init__(
         self,
-        record: Record,
+        record: Record | Reservation,
         policy: Policy,
         scope: str,
         engine: Engine | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         *,
         covered: bool = False,
+        reserved_at: float = 0.0,
     ) -> None:
-        self.record = record
+        """``record``: the key's row, or the reservation that inserted it at ``reserved_at``."""
+        self._row = record
+        self._reserved_at = reserved_at
+        self.owner = record.owner
         self.policy = policy
         self.scope = scope
         self.engine = engine
         self.loop = loop
         """The event loop that ends the request. None: the thread that called the app ends it (WSGI)."""
-        self.task: asyncio.Task[None] | None = None
-        """The task that runs the handler (ASGI). If it is done before the operation, no code will end the operation."""
-        self.enlisted: Enlisted | None = None
-        """The transaction that the end of this request commits. None: the handler enlisted none, or it has ended."""
-        self.steps: Steps | None = None
-        self.request: KeptRequest | None = None
-        """The first request of this key. None: the route's policy does not have ``keep_request``."""
-        self.enqueued: dict[tuple[str, str], int] = NOTHING
-        """How many jobs this attempt has added to the outbox, by phase and task."""
-        self.unawaited: dict[Flow[Any], tuple[str, Coroutine[Any, Any, Any]]] | None = None
-        """Verbs that were called and have not started yet: each flow with its verb and its coroutine. None: no async
-        verb was called."""
-        self.deferred = False
-        """A job in the outbox will settle the key: the request ends as pending."""
-        self.lost = False
-        """Another attempt has the key: the result of this attempt will not be stored."""
         self.evidence = Evidence(covered=covered)
         """What oncekey has seen of the handler."""
-        self.begun = False
-        """The handler used a verb of this operation: from then on the request cannot be discarded."""
-        self.commits = False
-        """The judgment: the enlisted transaction is committed with the key's move."""
-        self.judged_effects: Effects | None = None
-        """The record's effects when the attempt was judged. If middleware answered, the handler may still run and begin
-        an effect after that."""
-        self._word: HandlerWord | None = None
-        self.renew_at = 0.0
-        self.runs_until: float | None = None
-        """When its ``max_run`` is over, as a time of time.monotonic()."""
+
+    @property
+    def record(self) -> Record:
+        """The key's row. It is made of the reservation when it is first looked at."""
+        row = self._row
+        if isinstance(row, Reservation):
+            row = self._row = row.record(self._reserved_at)
+        return row
+
+    @record.setter
+    def record(self, record: Record) -> None:
+        self._row = record
+
+    @property
+    def is_plain(self) -> bool:
+        """The handler has said and done nothing here, and its row is as it was reserved: not even looked at."""
+        return type(self._row) is Reservation and not self.begun and self._word is None and self.unawaited is None
 
     @property
     def key(self) -> str:
-        return self.record.key
+        return self._row.key
 
     @property
     def attempt(self) -> int:
-        return self.record.attempt
-
-    @property
-    def owner(self) -> str:
-        return self.record.owner
+        return 1 if isinstance(self._row, Reservation) else self._row.attempt
 
     @property
     def name(self) -> str:
         """The route, e.g. ``POST /payments``."""
-        return self.record.operation
+        return self._row.operation
 
     def downstream_key(self, name: str) -> str:
         """A key for a call to a provider: the same at every attempt, different for every ``name``.

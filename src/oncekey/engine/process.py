@@ -11,6 +11,7 @@ import itertools
 import os
 import secrets
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -45,10 +46,7 @@ class Owners:
         self.after_fork()
         enroll(self)
 
-    def new(self) -> str:
-        return f"{self._process}-{next(self._count):x}"
-
     def after_fork(self) -> None:
         """In a child: take a new random part, so that child and parent never make the same token."""
-        self._process = secrets.token_hex(12)
-        self._count = itertools.count(1)
+        self.new: Callable[[], str] = map(f"{secrets.token_hex(12)}-%x".__mod__, itertools.count(1)).__next__
+        """The next token. All of it runs in C, so threads cannot get the same one."""

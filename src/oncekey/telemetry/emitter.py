@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 
 from oncekey.core.decision import (
     LEASE_RAN_OUT,
@@ -54,11 +55,15 @@ def _shown(value: object) -> str:
 class Emitter:
     """Sends events to the log and to one hook. A hook that raises cannot break a request."""
 
-    __slots__ = ("_complained", "_hook")
+    __slots__ = ("_complained", "_hook", "wants_each")
 
     def __init__(self, hook: Hook | None = None) -> None:
         self._hook = hook
         self._complained = False
+        self.wants_each: Callable[[], bool] = (
+            partial(LOGGER.isEnabledFor, logging.DEBUG) if hook is None else lambda: True
+        )
+        """Whether the log or the hook takes the events that every request has: Reserved, Replayed, Completed."""
 
     def wants(self, event_type: type[Event]) -> bool:
         """Whether the log or the hook takes such an event. Cheap: loggers cache the answer."""

@@ -1,35 +1,79 @@
-"""The ASGI middleware, without a framework: which requests are protected, and the app's start and end.
+"""The ASGI middleware, without a framework: which requests are protected, and the flat way of an ordinary one.
 
-``asgi_shell.py`` reads a protected request and ``asgi_call.py`` calls the app; ``exchange.py`` decides what becomes of
-it. Together they keep three rules:
+Three rules hold on every way:
 
 * **Store before send.** A response is sent only after the store has it.
 * **A disconnect changes nothing.** The handler runs in a task of its own and does not see a disconnect before its
   response is stored. So a client that disconnects cancels neither the work nor the storing.
 * **Never a bypass.** A request that cannot be protected (no key, body too large, store down) is refused, and the app is
   not called.
+
+The **flat way** is the way of nearly every request: one coroutine from the request to the decision
+(``IdempotencyMiddleware.__call__``), one task for the handler (``AsgiCall._handle``), and the conclusion in the app's
+last ``send`` (``AsgiCall._inner_send``). Everything that is not plain leaves it for the general way, which is written
+once for all kinds of servers (``exchange.py``; ``asgi_shell.py`` up to the decision). It leaves at one of these points:
+
+=================  ===================================================================================================
+point              what leaves there
+=================  ===================================================================================================
+the head           no key, several, or a key with escapes, spaces or parameters; a policy that narrows keys; no content
+                   type; a body of unknown length or over 64 KiB; headers that are part of the fingerprint; a OnceKey
+                   that is closed, or whose store failed the last time
+the body           it is not as long as its header says
+the store's word   a key that is in flight, unknown, deferred, expired, of another request, or to be retried; a
+                   reservation whose answer was lost and asked for again
+the response       a status outside of 200 to 399; a handler that used a verb of its operation (enlisted, phased,
+                   deferred), that was not seen to return, or that said how it ended; a transactional route; a body in
+                   pieces that must stream, or that is too large to store
+the storing        the row is no longer this owner's
+=================  ===================================================================================================
+
+A store that fails and a caller that is cancelled need no other way. Before the handler, the request is refused or its
+reservation given back; after it, the keeper goes on storing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
 
+from oncekey.core.decision import Execute, Replay
 from oncekey.core.declarations import SAFE_METHODS
+from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
+from oncekey.core.header import COMMON
+from oncekey.core.kept_request import kept_request
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.routes import Route
-from oncekey.engine.once import OnceKey
-from oncekey.errors import ConfigurationError, OperatorError, SchemaError
+from oncekey.core.states import FINAL
+from oncekey.engine.batching.ticket import answered
+from oncekey.engine.once import SINGLE_SCOPE, OnceKey
+from oncekey.engine.operation import Operation
+from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.upkeep.in_app import UpkeepChoice, chosen, never_started
-from oncekey.upkeep.service import Upkeep
-from oncekey.web import tuning
-from oncekey.web.asgi_scope import SCOPE_KEY, App, Message, Receive, Scope, Send, route_of
-from oncekey.web.asgi_shell import protect, unprotected
+from oncekey.web import asgi_shell
+from oncekey.web.asgi_call import AsgiCall
+from oncekey.web.asgi_lifespan import Lifespan
+from oncekey.web.asgi_scope import (
+    SCOPE_KEY,
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    deliver,
+    parts_of,
+    read_body,
+    route_of,
+)
 from oncekey.web.declared import Only, check_declarations, checked_only
 from oncekey.web.endpoints import Endpoints, starlette_endpoints
 from oncekey.web.event_loop import require_asyncio
-from oncekey.web.responses import checked
+from oncekey.web.exchange import Exchange
+from oncekey.web.responses import checked, http_date, replayed
 
-_log = logging.getLogger("oncekey")
+_KEY, _TYPE, _LENGTH = b"idempotency-key", b"content-type", b"content-length"
 
 
 class IdempotencyMiddleware:
@@ -70,24 +114,171 @@ class IdempotencyMiddleware:
         """Upkeep must run, and neither a lifespan start nor a protected request has come yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            if not self._prepared:
-                require_asyncio()  # again, since a server may not support the lifespan protocol
-                self._prepare(scope)
-            route = None if SCOPE_KEY in scope else self._route(scope)  # in it: another of us stands further out
-            if route is not None:
-                if self._misses_start:
-                    self._misses_start = False
-                    never_started(self.once, self.upkeep)
-                await protect(self.app, self.once, route, scope, receive, send, self.endpoints)
-                return
-            if SCOPE_KEY not in scope:
-                await unprotected(self.app, scope, receive, send)
-                return
-        elif scope["type"] == "lifespan":
-            await self._lifespan(scope, receive, send)
+        """The flat way, from the request to the decision. The module has the points at which a request leaves it."""
+        if scope["type"] != "http" or SCOPE_KEY in scope:  # in it: another of us stands further out
+            await self._pass_on(scope, receive, send)
             return
-        await self.app(scope, receive, send)
+        if not self._prepared:
+            require_asyncio()  # again, since a server may not support the lifespan protocol
+            self._prepare(scope)
+        route = self._route(scope)
+        if route is None:
+            await asgi_shell.unprotected(self.app, scope, receive, send)
+            return
+        if self._misses_start:
+            self._misses_start = False
+            never_started(self.once, self.upkeep)
+
+        # the head
+        once, policy = self.once, route.policy
+        engine, read = once.engine, policy.read_headers
+        lines = [line for line in scope["headers"] if line[0] in read]
+        head: dict[bytes, bytes] = dict(lines)
+        raw_key, kind, size = (head.get(_KEY, b""), head.get(_TYPE, b""), head.get(_LENGTH, b""))
+        spelled = COMMON(raw_key)
+        key = (spelled[1] or spelled[2] or b"").decode() if spelled else ""
+        if (
+            not (kind and size and len(size) < 6 and size.isdigit())
+            or not (length := int(size)) <= asgi_shell.LARGE_BODY_BYTES
+            or length > policy.max_request_bytes
+            or len(lines) != 3
+            or not policy.key_min_length <= len(key) <= policy.key_max_length
+            or key.isspace()
+            or not policy.takes_any_key
+            or not engine.breaker.calm
+            or engine.closed
+        ):
+            await self._leave(route, scope, receive, send)
+            return
+        tenant = once.single_tenant
+        if tenant is None or once.authorize is not None:
+            try:
+                tenant = await asgi_shell.tenant_of(once, route, scope, authorize=True)
+            except (NotAuthenticated, NotAuthorized) as error:
+                exchange = self._exchange(route, None)
+                await asgi_shell.answer(exchange, exchange.refuse_caller(error), send)
+                return
+
+        # the body
+        message = await receive()
+        body: bytes | None = message.get("body", b"")
+        if message["type"] != "http.request" or message.get("more_body"):
+            body = await read_body(message, receive, policy.max_request_bytes)
+        if body is None:
+            return  # the client disconnected before it had sent the body
+        if len(body) != length:
+            await self._leave(route, scope, receive, send, tenant, {"type": "http.request", "body": body})
+            return
+        raw_path: bytes | None = scope.get("raw_path")
+        path: str = raw_path.decode("latin-1") if raw_path else scope["path"]
+        query: bytes = scope.get("query_string", b"")
+        recipe, of_tenant = policy.recipe, policy.key_per == "tenant"
+        wanted = Reservation(
+            tenant
+            if tenant is SINGLE_SCOPE and of_tenant
+            else once.key_scope(tenant, None if of_tenant else route.operation),
+            key,
+            route.operation,
+            digest(
+                scope["method"].upper(),
+                path,
+                query,
+                kind.decode("latin-1"),
+                body,
+                (),
+                recipe.fields,
+                FINGERPRINT_VERSION,
+            ),
+            FINGERPRINT_VERSION,
+            policy.effects_kind,
+            engine.owners.new(),
+            policy.lease_seconds,
+            policy.retention_seconds,
+            recipe.text,
+            policy.quarantine_seconds,
+        )
+
+        # the store's word
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] | None = None
+        try:
+            future = engine.router.ask(wanted, loop, policy.begin_seconds)
+            found: Any = await future
+        except asyncio.CancelledError:
+            if future is not None and answered(future):  # cancelled when its answer was already there
+                engine.router.give_up(wanted, future.result())
+            raise
+        except OperatorError as error:
+            engine.begin_failed(error)
+            exchange = self._exchange(route, raw_key)
+            await asgi_shell.answer(exchange, exchange.unavailable(), send)
+            return
+        if type(found) is not float:
+            record: Record | None = found.record if type(found) is Found else found
+            if record is not None and record.owner == wanted.owner and record.created_at == record.now:
+                found = record.now  # a thread lane has inserted it
+            elif record is not None and _is_replay(record, wanted):
+                if engine.emitter.wants_each():
+                    engine.emitter.decided(Replay(record), policy)
+                status, headers, content = replayed(record, once)
+                headers.append((b"idempotency-key", raw_key))
+                headers.append((b"idempotency-expires", http_date(int(record.expires_at))))
+                await deliver(send, status, headers, content)
+                return
+            else:
+                exchange = self._exchange(route, raw_key)
+                exchange.tenant = tenant
+                exchange.wanted = replace(wanted, parts=parts_of(scope, kind.decode("latin-1"), body))
+                first = Found(record)
+                await asgi_shell.decide(self.app, exchange, scope, receive, send, self.endpoints, body, first)
+                return
+        if engine.emitter.wants_each():
+            engine.emitter.decided(Execute(wanted.record(found)), policy)
+
+        # run the handler, in a task of its own
+        endpoints = self.endpoints
+        operation = Operation(
+            wanted, policy, tenant, engine, loop, covered=endpoints is not None and endpoints.cover(), reserved_at=found
+        )
+        if policy.keep_request:
+            parts = parts_of(scope, kind.decode("latin-1"), body)
+            operation.request = kept_request(parts, recipe.headers)
+        call = AsgiCall(self.app, once, route, wanted, operation, raw_key, scope, receive, send, body, endpoints, loop)
+        try:
+            await call.done
+        finally:
+            call.show_outside()
+
+    def _leave(
+        self,
+        route: Route,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        tenant: str | None = None,
+        first: Message | None = None,
+    ) -> Awaitable[None]:
+        """The general way, for a request whose key the store was not asked for yet. ``tenant`` and ``first``: what is
+        known and received already."""
+        return asgi_shell.protect(
+            self.app, self.once, route, scope, receive, send, self.endpoints, tenant=tenant, first=first
+        )
+
+    def _exchange(self, route: Route, raw_key: bytes | None) -> Exchange:
+        exchange = Exchange(self.once, route)
+        exchange.key_header = raw_key
+        return exchange
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is not a request that oncekey protects here."""
+        if scope["type"] != "lifespan":
+            await self.app(scope, receive, send)
+            return
+        lifespan = Lifespan(self.app, self.once, self._make_upkeep, tune=self.tune)
+        first = await receive()
+        if await lifespan.start(lambda: self._prepare(scope), send):
+            self._misses_start = False
+            await lifespan.run(first, scope, receive, send)
 
     def _prepare(self, scope: Scope) -> None:
         """Before the first request: find the endpoints, and look through what their handlers declare."""
@@ -108,55 +299,17 @@ class IdempotencyMiddleware:
                 declaration = self.once.declarations.of(handler.endpoint, method)
                 if declaration is not None:
                     return declaration.route(method, handler.path)
-        return route_of(scope, self.routes)
+        if scope.get("root_path"):
+            return route_of(scope, self.routes)
+        return self.routes.match(scope["method"].upper(), scope["path"])
 
-    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse to start on a wrong schema. At shutdown handlers end first, then the app, then oncekey."""
-        first = await receive()
-        try:
-            require_asyncio()
-            self._prepare(scope)
-            await asyncio.to_thread(self.once.start)
-        except (SchemaError, ConfigurationError) as error:
-            _log.error("%s", error)
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        except OperatorError as error:
-            _log.error("the store is not reachable at start; requests get 503 until it is: %s", error)
-        self._misses_start = False
-        waiting = [first]
-        tuned = False
-        upkeep: Upkeep | None = None
 
-        async def stop_upkeep() -> None:
-            nonlocal upkeep
-            running, upkeep = upkeep, None
-            if running is not None:
-                await running.astop()
-
-        async def receive_all() -> Message:
-            message = waiting.pop() if waiting else await receive()
-            if message["type"] == "lifespan.shutdown":
-                await self.once.drain()  # before the app closes what its handlers use
-                await stop_upkeep()  # before the app closes what its resolvers use
-            return message
-
-        async def send_all(message: Message) -> None:
-            nonlocal tuned, upkeep
-            if message["type"] == "lifespan.startup.complete":
-                if self._make_upkeep is not None and upkeep is None:
-                    upkeep = self._make_upkeep()
-                    upkeep.start()
-                if self.tune and not tuned:
-                    tuned = True
-                    tuning.settle()
-            elif message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
-                await asyncio.to_thread(self.once.close)
-            await send(message)
-
-        try:
-            await self.app(scope, receive_all, send_all)
-        finally:
-            await stop_upkeep()  # the app may have ended without a shutdown
-            if tuned:
-                tuning.restore()
+def _is_replay(record: Record, wanted: Reservation) -> bool:
+    """Whether this row holds the response to this very request: the plain case of ``core.decision.decide``."""
+    return (
+        record.state in FINAL
+        and record.fingerprint == wanted.fingerprint
+        and record.fingerprint_version == wanted.fingerprint_version
+        and record.fingerprint_recipe == wanted.fingerprint_recipe
+        and record.expires_at > record.now
+    )

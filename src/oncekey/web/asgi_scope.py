@@ -139,6 +139,23 @@ def copy_route(inner: Scope, outer: Scope) -> None:
             outer[name] = inner[name]
 
 
+async def deliver(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send a whole response."""
+    try:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+    except OSError:
+        _client_left()
+
+
+async def pass_on(send: Send, *parts: Message) -> None:
+    try:
+        for message in parts:
+            await send(message)
+    except OSError:
+        _client_left()
+
+
 def messages(status: int, headers: Headers, body: bytes) -> tuple[Message, Message]:
     return (
         {"type": "http.response.start", "status": status, "headers": headers},
@@ -146,10 +163,6 @@ def messages(status: int, headers: Headers, body: bytes) -> tuple[Message, Messa
     )
 
 
-async def deliver(send: Send, *parts: Message) -> None:
-    try:
-        for message in parts:
-            await send(message)
-    except OSError:
-        # The client is gone. The response is stored, and the app must not see the error.
-        _log.debug("the client left before its response was sent")
+def _client_left() -> None:
+    """The client is gone. The response is stored, and the app must not see the error."""
+    _log.debug("the client left before its response was sent")

@@ -1,6 +1,7 @@
 """The shell for ASGI: reads a protected request and asks the store for its key, as ``exchange.py`` says.
 
-If the request gets the key, ``asgi_call.py`` calls the app.
+It takes any request. The ordinary ones take the flat way of ``asgi.py``, which comes here for all others. If the
+request gets the key, ``asgi_call.py`` calls the app.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Awaitable
 
 from oncekey.core.decision import Execute
 from oncekey.core.problems import BODY_DROPPED, Answer, Situation
+from oncekey.core.record import Found
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
@@ -19,13 +21,13 @@ from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.asgi_call import AsgiCall
 from oncekey.web.asgi_scope import (
     App,
+    Message,
     Receive,
     Scope,
     Send,
     deliver,
     has_header,
     may_have_been_dropped,
-    messages,
     parts_of,
     read_body,
     read_headers,
@@ -38,26 +40,38 @@ LARGE_BODY_BYTES = 64 * 1024
 
 
 async def protect(
-    app: App, once: OnceKey, route: Route, scope: Scope, receive: Receive, send: Send, endpoints: Endpoints | None
+    app: App,
+    once: OnceKey,
+    route: Route,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    endpoints: Endpoints | None,
+    *,
+    tenant: str | None = None,
+    first: Message | None = None,
 ) -> None:
-    """Return when the response has been sent. If the caller is cancelled, the app continues."""
+    """Return when the response has been sent. If the caller is cancelled, the app continues.
+
+    ``tenant``: the caller was asked for already. ``first``: the first message of the body, if it was received already.
+    """
     exchange = Exchange(once, route)
     policy = route.policy
     keys, content_type, length, lines = read_headers(scope, policy.recipe.headers)
     if not keys and not policy.required:
         await unprotected(app, scope, receive, send)
         return
-    try:
-        if (tenant := once.single_tenant) is None or once.authorize is not None:
-            tenant = await _tenant(once, route, scope, authorize=bool(keys))
-    except (NotAuthenticated, NotAuthorized) as error:
-        await _answer(exchange, exchange.refuse_caller(error), send)
-        return
+    if tenant is None:
+        try:
+            tenant = await tenant_of(once, route, scope, authorize=bool(keys))
+        except (NotAuthenticated, NotAuthorized) as error:
+            await answer(exchange, exchange.refuse_caller(error), send)
+            return
     refused = exchange.admit(keys, length)
     if refused is not None:
-        await _answer(exchange, refused, send)
+        await answer(exchange, refused, send)
         return
-    message = await receive()
+    message = first or await receive()
     if message["type"] == "http.request" and not message.get("more_body"):  # nearly always
         body: bytes | None = message.get("body", b"")
     else:
@@ -67,7 +81,7 @@ async def protect(
     if len(body) != length:
         refused = _refused_body(exchange, scope, body, length)
         if refused is not None:
-            await _answer(exchange, refused, send)
+            await answer(exchange, refused, send)
             return
     parts = parts_of(scope, content_type, body)
     if len(body) > LARGE_BODY_BYTES:
@@ -75,17 +89,36 @@ async def protect(
         await asyncio.to_thread(exchange.reserve, tenant, parts, lines)
     else:
         exchange.reserve(tenant, parts, lines)
+    await decide(app, exchange, scope, receive, send, endpoints, body)
+
+
+async def decide(
+    app: App,
+    exchange: Exchange,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    endpoints: Endpoints | None,
+    body: bytes,
+    first: Found | None = None,
+) -> None:
+    """Ask for the key, and do what is decided. ``first``: what the store has answered already."""
+    once, policy = exchange.once, exchange.policy
     try:
-        decision = await once.engine.run(exchange.begin(), policy.begin_seconds)
+        decision = await once.engine.run(exchange.begin(first), policy.begin_seconds)
     except OperatorError:
-        await _answer(exchange, exchange.unavailable(), send)
+        await answer(exchange, exchange.unavailable(), send)
         return
     if not isinstance(decision, Execute):
-        await _answer(exchange, exchange.answer_to(decision), send)
+        await answer(exchange, exchange.answer_to(decision), send)
         return
     loop = asyncio.get_running_loop()
-    exchange.execute(decision, covered=endpoints is not None and endpoints.cover(), loop=loop)
-    call = AsgiCall(app, exchange, scope, receive, send, body, endpoints, loop)
+    covered = endpoints is not None and endpoints.cover()
+    operation = exchange.execute(decision, covered=covered, loop=loop)
+    call = AsgiCall(
+        app, once, exchange.route, exchange.wanted, operation, exchange.key_header, scope, receive, send, body,
+        endpoints, loop,
+    )  # fmt: skip
     # Await a future, not the task: a server that cancels this coroutine (a disconnect) cancels only the future.
     try:
         await call.done
@@ -93,15 +126,17 @@ async def protect(
         call.show_outside()
 
 
-async def _tenant(once: OnceKey, route: Route, scope: Scope, *, authorize: bool) -> str:
+async def tenant_of(once: OnceKey, route: Route, scope: Scope, *, authorize: bool) -> str:
     """The tenant of the request. Also asks ``authorize``, before the key is looked up."""
+    if once.single_tenant is not None and once.authorize is None:
+        return once.single_tenant
     request = Request(scope["method"].upper(), scope["path"], scope, scope["headers"])
     tenant: str | Awaitable[str] = once.single_tenant or once.scope(request)  # type: ignore[operator]
     if inspect.isawaitable(tenant):
         tenant = await tenant
     if authorize and once.authorize is not None:
-        answer = once.authorize(request, route.operation)
-        allowed(await answer if inspect.isawaitable(answer) else answer)
+        verdict = once.authorize(request, route.operation)
+        allowed(await verdict if inspect.isawaitable(verdict) else verdict)
     return tenant
 
 
@@ -115,9 +150,9 @@ def _refused_body(exchange: Exchange, scope: Scope, body: bytes, length: int | N
     return None
 
 
-def _answer(exchange: Exchange, answer: Answer, send: Send) -> Awaitable[None]:
-    headers = answer_headers(answer, exchange.key_header, exchange.record)
-    return deliver(send, *messages(answer.status, headers, answer.body))
+def answer(exchange: Exchange, said: Answer, send: Send) -> Awaitable[None]:
+    headers = answer_headers(said, exchange.key_header, exchange.record)
+    return deliver(send, said.status, headers, said.body)
 
 
 async def unprotected(app: App, scope: Scope, receive: Receive, send: Send) -> None:

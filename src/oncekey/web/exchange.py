@@ -16,10 +16,8 @@ moves the bytes: it knows one kind of server, and decides nothing about a key. W
 7. If the stage is HELD, keep the response, and store again when the app has returned. If ``instead`` is set, send it in
    place of the app's response. Otherwise send that response, with :meth:`~Exchange.first_headers`.
 
-The **flat way** is an attempt whose response is whole and stored at the first try. Everything else leaves it in a
-shell's ``_leave_flat_way``, or by what ``stage`` and ``instead`` say after the storing: a response that cannot be
-stored (``streams``), a transaction that the app commits (HELD), a storing that the app cancelled (CUT_OFF), a result
-that is not stored (``instead``).
+This is the general way. ASGI has a shorter one for ordinary requests, the **flat way** (``asgi.py``): it does the same
+without these calls, and comes here with everything that is not plain.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from oncekey.core.judgment import Move, is_false_success
 from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.recipe import Parts
-from oncekey.core.record import Record, Reservation
+from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.routes import Route
 from oncekey.core.states import Event
 from oncekey.engine.flows import Finished, Flow
@@ -132,9 +130,12 @@ class Exchange:
             self.route, tenant=tenant, key=self.key, owner=once.engine.owners.new(), parts=parts, lines=lines
         )
 
-    def begin(self) -> Flow[Decision]:
-        """The one round trip before the handler. If it raises an OperatorError, send :meth:`unavailable`."""
-        return self.once.engine.begin(self.wanted, self.policy)
+    def begin(self, first: Found | None = None) -> Flow[Decision]:
+        """The one round trip before the handler. If it raises an OperatorError, send :meth:`unavailable`.
+
+        ``first``: what the store has answered already.
+        """
+        return self.once.engine.begin(self.wanted, self.policy, first)
 
     def unavailable(self) -> Answer:
         """The store cannot be asked, so the app is not called."""

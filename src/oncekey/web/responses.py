@@ -39,6 +39,7 @@ BODILESS = frozenset({204, 205, 304})
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
 _OURS_AND_LENGTH = _OURS | {b"content-length", b"transfer-encoding"}
+_NOT_SENT = frozenset(name.decode() for name in _OURS_AND_LENGTH)
 _OF_THE_LOST_BODY = frozenset({b"content-type", b"content-encoding", b"etag", b"content-disposition", b"last-modified"})
 
 
@@ -93,9 +94,24 @@ def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | 
     return StoredResponse(status, tuple([pair for pair in kept if _is_clean(*pair)]), body)
 
 
+def kept_and_sent(headers: Iterable[tuple[bytes, bytes]], policy: Policy) -> tuple[list[tuple[str, str]], Headers]:
+    """The headers of a whole response: those that are stored, as :func:`storable` does it, and those that are sent, as
+    :func:`first_headers` does it. One loop for both, because every first request takes it."""
+    allowed, kept, sent = policy.stored_headers, [], []
+    for item in headers:
+        name = _lower(item[0])
+        if name in allowed:
+            text = item[1].decode("latin-1")
+            if (text.isascii() and text.isprintable()) or _is_clean(name, text):
+                kept.append((name, text))
+        if name not in _NOT_SENT:
+            sent.append(item)
+    return kept, sent
+
+
 def _is_clean(name: str, text: str) -> bool:
     """False for a header that has a line break or cannot be sent. Checked when it is stored and when it is replayed."""
-    if name.isascii() and name.isprintable() and text.isascii() and text.isprintable():  # nearly always
+    if (both := name + text).isascii() and both.isprintable():  # nearly always
         return True
     if _BREAKS(name) or _BREAKS(text) or not name.isascii():
         _log.error("a stored response header with a line break, or a character that cannot be sent, was left out")
@@ -105,23 +121,29 @@ def _is_clean(name: str, text: str) -> bool:
 
 def replay(record: Record, once: Voice) -> Answer:
     """The stored response; for a tombstone, its status and a note in place of the body."""
+    status, headers, body = replayed(record, once)
+    return Answer(status, tuple(headers), body)
+
+
+def replayed(record: Record, once: Voice) -> tuple[int, Headers, bytes]:
+    """:func:`replay` as its parts."""
     response = record.response
     if response is None:
         # An operator or another version wrote this final row without a response: answer as for a tombstone.
         response = StoredResponse(200, (), None)
     headers = [(n.encode(), text.encode("latin-1")) for n, text in response.headers if _is_clean(n, text)]
-    body = response.body
+    body, status = response.body, response.status
     if body is None or not response.replayable:
-        note = tombstone_note(once.profile, response.status)
+        note = tombstone_note(once.profile, status)
         body = note.body
         headers = [(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY]
         if note.content_type:
             headers.append((b"content-type", note.content_type.encode()))
-    if response.status not in BODILESS:
+    if status not in BODILESS:
         headers.append((b"content-length", b"%d" % len(body)))
     if (marker := replay_marker(once.profile)) is not None:
         headers.append(marker)
-    return Answer(response.status, tuple(headers), body)
+    return status, headers, body
 
 
 def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
@@ -200,7 +222,7 @@ def marks(key: bytes | None, record: Record | None) -> Headers:
     if key is not None:
         headers.append((b"idempotency-key", key))
     if record is not None and record.state is not State.UNKNOWN:
-        headers.append((b"idempotency-expires", _http_date(int(record.expires_at))))
+        headers.append((b"idempotency-expires", http_date(int(record.expires_at))))
     return headers
 
 
@@ -233,5 +255,5 @@ def _lower(name: bytes) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _http_date(seconds: int) -> bytes:
+def http_date(seconds: int) -> bytes:
     return formatdate(seconds, usegmt=True).encode()

@@ -157,7 +157,7 @@ class LoopLane:
         """Take from the queues what fits into one statement each. A reservation whose caller has left is dropped."""
         begins = [entry for entry in self._begins if not entry[1].done()]
         ends = self._ends
-        some, few = batch.MAX_BATCH, _fitting(ends)
+        some, few = batch.MAX_BATCH, _fitting(ends) if len(ends) > 1 else 1
         later = begins[some:], ends[few:]
         begins, ends = begins[:some], ends[:few]
         self._in_batch = begins + ends
@@ -246,11 +246,12 @@ def _fitting(ends: list[Entry]) -> int:
     keys: set[str] = set()
     size = 0
     for number, (work, _, _) in enumerate(ends):
+        response = None if isinstance(work, Reservation) else work.response
         if work.key in keys or number == batch.MAX_BATCH or size >= batch.MAX_BATCH_BYTES:
             return number
         keys.add(work.key)
-        if isinstance(work, Swap | End) and work.response is not None and work.response.body is not None:
-            size += len(work.response.body)
+        if response is not None and response.body is not None:
+            size += len(response.body)
     return len(ends)
 
 

@@ -167,7 +167,7 @@ class ThreadLane:
         asked: dict[str, list[list[list[Ticket]]]] = {}
         for kind, verb, _ in self._verbs:
             of_verb = [ticket for ticket in tickets if isinstance(ticket.work, kind)]
-            asked[verb] = list(batches(of_verb)) if of_verb else []
+            asked[verb] = list(batches(of_verb)) if len(of_verb) > 1 else [[of_verb]] if of_verb else []
         begins, ends = asked["reserve"], asked["swap"]
         if self._shared_commit is not None:
             while begins and ends and self._answer_together(self._shared_commit, begins[0], ends[0]):

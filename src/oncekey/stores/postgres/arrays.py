@@ -32,11 +32,15 @@ class Column(ABC):
     def encode(self) -> bytes:
         values = self.values
         length = len(values)
-        header = _HEADER.pack(1, 1, self.element_oid, length, 1)
+        header = self.header(length)
         first = values[0] if length else None
         if values.count(first) == length:  # most columns of a batch say the same in every row
             return header + (_NULL if first is None else self.element(first)) * length
         return header + self.elements()
+
+    @classmethod
+    def header(cls, length: int) -> bytes:
+        return _HEADER.pack(1, 1, cls.element_oid, length, 1)
 
     def elements(self) -> bytes:
         """All elements, concatenated."""
@@ -48,7 +52,7 @@ class Column(ABC):
         """One element after its length."""
 
 
-def _joined(values: Sequence[bytes]) -> bytes:
+def joined(values: Sequence[bytes]) -> bytes:
     """Each value after its length. Most columns have values of one length (UUIDs, hashes): one ``join`` does them."""
     lengths = set(map(len, values))
     if len(lengths) == 1:
@@ -62,7 +66,7 @@ class Text(Column):
     element_oid, array_oid = 25, 1009
 
     def elements(self) -> bytes:
-        return super().elements() if None in self.values else _joined([value.encode() for value in self.values])
+        return super().elements() if None in self.values else joined([value.encode() for value in self.values])
 
     @staticmethod
     def element(value: str) -> bytes:
@@ -75,7 +79,7 @@ class Bytea(Column):
     element_oid, array_oid = 17, 1001
 
     def elements(self) -> bytes:
-        return super().elements() if None in self.values else _joined(self.values)
+        return super().elements() if None in self.values else joined(self.values)
 
     @staticmethod
     def element(value: bytes) -> bytes:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from oncekey.core.record import Record, Reservation
 from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.api import LostRace
-from oncekey.stores.postgres import rows
+from oncekey.stores.postgres import packing, rows
 from oncekey.stores.postgres.connection import NOT_NOTICED, NOTICE_LOST_CLIENTS, options, settings
 from oncekey.stores.postgres.statements import END, RESERVE
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[Any, ...]]
 
-_PARAMETER = re.compile(r"%\((\w+)\)s")
 _RACES = (b"23505", b"55P03", b"40P01")
 """A rival inserted a key, or is about to: unique violation, lock not available, deadlock."""
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
@@ -50,16 +48,16 @@ wait longer."""
 
 
 class _Statement:
-    """A statement with numbered parameters, prepared when the connection opens. ``columns`` of any batch give types."""
+    """A statement with numbered parameters, prepared when the connection opens. ``columns``, of any batch, give their
+    order and their types."""
 
     def __init__(self, name: str, text: str, columns: rows.Parameters) -> None:
         self.name = name.encode()
-        self.parameters = list(dict.fromkeys(_PARAMETER.findall(text)))
-        self.kinds = [columns[parameter].array_oid for parameter in self.parameters]
-        for number, parameter in enumerate(self.parameters, 1):
+        self.kinds = [column.array_oid for column in columns.values()]
+        for number, parameter in enumerate(columns, 1):
             text = text.replace(f"%({parameter})s", f"${number}")
         self.text = text.encode()
-        self.formats = [pq.Format.BINARY] * len(self.parameters)
+        self.formats = [pq.Format.BINARY] * len(columns)
 
 
 _RESERVE = _Statement("oncekey_reserve", RESERVE, rows.reservation_columns([]))
@@ -76,28 +74,28 @@ class InLoop:
         self._pid = os.getpid()
 
     async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
-        (found,) = await self._ask((_RESERVE, rows.reservation_columns(batch)))
+        (found,) = await self._ask((_RESERVE, packing.reservations(batch)))
         return rows.found(batch, found)
 
     async def swap(self, batch: Sequence[End | Swap]) -> list[float | None]:
-        (ended,) = await self._ask((_END, rows.end_columns(batch)))
+        (ended,) = await self._ask((_END, packing.ends(batch)))
         return rows.times_ended(ended, len(batch))
 
     async def both(
         self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
     ) -> tuple[list[float | Record | None], list[float | None]]:
         # Swaps come first, so that a reservation of the same key finds the response.
-        ended, found = await self._ask((_END, rows.end_columns(ends)), (_RESERVE, rows.reservation_columns(begins)))
+        ended, found = await self._ask((_END, packing.ends(ends)), (_RESERVE, packing.reservations(begins)))
         return rows.found(begins, found), rows.times_ended(ended, len(ends))
 
-    async def _ask(self, *questions: tuple[_Statement, rows.Parameters]) -> list[Rows]:
+    async def _ask(self, *questions: tuple[_Statement, list[bytes]]) -> list[Rows]:
         try:
             deadline = time.monotonic() + self._store.timeout
             if self._connection is None:
                 self._connection = await self._connect()
             exchange = _Exchange(self._connection)
-            for statement, columns in questions:
-                exchange.execute(statement, columns)
+            for statement, values in questions:
+                exchange.execute(statement, values)
             results = await exchange.run(deadline - time.monotonic())
             return [self._rows(question[0], result) for question, result in zip(questions, results, strict=True)]
         except LostRace:
@@ -158,8 +156,7 @@ class _Exchange:
     def prepare(self, statement: _Statement) -> None:
         self._pgconn.send_prepare(statement.name, statement.text, statement.kinds)
 
-    def execute(self, statement: _Statement, columns: rows.Parameters) -> None:
-        values = [columns[name].encode() for name in statement.parameters]
+    def execute(self, statement: _Statement, values: list[bytes]) -> None:
         self._pgconn.send_query_prepared(statement.name, values, statement.formats, pq.Format.BINARY)
 
     async def run(self, timeout: float) -> list[pq.abc.PGresult]:

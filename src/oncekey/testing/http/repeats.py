@@ -122,7 +122,7 @@ class RepeatSuite(SuiteBase):
         first = stack.start(m="slow")
         assert stack.payments.entered.wait(SECONDS)
         others = [stack.start(m="slow") for _ in range(5)]
-        until(lambda: stack.once.engine._waiters.get((ONE, "k-1")), "a duplicate waits")
+        until(lambda: stack.once.engine.waiters.get((ONE, "k-1")), "a duplicate waits")
         assert not any(other.done() for other in others)
         stack.payments.go.set()
         assert all(replays(first.result(SECONDS), other.result(SECONDS)) for other in others)
