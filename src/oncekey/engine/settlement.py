@@ -68,7 +68,7 @@ def settle(
         settlement = yield from _settle_one(engine, record, verdict, who, found_by, deferred=job is not None)
         if settlement.outcome is not Outcome.PARTLY or not isinstance(verdict, Refuted) or settlement.record is None:
             return settlement
-        record = settlement.record  # nothing happened: the next effect in doubt
+        record = settlement.record  # Refuted is about the whole request: go on with the next effect that is in doubt
 
 
 def _settle_one(

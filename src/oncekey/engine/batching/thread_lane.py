@@ -317,7 +317,7 @@ class ThreadLane:
             self.undo(work)
 
     def undo(self, work: Reservation | Swap) -> None:
-        """Give back what this took, for a caller that has left."""
+        """Undo a reservation or a claim whose caller has left."""
         self._undo_later(undo(work))
         self._queue.put(_Signal.WAKE)
 

@@ -134,7 +134,7 @@ _OVER = {_S.ENDED, _S.DOOMED}
 
 # fmt: off
 TABLE: tuple[Row, ...] = (
-    # op.enlist(…) opens it. The handler's thread may be late, when the request's end has given it up already.
+    # op.enlist(…) opens it. The handler's thread may do so late, after the request has ended without it.
     *_rows({_S.NOT_AWAITED, _S.ROLLED_BACK},     _H.STARTED,            _S.OPENING),
     *_rows({_S.OPENING, _S.CUT_OFF_EARLY, _S.ROLLED_BACK}, _H.LOCKED,   _S.OPEN),
     # The request's end, or a phase's, completes the key in it.

@@ -23,9 +23,10 @@ from oncekey.stores.redis.scripts import Script
 from oncekey.stores.redis.urls import Address, Settings
 
 _ROUNDS = 4
-"""A call is sent at most so often: to the wrong server, without its script, and once more for each that follows."""
+"""How many times a call is sent at most: again with the script's text if the server does not have the script, and again
+to another server if the bucket has moved."""
 PAUSE_SECONDS = 1.0
-"""For so long after a failure of one server of several, its calls fail at once."""
+"""After one server of several has failed, calls to it fail at once for this long."""
 
 
 class Call(NamedTuple):
@@ -163,7 +164,7 @@ class Calls:
     # -- connections ---------------------------------------------------------------------------------------------
 
     def ask_each(self, commands: Sequence[Command], deadline: float) -> dict[Address, list[Any]]:
-        """Send commands to every server that has a bucket; on connections that need not be checked."""
+        """Send commands to every server that has a bucket. It does not check first whether a server may be used."""
         with self.troubles():
             return {
                 address: self._plain_link(address, deadline).ask(commands, deadline)

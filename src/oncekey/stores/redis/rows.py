@@ -62,7 +62,7 @@ def end_values(change: Swap) -> tuple[bytes, ...]:
 
 
 def swap_values(change: Swap) -> tuple[bytes, bytes]:
-    """As ``swap.lua`` takes them: the swap as JSON without the fields that it does not have, and the body."""
+    """The arguments of ``swap.lua``: the swap as JSON, without fields that are None, and the body."""
     head, body = _response(change.response)
     fields: dict[str, Any] = {
         "from_state": change.from_state,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("oncekey")
 
 LOCK_SECONDS = 0.05
-"""How long a batch waits for another writer: replays wait with it."""
+"""How long a batch waits for another writer. It is short, because replays are in the same batch and wait, too."""
 _READ_SECONDS = 0.001
 
 

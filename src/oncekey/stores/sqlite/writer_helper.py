@@ -165,7 +165,7 @@ class Helper:
     def disown(self) -> None:
         """In a forked child. Closes a file, and nothing else: the loop's selector and the process are the parent's."""
         self.over = True
-        self.process.returncode = 0  # or this object would ask the kernel for the parent's child
+        self.process.returncode = 0  # otherwise Popen would wait for a process that is not a child of this one
         os.close(self.socket.detach())
 
     def _leave(self) -> None:

@@ -314,7 +314,8 @@ def async_link(target: Any) -> Link:
 
 
 def scoped_link(target: Any) -> Link:
-    """Link to the session of now, and not to the registry: the task that ends it may get another session from that."""
+    """Link to the current session, not to the registry: another task may end the request, and the registry may return
+    another session there."""
     link = link_to(target.registry())
     link.watch_registry(target.registry)
     return link
