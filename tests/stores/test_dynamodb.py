@@ -1,0 +1,33 @@
+"""DynamoDB against the public suite, on two servers: dynalite and moto."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oncekey.stores.dynamodb import DynamoStore
+from oncekey.stores.dynamodb.settings import settings_of
+from oncekey.testing.servers import DynaliteServer, MotoServer
+from oncekey.testing.store_suite import StoreSuite
+
+
+class _OnAServer(StoreSuite):
+    url: str
+
+    def make_store(self) -> DynamoStore:
+        # Batches of 500 keys on a crowded machine take longer than a request may.
+        return DynamoStore(replace(settings_of(self.url), timeout=60.0), clock=self.clock)
+
+
+class TestDynamoStore(_OnAServer):
+    @pytest.fixture(autouse=True)
+    def _database(self, dynalite_server: DynaliteServer) -> None:
+        self.url = dynalite_server.new_url()
+
+
+@pytest.mark.stores
+class TestDynamoStoreOnMoto(_OnAServer):
+    @pytest.fixture(autouse=True)
+    def _database(self, moto_server: MotoServer) -> None:
+        self.url = moto_server.new_url()
