@@ -9,6 +9,9 @@ import pytest
 from oncekey.stores.dynamodb import DynamoStore
 from oncekey.stores.dynamodb.settings import settings_of
 from oncekey.testing.servers import DynaliteServer, MotoServer
+from oncekey.testing.conformance.audits import AuditSuite
+from oncekey.testing.conformance.finds import FindSuite
+from oncekey.testing.conformance.rows import RowSuite
 from oncekey.testing.store_suite import StoreSuite
 
 
@@ -20,6 +23,17 @@ class _OnAServer(StoreSuite):
         return DynamoStore(replace(settings_of(self.url), timeout=60.0), clock=self.clock)
 
 
+class TestDynamoStoreInShort(RowSuite, FindSuite, AuditSuite):
+    """A part of the suite, for ``make test``."""
+
+    make_store = _OnAServer.make_store
+
+    @pytest.fixture(autouse=True)
+    def _database(self, dynalite_server: DynaliteServer) -> None:
+        self.url = dynalite_server.new_url()
+
+
+@pytest.mark.stores
 class TestDynamoStore(_OnAServer):
     @pytest.fixture(autouse=True)
     def _database(self, dynalite_server: DynaliteServer) -> None:
@@ -27,6 +41,7 @@ class TestDynamoStore(_OnAServer):
 
 
 @pytest.mark.stores
+@pytest.mark.timeout(300)  # moto takes 20 ms and more for a write, one at a time
 class TestDynamoStoreOnMoto(_OnAServer):
     @pytest.fixture(autouse=True)
     def _database(self, moto_server: MotoServer) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.testing.servers import MysqlServer, ServerUnavailable, binaries, packages
+from oncekey.testing.servers import DynaliteServer, MysqlServer, ServerUnavailable, binaries, packages
 
 needs_debian = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not on this machine")
 
@@ -21,9 +21,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "servers"
 
 
-def apt_that(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def apt_that(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str = "apt-get") -> None:
     """An ``apt-get`` of this test's own, since tests do not use the network."""
-    program = tmp_path / "bin" / "apt-get"
+    program = tmp_path / "bin" / name
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -42,6 +42,7 @@ def test_fetch_unpacks_packages_into_the_folder(home: Path, tmp_path: Path, monk
     subprocess.run(["dpkg-deb", "-b", str(built), str(tmp_path / "toy_1_all.deb")], check=True, capture_output=True)
     apt_that(f'test "$*" = "download -qq toy" && cp {tmp_path}/toy_1_all.deb .', tmp_path, monkeypatch)
     monkeypatch.setattr(packages, "PACKAGES", {"toy": ("toy",)})
+    monkeypatch.setattr(packages, "NPM_PACKAGES", {})
     said: list[str] = []
 
     assert packages.unpacked("toy") is None
@@ -62,12 +63,31 @@ def test_fetch_that_fails_names_the_command_and_fetches_the_others(
 ) -> None:
     apt_that("echo 'E: Unable to locate package' >&2; exit 100", tmp_path, monkeypatch)
     monkeypatch.setattr(packages, "PACKAGES", {"one": ("one",), "two": ("two",)})
+    monkeypatch.setattr(packages, "NPM_PACKAGES", {})
     said: list[str] = []
 
     assert packages.main(said.append) == 1
 
     assert "".join(said).count("apt-get download failed (E: Unable to locate package)") == 2
     assert packages.unpacked("one") is None
+
+
+def test_server_of_npm_is_fetched_into_the_folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        'test "$1 $2" = "install --prefix" && mkdir -p $3/node_modules/toy && echo server > $3/node_modules/toy/cli.js'
+    )
+    apt_that(script, tmp_path, monkeypatch, name="npm")
+    monkeypatch.setattr(packages, "PACKAGES", {})
+    monkeypatch.setattr(packages, "NPM_PACKAGES", {"toy": ("toy@1",)})
+
+    assert packages.main(lambda said: None) == 0
+
+    assert (home / "toy/node_modules/toy/cli.js").read_text() == "server\n"
+
+
+def test_dynalite_that_is_nowhere_names_make_servers(home: Path) -> None:
+    with pytest.raises(ServerUnavailable, match="make servers"):
+        DynaliteServer().start()
 
 
 def test_server_that_is_nowhere_names_make_servers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

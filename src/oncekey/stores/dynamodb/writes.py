@@ -5,9 +5,9 @@ has is computed from the row that the mover saw; if that needs a field that may 
 owner), the field is compared as well. A refusal then shows the present row, and the store tries again from that one.
 
 **Every write carries a number** (``writer``, ``number``): the name of this store object, and a count. A write is
-refused if the item has the same writer with the same or a higher number. So a request that is repeated after a lost answer, by
-us or on the way, is applied once. If it was the first attempt that was applied, the item has our number: the store
-recognises its own success. And a request that arrives long after a later one of the same owner changes nothing.
+refused if the item has the same writer with the same or a higher number. So a request that is repeated after a lost
+answer, by us or on the way, is applied once. If it was the first attempt that was applied, the item has our number: the
+store recognises its own success. And a request that arrives long after a later one of the same owner changes nothing.
 """
 
 from __future__ import annotations

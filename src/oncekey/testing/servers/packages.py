@@ -1,8 +1,8 @@
 """Servers from Debian and npm packages, unpacked into a folder without installing them.
 
 ``make servers`` runs :func:`main`. It asks ``apt-get`` for the packages, wherever this machine is set up to get them,
-and unpacks them with ``dpkg-deb``; neither needs root. ``npm`` does the same for servers that run on Node.js. The folder
-is ``.servers`` of the repository, or the one that ``ONCEKEY_SERVERS`` names. To add a server, add its row to
+and unpacks them with ``dpkg-deb``; neither needs root. ``npm`` does the same for servers that run on Node.js. The
+folder is ``.servers`` of the repository, or the one that ``ONCEKEY_SERVERS`` names. To add a server, add its row to
 ``PACKAGES`` or ``NPM_PACKAGES``, and call :func:`unpacked` where its binaries are looked for.
 """
 
