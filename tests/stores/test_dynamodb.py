@@ -8,10 +8,10 @@ import pytest
 
 from oncekey.stores.dynamodb import DynamoStore
 from oncekey.stores.dynamodb.settings import settings_of
-from oncekey.testing.servers import DynaliteServer, MotoServer
 from oncekey.testing.conformance.audits import AuditSuite
 from oncekey.testing.conformance.finds import FindSuite
 from oncekey.testing.conformance.rows import RowSuite
+from oncekey.testing.servers import DynaliteServer, MotoServer
 from oncekey.testing.store_suite import StoreSuite
 
 
