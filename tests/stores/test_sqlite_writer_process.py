@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,15 +16,17 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from oncekey.core.record import StoredResponse
 from oncekey.core.states import State
 from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.api import LostRace
 from oncekey.stores.registry import open_store
-from oncekey.stores.sqlite import SqliteStore, writer_helper, writer_process
+from oncekey.stores.sqlite import SqliteStore, batch, writer_helper, writer_process
 from oncekey.stores.sqlite.in_loop import SqliteInLoop, ThreadWriter
 from oncekey.stores.sqlite.writer_process import ProcessWriter
 from tests.engine.doubles import reservation
@@ -58,7 +61,7 @@ async def fast(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     made = SqliteInLoop(store)
     yield made
     made.abandon()
-    assert children_of(os.getpid()) == []
+    await until(lambda: children_of(os.getpid()) == [])
 
 
 def state_of(store: SqliteStore, key: str) -> State | None:
@@ -142,6 +145,39 @@ async def test_gate_stays_taken_until_the_process_is_dead(
         pass
     store.timeout = 5.0
     await ready(fast)
+
+
+async def test_gate_is_given_back_if_no_thread_can_be_started(
+    store: SqliteStore, fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ready(fast)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        os.kill(process_of(fast), signal.SIGKILL)
+        with pytest.raises(StoreUnavailable):
+            await fast.both([reservation("new")], [])
+    assert store.gate.acquire(0.0, lane=True)
+    store.gate.release()
+
+
+@pytest.mark.parametrize("missing", [1, 100, 5_000])
+def test_part_of_a_batch_is_not_written(store: SqliteStore, missing: int) -> None:
+    """The app was killed, or gave up, while it sent. A response without its end would be replayed for ever."""
+    done = replace(completion(reserved(store, "old")), response=StoredResponse(200, (), b"x" * 4_000))
+    whole = writer_helper.message(store.clock(), batch.pack([reservation("new")], [done]))
+    connection, process = writer_helper.start(store, 0.05)
+    with connection, process:
+        connection.settimeout(SOON)
+        assert connection.recv(1_000)
+        connection.sendall(whole[:-missing])
+        connection.shutdown(socket.SHUT_WR)
+        assert process.wait(SOON) == 0
+    assert state_of(store, "old") is State.IN_PROGRESS
+    assert state_of(store, "new") is None
 
 
 async def test_cancelled_batch_ends_the_process_and_frees_the_gate(store: SqliteStore, fast: SqliteInLoop) -> None:

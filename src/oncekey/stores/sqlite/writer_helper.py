@@ -144,8 +144,7 @@ class Helper:
         """Kill the process. The gate is given back when it is dead, in a thread: a hung disk can delay its death."""
         if not self.over:
             self._leave()
-            self.process.kill()
-            threading.Thread(target=self._bury, name="oncekey-writer-end", daemon=True).start()
+            self._end()
 
     def close(self) -> None:
         """Let the process end by itself, and wait for it. A batch that is under way is cut off."""
@@ -157,8 +156,7 @@ class Helper:
         try:
             self.process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            threading.Thread(target=self._bury, name="oncekey-writer-end", daemon=True).start()
+            self._end()
         else:
             self._bury()
 
@@ -187,6 +185,13 @@ class Helper:
         self.socket.close()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(self._unknown())
+
+    def _end(self) -> None:
+        self.process.kill()
+        try:
+            threading.Thread(target=self._bury, name="oncekey-writer-end", daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._bury()
 
     def _bury(self) -> None:
         self.process.wait()

@@ -24,7 +24,7 @@ import signal
 import sqlite3
 import struct
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, BinaryIO
 
 SETTINGS = struct.Struct("!I")
@@ -40,10 +40,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end_with(int(sys.argv[1]))
-    with open(SOCKET, "rb", closefd=False) as requests:
-        (length,) = SETTINGS.unpack(requests.read(SETTINGS.size))
-        with suppress(BrokenPipeError, ConnectionResetError):  # the app is gone
-            serve(requests, json.loads(requests.read(length)))
+    requests = open(SOCKET, "rb", closefd=False)  # noqa: SIM115 - it ends with the process
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the app is gone
+        (length,) = SETTINGS.unpack(exactly(requests, SETTINGS.size))
+        serve(requests, json.loads(exactly(requests, length)))
     os._exit(0)  # nothing is left to clean up, and the app may be waiting
 
 
@@ -58,7 +58,7 @@ def end_with(app: int) -> None:
 
 
 def serve(requests: BinaryIO, settings: dict[str, Any]) -> None:
-    """Open the file, say so, and commit batch after batch, until the socket ends."""
+    """Open the file, say so, and commit batch after batch, until the socket ends (EOFError)."""
     try:
         connection = opened(settings)
         ids = [file_id(bytes.fromhex(path)) for path in settings["files"]]
@@ -66,17 +66,26 @@ def serve(requests: BinaryIO, settings: dict[str, Any]) -> None:
         answer(-code(error), str(error))
         return
     answer(0, json.dumps(ids))
-    while header := requests.read(BATCH.size):
-        now, *lengths = BATCH.unpack(header)
-        ends, begins, pieces = (requests.read(length) for length in lengths)
-        before = connection.total_changes  # also counts changes by triggers
-        try:
-            commit(connection, settings["apply"], (ends.decode(), begins.decode(), pieces, now))
-        except sqlite3.Error as error:
-            answer(-code(error), str(error))
-        else:
-            answer(connection.total_changes - before, "")
-    connection.close()
+    with closing(connection):  # the last connection to a file folds its log into it
+        while True:
+            now, *lengths = BATCH.unpack(exactly(requests, BATCH.size))
+            ends, begins, pieces = (exactly(requests, length) for length in lengths)
+            before = connection.total_changes  # also counts changes by triggers
+            try:
+                commit(connection, settings["apply"], (ends.decode(), begins.decode(), pieces, now))
+            except sqlite3.Error as error:
+                answer(-code(error), str(error))
+            else:
+                answer(connection.total_changes - before, "")
+
+
+def exactly(requests: BinaryIO, size: int) -> bytes:
+    """So many bytes, or EOFError. An app that is killed while it sends leaves a part of a batch, and a response of
+    which the end is missing must not be stored."""
+    data = requests.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
 
 
 def opened(settings: dict[str, Any]) -> sqlite3.Connection:
