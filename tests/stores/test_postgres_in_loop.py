@@ -121,15 +121,76 @@ async def test_lost_race_is_raised_and_keeps_the_connection(
     assert (await fast.reserve([reservation("after")]))[0] is not None
 
 
-async def test_a_cut_connection_is_thrown_away_and_the_next_verb_opens_another(
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_connection_cut_while_idle_is_replaced_without_an_error(
+    store: PostgresStore, proxy: TcpProxy, loops: str
+) -> None:
+    """The loop hears of it before the next verb, which opens another connection."""
+
+    async def ask() -> None:
+        fast = InLoop(store)
+        raised: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+        await fast.reserve([reservation("a")])
+        await asyncio.to_thread(proxy.cut)
+        async with asyncio.timeout(5):
+            while fast._connection is not None:
+                await asyncio.sleep(0.01)
+        assert (await fast.reserve([reservation("b")]))[0] is not None
+        fast.abandon()
+        assert raised == []
+
+    with asyncio.Runner(loop_factory=pytest.importorskip(loops).new_event_loop) as runner:
+        runner.run(ask())
+
+
+async def test_connection_cut_during_a_verb_is_dropped_and_the_next_verb_opens_another(
     store: PostgresStore, fast: InLoop, proxy: TcpProxy
 ) -> None:
     await fast.reserve([reservation("a")])
+    await asyncio.to_thread(proxy.hang, "to_client")
+    asking = asyncio.create_task(fast.reserve([reservation("b")]))
+    await asyncio.sleep(0.05)
     await asyncio.to_thread(proxy.cut)
-    with pytest.raises(psycopg.Error):
-        await fast.reserve([reservation("b")])
+    with pytest.raises((psycopg.Error, StoreUnavailable)):
+        await asking
     assert fast._connection is None
+    await asyncio.to_thread(proxy.pass_through)
     assert (await fast.reserve([reservation("c")]))[0] is not None
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_loop_watches_no_socket_after_abandon_in_any_thread(shared: PostgresStore, loops: str) -> None:
+    """A socket that is closed while its loop watches it may be another connection's next, under the same number."""
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        for leave in (lambda fast: fast.abandon(), lambda fast: asyncio.to_thread(fast.abandon)):
+            fast = InLoop(shared)
+            await fast.reserve([reservation("a")])
+            assert fast._connection is not None
+            pgconn, socket = fast._connection.pgconn, fast._connection.pgconn.socket
+            left = leave(fast)
+            if left is not None:
+                await left
+            await asyncio.sleep(0)
+            assert fast._connection is None
+            assert pgconn.status == psycopg.pq.ConnStatus.BAD
+            assert not loop.remove_reader(socket)
+
+    with asyncio.Runner(loop_factory=pytest.importorskip(loops).new_event_loop) as runner:
+        runner.run(ask())
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_connection_of_a_loop_that_is_closed_is_closed_too(shared: PostgresStore, loops: str) -> None:
+    fast = InLoop(shared)
+    with asyncio.Runner(loop_factory=pytest.importorskip(loops).new_event_loop) as runner:
+        runner.run(fast.reserve([reservation("a")]))
+    assert fast._connection is not None
+    pgconn = fast._connection.pgconn
+    fast.abandon()
+    assert pgconn.status == psycopg.pq.ConnStatus.BAD
 
 
 async def test_a_server_that_says_nothing_is_given_up_in_time(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,7 @@ class InLoop:
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._pipeline: _Pipeline | None = None
         self._readers: dict[_Statement, abc.Transformer] = {}
         self._pid = os.getpid()
 
@@ -91,12 +92,13 @@ class InLoop:
     async def _ask(self, *questions: tuple[_Statement, list[bytes]]) -> list[Rows]:
         try:
             deadline = time.monotonic() + self._store.timeout
-            if self._connection is None:
-                self._connection = await self._connect()
-            exchange = _Exchange(self._connection)
+            pipeline = self._pipeline
+            if pipeline is None:
+                pipeline = self._pipeline = await self._connect()
+                self._connection = pipeline.connection
             for statement, values in questions:
-                exchange.execute(statement, values)
-            results = await exchange.run(deadline - time.monotonic())
+                pipeline.execute(statement, values)
+            results = await pipeline.run(deadline - time.monotonic())
             return [self._rows(question[0], result) for question, result in zip(questions, results, strict=True)]
         except LostRace:
             raise  # the connection is still good
@@ -117,7 +119,7 @@ class InLoop:
         reader.set_pgresult(None, set_loaders=False)  # free the response bodies before the next batch
         return read
 
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+    async def _connect(self) -> _Pipeline:
         store = self._store
         async with asyncio.timeout(store.timeout):
             connection = await psycopg.AsyncConnection.connect(store.url, **options(store.timeout))
@@ -127,31 +129,60 @@ class InLoop:
                     await connection.execute(NOTICE_LOST_CLIENTS)
                 connection.pgconn.nonblocking = 1
                 connection.pgconn.enter_pipeline_mode()
-                exchange = _Exchange(connection)
-                exchange.prepare(_RESERVE)
-                exchange.prepare(_END)
-                await exchange.run(store.timeout)
             except BaseException:
                 connection.pgconn.finish()
                 raise
-        return connection
+            pipeline = _Pipeline(connection, self.abandon)
+            try:
+                pipeline.prepare(_RESERVE)
+                pipeline.prepare(_END)
+                await pipeline.run(store.timeout)
+            except BaseException:
+                pipeline.close()
+                raise
+        return pipeline
 
     def abandon(self) -> None:
         """Drop the connection. Any thread may call this while no verb runs; the next verb opens another."""
-        connection, self._connection, self._readers = self._connection, None, {}
-        if connection is not None and self._pid == os.getpid():
-            connection._closed = True  # otherwise psycopg warns that it was not closed
-            connection.pgconn.finish()
+        pipeline, self._pipeline, self._connection, self._readers = self._pipeline, None, None, {}
+        if pipeline is not None and self._pid == os.getpid():
+            pipeline.close()
 
 
-class _Exchange:
-    """Statements that are sent together, and their answers up to the Sync that commits them."""
+class _Pipeline:
+    """A connection in pipeline mode: statements that are sent together, and their answers up to the Sync that commits
+    them.
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    Its reader stays in the event loop while the connection is open, because to add and remove one costs 20 µs a batch
+    (docs/performance.md). So it also hears from the server when nothing was asked. Then the server is ending the
+    connection, and ``lost`` is called.
+    """
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any], lost: Callable[[], None]) -> None:
+        self.connection = connection
         self._pgconn = connection.pgconn
+        self._socket = self._pgconn.socket
+        self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._over: asyncio.Future[None] | None = None
         self._results: list[pq.abc.PGresult] = []
+        self._loop.add_reader(self._socket, self._read)
+
+    def close(self) -> None:
+        """Close the connection, in its loop: a loop that still watches a closed socket may watch another one's next."""
+        if asyncio._get_running_loop() is self._loop:
+            self._finish()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._finish)
+        except RuntimeError:  # the loop is closed, and watches nothing
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+        self.connection._closed = True  # otherwise psycopg warns that it was not closed
+        self._pgconn.finish()
 
     def prepare(self, statement: _Statement) -> None:
         self._pgconn.send_prepare(statement.name, statement.text, statement.kinds)
@@ -162,35 +193,39 @@ class _Exchange:
     async def run(self, timeout: float) -> list[pq.abc.PGresult]:
         """The answer to each statement, when all are committed."""
         self._pgconn.pipeline_sync()
-        loop, socket = self._loop, self._pgconn.socket
+        loop, socket = self._loop, self._socket
+        over = self._over = loop.create_future()
+        results = self._results = []
         timer = loop.call_later(max(0.001, timeout), self._time_out)
-        loop.add_reader(socket, self._read)
         writes = False
         try:
             if writes := self._pgconn.flush() != 0:  # the socket did not take all of it
                 loop.add_writer(socket, self._write)
-            await self._over
+            await over
         finally:
             timer.cancel()
-            loop.remove_reader(socket)
+            self._over = None
             if writes:
                 loop.remove_writer(socket)
-        for result in self._results:
+        for result in results:
             if result.status not in _GOOD:
                 state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
                 if state in _RACES:
                     raise LostRace
                 raise StoreUnavailable(f"PostgreSQL refused a statement: SQLSTATE {state.decode()}")
-        return self._results
+        return results
 
     def _write(self) -> None:
         try:
             if self._pgconn.flush() == 0:
-                self._loop.remove_writer(self._pgconn.socket)
+                self._loop.remove_writer(self._socket)
         except psycopg.Error as error:
             self._end(error)
 
     def _read(self) -> None:
+        if self._over is None:
+            self._lost()  # nothing was asked: these are the server's last words, or the end of the stream
+            return None
         pgconn, ended = self._pgconn, False
         try:
             pgconn.consume_input()
@@ -219,7 +254,7 @@ class _Exchange:
         self._end(StoreUnavailable("the store did not answer in time"))
 
     def _end(self, error: Exception | None) -> None:
-        if not self._over.done():
+        if self._over is not None and not self._over.done():
             if error is None:
                 self._over.set_result(None)
             else:
