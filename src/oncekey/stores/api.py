@@ -337,5 +337,5 @@ class Epochs(Protocol):
         ...
 
     def accept_loss(self, audit: Audit) -> str:
-        """Write a new epoch after a loss, and return it. The audit keeps who accepted the loss."""
+        """Write a new epoch after a loss, and return it. The audit keeps the name of the operator."""
         ...

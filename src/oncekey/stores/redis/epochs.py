@@ -114,7 +114,7 @@ class Epochs:
         return self._look(deadline)
 
     def accept_loss(self, audit: Audit) -> str:
-        """Give all buckets a new epoch, and write who accepted the loss, and of what, into the audit."""
+        """Give all buckets a new epoch, and write into the audit which operator accepted the loss, and of what."""
         deadline = self._deadline()
         marks = self._marks(deadline)
         known = sorted({mark.decode() for mark in marks if mark is not None})

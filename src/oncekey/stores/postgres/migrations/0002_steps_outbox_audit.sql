@@ -20,7 +20,7 @@ CREATE TABLE idempotency_steps (
 CREATE INDEX idempotency_steps_downstream ON idempotency_steps (downstream_key) WHERE downstream_key IS NOT NULL;
 CREATE INDEX idempotency_steps_provider ON idempotency_steps (provider_id) WHERE provider_id IS NOT NULL;
 
--- Retryable with steps, past expiry: half done, and nobody came back.
+-- Retryable with steps, past expiry: half done, and its client did not retry.
 CREATE INDEX idempotency_keys_lapsed ON idempotency_keys (expires_at)
 WHERE state = 'failed_retryable' AND recovery_point IS NOT NULL;
 

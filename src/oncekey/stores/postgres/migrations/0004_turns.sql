@@ -1,6 +1,6 @@
 -- Works with: schema 0002 (oncekey 0.1.0) and later.
 --
--- Both indexes are small, but making one reads its whole table, and nobody writes to the table meanwhile. On a large
+-- Both indexes are small, but making one reads its whole table, and writes to the table wait for it. On a large
 -- one, make them before `oncekey migrate`, with CREATE INDEX CONCURRENTLY: what is there already is left as it is.
 
 -- What upkeep asks the outside world about, by tenant: one tenant's thousands must not keep another's waiting.
