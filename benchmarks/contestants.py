@@ -12,7 +12,7 @@ from benchmarks import by_hand, peers
 from benchmarks.places import Places
 
 FRAMEWORKS = ("starlette", "fastapi")
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("memory", "sqlite", "sqlite-process", "postgres")
 """Those of oncekey that are measured."""
 
 
@@ -48,6 +48,7 @@ class Contestant:
 BARE = Contestant("bare", None)
 ONCEKEY_POSTGRES = Contestant("oncekey", "postgres")
 ONCEKEY_SQLITE = Contestant("oncekey", "sqlite")
+ONCEKEY_SQLITE_PROCESS = Contestant("oncekey", "sqlite-process")
 ONCEKEY_MEMORY = Contestant("oncekey", "memory")
 IDEMKIT_POSTGRES = Contestant("idemkit", "postgres")
 IDEMKIT_REDIS = Contestant("idemkit", "redis")
@@ -62,6 +63,7 @@ ALL = (
     BARE,
     ONCEKEY_POSTGRES,
     ONCEKEY_SQLITE,
+    ONCEKEY_SQLITE_PROCESS,
     ONCEKEY_MEMORY,
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,

@@ -58,7 +58,7 @@ class Places:
 
 @contextmanager
 def places(wanted: set[str]) -> Iterator[Places]:
-    """Set up what the wanted stores need: ``memory``, ``sqlite``, ``postgres``, ``redis``."""
+    """Set up what the wanted stores need: ``memory``, ``sqlite``, ``sqlite-process``, ``postgres``, ``redis``."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-bench-")))
         found = Places(folder, {}, {}, notes={"fsync": f"{(took := fsync_ms(folder)):.2f} ms"})
@@ -68,6 +68,8 @@ def places(wanted: set[str]) -> Iterator[Places]:
             found.urls["memory"] = "memory://"
         if "sqlite" in wanted:
             found.urls["sqlite"] = f"sqlite:///{folder / 'bench.db'}"
+        if "sqlite-process" in wanted:
+            found.urls["sqlite-process"] = f"sqlite:///{folder / 'bench-process.db'}?writer=process"
         if "postgres" in wanted:
             found = _with_postgres(stack, found)
         if "redis" in wanted:

@@ -17,6 +17,7 @@ from benchmarks.contestants import (
     IDEMKIT_REDIS,
     ONCEKEY_POSTGRES,
     ONCEKEY_SQLITE,
+    ONCEKEY_SQLITE_PROCESS,
     PEERS,
 )
 from benchmarks.report import Sample, number
@@ -104,6 +105,7 @@ TARGETS = (
         "one connection: added median latency / two raw round trips with commit", 1.25, _added_latency, at_most=True
     ),
     Target("first request, SQLite / bare app", 0.45, _to(FIRST, ONCEKEY_SQLITE.name, BARE.name)),
+    Target("first request, SQLite, writer=process / bare app", 0.5, _to(FIRST, ONCEKEY_SQLITE_PROCESS.name, BARE.name)),
     Target("transactional handler with one insert / the plain insert", 0.42, _to(INSERT, OURS, BARE.name)),
     Target(
         "transactional handler with one insert / by hand in two transactions",

@@ -276,6 +276,20 @@ async def test_error_of_sqlite_ends_the_process_and_a_lock_does_not(
     assert all(await fast.reserve([reservation("good")]))
 
 
+async def test_read_only_file_is_named_as_such(
+    fast: SqliteInLoop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The words of the store, and not a number of SQLite: the folder was remounted, or its owner was changed."""
+    lines = """
+opening = program.opened
+program.opened = lambda settings: opening({**settings, "uri": settings["uri"].replace("mode=rw", "mode=ro")})
+"""
+    changed_program(monkeypatch, tmp_path, lines)
+    await ready(fast)
+    with pytest.raises(StoreUnavailable, match="the file or its folder is read-only"):
+        await fast.both([reservation("new")], [])
+
+
 async def test_death_of_an_idle_process_is_noticed_and_logged(
     fast: SqliteInLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
