@@ -12,7 +12,7 @@ from benchmarks import by_hand, peers
 from benchmarks.places import Places
 
 FRAMEWORKS = ("starlette", "fastapi")
-STORES = ("memory", "sqlite", "sqlite-process", "postgres")
+STORES = ("memory", "sqlite", "sqlite-process", "postgres", "mysql", "redis-durable")
 """Those of oncekey that are measured."""
 
 
@@ -50,6 +50,9 @@ ONCEKEY_POSTGRES = Contestant("oncekey", "postgres")
 ONCEKEY_SQLITE = Contestant("oncekey", "sqlite")
 ONCEKEY_SQLITE_PROCESS = Contestant("oncekey", "sqlite-process")
 ONCEKEY_MEMORY = Contestant("oncekey", "memory")
+ONCEKEY_MYSQL = Contestant("oncekey", "mysql")
+ONCEKEY_REDIS = Contestant("oncekey", "redis-durable")
+"""Each command is on disk before its answer, unlike in the Redis of the peers."""
 IDEMKIT_POSTGRES = Contestant("idemkit", "postgres")
 IDEMKIT_REDIS = Contestant("idemkit", "redis")
 ASGI_HEADER_REDIS = Contestant("asgi-idempotency-header", "redis")
@@ -65,6 +68,8 @@ ALL = (
     ONCEKEY_SQLITE,
     ONCEKEY_SQLITE_PROCESS,
     ONCEKEY_MEMORY,
+    ONCEKEY_MYSQL,
+    ONCEKEY_REDIS,
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,
     ASGI_HEADER_REDIS,

@@ -10,6 +10,8 @@ import asyncio
 import importlib.util
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -58,7 +60,7 @@ class Places:
 
 @contextmanager
 def places(wanted: set[str]) -> Iterator[Places]:
-    """Set up what the wanted stores need: ``memory``, ``sqlite``, ``sqlite-process``, ``postgres``, ``redis``."""
+    """Set up what the wanted stores need: those of ``contestants.py``, and ``redis`` for the peers on it."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-bench-")))
         found = Places(folder, {}, {}, notes={"fsync": f"{(took := fsync_ms(folder)):.2f} ms"})
@@ -74,6 +76,7 @@ def places(wanted: set[str]) -> Iterator[Places]:
             found = _with_postgres(stack, found)
         if "redis" in wanted:
             found = _with_redis(stack, found)
+        _with_other_stores(stack, found, wanted)
         yield found
 
 
@@ -140,3 +143,26 @@ def _with_redis(stack: ExitStack, found: Places) -> Places:
         found.urls[place] = f"{server.url.rpartition('/')[0]}/{number}"
     notes = {**found.notes, "redis": "in memory only, nothing is made durable"}
     return Places(found.folder, found.urls, found.missing, found.postgres_bin, found.postgres_pid, server.pid, notes)
+
+
+def _with_other_stores(stack: ExitStack, found: Places, wanted: set[str]) -> None:
+    """MySQL and Redis for oncekey itself: as durable as PostgreSQL is here."""
+    from oncekey.testing.servers import MysqlServer, RedisServer, ServerUnavailable
+
+    if "mysql" in wanted:
+        try:
+            settings = {"max-connections": MAX_CONNECTIONS}
+            found.urls["mysql"] = stack.enter_context(MysqlServer(settings=settings)).database("bench")
+        except (ServerUnavailable, ImportError) as reason:
+            found.missing["mysql"] = str(reason)
+    if "redis-durable" in wanted:
+        try:
+            url = stack.enter_context(RedisServer(durable=True)).url
+            subprocess.run(
+                [sys.executable, "-m", "oncekey", "migrate", "--init", "--store", url],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            found.urls["redis-durable"] = url
+        except ServerUnavailable as reason:
+            found.missing["redis-durable"] = str(reason)
