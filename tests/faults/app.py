@@ -265,6 +265,9 @@ class Handlers:
             return Refuted("the provider has no such charge")
         if inquiry.in_doubt:
             return Happened(charge)
+        if KINDS[inquiry.operation.rpartition("/")[2]].effects == "phased":
+            # The step is stored, and the handler did not learn that it is: the request goes on after it.
+            return Happened(charge, effect="charge")
         return Confirmed(201, {"scope": inquiry.scope, "key": inquiry.key, "charge": charge, "settled": True})
 
 
