@@ -7,13 +7,16 @@ is a process, and the kernel keeps what it wrote. A test about durability starts
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from oncekey.stores.redis import RedisStore
+from oncekey.stores.registry import open_store
 from oncekey.testing.servers import (
     DynaliteServer,
     MotoServer,
@@ -127,16 +130,29 @@ def ready_redis_url(redis_url: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def _credentials() -> Iterator[None]:
-    """The SDK insists on some; the servers take any."""
+def _sdk() -> Iterator[None]:
+    """Credentials, which the servers ignore and the SDK insists on; and one client for all stores of a server with the
+    same time-outs, because to make one takes a third of a second."""
+    from oncekey.stores.dynamodb import client
+
+    make = client._make
+    made: dict[tuple[int, str | None, float], object] = {}
+
+    def shared(settings: Any) -> object:
+        key = (os.getpid(), settings.endpoint, settings.timeout)
+        if settings.endpoint is None or key not in made:
+            made[key] = make(settings)
+        return made[key]
+
     with pytest.MonkeyPatch.context() as patched:
         for name, value in CREDENTIALS.items():
             patched.setenv(name, value)
+        patched.setattr(client, "_make", shared)
         yield
 
 
 @pytest.fixture(scope="session")
-def dynalite_server(_credentials: None) -> Iterator[DynaliteServer]:
+def dynalite_server(_sdk: None) -> Iterator[DynaliteServer]:
     """One dynalite per worker. Its tables do not survive a kill."""
     server = DynaliteServer()
     try:
@@ -150,13 +166,17 @@ def dynalite_server(_credentials: None) -> Iterator[DynaliteServer]:
 
 
 @pytest.fixture
-def dynamodb_url(dynalite_server: DynaliteServer) -> str:
-    """A table that does not exist yet."""
-    return dynalite_server.new_url()
+def ready_dynamodb_url(dynalite_server: DynaliteServer) -> str:
+    """An empty table."""
+    url = dynalite_server.new_url()
+    store = open_store(url)
+    store.migrate()
+    store.close()
+    return url
 
 
 @pytest.fixture(scope="session")
-def moto_server(_credentials: None) -> Iterator[MotoServer]:
+def moto_server(_sdk: None) -> Iterator[MotoServer]:
     """One moto per worker, behind a lock. Its tables do not survive a kill."""
     server = MotoServer()
     try:

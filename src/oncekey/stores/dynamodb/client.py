@@ -78,7 +78,8 @@ class Client:
         self._inherited: list[object] = []
 
     def verb(self, *, long: bool = False) -> Verb:
-        """A verb begins: all its requests share one deadline."""
+        """A verb begins: all its requests share one deadline. Making the client, once, is not part of it."""
+        self.made()
         limit = max(LONG_SECONDS, self._settings.timeout) if long else self._settings.timeout
         return Verb(self, self._settings, time.monotonic() + limit)
 

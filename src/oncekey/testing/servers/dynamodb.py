@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 from oncekey.testing.servers.binaries import find_dynalite
 from oncekey.testing.servers.folders import Folder
@@ -25,6 +26,16 @@ from oncekey.testing.servers.server import Server
 REGION = "eu-central-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
 """The servers take any; the SDK insists on some. Set them in the environment of the store's process."""
+
+
+_LOST_CLIENTS = """
+process.on('uncaughtException', function (error) {
+  if (error.code === 'ECONNRESET' || error.code === 'EPIPE') return
+  console.error(error)
+  process.exit(1)
+})
+"""
+"""dynalite ends if a client is killed in the middle of a request; Amazon's servers do not."""
 
 
 class DynamoServer(Server):
@@ -69,16 +80,19 @@ class DynaliteServer(DynamoServer):
     def __init__(self, *, durable: bool = False) -> None:
         super().__init__()
         self._durable = durable
-        self._command_line: list[str] = []
+        self._binaries: tuple[Path, Path] | None = None
 
     def _prepare(self) -> None:
-        self._command_line = [str(part) for part in find_dynalite()]
+        self._binaries = find_dynalite()
         self._folder = Folder("dynalite", None)
+        (self._home / "lost_clients.js").write_text(_LOST_CLIENTS)
 
     def _command(self) -> list[str]:
         instantly = [word for verb in ("create", "delete", "update") for word in (f"--{verb}TableMs", "0")]
         kept = ["--path", str(self._home / "tables")] if self._durable else []
-        return [*self._command_line, "--host", HOST, "--port", str(self.port), *instantly, *kept]
+        node, script = cast("tuple[Path, Path]", self._binaries)
+        run = [str(node), "--require", str(self._home / "lost_clients.js"), str(script)]
+        return [*run, "--host", HOST, "--port", str(self.port), *instantly, *kept]
 
 
 class MotoServer(DynamoServer):
