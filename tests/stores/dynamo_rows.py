@@ -50,8 +50,14 @@ def port_of(url: str) -> int:
 def all_items(url: str) -> list[Item]:
     """Every item of the table: keys, parts and pointers."""
     with asking(url) as ask:
-        items: list[Item] = ask("scan", ConsistentRead=True)["Items"]
-        return items
+        items: list[Item] = []
+        more: dict[str, Any] = {}
+        while True:
+            page = ask("scan", ConsistentRead=True, **more)
+            items += page["Items"]
+            if "LastEvaluatedKey" not in page:
+                return items
+            more = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
 
 def item(url: str, key: str, scope: str = "tenant-1") -> Item:

@@ -45,6 +45,7 @@ _LATER = {
     "ServiceUnavailable": "it is down",
 }
 """What may succeed if it is asked again, with what it means if it does not."""
+_THROTTLED = ("ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded")
 _REFUSED = {
     "AccessDeniedException": "its IAM policy does not allow this: docs/stores.md has one that does",
     "UnrecognizedClientException": "the credentials are not valid",
@@ -64,6 +65,10 @@ class Conflict(Exception):
     def __init__(self, item: Item | None) -> None:
         super().__init__()
         self.item = item
+
+
+class Throttled(StoreUnavailable):
+    """Every attempt was refused because of a limit: nothing was applied."""
 
 
 class Client:
@@ -146,15 +151,20 @@ class Verb:
         self._settings = settings
         self._deadline = deadline
         self._one_attempt = settings.timeout * (_READ_PART + _CONNECT_PART)
+        self._gone: StoreUnavailable | None = None
+        """The server does not answer: requests of this verb that have not begun do not wait for it, too."""
 
     def __call__(self, operation: str, **request: Any) -> Item:
         """One request about the table. Raises Conflict if its condition did not hold."""
         if operation not in ("batch_get_item", "batch_write_item"):
             request["TableName"] = self._settings.table
         begun = time.monotonic()
+        throttled = True
         for attempt in range(1000):
+            if self._gone is not None:
+                raise self._gone
             if time.monotonic() > self._deadline:
-                raise StoreUnavailable(f"{self._settings.where} did not answer in time")
+                break
             try:
                 answer: Item = getattr(self._client.made(), operation)(**request)
             except (BotoCoreError, ClientError) as error:
@@ -163,25 +173,32 @@ class Verb:
                     raise trouble from error
                 pause = _pause(attempt)
                 last = min(self._deadline, begun + self._settings.timeout)
+                throttled = throttled and trouble.throttled
                 if time.monotonic() + pause + self._one_attempt > last:
-                    raise StoreUnavailable(f"{self._settings.where} {trouble}") from error
+                    sentence = f"{self._settings.where} {trouble}"
+                    if throttled:
+                        raise Throttled(sentence) from error
+                    self._gone = StoreUnavailable(sentence)
+                    raise self._gone from error
                 time.sleep(pause)
             else:
                 return answer
         raise StoreUnavailable(f"{self._settings.where} did not answer in time")
 
-    def all(self, work: Callable[[_T], Any], things: Sequence[_T]) -> list[Any]:
+    def all(self, work: Callable[[_T], Any], things: Sequence[_T], *, if_throttled: Any = None) -> list[Any]:
         """``work`` for each of the things, several at a time; the results are in the order of the things.
 
-        Every one of them is tried. Then the first exception, if there is one, is raised.
+        The first exception, if there is one, is raised when all have ended. ``if_throttled``: the result of those that
+        were throttled, if others were not. So a key that a client hammers does not take others down with it.
         """
         if len(things) <= 1:
             return [work(thing) for thing in things]
         results = list(self._client.pool().map(lambda thing: _outcome(work, thing), things))
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
+        errors = [result for result in results if isinstance(result, Exception)]
+        only_throttled = all(isinstance(error, Throttled) for error in errors)
+        if errors and (if_throttled is None or not only_throttled or len(errors) == len(results)):
+            raise next((error for error in errors if not isinstance(error, Throttled)), errors[0])
+        return [if_throttled() if isinstance(result, Exception) else result for result in results]
 
     def _explained(self, error: BotoCoreError | ClientError) -> Exception:
         where = self._settings.where
@@ -202,6 +219,10 @@ class Verb:
 class _Again(Exception):
     """Another attempt may succeed. The text says what is the matter if none does."""
 
+    def __init__(self, trouble: str, *, throttled: bool = False) -> None:
+        super().__init__(trouble)
+        self.throttled = throttled
+
 
 def _refusal(error: ClientError, where: str) -> Exception:
     said: Any = error.response
@@ -211,7 +232,7 @@ def _refusal(error: ClientError, where: str) -> Exception:
     if code == "ConditionalCheckFailedException":
         return Conflict(said.get("Item"))
     if code in _LATER or status >= 500:
-        return _Again(f"is unavailable: {_LATER.get(code, 'it is down')}")
+        return _Again(f"is unavailable: {_LATER.get(code, 'it is down')}", throttled=code in _THROTTLED)
     if code in _REFUSED:
         return StoreUnavailable(f"{where} refuses this process: {_REFUSED[code]}")
     if code == "ResourceNotFoundException" or "specified index" in text:

@@ -64,7 +64,7 @@ class DynamoStore(Lookups, Checks):
 
     def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
         ask = self._client.verb()
-        return ask.all(lambda wanted: Found(self._read_or_insert(ask, wanted)), batch)
+        return ask.all(lambda wanted: Found(self._read_or_insert(ask, wanted)), batch, if_throttled=_busy)
 
     def _read_or_insert(self, ask: Verb, wanted: Reservation) -> Record | None:
         """The row. None: others deleted it and made it again each time that this looked."""
@@ -93,7 +93,7 @@ class DynamoStore(Lookups, Checks):
 
     def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
         ask = self._client.verb()
-        return ask.all(lambda change: self._compare_and_set(ask, change), batch)
+        return ask.all(lambda change: self._compare_and_set(ask, change), batch, if_throttled=_held)
 
     def _compare_and_set(self, ask: Verb, change: Swap) -> Record | None:
         if change.to_state is None:
@@ -267,6 +267,14 @@ class DynamoStore(Lookups, Checks):
 
     def close(self) -> None:
         self._client.close()
+
+
+def _busy() -> Found:
+    return Found(None)
+
+
+def _held() -> None:
+    return None
 
 
 def _fits(change: Swap, row: Record, write: Write) -> bool:
