@@ -122,3 +122,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if params.get("framework") == "fastapi" and params.get("store_url") in ("memory", "postgres", "redis"):
             item.add_marker(pytest.mark.faults)
+        if params.get("store_url") == "redis" and "transactional" in item.name:
+            item.add_marker(pytest.mark.skip("a store without transactions refuses transactional routes at the start"))

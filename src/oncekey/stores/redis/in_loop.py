@@ -1,9 +1,9 @@
 """Reserve and swap in the caller's event loop: the store's own scripts, without a thread.
 
 The loop sends the scripts of a batch itself, and serves other requests until the answers are there. A connection is
-opened in a thread, and then read by the loop. This module handles only success. After any error it raises and closes its
-connections. The tickets then go to a lane's thread, which handles the error (``engine/batching/loop_lane.py``): a server
-that is gone, a slot that moved, an epoch that is missing, replicas that do not confirm.
+opened in a thread, and then read by the loop. This module handles only success. After any error it raises and closes
+its connections. The tickets then go to a lane's thread, which handles the error (``engine/batching/loop_lane.py``): a
+server that is gone, a slot that moved, an epoch that is missing, replicas that do not confirm.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class _Wire:
         try:
             data = self._sock.recv(65536)
         except BlockingIOError:
-            return
+            return None
         except OSError as error:
             return self._fail(error)
         if not data:
@@ -205,14 +205,14 @@ class _Wire:
         return self._deliver()
 
     def _deliver(self) -> None:
-        if self._answer is None or self._answer.done():
-            return
-        try:
-            replies = self._replies.take(self._count)
-        except ValueError as error:
-            return self._fail(error)
-        if replies is not None:
-            self._answer.set_result(replies)
+        if self._answer is not None and not self._answer.done():
+            try:
+                replies = self._replies.take(self._count)
+            except ValueError as error:
+                self._fail(error)
+            else:
+                if replies is not None:
+                    self._answer.set_result(replies)
 
     def _time_out(self) -> None:
         self._read()  # if the loop was busy, the answer may have arrived
