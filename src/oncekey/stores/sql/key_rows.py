@@ -38,8 +38,8 @@ def stored_response(status: Any, headers: Any, body: Any, version: Any) -> Store
     return StoredResponse(status, pairs, body, version)
 
 
-def _headers(text: str) -> tuple[tuple[str, str], ...]:
-    read = orjson.loads(text)
+def _headers(stored: Any) -> tuple[tuple[str, str], ...]:
+    read = stored if type(stored) is list else orjson.loads(stored)
     if type(read) is not list:
         raise ValueError("not a list")
     pairs = []
