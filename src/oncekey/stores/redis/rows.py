@@ -130,8 +130,8 @@ def _json(value: Any) -> bytes:
 
 
 def record(scope: str, key: str, answer: Any, now: float, response: StoredResponse | None = None) -> Record:
-    """A row: its fields as JSON, or a list of these, the response's head and its body. Without the last two, ``response``
-    is what the caller has just written."""
+    """A row: its fields as JSON, or a list of these, the response's head and its body. Without the last two,
+    ``response`` is what the caller has just written."""
     try:
         if type(answer) is list:
             answer, head, body = answer
