@@ -66,9 +66,12 @@ async def test_keys_are_inserted_found_and_ended_as_by_a_thread(made: Made) -> N
     assert await in_loop.swap(ends[:2]) == [None, None], "ended already"
 
 
-async def test_large_bodies_pass_in_both_directions(made: Made) -> None:
+async def test_large_bodies_pass_in_both_directions(ready_redis_url: str) -> None:
     """More than the socket takes at once."""
-    _, in_loop = made
+    store = RedisStore(ready_redis_url)
+    store.check()
+    in_loop = store.in_loop()
+    assert in_loop is not None
     wanted = [reservation(f"k-{number}") for number in range(8)]
     await in_loop.reserve(wanted)
     rows = [each.record(1.0) for each in wanted]
@@ -77,6 +80,8 @@ async def test_large_bodies_pass_in_both_directions(made: Made) -> None:
     assert None not in ended
     found = await in_loop.reserve(wanted)
     assert [each.response for each in found if isinstance(each, Record)] == [large] * 8
+    in_loop.abandon()
+    store.close()
 
 
 async def test_hung_server_is_left_in_time(made: Made, proxy: TcpProxy) -> None:
@@ -106,7 +111,7 @@ async def test_connection_that_was_lost_between_two_batches_is_replaced(
 
 async def test_lost_epoch_and_missing_replicas_raise(made: Made, redis_server: RedisServer) -> None:
     """A thread lane asks next, and says why."""
-    store, in_loop = made
+    _, in_loop = made
     redis_server.flush()
     with pytest.raises(StoreUnavailable, match="ONCEKEY-EPOCH"):
         await in_loop.reserve([reservation("k")])

@@ -155,7 +155,7 @@ def record(scope: str, key: str, answer: Any, now: float, response: StoredRespon
 
 def _stored(head: bytes, body: bytes | None) -> StoredResponse:
     status, headers, version, has_body = orjson.loads(head)
-    return stored_response(status, headers, body if has_body else None, version)
+    return stored_response(status, headers, body if has_body else None, version, read=list)
 
 
 def _text(value: bytes | None) -> str | None:
