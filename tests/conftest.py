@@ -100,6 +100,25 @@ def mysql_url(mysql_server: MysqlServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def _ready_mysql(mysql_server: MysqlServer) -> Iterator[str]:
+    url = mysql_server.database("ready")
+    store = open_store(url)
+    store.migrate()
+    store.close()
+    yield url
+    mysql_server.drop_database("ready")
+
+
+@pytest.fixture
+def ready_mysql(_ready_mysql: str) -> str:
+    """A database with our tables, and nothing in them."""
+    from tests.stores.mysql import empty
+
+    empty(_ready_mysql)
+    return _ready_mysql
+
+
+@pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One Redis per worker."""
     server = RedisServer()

@@ -14,7 +14,7 @@ MakeDemo = Callable[..., Demo]
 _numbers = count(1)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", "postgres", pytest.param("mysql", marks=pytest.mark.stores)])
 def make_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeDemo]:
     """Starts demos with the options given, each on a database of its own; all of them end with the module."""
     with ExitStack() as stack:
@@ -22,15 +22,15 @@ def make_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         def make(*options: str) -> Demo:
             folder = tmp_path_factory.mktemp("demo")
             store = f"sqlite:///{folder / 'demo.db'}"
-            if request.param == "postgres":
-                store = request.getfixturevalue("postgres_server").database(f"demo_{next(_numbers)}")
+            if request.param != "sqlite":
+                store = request.getfixturevalue(f"{request.param}_server").database(f"demo_{next(_numbers)}")
             return stack.enter_context(Demo(store, folder, *options))
 
         yield make
 
 
 ON_BOTH = ("test_identical_twice", "test_app_killed_after_the_charge")
-"""What `make test` runs on PostgreSQL as well."""
+"""What `make test` runs on PostgreSQL as well, and `make stores` on MySQL."""
 LONG = ("test_killed_at_random", "test_the_worker_is_killed", "test_everything_is_killed", "test_restarts_lose_nothing")
 """Several kills each: the campaign's short forms kill the same paths in `make test`, these do it in `make faults`."""
 
@@ -44,5 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name != "demo":
             continue
-        if item.name.startswith(LONG) or ("postgres" in item.name and not item.name.startswith(ON_BOTH)):
+        on_a_server = "postgres" in item.name or "mysql" in item.name
+        if item.name.startswith(LONG) or (on_a_server and not item.name.startswith(ON_BOTH)):
             item.add_marker(pytest.mark.faults)

@@ -47,8 +47,9 @@ from oncekey.upkeep import Confirmed, Happened, Inquiry, Refuted, Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.faults.evidence import look
 from tests.faults.provider import Teller
+from tests.stores.mysql import connect_async
 
-ENTRIES = "CREATE TABLE IF NOT EXISTS entries (scope text, key text, what text, attempt integer)"
+ENTRIES = "CREATE TABLE IF NOT EXISTS entries (scope text, of_key text, what text, attempt integer)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +223,20 @@ class Handlers:
     async def _connect(self) -> Any:
         if self.path is not None:
             return sqlite3.connect(self.path, check_same_thread=False, timeout=10)
+        if self.url.startswith("mysql"):
+            return await connect_async(self.url)
         return await psycopg.AsyncConnection.connect(self.url)
 
     async def _write(self, connection: Any, what: str) -> None:
         op = current()
         marks = "?, ?, ?, ?" if self.path is not None else "%s, %s, %s, %s"
         row = (op.scope, op.key, what, op.attempt)
-        await _now(connection.execute(f"INSERT INTO entries (scope, key, what, attempt) VALUES ({marks})", row))
+        text = f"INSERT INTO entries (scope, of_key, what, attempt) VALUES ({marks})"
+        if self.url.startswith("mysql"):
+            async with connection.cursor() as cursor:
+                await cursor.execute(text, row)
+        else:
+            await _now(connection.execute(text, row))
         if self.path is None:  # on SQLite a pause inside of a transaction keeps all others waiting
             await self._think()
 

@@ -24,7 +24,7 @@ ENLISTED: tuple[Mutant, ...] = (
     _(31, "I1", "statements of asyncpg are seen", f"{OWN}[postgresql-asyncpg-ROLLBACK, BEGIN, write, COMMIT, BEGIN]",
       (ASYNCPG, "        self._beneath.add_query_logger(self._see)\n", "")),
     _(31, "I1", "a transaction after the enlisted one only reads (SQLAlchemy)", f"{LATER}::test_write_that_no_verb_shows_is_refused_by_the_server",
-      (GUARD, "            connection.exec_driver_sql(READ_ONLY).close()\n", "            pass\n"),
+      (GUARD, "            connection.exec_driver_sql(READ_ONLY[self.link.dialect]).close()\n", "            pass\n"),
       (PSYCOPG, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
     _(31, "I1", "a write after the enlisted transaction is refused (SQLAlchemy)", f"{LATER}::test_rolled_back_session_reads_and_refuses_to_write",
       (GUARD, "            if link.ended and (verb := writes(statement)) is not None:\n", "            if False:\n")),

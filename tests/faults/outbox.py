@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import orjson
 import psycopg
@@ -19,7 +20,8 @@ from oncekey.stores.sql.enqueue import job_parameters
 from tests.faults.campaign import Fault, Run
 from tests.faults.fork_server import ForkServer, Process
 from tests.outbox import jobs as tasks
-from tests.outbox.outbox_table import POSTGRES_ENQUEUE, OutboxTable, errors
+from tests.outbox.outbox_table import MYSQL_ENQUEUE, POSTGRES_ENQUEUE, OutboxTable, errors
+from tests.stores import mysql
 
 WORKERS = 4
 CONCURRENCY = 16
@@ -79,11 +81,15 @@ class _Campaign:
                     self.keys[job.downstream_key] = key
             self.jobs.append(job)
 
-    def _add_late(self, jobs: list[NewJob]) -> psycopg.Connection | None:
+    def _add_late(self, jobs: list[NewJob]) -> Any:
         """A transaction that inserts first and commits last. SQLite has one writer: there it could only come first."""
         if self.outbox.is_sqlite:
             self.outbox.insert(jobs)
             return None
+        if self.outbox.url.startswith("mysql"):
+            rows = mysql.connect(self.outbox.url)
+            rows.cursor().executemany(MYSQL_ENQUEUE, [job_parameters(job) for job in jobs])
+            return rows
         late = psycopg.connect(self.outbox.url)
         late.cursor().executemany(POSTGRES_ENQUEUE, [job_parameters(job) for job in jobs])
         return late

@@ -32,6 +32,7 @@ from tests.faults.campaign import Run
 from tests.faults.clients import History
 from tests.faults.evidence import Evidence, Row, Tables, handler_runs, look
 from tests.faults.fork_server import ForkServer, Process
+from tests.stores import mysql
 
 
 class Shop:
@@ -82,6 +83,8 @@ class Shop:
         if self.is_sqlite:
             with closing(sqlite3.connect(self.file, timeout=30)) as own, own:
                 return own.execute(sql).fetchall()
+        if self.url.startswith("mysql"):
+            return mysql.run(self.url, sql)
         with psycopg.connect(self.url) as server:
             cursor = server.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
@@ -101,7 +104,9 @@ class Shop:
 
     def evidence(self, history: History) -> Evidence:
         rows = (
-            [] if self.in_memory else [Row(*row) for row in self.ask("SELECT scope, key, what, attempt FROM entries")]
+            []
+            if self.in_memory
+            else [Row(*row) for row in self.ask("SELECT scope, of_key, what, attempt FROM entries")]
         )
         calls, runs = provider.read(self._ledger), handler_runs(self._runs)
         return Evidence(history, calls, rows, runs, self.tables(), has_rows=not self.in_memory)

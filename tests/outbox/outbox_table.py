@@ -20,8 +20,11 @@ from oncekey.stores.registry import open_store
 from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 from oncekey.testing.servers.processes import pause_all
 from tests import databases
+from tests.stores import mysql
 
 POSTGRES_ENQUEUE = re.sub(r":(\w+)", r"%(\1)s", enqueue_statement("postgresql"))
+
+MYSQL_ENQUEUE = re.sub(r"(?<!\w):(\w+)", r"%(\1)s", enqueue_statement("mysql"))
 
 
 class OutboxTable:
@@ -62,6 +65,10 @@ class OutboxTable:
         if self.is_sqlite:
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)) as own, own:
                 own.executemany(enqueue_statement("sqlite"), rows)
+        elif self.url.startswith("mysql"):
+            with closing(mysql.connect(self.url)) as own_connection:
+                own_connection.cursor().executemany(MYSQL_ENQUEUE, rows)
+                own_connection.commit()
         else:
             with databases.beside(self.url) as connection, connection.transaction():
                 connection.cursor().executemany(POSTGRES_ENQUEUE, rows)

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from oncekey.stores.mysql import MysqlStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.proxy import TcpProxy
-from oncekey.testing.servers import HOST, MysqlServer, PostgresServer
-from tests.stores import mysql
+from oncekey.testing.servers import HOST, PostgresServer
 
 
 @pytest.fixture(scope="session")
@@ -47,20 +45,3 @@ def store(ready_url: str) -> Iterator[PostgresStore]:
 def proxy(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
     with TcpProxy(HOST, postgres_server.port) as proxy:
         yield proxy
-
-
-@pytest.fixture(scope="session")
-def _ready_mysql(mysql_server: MysqlServer) -> Iterator[str]:
-    url = mysql_server.database("ready")
-    store = MysqlStore(url)
-    store.migrate()
-    store.close()
-    yield url
-    mysql_server.drop_database("ready")
-
-
-@pytest.fixture
-def ready_mysql(_ready_mysql: str) -> str:
-    """A database with our tables, and nothing in them."""
-    mysql.empty(_ready_mysql)
-    return _ready_mysql

@@ -34,6 +34,7 @@ from oncekey.telemetry import events
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import databases
 from tests.stores import redis_rows
+from tests.stores.mysql import older, run
 
 ONE = "single-tenant"
 """The scope of all keys of an app with SINGLE_TENANT and ``key_per="tenant"``."""
@@ -129,6 +130,8 @@ class World:
             connection.close()
         elif self.url.startswith("redis"):
             redis_rows.age(self.url, [(scope, key)], seconds)
+        elif self.url.startswith("mysql"):
+            older(self.url, seconds, scope, key)
         else:
             with databases.beside(self.url) as server:
                 aged = server.execute(
@@ -152,6 +155,14 @@ class World:
                 assert done.rowcount == 1, "no such key"
         elif self.url.startswith("redis"):
             redis_rows.change(self.url, scope, key, columns)
+        elif self.url.startswith("mysql"):
+            text = ", ".join(f"{name} = %({name})s" for name in columns)
+            named = {**columns, "at_scope": scope, "at_key": key}
+            run(
+                self.url,
+                f"UPDATE idempotency_keys SET {text} WHERE scope = %(at_scope)s AND `key` = %(at_key)s",
+                **named,
+            )
         else:
             text = ", ".join(f"{name} = %s" for name in columns)
             with databases.beside(self.url) as server:
@@ -167,6 +178,8 @@ class World:
         if self.url.startswith("redis"):
             return redis_rows.count(self.url)
         count = "SELECT count(*) FROM idempotency_keys"
+        if self.url.startswith("mysql"):
+            return int(run(self.url, count)[0][0])
         if self.url.startswith("sqlite"):
             path = self.url.removeprefix("sqlite:///")
             if not Path(path).exists():

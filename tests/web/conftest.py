@@ -15,15 +15,18 @@ from tests.web.apps import Api, World
 from tests.web.frameworks import STACKS, framework_of
 from tests.web.wsgi_server import MakeServer, Server
 
+READY = {"postgres": "ready_url", "redis": "ready_redis_url", "mysql": "ready_mysql"}
+DEEP = [pytest.param(name, marks=pytest.mark.stores) for name in ("redis", "mysql")]
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", pytest.param("redis", marks=pytest.mark.stores)])
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", *DEEP])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty place for keys, of every kind in turn."""
     if request.param == "memory":
         return "memory://"
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'keys.db'}"
-    url: str = request.getfixturevalue("ready_redis_url" if request.param == "redis" else "ready_url")
+    url: str = request.getfixturevalue(READY[request.param])
     return url
 
 
@@ -120,7 +123,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     other pairs are left to `make faults`."""
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if params.get("framework") == "fastapi" and params.get("store_url") in ("memory", "postgres", "redis"):
+        if params.get("framework") == "fastapi" and params.get("store_url") in ("memory", *READY):
             item.add_marker(pytest.mark.faults)
-        if params.get("store_url") == "redis" and "transactional" in item.name:
-            item.add_marker(pytest.mark.skip("a store without transactions refuses transactional routes at the start"))

@@ -1,4 +1,4 @@
-"""The demo's own data: payments and refunds, in the same database as the keys, SQLite or PostgreSQL.
+"""The demo's own data: payments and refunds, in the same database as the keys: SQLite, PostgreSQL or MySQL.
 
 Plain SQL on purpose: this is the app's part, not oncekey's. A method that writes takes the caller's connection, and
 the caller commits.
@@ -14,11 +14,11 @@ from uuid import uuid4
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS demo_payments (
-    id text PRIMARY KEY, tenant text NOT NULL, customer_id text NOT NULL, amount_cents bigint NOT NULL,
+    id varchar(64) PRIMARY KEY, tenant text NOT NULL, customer_id text NOT NULL, amount_cents bigint NOT NULL,
     currency text NOT NULL, status text NOT NULL
 );
 CREATE TABLE IF NOT EXISTS demo_refunds (
-    id text PRIMARY KEY, tenant text NOT NULL, payment_id text NOT NULL, amount_cents bigint NOT NULL
+    id varchar(64) PRIMARY KEY, tenant text NOT NULL, payment_id text NOT NULL, amount_cents bigint NOT NULL
 )
 """
 _COLUMNS = ("id", "status", "customerId", "amountCents", "currency")
@@ -42,7 +42,7 @@ class Book:
     def create_tables(self) -> None:
         with closing(self.connect()) as db:
             for statement in _TABLES.split(";"):
-                db.execute(statement)
+                run(db, statement)
             db.commit()
 
     def connect(self) -> Connection:
@@ -51,6 +51,9 @@ class Book:
             # The server's thread ends an enlisted transaction, not the handler's thread.
             path = self._url.removeprefix("sqlite:///")
             return sqlite3.connect(path, timeout=10, check_same_thread=False)
+        if self._url.startswith("mysql:"):
+            opened: Connection = _mysql(self._url)
+            return opened
         import psycopg
 
         return psycopg.connect(self._url, connect_timeout=5)
@@ -94,5 +97,30 @@ class Book:
             return [dict(zip(_COLUMNS, row, strict=True)) for row in self._run(db, query, *values)]
 
     def _run(self, db: Connection, query: str, *values: object) -> list[tuple[Any, ...]]:
-        cursor = db.execute(query.replace("?", self._mark), values)
+        cursor = run(db, query.replace("?", self._mark), values)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+def run(db: Any, query: str, values: Sequence[Any] = ()) -> Any:
+    """Run one statement. PyMySQL's connections have no ``execute`` of their own."""
+    if hasattr(db, "execute"):
+        return db.execute(query, values)
+    cursor = db.cursor()
+    cursor.execute(query, values)
+    return cursor
+
+
+def _mysql(url: str) -> Any:
+    from urllib.parse import unquote, urlsplit
+
+    import pymysql
+
+    parts = urlsplit(url)
+    return pymysql.connect(
+        host=parts.hostname,
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=parts.path[1:],
+        connect_timeout=5,
+    )

@@ -63,6 +63,7 @@ STORES = (
     ),
     Entry(
         *("mysql", "mysql://user@host/database", "oncekey.stores.mysql", "mysql"),
+        transactions=True,
         alias="mariadb",
         drivers=("pymysql", "mysqldb", "aiomysql", "asyncmy", "mysqlconnector", "mariadbconnector"),
     ),

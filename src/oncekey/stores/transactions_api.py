@@ -64,8 +64,9 @@ class Transactions(Protocol):
         """A turn to write, not taken yet; None: the database has many writers."""
         ...
 
-    def fate(self, number: int) -> str | None:
-        """The state of a transaction: committed, aborted, or in progress; None: the database does not know."""
+    def fate(self, number: int | str) -> str | None:
+        """The state of a transaction, by what its enlist statements returned: committed, aborted, or in progress;
+        None: the database does not know."""
         ...
 
     def locked_elsewhere(self) -> bool:

@@ -41,8 +41,8 @@ class Enlisted:
         self.hold = hold
         self.stage = Stage.NOT_AWAITED
         """What happened to it so far (``stages.py``)."""
-        self.number: int | None = None
-        """PostgreSQL's number of the transaction. By it, the server tells whether the transaction committed."""
+        self.number: int | str | None = None
+        """What the database calls the transaction. By it, the server tells whether the transaction committed."""
         self.opened_at = 0.0
         """When the transaction was opened, as a time of time.monotonic()."""
         self.held_too_long = ""
@@ -208,8 +208,9 @@ def _find_out(operation: Operation) -> Flow[None]:
 
 
 def _says_no_such_table(error: BaseException) -> bool:
-    """Whether the error is SQLSTATE 42P01, of any driver."""
-    return "42P01" in (getattr(at, "sqlstate", None) for at in (error, getattr(error, "orig", None)))
+    """Whether the error is SQLSTATE 42P01, or 1146 of MySQL, of any driver."""
+    errors = (error, getattr(error, "orig", None))
+    return any(getattr(at, "sqlstate", None) == "42P01" or getattr(at, "args", ())[:1] == (1146,) for at in errors)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -95,7 +95,7 @@ def _ask_server(engine: Engine, enlisted: Enlisted) -> Flow[Happened]:
     raise StoreUnavailable("the enlisted transaction is still open in the database")
 
 
-def _ask_fate(engine: Engine, enlisted: Enlisted, number: int) -> Any:
+def _ask_fate(engine: Engine, enlisted: Enlisted, number: int | str) -> Any:
     """Ask the server what became of the transaction. This blocks, so it never runs in the request's event loop."""
 
     def ask() -> str:

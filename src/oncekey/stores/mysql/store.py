@@ -23,6 +23,7 @@ from oncekey.stores.mysql.lookups import Lookups
 from oncekey.stores.mysql.outbox import MysqlOutbox
 from oncekey.stores.mysql.packets import NOW, PACKAGE, Text, columns, filled, micros, part, slim, statement
 from oncekey.stores.mysql.sessions import LostRace, Sessions
+from oncekey.stores.mysql.transactions import MysqlTransactions
 from oncekey.stores.sql import queries
 
 _TRIES = 5  # as on PostgreSQL: a lost race needed at most five to see the winner's row
@@ -54,7 +55,7 @@ Moved = dict[tuple[str, str], Record]
 _Work = TypeVar("_Work", Reservation, Swap)
 
 
-class MysqlStore(Lookups, MysqlOutbox, Probes, Sessions):
+class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
     capabilities = Capabilities(durable=True, shared=True, server_clock=True, writers=2)
 
     def __init__(self, url: str, *, timeout: float = 5.0, lock_timeout: float = 1.0) -> None:

@@ -35,7 +35,7 @@ class PostgresTransactions:
         """There are many writers, so none waits for a turn."""
         del timeout
 
-    def fate(self, number: int) -> str | None:
+    def fate(self, number: int | str) -> str | None:
         self._start_clock()
         row = self._execute(_FATE, {"number": number}).fetchone()
         answer: str | None = row[0] if row else None

@@ -46,7 +46,7 @@ class SqliteTransactions:
     def hold(self, timeout: float) -> Hold:
         return Hold(self.path, timeout)
 
-    def fate(self, number: int) -> None:
+    def fate(self, number: int | str) -> None:
         """SQLite gives transactions no number."""
         del number
 

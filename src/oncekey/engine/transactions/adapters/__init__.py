@@ -24,6 +24,9 @@ ADAPTERS: dict[tuple[str, str], str] = {
     ("psycopg", "AsyncConnection"): "psycopg:AsyncPsycopgLink",
     ("asyncpg", "Connection"): "asyncpg:AsyncpgLink",
     ("asyncpg", "PoolConnectionProxy"): "asyncpg:AsyncpgLink",
+    ("pymysql", "Connection"): "mysql:PymysqlLink",
+    ("aiomysql", "Connection"): "mysql:AsyncMysqlLink",
+    ("asyncmy", "Connection"): "mysql:AsyncMysqlLink",
     ("sqlalchemy", "Session"): "sqlalchemy:SqlAlchemyLink",
     ("sqlalchemy", "Connection"): "sqlalchemy:SqlAlchemyLink",
     ("sqlalchemy", "AsyncSession"): "sqlalchemy:async_link",
@@ -35,7 +38,8 @@ ADAPTERS: dict[tuple[str, str], str] = {
 """(package, class) of what can be enlisted -> the module beside this one, and what makes the link in it."""
 KNOWN = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection (also scoped), a psycopg Connection or "
-    "AsyncConnection, an asyncpg connection, a sqlite3 or aiosqlite connection"
+    "AsyncConnection, an asyncpg connection, a sqlite3 or aiosqlite connection, "
+    "a PyMySQL, aiomysql or asyncmy connection"
 )
 
 

@@ -1,4 +1,4 @@
-"""Links to SQLAlchemy sessions and connections, on PostgreSQL and SQLite, sync and async.
+"""Links to SQLAlchemy sessions and connections, on PostgreSQL, MySQL and SQLite, sync and async.
 
 A closed session silently begins another transaction, and the ``commit()`` of a closed session does nothing and raises
 nothing. So the link reports a commit only if the transaction object that it saw at enlist has committed (hazard 32).
@@ -18,13 +18,16 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session
 
-from oncekey.engine.transactions.adapters import link_to, sqlite
+from oncekey.engine.transactions.adapters import link_to, mysql, sqlite
 from oncekey.engine.transactions.adapters.base import ForwardingLink, Link, Rows, names_in
 from oncekey.engine.transactions.adapters.sqlalchemy_guard import FAILED, Guard, raw
 from oncekey.errors import EnlistError
+
+_DIALECTS = {"postgresql": "postgresql", "sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
+"""SQLAlchemy's names of databases -> ours."""
 
 
 @cache
@@ -64,10 +67,9 @@ class SqlAlchemyLink(Link):
                 f"{self.what} is bound to several databases: enlist the one connection that it uses, "
                 "session.connection(bind_arguments=…)"
             ) from None
-        if name not in ("postgresql", "sqlite"):
-            raise EnlistError(f"{self.what} is on {name}: PostgreSQL and SQLite can be enlisted")
-        dialect: str = name
-        return dialect
+        if name not in _DIALECTS:
+            raise EnlistError(f"{self.what} is on {name}: PostgreSQL, MySQL, MariaDB and SQLite can be enlisted")
+        return _DIALECTS[name]
 
     # -- opening it ------------------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class SqlAlchemyLink(Link):
         fresh = not self._target.in_transaction()
         self._refuse_blocks()
         self._connection = self._session.connection() if self._session is not None else self._connect()
-        if self.dialect == "postgresql" and self._autocommits():
+        if self.dialect != "sqlite" and self._autocommits():
             raise EnlistError(
                 f"{self.what} is in autocommit mode, where each statement is a commit of its own: take the isolation "
                 "level AUTOCOMMIT away from this engine or connection"
@@ -142,9 +144,16 @@ class SqlAlchemyLink(Link):
 
     def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         rows: Rows = []
-        for sql in statements:
-            result = self._connection.execute(text(sql), {name: parameters[name] for name in names_in(sql)})
-            rows = [tuple(row) for row in result] if result.returns_rows else []
+        if self.dialect == "mysql":
+            parameters = mysql.prepared(parameters)
+        try:
+            for sql in statements:
+                result = self._connection.execute(text(sql), {name: parameters[name] for name in names_in(sql)})
+                rows = [tuple(row) for row in result] if result.returns_rows else []
+        except DBAPIError as error:
+            if self.dialect == "mysql" and mysql.is_another(error):
+                return []
+            raise
         return rows
 
     def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
@@ -238,7 +247,7 @@ class SqlAlchemyLink(Link):
     def _roll_back(self) -> None:
         if self.ended and self._was_removed():
             self.may_have_written_later = True
-        proven = self._mark_is_there() if self.dialect == "postgresql" else self._only_rolled_back()
+        proven = self._only_rolled_back() if self.dialect == "sqlite" else self._mark_is_there()
         proven = proven and not self.may_have_written_later
         self._allow()
         self._undo(always=False)

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 
-from oncekey.engine.transactions.adapters import sqlite
+from oncekey.engine.transactions.adapters import mysql, sqlite
 from oncekey.engine.transactions.adapters.base import Link
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction, writes
 
@@ -30,7 +30,10 @@ IDLE, FAILED = 0, 3
 """As libpq numbers the states of a transaction."""
 
 # A SELECT, not SET TRANSACTION: it takes a snapshot, after which PostgreSQL refuses to make it READ WRITE again.
-READ_ONLY = "SELECT set_config('transaction_read_only', 'on', true)"
+READ_ONLY = {
+    "postgresql": "SELECT set_config('transaction_read_only', 'on', true)",
+    "mysql": mysql.READ_ONLY,
+}
 
 
 class _Stoppable(Protocol):
@@ -151,7 +154,7 @@ class Guard:
             return
         self._own_statement = True
         try:
-            connection.exec_driver_sql(READ_ONLY).close()
+            connection.exec_driver_sql(READ_ONLY[self.link.dialect]).close()
         finally:
             self._own_statement = False
 
@@ -164,7 +167,10 @@ class Guard:
             if self._own_statement or self._freed or self.committed:
                 return None
             link = self.link
-            if (verb := ends_transaction(statement)) is not None:
+            verb = ends_transaction(statement)
+            if verb is None and link.dialect == "mysql":
+                verb = mysql.commits_by_itself(statement)
+            if verb is not None:
                 return self._by_hand(at, verb)
             if status is not None and status() == IDLE:  # ended on the driver's connection
                 link.ended = True
@@ -185,10 +191,10 @@ class Guard:
             if not self.link.end_allowed:
                 self._roll_back(connection)
                 raise self.link.refuse(verb)
-        if verb in ("COMMIT", "END"):
-            self._commits = True
-        else:
+        if verb in ("ROLLBACK", "ABORT") or verb.startswith("PREPARE"):
             self._end()
+        else:
+            self._commits = True
 
     # -- removing the guards ---------------------------------------------------------------------------------------
 
@@ -272,6 +278,8 @@ def _status_of(connection: Connection) -> Callable[[], int] | None:
         return lambda: int(pgconn.transaction_status)
     if hasattr(driver, "is_in_transaction"):  # asyncpg
         return lambda: 2 if driver.is_in_transaction() else IDLE
+    if hasattr(driver, "server_status"):  # PyMySQL, aiomysql, asyncmy
+        return lambda: 2 if driver.server_status & 1 else IDLE
     if hasattr(driver, "get_transaction_status"):  # psycopg2
         return lambda: int(driver.get_transaction_status())
     return None

@@ -29,6 +29,7 @@ CREATE TABLE idempotency_keys (
     retention_seconds DOUBLE NOT NULL,
     quarantine_seconds DOUBLE,
     expires_at DATETIME(6) NOT NULL,
+    enlisted BIGINT UNSIGNED, -- the number of the transaction that a request has enlisted
     duty VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin GENERATED ALWAYS AS (
         CASE
             WHEN state IN ('completed', 'failed') THEN 'over'
