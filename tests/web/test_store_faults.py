@@ -220,10 +220,13 @@ async def test_the_commit_of_a_response_is_cut(far: Callable[..., Api], proxy: T
     """Cut once, the client does not notice. Cut three times (the loop lane tries once, a thread lane twice), it gets
     its answer by asking again. Never a second run."""
     api = far(lambda request, run: JSONResponse({"receipt": f"cut-this-body-{run}"}, 201))
+    often = times == 3
+    if often and not isinstance(api.once.store, EventLoops):
+        times = 2
     cut = proxy.cut_on("to_server", b"cut-this-body", when=when, times=times)
     answer = await api.post()
     assert cut.struck == times
-    if times == 3:
+    if often:
         assert_refused(answer, "not-stored")
         answer = await eventually(api, "k-1", 201)
     assert answer.json() == {"receipt": "cut-this-body-1"}
@@ -254,7 +257,8 @@ async def test_lost_connection_is_replaced_and_no_client_notices(far: Callable[.
     assert (await api.post("k-1")).status_code == 201
     proxy.cut()
     assert (await api.post("k-2")).status_code == 201
-    assert [event.verb for event in api.saw(events.StoreFailed)] == ["reserve"]
+    reported = ["reserve"] if isinstance(api.once.store, EventLoops) else []  # a thread lane asks twice by itself
+    assert [event.verb for event in api.saw(events.StoreFailed)] == reported
 
 
 # ---------------------------------------------------------------- SQLite
