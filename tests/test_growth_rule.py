@@ -102,6 +102,6 @@ def test_registry_says_which_stores_have_transactions(entry: Entry) -> None:
 
 def test_every_file_of_a_driver_is_in_the_registry_of_adapters() -> None:
     folder = SRC / "engine" / "transactions" / "adapters"
-    helpers = {"__init__", "base", "texts", "sqlalchemy_guard"}
+    helpers = {"__init__", "base", "one_message", "psycopg_watch", "texts", "sqlalchemy_guard"}
     files = {path.stem for path in folder.glob("*.py")} - helpers
     assert files == {where.partition(":")[0] for where in ADAPTERS.values()}

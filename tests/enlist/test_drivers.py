@@ -61,13 +61,13 @@ async def test_the_loop_is_not_blocked_by_a_threads_connection(payer: Payer, mon
         thing = payer.open_now()
         current().blocking.enlist(thing)
         link = current().enlisted.link  # type: ignore[union-attr]
-        commit = link.commit
+        end = link.end
 
-        def commit_and_tell() -> Any:
+        def end_and_tell(*args: Any) -> Any:
             threads.append(threading.get_ident())
-            return commit()
+            return end(*args)
 
-        vars(link)["commit"] = commit_and_tell
+        vars(link)["end"] = end_and_tell
         return paid("k-1")
 
     api = payer.shop.api(pay)

@@ -13,6 +13,9 @@ from starlette.responses import Response
 
 from oncekey import Policy, current
 from oncekey.core.states import State
+from oncekey.engine.transactions.adapters.base import Saw
+from oncekey.engine.transactions.stages import Happened
+from oncekey.stores.api import TransactionStatements
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import PostgresServer
 from tests.enlist.handlers import handler
@@ -94,21 +97,19 @@ async def test_undecided_is_503_and_the_keeper_finds_the_truth(postgres_shop: Sh
     far = Shop(proxy.rewrite(postgres_shop.url))
     payer = Psycopg(postgres_shop)
 
-    def fail() -> None:
-        proxy.refuse()
-        raise ConnectionError
-
     completions: list[int] = []
 
     def break_commit(thing: Any) -> Response:
         link = current().enlisted.link  # type: ignore[union-attr]
-        complete = link.complete
 
-        def count(*args: Any) -> Any:
+        def fail(statements: TransactionStatements, parameters: dict[str, Any], saw: Saw) -> None:
             completions.append(threading.get_ident())
-            return complete(*args)
+            assert link.complete(statements.complete, parameters)
+            saw(Happened.COMMIT_SENT)
+            proxy.refuse()
+            raise ConnectionError
 
-        vars(link).update(commit=fail, complete=count)
+        vars(link).update(end=fail)
         return paid("k-1")
 
     policy = Policy(effects="transactional", begin_timeout=timedelta(seconds=0.5), lease=timedelta(seconds=1.2))

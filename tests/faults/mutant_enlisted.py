@@ -7,9 +7,10 @@ from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
 ENLIST = "oncekey.engine.transactions.adapters"
-GUARD, PSYCOPG, ASYNCPG, TEXTS = (
+GUARD, PSYCOPG, WATCH, ASYNCPG, TEXTS = (
     f"{ENLIST}.sqlalchemy_guard",
     f"{ENLIST}.psycopg",
+    f"{ENLIST}.psycopg_watch",
     f"{ENLIST}.asyncpg",
     f"{ENLIST}.texts",
 )
@@ -25,11 +26,11 @@ ENLISTED: tuple[Mutant, ...] = (
       (ASYNCPG, "        self._beneath.add_query_logger(self._see)\n", "")),
     _(31, "I1", "a transaction after the enlisted one only reads (SQLAlchemy)", f"{LATER}::test_write_that_no_verb_shows_is_refused_by_the_server",
       (GUARD, "            connection.exec_driver_sql(READ_ONLY[self.link.dialect]).close()\n", "            pass\n"),
-      (PSYCOPG, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
+      (WATCH, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
     _(31, "I1", "a write after the enlisted transaction is refused (SQLAlchemy)", f"{LATER}::test_rolled_back_session_reads_and_refuses_to_write",
       (GUARD, "            if link.ended and (verb := writes(statement)) is not None:\n", "            if False:\n")),
     _(31, "I1", "a commit beneath SQLAlchemy is refused", f"{OWN}[postgresql-sa-session-commits beneath]",
-      (PSYCOPG, "    watch.replace(commit=commit_async if isinstance(connection, AsyncConnection) else commit)\n", "")),
+      (WATCH, "    watch.replace(commit=commit_async if isinstance(connection, AsyncConnection) else commit)\n", "")),
     _(31, "I1", "a text of several statements counts as a commit (SQLAlchemy)", f"{OWN}[postgresql-sa-session-another transaction in one text]",
       (GUARD, "            if may_end_transaction(statement):\n", "            if False:\n")),
     _(31, "I1", "a COMMIT behind a comment is refused", f"{OWN}[postgresql-psycopg-COMMIT behind a comment]",
@@ -37,9 +38,9 @@ ENLISTED: tuple[Mutant, ...] = (
     _(31, "I1", "an early commit of psycopg is refused", f"{OWN}[postgresql-psycopg-commits]",
       (PSYCOPG, "        def commit() -> None:\n            if self.end_allowed or self.ended:\n", "        def commit() -> None:\n            if True:\n")),
     _(31, "I1", "statements of psycopg are seen before they are sent", f"{OWN}[postgresql-psycopg-COMMIT]",
-      (PSYCOPG, "        self._connection.cursor_factory = _watched(self._factory)\n", "        pass\n")),
+      (WATCH, "        self._connection.cursor_factory = _watched(self._factory)\n", "        pass\n")),
     _(31, "I1", "psycopg begins a later transaction READ ONLY", f"{OWN}[postgresql-psycopg-rolls back, writes again, commits]",
-      (PSYCOPG, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
+      (WATCH, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
     _(31, "I1", "SQLite refuses a write after an allowed rollback", f"{LATER}::test_rolled_back_session_reads_and_refuses_to_write",
       (f"{ENLIST}.sqlite", "        _log.error(\"%s\", self.refuse_later(\"a write\"))\n        return sqlite3.SQLITE_DENY\n", "        return sqlite3.SQLITE_OK\n"),
       (GUARD, "            if link.ended and (verb := writes(statement)) is not None:\n", "            if False:\n")),

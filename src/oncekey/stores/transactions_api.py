@@ -41,6 +41,9 @@ class TransactionStatements:
     still: tuple[str, ...]
     complete: tuple[str, ...]
     advance: tuple[str, ...]
+    complete_or_fail: str = ""
+    """As ``complete``, in one statement that fails where it finds no row, so that COMMIT can be sent with it; it takes
+    ``expires_at`` too. Empty: the database has no use for it."""
 
 
 @runtime_checkable

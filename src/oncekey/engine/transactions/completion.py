@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
-from time import time
+from math import ceil
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,7 +24,7 @@ from oncekey.core.states import FINAL, Actor, Event
 from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Finished, Flow
 from oncekey.engine.transactions import outcome
-from oncekey.engine.transactions.adapters.base import LEAVE_IT, USE_A_SAVEPOINT
+from oncekey.engine.transactions.adapters.base import AT_ONCE, LEAVE_IT, USE_A_SAVEPOINT
 from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import PROVES, TO_BE_ENDED, Happened, Proof, Stage
 from oncekey.telemetry.redaction import describe
@@ -69,15 +70,18 @@ def _commit(
 ) -> Flow[Finished]:
     link = enlisted.link
     change = swap(operation.record, event, Actor.OWNER, response=response, last_error=reason)
-    statements, parameters = link.database.transaction_statements, _parameters(change)
+    # At least one second from now. The clock is the server's at enlist, and the time since: this host's may be wrong.
+    soon = ceil(enlisted.server_time + monotonic() - enlisted.opened_at) + 1.0
+    statements = link.database.transaction_statements
+    parameters = _parameters(change, soon + operation.record.retention_seconds)
     rows: Any = []
     try:
         if link.caller:
             rows = yield Call(partial(link.complete, statements.complete, parameters))
         else:
-            rows = yield Call(partial(link.end, statements, parameters, partial(enlisted.saw, Happened.COMMIT_SENT)))
+            rows = yield Call(partial(link.end, statements, parameters, enlisted.saw))
     except Exception as error:
-        if enlisted.stage is Stage.COMMITTING:
+        if PROVES[enlisted.stage] is Proof.ROW_TELLS:
             # The commit was refused (a deferred constraint, a serialization failure), or its answer was lost.
             _log.warning(
                 "the commit of an enlisted transaction failed with %s: oncekey reads the key's row to see whether it "
@@ -108,7 +112,7 @@ def _commit(
     if not rows:
         yield from roll_back(enlisted)
         return (yield from _ended(engine, operation, enlisted, event, response, reason))
-    moved = _moved(change, operation.record, rows[0])
+    moved = change.moved(operation.record, soon) if rows is AT_ONCE else _moved(change, operation.record, rows[0])
     if link.caller:
         enlisted.saw(Happened.KEY_WRITTEN)
         yield Call(link.let_go)
@@ -159,7 +163,7 @@ def _instead(engine: Engine, operation: Operation, event: Event, why: str) -> Fl
     return Finished(False, finished.record, undone=finished.stored and event is Event.RELEASE)
 
 
-def _parameters(change: Swap) -> dict[str, Any]:
+def _parameters(change: Swap, expires_at: float) -> dict[str, Any]:
     response = change.response
     to_state = change.to_state
     assert to_state is not None  # noqa: S101 - no enlisted move deletes
@@ -175,6 +179,7 @@ def _parameters(change: Swap) -> dict[str, Any]:
         "schema_version": response and response.schema_version,
         "last_error": change.last_error,
         "now": time(),
+        "expires_at": expires_at,
     }
 
 

@@ -45,6 +45,8 @@ class Enlisted:
         """What the database calls the transaction. By it, the server tells whether the transaction committed."""
         self.opened_at = 0.0
         """When the transaction was opened, as a time of time.monotonic()."""
+        self.server_time = 0.0
+        """The time of the server's clock at that moment, if a prepared statement will end the transaction."""
         self.held_too_long = ""
         """The reason, if oncekey ended the transaction because it was open for too long; otherwise empty."""
         self.at = (operation.record.scope, operation.record.key)
@@ -167,7 +169,7 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
     """Open the transaction and lock the key's row in it. After a failure nothing is enlisted and no gate is held."""
     link, record = enlisted.link, operation.record
     statements = link.database.transaction_statements
-    key = {"scope": record.scope, "key": record.key, "owner": record.owner}
+    key = {"scope": record.scope, "key": record.key, "owner": record.owner, "statement": link.prepared_name()}
     link.mark = (statements.still, key)
     enlisted.saw(Happened.STARTED)
     try:
@@ -182,6 +184,7 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
                 "request: enlist before the first statement"
             )
         enlisted.number = rows[0][0]
+        enlisted.server_time = rows[0][1] if key["statement"] else 0.0
     except Exception as error:
         if link.opened:
             yield Call(link.roll_back)

@@ -24,6 +24,7 @@ class PostgresTransactions:
         still=queries.bare(PACKAGE, "transaction_still"),
         complete=queries.bare(PACKAGE, "transaction_complete"),
         advance=queries.bare(PACKAGE, "transaction_step", "transaction_advance"),
+        complete_or_fail=queries.bare(PACKAGE, "transaction_complete_or_fail")[0],
     )
 
     if TYPE_CHECKING:

@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from oncekey.engine.transactions.adapters.base import DOOM, AsyncLink, Rows, numbered
+from oncekey.engine.transactions.adapters.base import AT_ONCE, DOOM, AsyncLink, Rows, Saw, numbered
+from oncekey.engine.transactions.adapters.one_message import NO_ROW, SessionStatement, fits, session_statement
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction
+from oncekey.engine.transactions.stages import Happened
 from oncekey.errors import EnlistError
+from oncekey.stores.api import TransactionStatements
 
 
 class AsyncpgLink(AsyncLink):
@@ -32,6 +35,29 @@ class AsyncpgLink(AsyncLink):
         """A statement was seen after one that ends a transaction."""
         self._suspected = False
         """A text of several statements may have ended the transaction, or the mark was gone."""
+        self._last: SessionStatement | None = None
+        """The last statement, if it can be sent in one message with COMMIT."""
+        self._over = False
+        """The transaction has ended with that message, or the answer to it was lost."""
+
+    def prepared_name(self) -> str:
+        text, beneath = self.database.transaction_statements.complete_or_fail, self._driver_connection()
+        if not text or self.caller or beneath is None or beneath._config.statement_cache_size == 0:
+            return ""
+        if beneath.get_settings().client_encoding not in ("UTF8", "utf-8"):
+            return ""
+        self._last = session_statement(text)
+        return self._last.name
+
+    async def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Rows:
+        rows = await super().enlist(statements, key, ends_elsewhere=ends_elsewhere)
+        if rows and self._last is not None and not rows[0][2]:
+            await self._connection.execute(self._last.prepare)
+        return rows
+
+    def _driver_connection(self) -> Any:
+        """The connection itself, behind the proxy of a pool. None: the pool has it back."""
+        return getattr(self._connection, "_con", self._connection)
 
     async def open(self) -> None:
         if not hasattr(self._connection, "add_query_logger"):
@@ -53,7 +79,7 @@ class AsyncpgLink(AsyncLink):
             )
 
     async def guard(self) -> None:
-        self._beneath = getattr(self._connection, "_con", self._connection)
+        self._beneath = self._driver_connection()
         self._beneath.add_query_logger(self._see)
 
     def _see(self, query: Any) -> None:
@@ -75,7 +101,7 @@ class AsyncpgLink(AsyncLink):
         return self._endings == 1 and not (self.caller or self._released())
 
     def _released(self) -> bool:
-        return getattr(self._connection, "_con", self._connection) is not self._beneath
+        return self._driver_connection() is not self._beneath
 
     async def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         rows: list[Any] = []
@@ -85,6 +111,33 @@ class AsyncpgLink(AsyncLink):
         return [tuple(row) for row in rows]
 
     complete = execute
+
+    async def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], saw: Saw) -> Rows:
+        last = self._last
+        if last is None or not fits(parameters):
+            return await super().end(statements, parameters, saw)
+        await asyncio.sleep(0)  # let _see run
+        self.free()  # _see must not count our own COMMIT
+        if not self._connection.is_in_transaction():
+            return []
+        message = last.message(parameters)
+        try:
+            await self.complete_and_commit(message)
+        except BaseException as error:
+            sqlstate, connection = getattr(error, "sqlstate", None), self._beneath
+            self._over = connection.is_closed() or not connection.is_in_transaction()
+            if self._over or sqlstate is None:  # the answer is lost, or COMMIT was refused
+                saw(Happened.CUT_OFF)
+            elif sqlstate == NO_ROW:
+                self._suspected = True  # the mark is gone
+                return []
+            raise
+        self._over = True
+        self._beneath._top_xact = None  # asyncpg did not see this COMMIT
+        return AT_ONCE
+
+    async def complete_and_commit(self, message: str) -> None:
+        await self._beneath.execute(message)
 
     async def let_go(self) -> None:
         self.end_allowed = True
@@ -101,6 +154,9 @@ class AsyncpgLink(AsyncLink):
         await self._transaction.commit()
 
     async def roll_back(self) -> None:
+        if self._over:
+            self._beneath._top_xact = None
+            return
         await asyncio.sleep(0)  # let _see run
         with suppress(Exception):
             if self._transaction is None:

@@ -19,10 +19,15 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
+from oncekey.engine.transactions.stages import Happened
 from oncekey.errors import EnlistError
 from oncekey.stores.api import Transactions, TransactionStatements
 
 Rows = list[tuple[Any, ...]]
+Saw = Callable[[Happened], None]
+AT_ONCE: Rows = [()]
+"""What ``end`` returns if it sent the completion and the COMMIT as one message. The key is completed, and the answer
+has no rows."""
 
 _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -93,14 +98,20 @@ class Link:
             self.guard()
         return rows
 
-    def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], sent: Callable[[], None]) -> Any:
-        """``complete`` and then, if that found the key, ``commit``. ``sent`` is called between the two: what is raised
-        after it may mean that the transaction is committed. No rows: nothing is committed."""
+    def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], saw: Saw) -> Any:
+        """``complete`` and then, if that found the key, ``commit``. No rows: nothing is committed.
+
+        ``saw`` is told COMMIT_SENT between the two: what is raised after it may mean that the transaction is committed.
+        A link that sends both at once tells it CUT_OFF if the answer is lost."""
         rows = self.complete(statements.complete, parameters)
         if rows:
-            sent()
+            saw(Happened.COMMIT_SENT)
             self.commit()
         return rows
+
+    def prepared_name(self) -> str:
+        """The name of the prepared statement that ends the transaction (``one_message.py``); empty: there is none."""
+        return ""
 
     def open(self) -> Any:
         """Make sure that a transaction is open. Raise EnlistError if this cannot be enlisted."""
@@ -196,12 +207,10 @@ class AsyncLink(Link):
             await self.guard()
         return rows
 
-    async def end(
-        self, statements: TransactionStatements, parameters: Mapping[str, Any], sent: Callable[[], None]
-    ) -> Rows:
+    async def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], saw: Saw) -> Rows:
         rows: Rows = await self.complete(statements.complete, parameters)
         if rows:
-            sent()
+            saw(Happened.COMMIT_SENT)
             await self.commit()
         return rows
 
@@ -227,10 +236,8 @@ class ForwardingLink(Link):
     def opened(self) -> bool:  # type: ignore[override]
         return self.inner.opened
 
-    async def end(
-        self, statements: TransactionStatements, parameters: Mapping[str, Any], sent: Callable[[], None]
-    ) -> Rows:
-        rows: Rows = await self._run(self.inner.end, statements, parameters, sent)
+    async def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], saw: Saw) -> Rows:
+        rows: Rows = await self._run(self.inner.end, statements, parameters, saw)
         return rows
 
     async def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:

@@ -1,149 +1,34 @@
 """Links to psycopg 3 connections, sync and async. PostgreSQL itself says whether it still is the same transaction.
 
-:class:`Watch` holds the guards. They stay on the connection after the handler has ended its transaction, until the
-request is over or the connection goes back to its pool. Until then a later transaction can only read. That costs no
-round trip: psycopg sends the BEGIN itself, and :class:`Watch` makes it a BEGIN READ ONLY.
+``psycopg_watch.py`` has the guards. The last statement and its COMMIT are one message where that is possible
+(``one_message.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, pq
-from psycopg.errors import ReadOnlySqlTransaction
+from psycopg import AsyncConnection, Connection, generators, pq
+from psycopg.errors import error_from_result
 from psycopg.rows import tuple_row
 
-from oncekey.engine.transactions.adapters.base import DOOM, AsyncLink, Link, Rows, for_format
-from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction
+from oncekey.engine.transactions.adapters.base import AT_ONCE, DOOM, AsyncLink, Link, Rows, Saw, for_format
+from oncekey.engine.transactions.adapters.one_message import NO_ROW, SessionStatement, fits, session_statement
+from oncekey.engine.transactions.adapters.psycopg_watch import NAME, Watch
+from oncekey.engine.transactions.stages import Happened
 from oncekey.errors import EnlistError
+from oncekey.stores.api import TransactionStatements
 
 IDLE, INTRANS, INERROR = pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR
-_NAME = "_oncekey_watch"
 
 
-class Watch:
-    """The guards on one use of a psycopg connection."""
-
-    def __init__(self, connection: Any, link: Link) -> None:
-        self._connection = connection
-        self.link = link
-        self._class: type = type(connection)
-        self._factory: Any = None
-        self._begin = b""
-
-    def start(self) -> None:
-        connection = self._connection
-        connection.__dict__[_NAME] = self
-        read_only, connection._read_only, connection._begin_statement = connection._read_only, True, b""
-        self._begin = connection._get_tx_start_command()  # psycopg caches it in _begin_statement
-        connection._read_only = read_only
-        if hasattr(connection, "_pool"):
-            connection.__class__ = _pooled(self._class)
-
-    def see_statements(self) -> None:
-        self._factory = self._connection.cursor_factory
-        self._connection.cursor_factory = _watched(self._factory)
-
-    def replace(self, **methods: Callable[..., Any]) -> None:
-        self._connection.__dict__.update(methods)
-
-    def later_may_write(self) -> None:
-        """Undo READ ONLY: the enlisted transaction is committed, so the app may write again."""
-        if self._connection._begin_statement == self._begin:
-            self._connection._begin_statement = b""
-
-    def bypassed(self) -> bool:
-        """Whether a later transaction could write: the app reset READ ONLY, or turned autocommit on."""
-        connection = self._connection
-        mine = connection.__dict__.get(_NAME) is self
-        return mine and (connection._begin_statement != self._begin or connection.autocommit)
-
-    def sees(self, query: bytes) -> None:
-        sql = query.decode("utf-8", "replace")
-        verb = ends_transaction(sql)
-        if verb is not None and not self.link.end_allowed:
-            self.link.end_refused = True  # type: ignore[attr-defined]
-            raise self.link.refuse(verb)
-        if may_end_transaction(sql):
-            self.link.may_have_written_later = True
-
-    def stop(self) -> None:
-        connection = self._connection
-        if connection.__dict__.get(_NAME) is not self:
-            return
-        for name in (_NAME, "commit", "rollback"):
-            connection.__dict__.pop(name, None)
-        if connection.__class__ is _pooled(self._class):
-            connection.__class__ = self._class
-        if self._factory is not None and connection.cursor_factory is _watched(self._factory):
-            connection.cursor_factory = self._factory
-        self.later_may_write()
-
-
-def watch_beneath(connection: Any, link: Link) -> Watch:
-    """Guard the driver's connection beneath SQLAlchemy, against commits of which SQLAlchemy's events do not tell."""
-    kind = type(connection)
-    watch = Watch(connection, link)
-    watch.start()
-
-    def commit() -> None:
-        if link.end_allowed or link.ended:
-            return kind.commit(connection)  # type: ignore[no-any-return]
-        link.ended = True
-        kind.rollback(connection)
-        raise link.refuse("commit()")
-
-    async def commit_async() -> None:
-        if link.end_allowed or link.ended:
-            return await kind.commit(connection)  # type: ignore[no-any-return]
-        link.ended = True
-        await kind.rollback(connection)
-        raise link.refuse("commit()")
-
-    watch.replace(commit=commit_async if isinstance(connection, AsyncConnection) else commit)
-    return watch
-
-
-@cache
-def _pooled(kind: type) -> type:
-    class Pooled(kind):  # type: ignore[misc]
-        """Stops the watch when the pool takes the connection back: the pool sets ``_pool`` to None."""
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, value)
-            if name == "_pool" and value is None and (watch := self.__dict__.get(_NAME)) is not None:
-                watch.stop()
-
-    Pooled.__qualname__ = Pooled.__name__ = kind.__name__
-    return Pooled
-
-
-@cache
-def _watched(factory: type) -> type:
-    class Watched(factory):  # type: ignore[misc]
-        """A cursor that shows each statement to the guards before it is sent."""
-
-        def _convert_query(self, query: Any, params: Any = None) -> Any:
-            converted = super()._convert_query(query, params)
-            watch: Watch | None = self._conn.__dict__.get(_NAME)
-            if watch is not None:
-                watch.sees(converted.query)
-            return converted
-
-        def _raise_for_result(self, result: Any) -> Any:
-            try:
-                super()._raise_for_result(result)
-            except ReadOnlySqlTransaction as error:
-                watch: Watch | None = self._conn.__dict__.get(_NAME)
-                if watch is None:
-                    raise
-                raise watch.link.refuse_later("a write") from error
-
-    Watched.__qualname__ = Watched.__name__ = factory.__name__
-    return Watched
+def _exchange(connection: Any, message: bytes) -> Generator[Any, Any, list[Any]]:
+    """Send statements as one message, and return their results."""
+    connection.pgconn.send_query(message)
+    results: list[Any] = yield from generators.execute(connection.pgconn)
+    return results
 
 
 class _Psycopg(Link):
@@ -155,6 +40,49 @@ class _Psycopg(Link):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+
+    _last: SessionStatement | None = None
+    """The last statement, if it can be sent in one message with COMMIT."""
+
+    def prepared_name(self) -> str:
+        connection, text = self._connection, self.database.transaction_statements.complete_or_fail
+        if not text or self.caller or connection.prepare_threshold is None or connection.closed:
+            return ""
+        if connection.info.encoding != "utf-8":
+            return ""
+        self._last = session_statement(text)
+        return self._last.name
+
+    def _to_prepare(self, rows: Rows) -> bytes | None:
+        """The statement that must be prepared in this session; None: it is, or it is not used."""
+        return self._last.prepare.encode() if rows and self._last is not None and not rows[0][2] else None
+
+    def _message(self, parameters: Mapping[str, Any]) -> bytes | None:
+        """The last statement and COMMIT; None: they must be two."""
+        connection = self._connection
+        if self._last is None or self.ended or self.end_refused or not fits(parameters):
+            return None
+        if not self._asks() or connection._num_transactions or connection._pipeline:
+            return None
+        return self._last.message(parameters).encode()
+
+    def _is_over(self) -> bool:
+        """Whether the message ended the transaction, or the connection is lost."""
+        return self._connection.pgconn.transaction_status not in (INTRANS, INERROR)
+
+    @staticmethod
+    def _read(results: Sequence[Any]) -> None:
+        """Raise the error of the statement that failed."""
+        for each in results:
+            if each.status == pq.ExecStatus.FATAL_ERROR:
+                raise error_from_result(each, encoding="utf-8")
+
+    def _failed(self, error: BaseException, saw: Saw) -> bool:
+        """The message failed. True: the last statement found no row, and the transaction is still open."""
+        sqlstate = getattr(error, "sqlstate", None)
+        if self._is_over() or sqlstate is None:  # the answer is lost, or COMMIT was refused
+            saw(Happened.CUT_OFF)
+        return sqlstate == NO_ROW and not self._is_over()
 
     def _check(self) -> None:
         connection = self._connection
@@ -183,7 +111,7 @@ class _Psycopg(Link):
 
     def _holds(self) -> bool:
         """Whether the connection still belongs to this request, and not to its pool or to another request."""
-        return self._connection.__dict__.get(_NAME) is getattr(self, "_watch", None)
+        return self._connection.__dict__.get(NAME) is getattr(self, "_watch", None)
 
     def _asks(self) -> bool:
         """Whether the mark can be queried: the transaction is open and has not failed."""
@@ -219,6 +147,12 @@ class _Psycopg(Link):
 class PsycopgLink(_Psycopg):
     what = "the psycopg connection"
     _connection: Connection[Any]
+
+    def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Rows:
+        rows: Rows = super().enlist(statements, key, ends_elsewhere=ends_elsewhere)
+        if (statement := self._to_prepare(rows)) is not None:
+            self._connection.cursor().execute(statement)
+        return rows
 
     def open(self) -> None:
         self._check()
@@ -256,6 +190,29 @@ class PsycopgLink(_Psycopg):
     def complete(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         return [] if self.ended or self.end_refused else self.execute(statements, parameters)
 
+    def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], saw: Saw) -> Rows:
+        message = self._message(parameters)
+        if message is None:
+            rows: Rows = super().end(statements, parameters, saw)
+            return rows
+        try:
+            self.complete_and_commit(message)
+            self._check_after_commit()
+        except BaseException as error:
+            if self._failed(error, saw):
+                return []
+            raise
+        finally:
+            if self._is_over():
+                self.free()
+        return AT_ONCE
+
+    def complete_and_commit(self, message: bytes) -> None:
+        connection = self._connection
+        with connection.lock:
+            results = connection.wait(_exchange(connection, message))
+        self._read(results)
+
     def commit(self) -> None:
         try:
             self._check_before_commit()
@@ -281,6 +238,12 @@ class AsyncPsycopgLink(_Psycopg, AsyncLink):
     what = "the psycopg AsyncConnection"
     savepoint = "async with connection.transaction():"
     _connection: AsyncConnection[Any]
+
+    async def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Rows:
+        rows = await super().enlist(statements, key, ends_elsewhere=ends_elsewhere)
+        if (statement := self._to_prepare(rows)) is not None:
+            await self._connection.cursor().execute(statement)
+        return rows
 
     async def open(self) -> None:
         self._check()
@@ -319,6 +282,28 @@ class AsyncPsycopgLink(_Psycopg, AsyncLink):
 
     async def let_go(self) -> None:
         super().let_go()
+
+    async def end(self, statements: TransactionStatements, parameters: Mapping[str, Any], saw: Saw) -> Rows:
+        message = self._message(parameters)
+        if message is None:
+            return await super().end(statements, parameters, saw)
+        try:
+            await self.complete_and_commit(message)
+            self._check_after_commit()
+        except BaseException as error:
+            if self._failed(error, saw):
+                return []
+            raise
+        finally:
+            if self._is_over():
+                self.free()
+        return AT_ONCE
+
+    async def complete_and_commit(self, message: bytes) -> None:
+        connection = self._connection
+        async with connection.lock:
+            results = await connection.wait(_exchange(connection, message))
+        self._read(results)
 
     async def commit(self) -> None:
         try:

@@ -300,7 +300,7 @@ class _AsyncpgLater:
 def _watch_driver(connection: Connection, link: Link) -> _Stoppable | None:
     driver = connection.connection.driver_connection
     if type(driver).__module__.partition(".")[0] == "psycopg":
-        from oncekey.engine.transactions.adapters.psycopg import watch_beneath
+        from oncekey.engine.transactions.adapters.psycopg_watch import watch_beneath
 
         return watch_beneath(driver, link)
     adapted = connection.connection.dbapi_connection

@@ -1,5 +1,7 @@
 -- What runs on the app's own connection, inside its own transaction.
 -- Each query has a name, and is read as `statement(package, name)` (stores/sql/queries.py).
+-- The state comes from a subquery, so that the planner does not know its value. Otherwise it may read the whole index of
+-- leases, which has only keys in progress, instead of the primary key: on the app's connection oncekey has no settings.
 
 -- name: transaction_advance
 -- The last statement of a phase sets the recovery point and a new lease. 0 rows: the phase ended its own transaction.
@@ -8,7 +10,7 @@ UPDATE idempotency_keys AS k SET
     lease_until = clock_timestamp() + CAST(:lease_seconds AS double precision) * interval '1 second'
 WHERE
     k.scope = CAST(:scope AS text) AND k.key = CAST(:key AS text) AND k.owner = CAST(:owner AS text)
-    AND k.state = 'in_progress' AND current_setting('oncekey.owner', true) = CAST(:owner AS text)
+    AND k.state = (SELECT 'in_progress') AND current_setting('oncekey.owner', true) = CAST(:owner AS text)
 RETURNING date_part('epoch', k.lease_until)
 
 -- name: transaction_complete
@@ -31,29 +33,66 @@ UPDATE idempotency_keys AS k SET
     END
 WHERE
     k.scope = CAST(:scope AS text) AND k.key = CAST(:key AS text) AND k.owner = CAST(:owner AS text)
-    AND k.state = 'in_progress' AND current_setting('oncekey.owner', true) = CAST(:owner AS text)
+    AND k.state = (SELECT 'in_progress') AND current_setting('oncekey.owner', true) = CAST(:owner AS text)
 RETURNING
     date_part('epoch', k.lease_until), k.recovery_point, date_part('epoch', k.finished_at),
     date_part('epoch', k.expires_at), date_part('epoch', clock_timestamp())
+
+-- name: transaction_complete_or_fail
+-- transaction_complete for one message with COMMIT. If it finds no row, the division fails, and COMMIT does not run.
+-- The answer of a message has no rows, so the caller gives the end of the retention, a second or two later than the
+-- statement's own. If the commit comes later than that, the key is kept for longer.
+WITH done AS (
+    UPDATE idempotency_keys AS k SET
+        state = CAST(:to_state AS text),
+        response_status = CAST(:status AS smallint),
+        response_headers = CAST(:headers AS text),
+        response_body = CAST(:body AS bytea),
+        response_schema_version = CAST(:schema_version AS smallint),
+        last_error = CAST(:last_error AS text),
+        reconcile_at = NULL,
+        finished_at = CASE WHEN CAST(:final AS boolean) THEN clock_timestamp() END,
+        expires_at = CASE
+            WHEN CAST(:final AS boolean)
+                THEN greatest(
+                    k.expires_at,
+                    to_timestamp(CAST(:expires_at AS double precision)),
+                    clock_timestamp() + k.retention_seconds * interval '1 second'
+                )
+            ELSE k.expires_at
+        END
+    WHERE
+        k.scope = CAST(:scope AS text) AND k.key = CAST(:key AS text) AND k.owner = CAST(:owner AS text)
+        AND k.state = (SELECT 'in_progress') AND current_setting('oncekey.owner', true) = CAST(:owner AS text)
+    RETURNING k.owner
+)
+
+SELECT 1 / count(*) FROM done
 
 -- name: transaction_enlist
 -- The first statement of an enlisted transaction: lock the key's row, and set a mark that ends with the transaction.
 -- From here on the lock does the work of the lease. Under REPEATABLE READ and SERIALIZABLE it also prevents a renewal
 -- after the snapshot, which would let the last statement fail.
 -- 0 rows: another attempt owns the key, this is another database, or the snapshot is older than the reservation.
--- It returns the transaction's number, so that oncekey can ask the server later whether it was committed (fate.sql).
+-- It returns the transaction's number, so that oncekey can ask the server later whether it was committed
+-- (transaction_fate); the time; and whether this session has the prepared statement that will end the transaction.
 -- The commit must be on disk before the response is sent, as with oncekey's own connections: with
 -- synchronous_commit = off a crash would lose an answered request. Every stronger setting stays as it is.
 WITH mine AS (
     SELECT k.owner FROM idempotency_keys AS k
     WHERE
         k.scope = CAST(:scope AS text) AND k.key = CAST(:key AS text) AND k.owner = CAST(:owner AS text)
-        AND k.state = 'in_progress'
+        AND k.state = (SELECT 'in_progress')
     FOR NO KEY UPDATE
 )
 
 SELECT
     txid_current(),
+    date_part('epoch', clock_timestamp()),
+    CASE
+        WHEN CAST(:statement AS text) <> ''
+            THEN EXISTS (SELECT FROM pg_prepared_statements AS p WHERE p.name = CAST(:statement AS text))
+    END,
     set_config('oncekey.owner', mine.owner, true),
     set_config(
         'synchronous_commit',
