@@ -12,7 +12,7 @@ from benchmarks import by_hand, peers
 from benchmarks.places import Places
 
 FRAMEWORKS = ("starlette", "fastapi")
-STORES = ("memory", "sqlite", "sqlite-process", "postgres", "mysql", "redis-durable")
+STORES = ("memory", "sqlite", "sqlite-process", "postgres", "mysql", "redis-durable", "redis")
 """Those of oncekey that are measured."""
 
 
@@ -53,6 +53,8 @@ ONCEKEY_MEMORY = Contestant("oncekey", "memory")
 ONCEKEY_MYSQL = Contestant("oncekey", "mysql")
 ONCEKEY_REDIS = Contestant("oncekey", "redis-durable")
 """Each command is on disk before its answer, unlike in the Redis of the peers."""
+ONCEKEY_REDIS_MEMORY = Contestant("oncekey", "redis")
+"""On the same Redis as the peers."""
 IDEMKIT_POSTGRES = Contestant("idemkit", "postgres")
 IDEMKIT_REDIS = Contestant("idemkit", "redis")
 ASGI_HEADER_REDIS = Contestant("asgi-idempotency-header", "redis")
@@ -70,6 +72,7 @@ ALL = (
     ONCEKEY_MEMORY,
     ONCEKEY_MYSQL,
     ONCEKEY_REDIS,
+    ONCEKEY_REDIS_MEMORY,
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,
     ASGI_HEADER_REDIS,

@@ -39,7 +39,7 @@ DATABASES = {
     "postgres-procrastinate": "bench_procrastinate",
     "postgres-pgqueuer": "bench_pgqueuer",
 }
-REDIS_DATABASES = {"redis-idemkit": 0, "redis-asgi-idempotency-header": 1}
+REDIS_DATABASES = {"redis-idemkit": 0, "redis-asgi-idempotency-header": 1, "redis": 2}
 BY_HAND = tuple(f"postgres-{guard}" for guard in by_hand.GUARDS)
 WRITTEN_TO = ("postgres", "postgres-bare", "postgres-idemkit", "postgres-dbos", *BY_HAND)
 """The databases with a business table, for the handler that inserts a row."""
@@ -141,8 +141,14 @@ def _with_redis(stack: ExitStack, found: Places) -> Places:
         return found
     for place, number in REDIS_DATABASES.items():
         found.urls[place] = f"{server.url.rpartition('/')[0]}/{number}"
+    _set_up_redis(found.urls["redis"])
     notes = {**found.notes, "redis": "in memory only, nothing is made durable"}
     return Places(found.folder, found.urls, found.missing, found.postgres_bin, found.postgres_pid, server.pid, notes)
+
+
+def _set_up_redis(url: str) -> None:
+    command = [sys.executable, "-m", "oncekey", "migrate", "--init", "--store", url]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def _with_other_stores(stack: ExitStack, found: Places, wanted: set[str]) -> None:
@@ -158,11 +164,7 @@ def _with_other_stores(stack: ExitStack, found: Places, wanted: set[str]) -> Non
     if "redis-durable" in wanted:
         try:
             url = stack.enter_context(RedisServer(durable=True)).url
-            subprocess.run(
-                [sys.executable, "-m", "oncekey", "migrate", "--init", "--store", url],
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
+            _set_up_redis(url)
             found.urls["redis-durable"] = url
         except ServerUnavailable as reason:
             found.missing["redis-durable"] = str(reason)

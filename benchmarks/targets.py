@@ -16,6 +16,7 @@ from benchmarks.contestants import (
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,
     ONCEKEY_POSTGRES,
+    ONCEKEY_REDIS_MEMORY,
     ONCEKEY_SQLITE,
     ONCEKEY_SQLITE_PROCESS,
     PEERS,
@@ -100,6 +101,8 @@ TARGETS = (
     Target("first request / asyncpg by hand", 3, _to(FIRST, OURS, ASYNCPG_BY_HAND.name, ASYNCPG_BY_HAND_HELD.name)),
     Target("first request / idemkit on PostgreSQL", 7.5, _to(FIRST, OURS, IDEMKIT_POSTGRES.name)),
     Target("first request / idemkit on Redis", 3.5, _to(FIRST, OURS, IDEMKIT_REDIS.name)),
+    Target("first request, Redis / idemkit on it", 3, _to(FIRST, ONCEKEY_REDIS_MEMORY.name, IDEMKIT_REDIS.name)),
+    Target("replay, Redis / idemkit on it", 3, _to(REPLAY, ONCEKEY_REDIS_MEMORY.name, IDEMKIT_REDIS.name)),
     Target("first request / best peer on any store", 3.5, _to(FIRST, OURS, *(peer.name for peer in PEERS))),
     Target(
         "one connection: added median latency / two raw round trips with commit", 1.25, _added_latency, at_most=True

@@ -18,6 +18,7 @@ from benchmarks.contestants import (
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,
     ONCEKEY_POSTGRES,
+    ONCEKEY_REDIS_MEMORY,
     ONCEKEY_SQLITE,
     Contestant,
 )
@@ -85,7 +86,7 @@ WORKLOADS = (
 TARGET_CONTESTANTS = {
     "first@64": ALL,
     "first@1": (BARE, ONCEKEY_POSTGRES),
-    "replay@64": (BARE, ONCEKEY_POSTGRES),
+    "replay@64": (BARE, ONCEKEY_POSTGRES, ONCEKEY_REDIS_MEMORY, IDEMKIT_REDIS),
     "insert@64": (BARE, ONCEKEY_POSTGRES, ASYNCPG_BY_HAND, ASYNCPG_BY_HAND_HELD),
 }
 """With ``--targets`` only these are needed. Memory too: it costs little and shows what the store costs."""
