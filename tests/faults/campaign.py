@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from unittest import SkipTest
 
-from oncekey.testing.servers import PostgresServer
+from oncekey.stores.redis import RedisStore
+from oncekey.testing.servers import PostgresServer, RedisServer
 
 PROMISES = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
 
@@ -31,7 +32,7 @@ class Fault:
     """As the table prints it."""
     run: Callable[[Run], None]
     counts: Mapping[str, int]
-    """Store ("memory", "sqlite", "postgres", or "-" where there is none) -> how many keys the long form hits."""
+    """Store ("memory", "sqlite", "postgres", "redis", "-" where there is none) -> how many keys the long form hits."""
     short: int
     """How many are hit on each store with every ``make test``. 0: only in the long form."""
     promises: tuple[str, ...]
@@ -71,8 +72,25 @@ class Run:
             return "memory://"
         if self.store == "sqlite":
             return f"sqlite:///{self.folder / f'keys-{self.random.randrange(2**32):08x}.db'}"
+        if self.store == "redis":
+            return self.own_redis.url
         assert self.make_database is not None, f"no database for {self.store}"
         return self.make_database()
+
+    @cached_property
+    def own_redis(self) -> RedisServer:
+        """A durable Redis of this run's own, set up. ``close`` stops it."""
+        server = RedisServer(durable=True)
+        server.start()
+        store = RedisStore(server.url)
+        store.init()
+        store.close()
+        return server
+
+    def close(self) -> None:
+        """Stop what this run has started."""
+        if "own_redis" in self.__dict__:
+            self.own_redis.stop()
 
     def own_postgres(self, **options: object) -> PostgresServer:
         """A server of this run's own, which it may stop, pause, fill and restart. Use it as a ``with`` block."""

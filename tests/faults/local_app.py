@@ -90,8 +90,10 @@ class LocalApp:
         begin_timeout: float = 0.5,
         works: bool = False,
         upkeep: bool = False,
+        transactions: bool = True,
     ) -> None:
-        """``url``: what handlers open for their own transactions; None: there is no such database."""
+        """``url``: what handlers open for their own transactions; None: there is no such database.
+        ``transactions``: the store takes transactional routes."""
         self.url = url
         self.charges: Counter[str] = Counter()
         self.runs: dict[str, str] = {}
@@ -115,9 +117,12 @@ class LocalApp:
         policy = {"lease": timedelta(seconds=lease), "begin_timeout": timedelta(seconds=begin_timeout)}
         policy |= {"quarantine": timedelta(milliseconds=1)}
         effects = {kind: "transactional" if kind == "deferred" else kind for kind in KINDS}
-        routes = {f"POST /{kind}": Policy(effects=effects[kind], **policy) for kind in KINDS}  # type: ignore[arg-type]
-        self.once = OnceKey(store, scope=SINGLE_TENANT, routes=routes)
         self.kinds = WITHOUT_TABLES if url is None else KINDS if works else KINDS[:-1]
+        routes = {
+            f"POST /{kind}": Policy(effects=effects[kind], **policy)  # type: ignore[arg-type]
+            for kind in (KINDS if transactions else WITHOUT_TABLES)
+        }
+        self.once = OnceKey(store, scope=SINGLE_TENANT, routes=routes)
         app = Starlette(routes=[Route(f"/{kind}", self._counted(kind), methods=["POST"]) for kind in KINDS])
         app.add_middleware(IdempotencyMiddleware, once=self.once)
         self._app = app

@@ -194,5 +194,7 @@ def run_one(options: argparse.Namespace) -> int:
         except BaseException as error:  # whatever it is, it is a row of the table
             tell(run, last=True, broken=f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
             return 1
+        finally:
+            run.close()
         tell(run, last=True)
     return 0

@@ -14,6 +14,7 @@ MODULES: tuple[str, ...] = (
     "outbox",
     "commits",
     "restarts",
+    "redis_servers",
     "outages",
     "clocks",
     "disks",

@@ -40,6 +40,9 @@ def make_database(request: pytest.FixtureRequest) -> Callable[[], str]:
 def test_short(fault: Fault, store: str, make_database: Callable[[], str], tmp_path: Path) -> None:
     seed = int(os.environ.get("ONCEKEY_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
     run = Run(store, min(fault.short, fault.counts[store]), seed, tmp_path, make_database)
-    fault.run(run)
+    try:
+        fault.run(run)
+    finally:
+        run.close()
     assert not run.violations, f"seed {seed}\n" + "\n".join(run.violations)
     assert run.hits >= run.count, f"seed {seed}: only {run.hits} of {run.count} {fault.unit} were hit"
