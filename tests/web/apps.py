@@ -33,7 +33,7 @@ from oncekey.stores.registry import open_store
 from oncekey.telemetry import events
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import databases
-from tests.stores import redis_rows
+from tests.stores import dynamo_rows, redis_rows
 from tests.stores.mysql import older, run
 
 ONE = "single-tenant"
@@ -130,6 +130,8 @@ class World:
             connection.close()
         elif self.url.startswith("redis"):
             redis_rows.age(self.url, [(scope, key)], seconds)
+        elif self.url.startswith("dynamodb"):
+            dynamo_rows.age(self.url, [(scope, key)], seconds)
         elif self.url.startswith("mysql"):
             older(self.url, seconds, scope, key)
         else:
@@ -155,6 +157,8 @@ class World:
                 assert done.rowcount == 1, "no such key"
         elif self.url.startswith("redis"):
             redis_rows.change(self.url, scope, key, columns)
+        elif self.url.startswith("dynamodb"):
+            dynamo_rows.change(self.url, scope, key, columns)
         elif self.url.startswith("mysql"):
             text = ", ".join(f"{name} = %({name})s" for name in columns)
             named = {**columns, "at_scope": scope, "at_key": key}
@@ -177,6 +181,8 @@ class World:
             return len(self._memory._rows)
         if self.url.startswith("redis"):
             return redis_rows.count(self.url)
+        if self.url.startswith("dynamodb"):
+            return dynamo_rows.count(self.url)
         count = "SELECT count(*) FROM idempotency_keys"
         if self.url.startswith("mysql"):
             return int(run(self.url, count)[0][0])
