@@ -79,7 +79,7 @@ class FastStore(FakeStore):
         return self.opened[-1]
 
 
-async def ask(router: Router, *work: Reservation | Swap, timeout: float = PATIENCE) -> list[Any]:
+async def ask(router: Router, *work: Reservation | Swap | End, timeout: float = PATIENCE) -> list[Any]:
     """The answers as a flow gets them, or the errors."""
     loop = asyncio.get_running_loop()
     futures = [router.ask(item, loop, timeout) for item in work]

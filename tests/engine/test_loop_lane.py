@@ -7,12 +7,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from oncekey.core.audit import Audit
-from oncekey.core.record import Record, Reservation
+from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepState
-from oncekey.core.swaps import Swap, swap
-from oncekey.engine.batching import loop_lane
+from oncekey.core.swaps import End, Swap, swap
+from oncekey.engine.batching import batch, loop_lane
 from oncekey.engine.batching.router import Router
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from tests.engine.doubles import PATIENCE, RESPONSE, reservation
@@ -82,6 +84,72 @@ def test_work_that_arrives_during_a_batch_is_the_next_batch() -> None:
         answers = await rest
         assert [[work.key for work in batch] for _, batch in store.asked_here] == [["a"], ["b", "c"]]
         assert [answer.record.owner for answer in answers] == [twins[0].owner, twins[0].owner, twins[2].owner]
+        await asyncio.to_thread(router.close, PATIENCE)
+
+    run(main)
+
+
+def test_two_ends_of_one_key_are_two_batches() -> None:
+    """A late owner and the one that took over: a statement names each key once."""
+
+    async def main() -> None:
+        store = FastStore()
+        router = await warmed(store)
+        (found,) = await ask(router, reservation("a"))
+        mine = swap(found.record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)
+        late = replace(mine, owner="late")
+        moved, not_moved = await ask(router, mine, late)
+        assert (moved.state, not_moved) == (State.COMPLETED, None)
+        assert [[work.owner for work in batch] for verb, batch in store.asked_here if verb == "swap"] == [
+            [mine.owner],
+            ["late"],
+        ]
+        await asyncio.to_thread(router.close, PATIENCE)
+
+    run(main)
+
+
+def test_large_bodies_are_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement has a bounded size; no end is lost, and none is answered twice."""
+    monkeypatch.setattr(batch, "MAX_BATCH_BYTES", 25)
+
+    async def main() -> None:
+        store = FastStore()
+        router = await warmed(store)
+        found = await ask(router, *(reservation(f"k-{number}") for number in range(5)))
+        ends = [
+            swap(each.record, Event.COMPLETE, Actor.OWNER, response=StoredResponse(201, (), b"x" * 10))
+            for each in found
+        ]
+        moved = await ask(router, *ends)
+        assert [record.state for record in moved] == [State.COMPLETED] * 5
+        assert [len(batch) for verb, batch in store.asked_here if verb == "swap"] == [3, 2]
+        await asyncio.to_thread(router.close, PATIENCE)
+
+    run(main)
+
+
+def test_end_is_a_swap_where_a_thread_lane_does_it() -> None:
+    """The flat way's end, in the loop and by a thread: the same row."""
+
+    class Owner:
+        def __init__(self, record: Record) -> None:
+            self.record = record
+
+    async def main() -> None:
+        store = FastStore()
+        router = await warmed(store)
+        rows = []
+        for key, trouble in (("a", None), ("b", StoreUnavailable("cut"))):
+            (found,) = await ask(router, reservation(key))
+            store.fails_before = trouble
+            end = End(found.record.scope, key, found.record.owner, RESPONSE, Owner(found.record))
+            (moved,) = await ask(router, end)
+            store.fails_before = None
+            rows.append(store.row(key))
+            assert moved.state is State.COMPLETED
+        assert [row and (row.state, row.response, row.attempt) for row in rows] == [(State.COMPLETED, RESPONSE, 1)] * 2
+        assert store.asked("swap"), "a thread lane did the second"
         await asyncio.to_thread(router.close, PATIENCE)
 
     run(main)

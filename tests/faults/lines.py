@@ -42,7 +42,7 @@ from tests.faults.scenes import (
 )
 
 ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared with co_filename, a thousand times
-WEB = ("asgi.py", "asgi_shell.py", "asgi_call.py", "exchange.py", "endings.py", "endpoints.py")
+WEB = ("asgi.py", "asgi_shell.py", "asgi_call.py", "asgi_response.py", "exchange.py", "endings.py", "endpoints.py")
 TRACED = (
     ROOT + "engine" + os.sep,
     ROOT + os.path.join("stores", "sqlite", "transactions.py"),  # noqa: PTH118 - compared with co_filename

@@ -8,6 +8,7 @@ from tests.faults.mutant import mutant as _
 
 EVIDENCE, JUDGMENT, DECISION = "oncekey.core.evidence", "oncekey.core.judgment", "oncekey.core.decision"
 ENDPOINTS, ENDINGS_MODULE, CALL = "oncekey.web.endpoints", "oncekey.web.endings", "oncekey.web.asgi_call"
+RESPONSE = "oncekey.web.asgi_response"
 EXCHANGE, WSGI_SHELL = "oncekey.web.exchange", "oncekey.web.wsgi_shell"
 TABLE = "tests/core/test_judgment.py::test_every_row_of_the_table_gives_its_judgment"
 BUGS = "tests/faults/test_middleware_answers.py::test_answer_in_place_that_was_a_bug_keeps_the_promises"
@@ -56,7 +57,7 @@ ENDINGS: tuple[Mutant, ...] = (
     _(34, "I1", "a retryable status of middleware is not the endpoint's", f"{BUGS}[a 429 for an exception of any kind]",
       (JUDGMENT, "    if status in policy.retryable_statuses and own != status:\n", "    if False:\n")),
     _(34, "I2", "one response is sent", f"{COMMITS}::test_second_response_of_the_app_is_not_sent",
-      (CALL, "            pass  # only the stored", "            await self._pass_on(message)  # only the stored")),
+      (RESPONSE, "            pass  # only the stored", "            await self._pass_on(message)  # only the stored")),
     # 33: a success with its rows
     _(33, "I2", "a success that is not stored is not sent", "tests/core/test_judgment_properties.py::test_success_is_sent_only_if_it_is_stored_or_nothing_happened",
       (JUDGMENT, "        return Judgment(judgment.event, ours=True)\n", "        return judgment\n")),
@@ -117,11 +118,12 @@ ENDINGS: tuple[Mutant, ...] = (
     _(34, "I1", "a call of the own app is not part of the view's operation", "tests/web/test_own_app.py::test_keyless_call_of_an_optional_route_is_not_the_views_under_flask",
       (WSGI_SHELL, "    context.run(_current.set, None)\n", "    pass\n")),
     _(34, "I4", "a held response is stored until nothing holds it", "tests/enlist/test_caller.py::test_response_in_place_of_a_handler_is_decided_by_how_its_block_ended[_psycopg]",
-      (CALL, "        while self.stage is HELD:\n", "        while False:\n")),
+      (RESPONSE, "        while self.stage is HELD:\n", "        while False:\n")),
     _(34, "I2", "a request that has ended is not stored a second time", "tests/web/test_exchange.py::test_response_that_is_judged_twice_is_not_stored_twice",
       (EXCHANGE, "        if stage not in self.stage.may_follow:\n", "        if False:\n")),
     _(16, "I2", "a response is stored before it is sent", "tests/web/test_asgi_responses.py::test_a_response_is_stored_before_it_is_sent",
-      (CALL, "        self._check_route()\n", "        if body is not None:\n            await self._pass_on(*messages(status, list(headers), body))\n        self._check_route()\n")),
+      (CALL, "        self.stage = STORING\n        try:\n            moved", "        await self.send({'type': 'http.response.start', 'status': status, 'headers': sent})\n        await self.send({'type': 'http.response.body', 'body': body})\n        self.stage = STORING\n        try:\n            moved"),
+      (RESPONSE, "        self._check_route()\n", "        if body is not None:\n            await self._pass_on(*messages(status, list(headers), body))\n        self._check_route()\n")),
     # 35 to 37 and 39: whose request, and which
     _(35, "I6", "a header is found by its name in any case", "tests/web/test_frameworks_requests.py::TestRequests::test_tenant_is_found_by_a_header_name_in_any_case",
       ("oncekey.engine.request", "wanted = name.lower().encode(", "wanted = name.encode(")),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
-from oncekey import Policy, current
+from oncekey import OutcomeUnknown, Policy, current
+from oncekey.core.record import Found, Reservation
 from oncekey.core.states import State
 from oncekey.engine.engine import Engine
 from oncekey.engine.transactions import completion
+from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry import events
 from oncekey.web import asgi_shell
@@ -194,7 +196,6 @@ RESPONSES: dict[str, tuple[Any, Policy | None, int]] = {
     "client error": (lambda request, run: JSONResponse({}, 404), None, 404),
     "used a verb": (with_verb, None, 201),
     "too large": (lambda request, run: Response(b"x" * 20, 201), Policy(max_response_bytes=10), 201),
-    "transactional": (paid, Policy(effects="transactional"), 201),
     "in pieces": (in_pieces, None, 201),
 }
 
@@ -227,6 +228,97 @@ async def test_row_that_is_no_longer_this_owners_leaves_at_the_storing(make_api:
     assert left_at == ["the response", "a flow"]
     ((_, row),) = store._rows.items()
     assert row.state is State.IN_PROGRESS
+
+
+@pytest.mark.parametrize("store_url", ["memory://"])
+async def test_transactional_route_leaves_at_the_response(make_api: MakeApi, left_at: list[str]) -> None:
+    """The general way warns of a handler that enlists nothing."""
+    api = make_api(policy=Policy(effects="transactional"))
+    assert answer(await ask(api)) == 201
+    assert left_at == ["the response", "a flow"]
+
+
+async def test_other_request_under_a_stored_key_leaves_at_the_stores_word(
+    make_api: MakeApi, left_at: list[str]
+) -> None:
+    api = make_api()
+    await ask(api)
+    assert answer(await ask(api, body=b'{"amount":1}')) == 422
+    assert (api.runs, left_at) == (1, ["the store's word"])
+
+
+@pytest.mark.parametrize("store_url", ["memory://"])
+async def test_reservation_whose_answer_was_lost_leaves_at_the_stores_word(
+    make_api: MakeApi, left_at: list[str]
+) -> None:
+    """It is asked for again, and found: its lease began when it was inserted, not when it was found."""
+    clock = iter(range(1_000, 2_000))
+
+    class Cut(MemoryStore):
+        cuts = 1
+
+        def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+            found = super().reserve(batch)
+            if self.cuts:
+                self.cuts -= 1
+                raise StoreUnavailable("the answer was lost")
+            return found
+
+    leases: list[float] = []
+
+    async def looks(request: Request, run: int) -> Response:
+        record = current().record
+        leases.append(record.lease_until - record.created_at)
+        return paid(request, run)
+
+    policy = Policy()
+    api = make_api(looks, store=Cut(lambda: float(next(clock))), policy=policy)
+    assert answer(await ask(api)) == 201
+    assert (leases, left_at[0]) == ([policy.lease_seconds], "the store's word")
+
+
+class InPlace:
+    """Middleware around the endpoint, inside of oncekey: it lets the endpoint run, and answers in its place."""
+
+    def __init__(self, app: Any, meanwhile: Callable[[Any], None]) -> None:
+        self.app = app
+        self.meanwhile = meanwhile
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        dropped: list[Any] = []
+
+        async def drop(message: Any) -> None:
+            dropped.append(message)
+
+        await self.app(scope, receive, drop)
+        self.meanwhile(scope["oncekey"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"all is well"})
+
+
+@pytest.mark.parametrize(
+    ("returned", "meanwhile"),
+    [
+        (500, lambda operation: None),
+        (201, lambda operation: operation.evidence.heard(OutcomeUnknown("it was cut off"))),
+        (201, lambda operation: operation.evidence.entered()),
+    ],
+    ids=["the endpoint returned 500", "the outcome is not known", "another call runs"],
+)
+@pytest.mark.parametrize("store_url", ["memory://"])
+async def test_success_in_place_of_another_outcome_is_not_stored(
+    make_api: MakeApi, left_at: list[str], returned: int, meanwhile: Callable[[Any], None]
+) -> None:
+    api = make_api(
+        lambda request, run: JSONResponse({}, returned),
+        prepare=lambda app: app.add_middleware(InPlace, meanwhile=meanwhile),
+    )
+    assert answer(await ask(api)) == 409
+    assert answer(await ask(api)) == 409
+    assert (api.runs, "the response" in left_at) == (1, True)
 
 
 async def test_flat_way_emits_the_events_of_a_request(make_api: MakeApi, left_at: list[str]) -> None:

@@ -226,7 +226,7 @@ def test_app_whose_lifespan_is_over_can_be_used_again(once: OnceKey, caplog: pyt
 
     async def post(key: str = "k-1") -> httpx.Response:
         async with client_of(app) as client:
-            return await client.post("/payments", headers={"Idempotency-Key": key})
+            return await client.post("/payments", json={}, headers={"Idempotency-Key": key})
 
     async def with_lifespan() -> httpx.Response:
         life = Life(app)

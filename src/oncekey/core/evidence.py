@@ -42,7 +42,8 @@ class Evidence:
     """The framework's validation refused the request before the endpoint was entered."""
 
     def __init__(self, *, covered: bool = False) -> None:
-        self.covered = covered
+        if covered:
+            self.covered = True
 
     @property
     def ended(self) -> bool:

@@ -116,8 +116,8 @@ def digest(
         form, content = (RAW, body) if ordered is None else (PAIRS, ordered)
 
     # surrogatepass is one to one, and accepts the surrogates that some servers make of undecodable bytes.
-    method_ = method.encode("utf-8", "surrogatepass")
-    path_ = path.encode("utf-8", "surrogatepass")
+    method_ = method.encode() if method.isascii() else method.encode("utf-8", "surrogatepass")
+    path_ = path.encode() if path.isascii() else path.encode("utf-8", "surrogatepass")
     if version == 1:
         head = _head_1(1, form, len(method_), len(path_), len(query), len(media), len(content))
         return sha256(b"".join((head, method_, path_, query, media, content))).digest()

@@ -47,9 +47,6 @@ STORED_HEADERS: frozenset[str] = frozenset(
 """Headers that describe the result. An allow-list: every client with the key gets the stored headers, so headers of one
 connection, one session or one moment (Set-Cookie, Authorization, Date, hop-by-hop) must not be stored."""
 
-OF_THE_BODY_AND_KEY = frozenset({b"idempotency-key", b"content-type", b"content-length", b"transfer-encoding"})
-"""The request headers that decide how every request is read."""
-
 NEVER_STORED: frozenset[str] = frozenset(
     {
         "set-cookie",
@@ -212,8 +209,9 @@ class Policy:
     lease_seconds: float = field(init=False, repr=False, compare=False)
     retention_seconds: float = field(init=False, repr=False, compare=False)
     begin_seconds: float = field(init=False, repr=False, compare=False)
-    read_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    unusual_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
     takes_any_key: bool = field(init=False, repr=False, compare=False)
+    stored_names: dict[bytes, str] = field(init=False, repr=False, compare=False)
     quarantine_seconds: float | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -225,7 +223,8 @@ class Policy:
         derive(self, "fingerprint_headers", tuple(name.lower() for name in self.fingerprint_headers))
         self._check()
         derive(self, "recipe", Recipe.of(self.fingerprint_fields, self.fingerprint_headers))
-        derive(self, "read_headers", OF_THE_BODY_AND_KEY | self.recipe.headers)
+        derive(self, "unusual_headers", self.recipe.headers | {b"transfer-encoding"})
+        derive(self, "stored_names", {name.encode(): name for name in self.stored_headers})
         derive(self, "takes_any_key", self.key_syntax == "any" and self.key_format is None)
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())

@@ -70,9 +70,9 @@ class Operation:
         scope: str,
         engine: Engine | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        reserved_at: float = 0.0,
         *,
         covered: bool = False,
-        reserved_at: float = 0.0,
     ) -> None:
         """``record``: the key's row, or the reservation that inserted it at ``reserved_at``."""
         self._row = record
@@ -83,7 +83,7 @@ class Operation:
         self.engine = engine
         self.loop = loop
         """The event loop that ends the request. None: the thread that called the app ends it (WSGI)."""
-        self.evidence = Evidence(covered=covered)
+        self.evidence = Evidence() if not covered else Evidence(covered=True)
         """What oncekey has seen of the handler."""
 
     @property

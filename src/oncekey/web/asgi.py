@@ -35,7 +35,7 @@ reservation given back; after it, the keeper goes on storing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ from oncekey.web.asgi_scope import (
     Receive,
     Scope,
     Send,
-    deliver,
+    client_left,
     parts_of,
     read_body,
     route_of,
@@ -71,7 +71,7 @@ from oncekey.web.declared import Only, check_declarations, checked_only
 from oncekey.web.endpoints import Endpoints, starlette_endpoints
 from oncekey.web.event_loop import require_asyncio
 from oncekey.web.exchange import Exchange
-from oncekey.web.responses import checked, http_date, replayed
+from oncekey.web.responses import checked, expires, replayed
 
 _KEY, _TYPE, _LENGTH = b"idempotency-key", b"content-type", b"content-length"
 
@@ -131,17 +131,19 @@ class IdempotencyMiddleware:
 
         # the head
         once, policy = self.once, route.policy
-        engine, read = once.engine, policy.read_headers
-        lines = [line for line in scope["headers"] if line[0] in read]
+        engine, lines = once.engine, scope["headers"]
         head: dict[bytes, bytes] = dict(lines)
-        raw_key, kind, size = (head.get(_KEY, b""), head.get(_TYPE, b""), head.get(_LENGTH, b""))
+        if len(head) != len(lines) and not _once_each(lines):
+            await self._leave(route, scope, receive, send)
+            return
+        raw_key, kind, size = head.get(_KEY, b""), head.get(_TYPE, b""), head.get(_LENGTH, b"")
         spelled = COMMON(raw_key)
         key = (spelled[1] or spelled[2] or b"").decode() if spelled else ""
         if (
             not (kind and size and len(size) < 6 and size.isdigit())
             or not (length := int(size)) <= asgi_shell.LARGE_BODY_BYTES
             or length > policy.max_request_bytes
-            or len(lines) != 3
+            or not policy.unusual_headers.isdisjoint(head)
             or not policy.key_min_length <= len(key) <= policy.key_max_length
             or key.isspace()
             or not policy.takes_any_key
@@ -221,9 +223,12 @@ class IdempotencyMiddleware:
                 if engine.emitter.wants_each():
                     engine.emitter.decided(Replay(record), policy)
                 status, headers, content = replayed(record, once)
-                headers.append((b"idempotency-key", raw_key))
-                headers.append((b"idempotency-expires", http_date(int(record.expires_at))))
-                await deliver(send, status, headers, content)
+                headers += ((_KEY, raw_key), expires(int(record.expires_at)))
+                try:
+                    await send({"type": "http.response.start", "status": status, "headers": headers})
+                    await send({"type": "http.response.body", "body": content, "more_body": False})
+                except OSError:
+                    client_left()
                 return
             else:
                 exchange = self._exchange(route, raw_key)
@@ -232,18 +237,18 @@ class IdempotencyMiddleware:
                 first = Found(record)
                 await asgi_shell.decide(self.app, exchange, scope, receive, send, self.endpoints, body, first)
                 return
-        if engine.emitter.wants_each():
+        if reports := engine.emitter.wants_each():
             engine.emitter.decided(Execute(wanted.record(found)), policy)
 
         # run the handler, in a task of its own
         endpoints = self.endpoints
-        operation = Operation(
-            wanted, policy, tenant, engine, loop, covered=endpoints is not None and endpoints.cover(), reserved_at=found
-        )
+        operation = Operation(wanted, policy, tenant, engine, loop, found)
+        operation.evidence.covered = endpoints is not None and endpoints.cover()
         if policy.keep_request:
             parts = parts_of(scope, kind.decode("latin-1"), body)
             operation.request = kept_request(parts, recipe.headers)
         call = AsgiCall(self.app, once, route, wanted, operation, raw_key, scope, receive, send, body, endpoints, loop)
+        call.encodings, call.reports = b"accept-encoding" in head, reports
         try:
             await call.done
         finally:
@@ -302,6 +307,12 @@ class IdempotencyMiddleware:
         if scope.get("root_path"):
             return route_of(scope, self.routes)
         return self.routes.match(scope["method"].upper(), scope["path"])
+
+
+def _once_each(lines: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the headers that the flat way reads come at most once. Others may be repeated."""
+    names = [name for name, _ in lines if name in (_KEY, _TYPE, _LENGTH)]
+    return len(set(names)) == len(names)
 
 
 def _is_replay(record: Record, wanted: Reservation) -> bool:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable
 from typing import Final
 
 from oncekey.core.evidence import SPEAKING_ERRORS
 from oncekey.core.judgment import Move
-from oncekey.core.problems import Answer
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.routes import Route
 from oncekey.core.states import Effects, Event
@@ -22,46 +20,28 @@ from oncekey.core.swaps import End
 from oncekey.engine.batching.ticket import whole
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
-from oncekey.engine.transactions import finishers
 from oncekey.errors import OperatorError
-from oncekey.web.asgi_scope import (
-    App,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    copy_route,
-    deliver,
-    inner_scope,
-    messages,
-    pass_on,
-)
+from oncekey.web.asgi_response import AsgiResponse
+from oncekey.web.asgi_scope import App, Message, Receive, Scope, Send, client_left, copy_route, inner_scope
 from oncekey.web.endpoints import Endpoints
-from oncekey.web.exchange import CUT_OFF, ENDED, HELD, RUNNING, STORING, Exchange
-from oncekey.web.responses import BODILESS, answer_headers, http_date, kept_and_sent
+from oncekey.web.exchange import ENDED, HELD, RUNNING, STORING
+from oncekey.web.responses import BODILESS, content_length, expires, kept_and_sent
 
 _log = logging.getLogger("oncekey")
 
 _COMPLETE: Final = Event.COMPLETE
 _TRANSACTIONAL: Final = Effects.TRANSACTIONAL
-_RESPONSE = ("http.response.start", "http.response.body")
 
 
-class AsgiCall(Exchange):
+class AsgiCall(AsgiResponse):
     """One call of the app, from the reservation of its key to the end of its response."""
 
     stage = RUNNING
-    inner: Scope | None = None
-    route_shown = False
+    encodings = True
+    """The request may have an ``Accept-Encoding``, which the app must not see."""
+    reports = True
+    """The log or the app's hook may take the event that the key is completed."""
     body_read = False
-    storing_over: asyncio.Event | None = None
-    """Set when the storing is over, for an app that waits in ``receive``."""
-    # of the app's response
-    start: Message | None = None
-    chunks: list[bytes] | None = None
-    size = 0
-    held: tuple[Message, ...] = ()
-    """The response, while it waits for the app's return."""
 
     def __init__(
         self,
@@ -93,8 +73,6 @@ class AsgiCall(Exchange):
         self.endpoints = endpoints
         self.loop = loop
         self.done: asyncio.Future[None] = loop.create_future()
-        """The server's call awaits it while the app runs, and not the task: a server that cancels its call (a
-        disconnect, an outer timeout) cancels only this future."""
         self.context = context = contextvars.copy_context()
         context.run(_current.set, operation)
         self.task = operation.task = loop.create_task(self._handle(self.done), context=context)
@@ -103,16 +81,18 @@ class AsgiCall(Exchange):
 
     def show_outside(self) -> None:
         """The server's call ends: show outer middleware what the app set, as it would see it without oncekey."""
-        self._show_route()
-        for variable, value in self.context.items():
-            if variable is not _current and variable.get(None) is not value:
-                variable.set(value)
+        if not self.route_shown:
+            self._show_route()
+        if len(self.context) > 1:  # more than the operation
+            for variable, value in self.context.items():
+                if variable is not _current and variable.get(None) is not value:
+                    variable.set(value)
 
     async def _handle(self, done: asyncio.Future[None]) -> None:
         """The handler's task: call the app, and end its request in every case."""
         try:
             try:
-                self.inner = inner = inner_scope(self.scope, self.operation)
+                self.inner = inner = inner_scope(self.scope, self.operation, encodings=self.encodings)
                 await self.app(inner, self._inner_receive, self._inner_send)
             except BaseException as error:
                 if not await self._app_raised(error):
@@ -175,13 +155,6 @@ class AsgiCall(Exchange):
                 evidence.entered()
                 evidence.raised_with(error, None)
             await send_response(self.inner, self._inner_receive, self._inner_send)
-
-    def _show_route(self) -> None:
-        inner = self.inner
-        if inner is None or self.route_shown:
-            return
-        self.route_shown = True
-        copy_route(inner, self.scope)
 
     async def _inner_receive(self) -> Message:
         if not self.body_read:
@@ -251,137 +224,21 @@ class AsgiCall(Exchange):
         if self.storing_over is not None:
             self.storing_over.set()
         engine.keeper.unwatch(operation)
-        if engine.waiters or engine.emitter.wants_each():
+        if engine.waiters or self.reports:
             engine._finished(_COMPLETE, whole(end, moved), response, None)
         if status not in BODILESS:
-            sent.append((b"content-length", b"%d" % len(body)))
+            sent.append(content_length(len(body)))
         if self.key_header is not None:
             sent.append((b"idempotency-key", self.key_header))
         expires_at = moved.expires_at if isinstance(moved, Record) else moved + wanted.retention_seconds
-        sent.append((b"idempotency-expires", http_date(int(expires_at))))
-        self._show_route()
-        if not self.done.done():  # otherwise the server's call has ended; hide that from the app
-            await deliver(self.send, status, sent, body)
-
-    async def _leave_flat_way(self, kind: str, message: Message) -> None:
-        """Every message that is not of a whole response: a part of a body, what follows after the end was judged, and
-        what is no part of a response."""
-        start = self.start
-        if self.stage is CUT_OFF:
-            if kind == "http.response.start":
-                self.answer_cut_off()
-                await self._replace()
-        elif self.stage is not RUNNING and kind in _RESPONSE:
-            pass  # only the stored response is sent, so drop a second one
-        elif kind == "http.response.start":
-            raise RuntimeError("a second response was started, and a part of the first is with the client already")
-        elif kind == "http.response.body" and start is not None and not self.streams:
-            await self._collect(start, message.get("body", b""))
-        elif kind == "http.response.body" and start is not None:
-            if not message.get("more_body"):
-                await self._conclude(start, None)
-            await self._pass_on(message)
-        else:
-            await self._pass_on(message)
-
-    async def _collect(self, start: Message, chunk: bytes) -> None:
-        """A part of the body. If the response cannot be stored, it passes through from here on."""
-        if self.chunks is None:
-            self.chunks = []
-        self.chunks.append(chunk)
-        self.size += len(chunk)
-        headers = start.get("headers", ())
-        if self.cannot_store(self.size, headers):
-            sent = self.stream(start["status"], headers)
-            await self._pass_on({"type": "http.response.start", "status": start["status"], "headers": sent})
-            await self._pass_on({"type": "http.response.body", "body": b"".join(self.chunks), "more_body": True})
-            self.chunks = None
-
-    async def _conclude(self, start: Message, body: bytes | None) -> None:
-        """The response is complete: store it, then send it. ``body`` None: it was streamed."""
-        status: int = start["status"]
-        headers = start.get("headers", ())
-        self._check_route()
-        if self.answered(status, headers, body):
-            await self._store()
-        elif self.storing_over is not None:
-            self.storing_over.set()
-        if body is None:
-            self.check_stream()
-        elif self.instead is None:
-            await self._pass_on(*messages(status, self.first_headers(status, headers, len(body)), body))
-        elif self.stage is not HELD:
-            await self._replace()
-
-    def _check_route(self) -> None:
-        """The endpoint of a route that was added after the wrapping does not report: 0 calls prove nothing for it."""
-        evidence = self.operation.evidence
-        if evidence.covered and not evidence.calls and self.endpoints is not None and self.inner is not None:
-            evidence.covered = self.endpoints.knows_route(self.inner)
-
-    # -- storing -------------------------------------------------------------------------------------------------
-
-    async def _store(self) -> None:
-        engine = self.engine
-        seconds = self.policy.begin_seconds
-        plain = self.operation.enlisted is None
-        self.start_storing()
+        sent.append(expires(int(expires_at)))
+        if self.inner is not None and not self.route_shown:
+            self.route_shown = True
+            copy_route(self.inner, self.scope)
+        if self.done.done():
+            return  # the server's call has ended; hide that from the app
         try:
-            if plain:
-                finished = await engine.run(self.finish(), seconds)
-            else:
-                finished = await finishers.run(engine, self.unfinished(), seconds)
-            self.finished(finished)
-        except BaseException as error:
-            self._storing_failed(error, adopt=plain)
-            if not isinstance(error, OperatorError):
-                raise
-        finally:
-            if self.storing_over is not None:
-                self.storing_over.set()
-
-    def _storing_failed(self, error: BaseException, *, adopt: bool = True) -> None:
-        try:
-            if isinstance(error, OperatorError):
-                self.not_stored()
-            elif isinstance(error, asyncio.CancelledError):
-                # The app's own timeout around its sending cancelled this. The outcome must not be lost.
-                self.cut_off(adopt=adopt)
-        finally:
-            if self.stage is STORING:
-                self.abandon()
-            if self.storing_over is not None:
-                self.storing_over.set()
-
-    async def _store_all(self) -> None:
-        """``_store`` after the app has ended. A transaction that the app had to commit has ended too."""
-        await self._store()
-        while self.stage is HELD:
-            await self._store()
-
-    async def _settle(self) -> None:
-        """The app has returned, so it has committed or never will: send the held response, or what the key says."""
-        if self.stage is HELD:
-            await self._store_all()
-            if self.instead is None:
-                await self._pass_on(*self.held)
-            else:
-                await self._replace()
-
-    # -- sending -------------------------------------------------------------------------------------------------
-
-    async def _replace(self) -> None:
-        """Send ``instead``, if there is one and the app's response has not begun to stream."""
-        if self.instead is not None and not self.streams:
-            await self._answer(self.instead)
-
-    def _answer(self, answer: Answer) -> Awaitable[None]:
-        headers = answer_headers(answer, self.key_header, self.record)
-        return self._pass_on(*messages(answer.status, headers, answer.body))
-
-    async def _pass_on(self, *parts: Message) -> None:
-        self._show_route()
-        if self.stage is HELD:
-            self.held += parts
-        elif not self.done.done():  # otherwise the server's call has ended; hide that from the app
-            await pass_on(self.send, *parts)
+            await self.send({"type": "http.response.start", "status": status, "headers": sent})
+            await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        except OSError:
+            client_left()

@@ -122,18 +122,20 @@ def parts_of(scope: Scope, content_type: str | None, body: bytes) -> Parts:
 # -- what the app gets, and what it sends ------------------------------------------------------------------------------
 
 
-def inner_scope(outer: Scope, operation: object) -> Scope:
+def inner_scope(outer: Scope, operation: object, *, encodings: bool = True) -> Scope:
     """The app's ASGI scope: with the operation, without extensions that bypass the body, and without accept-encoding,
-    because bodies are stored uncompressed (compress outside of this middleware)."""
+    because bodies are stored uncompressed (compress outside of this middleware). ``encodings`` False: there is none."""
     scope = dict(outer)
     scope[SCOPE_KEY] = operation
-    scope["headers"] = [item for item in outer["headers"] if item[0] != b"accept-encoding"]
+    headers = outer["headers"]
+    scope["headers"] = [item for item in headers if item[0] != b"accept-encoding"] if encodings else list(headers)
     if extensions := scope.get("extensions"):
         scope["extensions"] = {name: value for name, value in extensions.items() if name not in _BYPASSES}
     return scope
 
 
 def copy_route(inner: Scope, outer: Scope) -> None:
+    """Show outer middleware what a router has written into the app's ASGI scope."""
     for name in _ROUTED:
         if name in inner:
             outer[name] = inner[name]
@@ -145,7 +147,7 @@ async def deliver(send: Send, status: int, headers: Headers, body: bytes) -> Non
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
     except OSError:
-        _client_left()
+        client_left()
 
 
 async def pass_on(send: Send, *parts: Message) -> None:
@@ -153,7 +155,7 @@ async def pass_on(send: Send, *parts: Message) -> None:
         for message in parts:
             await send(message)
     except OSError:
-        _client_left()
+        client_left()
 
 
 def messages(status: int, headers: Headers, body: bytes) -> tuple[Message, Message]:
@@ -163,6 +165,6 @@ def messages(status: int, headers: Headers, body: bytes) -> tuple[Message, Messa
     )
 
 
-def _client_left() -> None:
+def client_left() -> None:
     """The client is gone. The response is stored, and the app must not see the error."""
     _log.debug("the client left before its response was sent")

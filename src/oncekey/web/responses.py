@@ -39,7 +39,6 @@ BODILESS = frozenset({204, 205, 304})
 _OURS = frozenset({b"idempotency-key", b"idempotency-expires", b"idempotency-replayed", b"idempotent-replayed"})
 _BREAKS = re.compile("[\r\n\0\u0100-\U0010ffff]").search  # the last: what no header can carry
 _OURS_AND_LENGTH = _OURS | {b"content-length", b"transfer-encoding"}
-_NOT_SENT = frozenset(name.decode() for name in _OURS_AND_LENGTH)
 _OF_THE_LOST_BODY = frozenset({b"content-type", b"content-encoding", b"etag", b"content-disposition", b"last-modified"})
 
 
@@ -97,14 +96,14 @@ def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | 
 def kept_and_sent(headers: Iterable[tuple[bytes, bytes]], policy: Policy) -> tuple[list[tuple[str, str]], Headers]:
     """The headers of a whole response: those that are stored, as :func:`storable` does it, and those that are sent, as
     :func:`first_headers` does it. One loop for both, because every first request takes it."""
-    allowed, kept, sent = policy.stored_headers, [], []
+    stored, kept, sent = policy.stored_names, [], []
     for item in headers:
-        name = _lower(item[0])
-        if name in allowed:
-            text = item[1].decode("latin-1")
-            if (text.isascii() and text.isprintable()) or _is_clean(name, text):
+        lower = item[0].lower()
+        if lower in stored:
+            name, text = stored[lower], item[1].decode("latin-1")
+            if text.isprintable() or _is_clean(name, text):
                 kept.append((name, text))
-        if name not in _NOT_SENT:
+        if lower not in _OURS_AND_LENGTH:
             sent.append(item)
     return kept, sent
 
@@ -131,16 +130,21 @@ def replayed(record: Record, once: Voice) -> tuple[int, Headers, bytes]:
     if response is None:
         # An operator or another version wrote this final row without a response: answer as for a tombstone.
         response = StoredResponse(200, (), None)
-    headers = [(n.encode(), text.encode("latin-1")) for n, text in response.headers if _is_clean(n, text)]
+    headers = []
+    for name, text in response.headers:
+        if (both := name + text).isascii() and both.isprintable():  # nearly always
+            headers.append((name.encode(), text.encode()))
+        elif _is_clean(name, text):
+            headers.append((name.encode(), text.encode("latin-1")))
     body, status = response.body, response.status
     if body is None or not response.replayable:
         note = tombstone_note(once.profile, status)
         body = note.body
-        headers = [(name, value) for name, value in headers if name not in _OF_THE_LOST_BODY]
+        headers = [item for item in headers if item[0] not in _OF_THE_LOST_BODY]
         if note.content_type:
             headers.append((b"content-type", note.content_type.encode()))
     if status not in BODILESS:
-        headers.append((b"content-length", b"%d" % len(body)))
+        headers.append(content_length(len(body)))
     if (marker := replay_marker(once.profile)) is not None:
         headers.append(marker)
     return status, headers, body
@@ -222,7 +226,7 @@ def marks(key: bytes | None, record: Record | None) -> Headers:
     if key is not None:
         headers.append((b"idempotency-key", key))
     if record is not None and record.state is not State.UNKNOWN:
-        headers.append((b"idempotency-expires", http_date(int(record.expires_at))))
+        headers.append(expires(int(record.expires_at)))
     return headers
 
 
@@ -255,5 +259,11 @@ def _lower(name: bytes) -> str:
 
 
 @lru_cache(maxsize=4096)
-def http_date(seconds: int) -> bytes:
-    return formatdate(seconds, usegmt=True).encode()
+def content_length(size: int) -> tuple[bytes, bytes]:
+    return b"content-length", b"%d" % size
+
+
+@lru_cache(maxsize=4096)
+def expires(seconds: int) -> tuple[bytes, bytes]:
+    """Until when the response is kept."""
+    return b"idempotency-expires", formatdate(seconds, usegmt=True).encode()

@@ -41,10 +41,12 @@ SAMPLE = 32
 """Below ``WORTH_IT``, one reservation in so many still takes the loop lane, to notice a change."""
 
 
+ALWAYS_FIT = frozenset({Reservation, End})
+
+
 def fits(work: Work) -> TypeGuard[Reservation | Swap | End]:
     """Whether a loop lane takes it: a reservation, or the end of an attempt."""
-    kind = type(work)
-    return kind is Reservation or kind is End or (isinstance(work, Swap) and work.ends)
+    return type(work) in ALWAYS_FIT or (isinstance(work, Swap) and work.ends)
 
 
 class LoopLane:
@@ -157,7 +159,9 @@ class LoopLane:
         """Take from the queues what fits into one statement each. A reservation whose caller has left is dropped."""
         begins = [entry for entry in self._begins if not entry[1].done()]
         ends = self._ends
-        some, few = batch.MAX_BATCH, _fitting(ends) if len(ends) > 1 else 1
+        some, few = batch.MAX_BATCH, len(ends)
+        if few > 1 and not _fit(ends):
+            few = _fitting(ends)
         later = begins[some:], ends[few:]
         begins, ends = begins[:some], ends[:few]
         self._in_batch = begins + ends
@@ -239,6 +243,17 @@ class LoopLane:
     def runs_in_this_thread(self) -> bool:
         """Whether the calling thread is the one that runs this loop."""
         return asyncio._get_running_loop() is self.loop
+
+
+def _fit(ends: list[Entry]) -> bool:
+    """Whether all fit into one statement: nearly always, and cheaper to find out than how many fit."""
+    works: list[Any] = [entry[0] for entry in ends]
+    if len({work.key for work in works}) < len(works) or len(works) > batch.MAX_BATCH:
+        return False
+    try:
+        return sum([len(work.response.body) for work in works]) <= batch.MAX_BATCH_BYTES
+    except (AttributeError, TypeError):  # one has no response, or no body
+        return False
 
 
 def _fitting(ends: list[Entry]) -> int:

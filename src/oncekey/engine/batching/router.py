@@ -19,7 +19,7 @@ from typing import Any
 from oncekey.core.record import Reservation
 from oncekey.core.swaps import End, Swap
 from oncekey.engine import process
-from oncekey.engine.batching.loop_lane import Entry, LoopLane, fits
+from oncekey.engine.batching.loop_lane import ALWAYS_FIT, Entry, LoopLane, fits
 from oncekey.engine.batching.thread_lane import CLOSED, ThreadLane
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket, Work, whole
 from oncekey.errors import StoreOverloaded, StoreUnavailable
@@ -57,8 +57,8 @@ class Router:
         """Queue work of a coroutine; what to await for the answer (see ``LoopLane.ask``). Raises as ``submit`` does."""
         if self._in_loop is not None:
             lane = self._loop_lanes.get(loop) or self._open_loop_lane(loop)
-            if lane is not None and fits(work):
-                future = lane.ask(work, timeout)
+            if lane is not None and (type(work) in ALWAYS_FIT or fits(work)):
+                future = lane.ask(work, timeout)  # type: ignore[arg-type]  # what fits is of these types
                 if future is not None:
                     return future  # the loop lane answers it, without a thread
         ticket = AsyncTicket(work.swap() if isinstance(work, End) else work, loop, loop.time() + timeout)

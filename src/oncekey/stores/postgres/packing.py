@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -19,47 +18,55 @@ from oncekey.core.swaps import End, Swap
 from oncekey.stores.postgres import rows
 from oncekey.stores.postgres.arrays import Bytea, Column, Float8, Int4, Text, joined
 
-_scope, _key, _owner, _digest = map(attrgetter, ("scope", "key", "owner", "fingerprint"))
-_response, _headers, _body = map(attrgetter, ("response", "headers", "body"))
-_terms = attrgetter(
-    "operation", "fingerprint_version", "effects", "lease_seconds", "retention_seconds", "fingerprint_recipe",
-    "quarantine_seconds",
-)  # fmt: skip
 _TERMS: tuple[type[Column], ...] = (Text, Int4, Text, Float8, Float8, Text, Float8)
-_ending = attrgetter("to_state", "last_error", "response.status", "response.schema_version")
+_ENDING: tuple[type[Column], ...] = (Text, Text, Int4, Int4)
 
 
 def reservations(batch: Sequence[Reservation]) -> list[bytes]:
     """The values of ``rows.reservation_columns``, in its order."""
-    length = len(batch)
-    terms = set(map(_terms, batch))
-    if len(terms) != 1:
+    length, one = len(batch), batch[0]
+    if not (
+        [each.operation for each in batch].count(one.operation)
+        == [each.fingerprint_version for each in batch].count(one.fingerprint_version)
+        == [each.effects for each in batch].count(one.effects)
+        == [each.lease_seconds for each in batch].count(one.lease_seconds)
+        == [each.retention_seconds for each in batch].count(one.retention_seconds)
+        == [each.fingerprint_recipe for each in batch].count(one.fingerprint_recipe)
+        == [each.quarantine_seconds for each in batch].count(one.quarantine_seconds)
+        == length
+    ):
         return [column.encode() for column in rows.reservation_columns(batch).values()]
-    operation, version, effects, *rest = _of_all(_TERMS, terms.pop(), length)
-    digests = Bytea.header(length) + joined(list(map(_digest, batch)))
-    return [
-        _scopes(list(map(_scope, batch))), _texts(list(map(_key, batch))), operation, digests, version, effects,
-        _texts(list(map(_owner, batch))), *rest,
-    ]  # fmt: skip
+    terms = (
+        one.operation, one.fingerprint_version, one.effects, one.lease_seconds, one.retention_seconds,
+        one.fingerprint_recipe, one.quarantine_seconds,
+    )  # fmt: skip
+    operation, version, effects, *rest = _of_all(_TERMS, terms, length)
+    digests = Bytea.header(length) + joined([each.fingerprint for each in batch])
+    scopes, keys = _scopes([each.scope for each in batch]), _texts([each.key for each in batch])
+    return [scopes, keys, operation, digests, version, effects, _texts([each.owner for each in batch]), *rest]
 
 
 def ends(batch: Sequence[End | Swap]) -> list[bytes]:
     """The values of ``rows.end_columns``, in its order."""
-    length = len(batch)
-    responses: list[Any] = list(map(_response, batch))
-    try:
-        bodies = list(map(_body, responses))
-        kinds = set(map(_ending, batch))
-    except AttributeError:  # one has no response
-        bodies, kinds = [None], set()
-    if len(kinds) != 1 or None in bodies:
+    length, one = len(batch), batch[0]
+    responses = [each.response for each in batch]
+    first = one.response
+    if (
+        first is None
+        or [each.to_state for each in batch].count(one.to_state) < length
+        or [each.last_error for each in batch].count(one.last_error) < length
+        or [each and each.status for each in responses].count(first.status) < length
+        or [each and each.schema_version for each in responses].count(first.schema_version) < length
+        or None in (bodies := [None if each is None else each.body for each in responses])
+    ):
         return [column.encode() for column in rows.end_columns(batch).values()]
-    to_state, last_error, status, version = _of_all((Text, Text, Int4, Int4), kinds.pop(), length)
-    headers = Text.header(length) + joined(list(map(orjson.dumps, map(_headers, responses))))
-    return [
-        _scopes(list(map(_scope, batch))), _texts(list(map(_key, batch))), _texts(list(map(_owner, batch))), to_state,
-        status, headers, Bytea.header(length) + joined(bodies), version, last_error,
-    ]  # fmt: skip
+    kinds = (one.to_state, one.last_error, first.status, first.schema_version)
+    to_state, last_error, status, version = _of_all(_ENDING, kinds, length)
+    headers = Text.header(length) + joined([orjson.dumps(each.headers) for each in responses if each is not None])
+    scopes, keys = _scopes([each.scope for each in batch]), _texts([each.key for each in batch])
+    content = Bytea.header(length) + joined([body for body in bodies if body is not None])
+    owners = _texts([each.owner for each in batch])
+    return [scopes, keys, owners, to_state, status, headers, content, version, last_error]
 
 
 def _scopes(values: list[str]) -> bytes:
