@@ -7,6 +7,7 @@ how many keys the fault is to hit, and whom to tell what it did and what it foun
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from pathlib import Path
 from unittest import SkipTest
 
 from oncekey.stores.redis import RedisStore
-from oncekey.testing.servers import PostgresServer, RedisServer
+from oncekey.testing.servers import DynaliteServer, PostgresServer, RedisServer, ServerUnavailable
+from oncekey.testing.servers.dynamodb import CREDENTIALS
 
 PROMISES = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
 
@@ -32,7 +34,7 @@ class Fault:
     """As the table prints it."""
     run: Callable[[Run], None]
     counts: Mapping[str, int]
-    """Store ("memory", "sqlite", "postgres", "redis", "-" where there is none) -> how many keys the long form hits."""
+    """Store ("memory", "sqlite", "postgres", "redis", "dynamodb", "-": none) -> how many keys the long form hits."""
     short: int
     """How many are hit on each store with every ``make test``. 0: only in the long form."""
     promises: tuple[str, ...]
@@ -74,6 +76,8 @@ class Run:
             return f"sqlite:///{self.folder / f'keys-{self.random.randrange(2**32):08x}.db'}"
         if self.store == "redis":
             return self.own_redis.url
+        if self.store == "dynamodb":
+            return self.own_dynalite.new_url()
         assert self.make_database is not None, f"no database for {self.store}"
         return self.make_database()
 
@@ -87,10 +91,22 @@ class Run:
         store.close()
         return server
 
+    @cached_property
+    def own_dynalite(self) -> DynaliteServer:
+        """A dynalite of this run's own, whose tables survive a kill. ``close`` stops it."""
+        os.environ.update(CREDENTIALS)
+        server = DynaliteServer(durable=True)
+        try:
+            server.start()
+        except ServerUnavailable as error:
+            raise NotHere(str(error)) from error
+        return server
+
     def close(self) -> None:
         """Stop what this run has started."""
-        if "own_redis" in self.__dict__:
-            self.own_redis.stop()
+        for name in ("own_redis", "own_dynalite"):
+            if name in self.__dict__:
+                self.__dict__[name].stop()
 
     def own_postgres(self, **options: object) -> PostgresServer:
         """A server of this run's own, which it may stop, pause, fill and restart. Use it as a ``with`` block."""

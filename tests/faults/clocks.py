@@ -22,6 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from oncekey.stores.dynamodb import DynamoStore
+from oncekey.stores.dynamodb.settings import settings_of
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -41,14 +43,19 @@ Turn = Callable[[int], None]
 
 
 def of_the_app(run: Run) -> None:
+    wrong = [0]
+
+    def turn(seconds: int) -> None:
+        wrong[0] = seconds
+
     if run.store == "memory":
-        wrong = [0]
         store = MemoryStore(lambda: time.time() + wrong[0])
-
-        def turn(seconds: int) -> None:
-            wrong[0] = seconds
-
         asyncio.run(_jumps(run, LocalApp(store), None, turn))
+        return
+    if run.store == "dynamodb":
+        dynamo = DynamoStore(settings_of(run.url()), clock=lambda: time.time() + wrong[0])
+        dynamo.migrate()
+        asyncio.run(_jumps(run, LocalApp(dynamo, transactions=False), None, turn))
         return
     url = run.url()
     prepare(url)
@@ -181,7 +188,7 @@ FAULTS = (
     Fault(
         "clock ±1 h on the app host",
         of_the_app,
-        {"memory": 200, "sqlite": 200, "postgres": 200},
+        {"memory": 200, "sqlite": 200, "postgres": 200, "dynamodb": 100},
         short=8,
         promises=("I1", "I2", "I3", "I4"),
     ),

@@ -91,6 +91,7 @@ class LocalApp:
         works: bool = False,
         upkeep: bool = False,
         transactions: bool = True,
+        upkeep_every: float = 0.2,
     ) -> None:
         """``url``: what handlers open for their own transactions; None: there is no such database.
         ``transactions``: the store takes transactional routes."""
@@ -131,7 +132,8 @@ class LocalApp:
         if self._worker is not None:
             limits: Any = {"max_attempts": 1_000, "backoff": 0.01, "max_backoff": 0.05}
             self._worker.task("charge", **limits)(self._charge_later)
-        self._upkeep = Upkeep(self.once, sweep_every=0.2, reap_every=0.2, reconcile_every=0.2) if upkeep else None
+        every = upkeep_every
+        self._upkeep = Upkeep(self.once, sweep_every=every, reap_every=every, reconcile_every=every) if upkeep else None
 
     def go_on_from(self, other: LocalApp) -> None:
         """Another app with the same clients and the same ledger."""

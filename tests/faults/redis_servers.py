@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from oncekey.stores.api import Store
 from oncekey.stores.redis import RedisStore
 from oncekey.testing.proxy import TcpProxy
 from tests.faults.campaign import Fault, Run
@@ -27,7 +28,7 @@ def killed_under_load(run: Run) -> None:
         await asyncio.sleep(run.random.uniform(0.0, 0.1))
         server.start()  # in this thread: a server ends with the thread that started it
 
-    asyncio.run(_load(run, f"{server.url}?timeout=2", strike))
+    asyncio.run(under_load(run, RedisStore(f"{server.url}?timeout=2"), strike))
 
 
 def behind_a_bad_network(run: Run) -> None:
@@ -39,11 +40,19 @@ def behind_a_bad_network(run: Run) -> None:
             await asyncio.sleep(run.random.uniform(0.1, 1.0))
             proxy.pass_through()
 
-        asyncio.run(_load(run, f"{proxy.rewrite(run.own_redis.url)}?timeout=0.6&replicas_timeout=0.1", strike))
+        url = f"{proxy.rewrite(run.own_redis.url)}?timeout=0.6&replicas_timeout=0.1"
+        asyncio.run(under_load(run, RedisStore(url), strike))
 
 
-async def _load(run: Run, url: str, strike: Callable[[LocalApp], Awaitable[None]]) -> None:
-    local = LocalApp(RedisStore(url), upkeep=True, transactions=False)
+async def under_load(
+    run: Run,
+    store: Store,
+    strike: Callable[[LocalApp], Awaitable[None]],
+    clients_at_once: int = CLIENTS,
+    **limits: float,
+) -> None:
+    """Clients pay all the time, and every few hundred requests something strikes."""
+    local = LocalApp(store, upkeep=True, transactions=False, **limits)
     each = SHORT_REQUESTS if run.count < 10 else REQUESTS_EACH
     stop = False
 
@@ -52,7 +61,7 @@ async def _load(run: Run, url: str, strike: Callable[[LocalApp], Awaitable[None]
             await local.pay(local.story(seconds=run.random.choice((0, 0, 0, 0.02, 0.1))))
 
     async with local.open():
-        clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+        clients = [asyncio.create_task(client()) for _ in range(clients_at_once)]
         try:
             while run.wanting:
                 before = local.served

@@ -15,6 +15,7 @@ MODULES: tuple[str, ...] = (
     "commits",
     "restarts",
     "redis_servers",
+    "dynamo_servers",
     "outages",
     "clocks",
     "disks",

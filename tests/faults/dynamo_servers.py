@@ -1,0 +1,73 @@
+"""DynamoDB's API: its server is killed and started again under load, or refuses, hangs and crawls behind a bad network.
+
+The server is dynalite, which keeps what it has answered. Amazon's service was not tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from oncekey.stores.registry import open_store
+from oncekey.testing.proxy import TcpProxy
+from oncekey.testing.servers import HOST
+from tests.faults.campaign import Fault, Run
+from tests.faults.local_app import LocalApp
+from tests.faults.redis_servers import under_load
+from tests.stores.dynamo_rows import through
+
+CLIENTS = 6
+"""A round of upkeep is a hundred small requests here, and each takes ten milliseconds of the SDK's and dynalite's."""
+
+
+def killed_under_load(run: Run) -> None:
+    server = run.own_dynalite
+
+    async def strike(local: LocalApp) -> None:
+        del local
+        server.kill()
+        await asyncio.sleep(run.random.uniform(0.0, 0.1))
+        server.start()  # in this thread: a server ends with the thread that started it
+
+    _load(run, f"{run.url()}&timeout=3", strike)
+
+
+def behind_a_bad_network(run: Run) -> None:
+    url = run.url()
+    with TcpProxy(HOST, run.own_dynalite.port) as proxy:
+
+        async def strike(local: LocalApp) -> None:
+            del local
+            run.random.choice([proxy.refuse, proxy.hang, proxy.cut, lambda: proxy.delay(0.3)])()
+            await asyncio.sleep(run.random.uniform(0.1, 1.0))
+            proxy.pass_through()
+
+        _load(run, f"{through(proxy, url)}&timeout=1", strike)
+
+
+def _load(run: Run, url: str, strike: Callable[[LocalApp], Awaitable[None]]) -> None:
+    store = open_store(url)
+    store.migrate()
+    asyncio.run(under_load(run, store, strike, CLIENTS, lease=3.0, begin_timeout=2.0, upkeep_every=1.0))
+
+
+FAULTS = (
+    Fault(
+        "DynamoDB server killed under load",
+        killed_under_load,
+        {"dynamodb": 20},
+        short=1,
+        promises=("I1", "I2", "I4", "I7"),
+        unit="kills",
+        seconds=120.0,
+    ),
+    Fault(
+        "DynamoDB refused, hung, cut or slow under load",
+        behind_a_bad_network,
+        {"dynamodb": 20},
+        short=1,
+        promises=("I1", "I2", "I4", "I7"),
+        unit="outages",
+        seconds=120.0,
+    ),
+)
