@@ -48,7 +48,8 @@ def behind_a_bad_network(run: Run) -> None:
 def _load(run: Run, url: str, strike: Callable[[LocalApp], Awaitable[None]]) -> None:
     store = open_store(url)
     store.migrate()
-    asyncio.run(under_load(run, store, strike, CLIENTS, lease=3.0, begin_timeout=2.0, upkeep_every=1.0))
+    local = LocalApp(store, upkeep=True, transactions=False, lease=3.0, begin_timeout=2.0, upkeep_every=1.0)
+    asyncio.run(under_load(run, local, strike, CLIENTS))
 
 
 FAULTS = (

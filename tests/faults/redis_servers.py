@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from oncekey.stores.api import Store
 from oncekey.stores.redis import RedisStore
 from oncekey.testing.proxy import TcpProxy
 from tests.faults.campaign import Fault, Run
@@ -28,7 +27,7 @@ def killed_under_load(run: Run) -> None:
         await asyncio.sleep(run.random.uniform(0.0, 0.1))
         server.start()  # in this thread: a server ends with the thread that started it
 
-    asyncio.run(under_load(run, RedisStore(f"{server.url}?timeout=2"), strike))
+    asyncio.run(under_load(run, _app(f"{server.url}?timeout=2"), strike))
 
 
 def behind_a_bad_network(run: Run) -> None:
@@ -41,18 +40,17 @@ def behind_a_bad_network(run: Run) -> None:
             proxy.pass_through()
 
         url = f"{proxy.rewrite(run.own_redis.url)}?timeout=0.6&replicas_timeout=0.1"
-        asyncio.run(under_load(run, RedisStore(url), strike))
+        asyncio.run(under_load(run, _app(url), strike))
+
+
+def _app(url: str) -> LocalApp:
+    return LocalApp(RedisStore(url), upkeep=True, transactions=False)
 
 
 async def under_load(
-    run: Run,
-    store: Store,
-    strike: Callable[[LocalApp], Awaitable[None]],
-    clients_at_once: int = CLIENTS,
-    **limits: float,
+    run: Run, local: LocalApp, strike: Callable[[LocalApp], Awaitable[None]], clients_at_once: int = CLIENTS
 ) -> None:
     """Clients pay all the time, and every few hundred requests something strikes."""
-    local = LocalApp(store, upkeep=True, transactions=False, **limits)
     each = SHORT_REQUESTS if run.count < 10 else REQUESTS_EACH
     stop = False
 
