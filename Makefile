@@ -52,6 +52,10 @@ test: $(STAMP) ## every promise, each store and framework once, two tests at a t
 stores: $(STAMP) ## the tests of single stores, databases and drivers in depth (marker `stores`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "stores and not faults" $(ARGS)
 
+.PHONY: galera
+galera: $(STAMP) ## races and kills on three Galera nodes, which `make servers` fetches (ten minutes)
+	@$(in_memory); $(BIN)/python -m pytest tests/stores/test_galera.py -m galera -s $(ARGS)
+
 .PHONY: frameworks
 frameworks: $(STAMP) ## the tests of single frameworks, servers and example apps in depth (marker `frameworks`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "frameworks and not stores and not faults" $(ARGS)

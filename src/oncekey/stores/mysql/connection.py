@@ -36,7 +36,9 @@ _CAUSAL_READS = "SET SESSION wsrep_sync_wait = 7"
 
 LOST_RACE = ER.DUP_ENTRY
 DEADLOCK, LOCK_TIMEOUT = ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT
-NOTHING_DONE = frozenset({DEADLOCK, LOCK_TIMEOUT})
+NOT_WHOLE = ER.SP_DOES_NOT_EXIST
+"""The transaction ended before its packet did (`whole` of keys.sql)."""
+NOTHING_DONE = frozenset({DEADLOCK, LOCK_TIMEOUT, NOT_WHOLE})
 """The transaction is rolled back, or can be: it can be tried again. In a Galera cluster COMMIT raises it, too."""
 ALREADY_THERE = frozenset({ER.TABLE_EXISTS_ERROR, ER.DUP_FIELDNAME, ER.DUP_KEYNAME, ER.CANT_DROP_FIELD_OR_KEY})
 
@@ -67,6 +69,7 @@ _GONE: dict[int, str] = {
     ER.NEW_ABORTING_CONNECTION: "",
     ER.CANT_CREATE_THREAD: "",
     DEADLOCK: "",
+    NOT_WHOLE: "",
     1927: "",  # MariaDB: the connection was killed
     4031: "",  # MySQL: it was idle for too long
     _NOT_PRIMARY: "this node is not in the primary component of its cluster: name the other nodes in the URL, too",

@@ -157,6 +157,7 @@ class MysqlOutbox:
         scopes, keys, owners = zip(*sorted(late), strict=True)
         *_, moved, _committed = self._run(
             _TIME_OUT,
+            size=len(late),
             placed=table({"scope": scopes, "key": keys, "owner": owners}),
             error=TIMED_OUT,
             doubt=TIMED_OUT_IN_DOUBT,
@@ -175,12 +176,12 @@ class MysqlOutbox:
         return self._send(text, **values)
 
 
-def _concluding(text: str, batch: Sequence[Conclusion]) -> tuple[str, dict[str, Text], list[int]]:
+def _concluding(text: str, batch: Sequence[Conclusion]) -> tuple[str, dict[str, Any], list[int]]:
     """The statement and its values, and the place in ``batch`` of each of its rows: jobs are locked by their ids."""
     places = sorted(range(len(batch)), key=lambda place: batch[place].id)
     ordered = [batch[place] for place in places]
     settle = any(conclusion.settle is not None for conclusion in batch)
-    values = {"compared": _compared(ordered), "wanted": _wanted(ordered)}
+    values = {"size": len(ordered), "compared": _compared(ordered), "wanted": _wanted(ordered)}
     return text.replace("{settle}", _SETTLE if settle else ""), values, places
 
 

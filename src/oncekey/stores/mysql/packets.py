@@ -8,7 +8,7 @@ character set of a connection or a database changes what is compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,9 @@ _MARK = re.compile(r"(?<![:\w]):([a-z_]+)|\{([a-z_]+)\}")
 _PART = re.compile(r"\{([a-z_]+)\}")
 # A backslash escapes: connection.py sets an sql_mode without NO_BACKSLASH_ESCAPES.
 _ESCAPED = {ord("\\"): "\\\\", ord("'"): "\\'", 0: "\\0", ord("\n"): "\\n", ord("\r"): "\\r", 26: "\\Z"}
+
+
+_SPECIAL = re.compile(r"[\\'\x00\n\r\x1a]").search
 
 
 class Text(str):
@@ -44,7 +47,7 @@ def statement(name: str, columns: str = "") -> str:
 
 _SHARED = frozenset(
     {
-        *("at_keys", "is_held", "retention", "hold", "now", "end_rows", "reserve_rows"),
+        *("at_keys", "is_held", "retention", "hold", "now", "begin", "whole", "end_rows", "reserve_rows"),
         *("at_jobs", "jobs_of_keys", "was_tried"),
     }
 )
@@ -81,27 +84,49 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as SQL. Text that is not valid Unicode is refused: PyMySQL would send bytes that were never meant."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, Text):
-        return value
-    if isinstance(value, str):
-        try:
-            value = value.encode()
-        except UnicodeEncodeError as error:
-            raise StoreError("a text is not valid Unicode, and cannot be stored") from error
-    if isinstance(value, bytes):
-        return f"_binary'{value.decode('ascii', 'surrogateescape').translate(_ESCAPED)}'"
-    if isinstance(value, bool | int):
-        return str(int(value))
-    if isinstance(value, float):
-        return f"{value!r}e0" if value == value and abs(value) < 1e15 else _out_of_range(value)  # noqa: PLR0124
-    raise StoreError(f"a {type(value).__name__} cannot be stored")
+    """A value as SQL."""
+    write = _WRITERS.get(type(value)) or next(
+        (each for kind, each in _WRITERS.items() if isinstance(value, kind)), None
+    )
+    if write is None:
+        raise StoreError(f"a {type(value).__name__} cannot be stored")
+    return write(value)
 
 
-def _out_of_range(value: float) -> str:
-    raise StoreError(f"{value} is no number that can be stored")
+def _bytes(value: bytes) -> str:
+    return _quoted(value.decode("ascii", "surrogateescape"))
+
+
+def _text(value: str) -> str:
+    """Text that is not valid Unicode is refused: PyMySQL would send bytes that were never meant."""
+    if value.isascii():
+        return _quoted(value)
+    try:
+        return _bytes(value.encode())
+    except UnicodeEncodeError as error:
+        raise StoreError("a text is not valid Unicode, and cannot be stored") from error
+
+
+def _quoted(text: str) -> str:
+    return f"_binary'{text.translate(_ESCAPED) if _SPECIAL(text) else text}'"
+
+
+def _float(value: float) -> str:
+    if not abs(value) < 1e15:
+        raise StoreError(f"{value} is no number that can be stored")
+    return f"{value!r}e0"
+
+
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    Text: str.__str__,
+    str: _text,
+    bytes: _bytes,
+    type(None): lambda _: "NULL",
+    bool: lambda value: "1" if value else "0",
+    int: int.__repr__,
+    float: _float,
+}
+"""By type: subclasses stand before their base."""
 
 
 def table(columns: Mapping[str, Sequence[Any]], numbers: Sequence[int] | None = None) -> Text:

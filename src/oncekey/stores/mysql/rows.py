@@ -25,24 +25,29 @@ def at(keys: Sequence[tuple[str, str]], numbers: Sequence[int] | None = None) ->
     return table({"scope": [scope for scope, _ in keys], "key": [key for _, key in keys]}, numbers)
 
 
-def reservations(batch: Sequence[Reservation], numbers: Sequence[int] | None = None) -> Text:
-    return table(
-        {
-            "scope": [wanted.scope for wanted in batch],
-            "key": [wanted.key for wanted in batch],
-            "operation": [wanted.operation for wanted in batch],
-            "fingerprint": [wanted.fingerprint for wanted in batch],
-            "fingerprint_version": [wanted.fingerprint_version for wanted in batch],
-            "effects": [wanted.effects.value for wanted in batch],
-            "owner": [wanted.owner for wanted in batch],
-            "lease": [micros(wanted.lease_seconds) for wanted in batch],
-            "retention": [micros(wanted.retention_seconds) for wanted in batch],
-            "retention_seconds": [float(wanted.retention_seconds) for wanted in batch],
-            "fingerprint_recipe": [wanted.fingerprint_recipe for wanted in batch],
-            "quarantine_seconds": [_float(wanted.quarantine_seconds) for wanted in batch],
-        },
-        numbers,
-    )
+def reservations(batch: Sequence[Reservation]) -> Text:
+    return table(_reservations(batch))
+
+
+def restarting(batch: Sequence[Swap]) -> Text:
+    return table(_reservations([change.restart for change in batch if change.restart is not None]) | _was(batch))
+
+
+def _reservations(batch: Sequence[Reservation]) -> dict[str, list[Any]]:
+    return {
+        "scope": [wanted.scope for wanted in batch],
+        "key": [wanted.key for wanted in batch],
+        "operation": [wanted.operation for wanted in batch],
+        "fingerprint": [wanted.fingerprint for wanted in batch],
+        "fingerprint_version": [wanted.fingerprint_version for wanted in batch],
+        "effects": [wanted.effects.value for wanted in batch],
+        "owner": [wanted.owner for wanted in batch],
+        "lease": [micros(wanted.lease_seconds) for wanted in batch],
+        "retention": [micros(wanted.retention_seconds) for wanted in batch],
+        "retention_seconds": [float(wanted.retention_seconds) for wanted in batch],
+        "fingerprint_recipe": [wanted.fingerprint_recipe for wanted in batch],
+        "quarantine_seconds": [_float(wanted.quarantine_seconds) for wanted in batch],
+    }
 
 
 def compared(batch: Sequence[Swap]) -> Text:
@@ -76,6 +81,14 @@ def ending(batch: Sequence[Swap]) -> Text:
     return table(_ending(batch))
 
 
+def _was(batch: Sequence[Swap]) -> dict[str, list[Any]]:
+    """What a move compares once more, when it writes."""
+    return {
+        "was_state": [change.from_state.value for change in batch],
+        "was_owner": [change.owner for change in batch],
+    }
+
+
 def moving(batch: Sequence[Swap]) -> Text:
     return table(
         _ending(batch)
@@ -94,7 +107,7 @@ def moving(batch: Sequence[Swap]) -> Text:
 
 def _ending(batch: Sequence[Swap]) -> dict[str, list[Any]]:
     responses = [change.response for change in batch]
-    return {
+    columns: dict[str, list[Any]] = {
         "scope": [change.scope for change in batch],
         "key": [change.key for change in batch],
         "to_state": [_value(change.to_state) for change in batch],
@@ -104,6 +117,7 @@ def _ending(batch: Sequence[Swap]) -> dict[str, list[Any]]:
         "schema_version": [response and response.schema_version for response in responses],
         "last_error": [change.last_error for change in batch],
     }
+    return columns | _was(batch)
 
 
 def steps(batch: Sequence[Swap]) -> Text | None:

@@ -85,8 +85,8 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
         moved: Moved = {}
         batch = self._with_bodies_that_fit(batch)
         if ends := [change for change in in_order(batch) if change.ends]:
-            answer = self._send(_END, compared=rows.owned(ends), ending=rows.ending(ends))
-            moved |= _ended(ends, answer[-2])
+            answer = self._send(_END, size=len(ends), compared=rows.owned(ends), ending=rows.ending(ends))
+            moved |= _ended(ends, answer[4])
         others = [change for change in in_order(batch) if not change.ends]
         for text, kind in (
             (_SWAP, [change for change in others if change.to_state is not None and change.restart is None]),
@@ -101,11 +101,11 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
         """Swaps that are not on a request's hot path: each kind is one packet and one commit."""
         made = {mark: build(batch) for mark, _, build in _BESIDE}
         beside = "\n".join(statement(name) for mark, name, _ in _BESIDE if made[mark] is not None)
-        restarts = [change.restart for change in batch if change.restart is not None]
         answer = self._send(
             text.replace("{beside}", beside),
+            size=len(batch),
             compared=rows.compared(batch),
-            wanted=rows.reservations(restarts) if restarts else rows.moving(batch),
+            wanted=rows.restarting(batch) if text is _RESTART else rows.moving(batch),
             placed=rows.placed(batch),
             **{mark: part for mark, part in made.items() if part is not None},
         )
@@ -129,6 +129,7 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
             try:
                 answer = self._send(
                     statement("both", columns(_THEN)),
+                    size=len(changes),
                     compared=rows.owned(changes),
                     ending=rows.ending(changes),
                     wanted=rows.reservations(asked),
@@ -137,7 +138,7 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
             except LostRace:
                 pass
             else:
-                moved, found = _ended(changes, answer[3]), by_key(map(rows.record, answer[-2]))
+                moved, found = _ended(changes, answer[4]), by_key(map(rows.record, answer[-3]))
                 if len(found) == len(begins):
                     return (
                         [Found(found[wanted.scope, wanted.key]) for wanted in begins],
@@ -178,7 +179,7 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
                 doomed += due
         if not doomed:
             return 0
-        *_, ((deleted,),), _committed = self._send(_PURGE, placed=rows.at(sorted(doomed)))
+        *_, ((deleted,),), _committed = self._send(_PURGE, size=len(doomed), placed=rows.at(sorted(doomed)))
         return int(deleted)
 
     def purge_audit(self, limit: int, keep_seconds: float) -> int:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from oncekey.testing.servers.binaries import find_dynalite, find_mariadb, find_postgres, find_redis
 from oncekey.testing.servers.dynamodb import DynaliteServer, DynamoServer, MotoServer
 from oncekey.testing.servers.folders import temporary_root
+from oncekey.testing.servers.galera import GaleraCluster
 from oncekey.testing.servers.mysql import MysqlServer
 from oncekey.testing.servers.postgres import PostgresServer
 from oncekey.testing.servers.processes import HOST, ServerFailed, ServerUnavailable, free_port
@@ -32,6 +33,7 @@ __all__ = [
     "HOST",
     "DynaliteServer",
     "DynamoServer",
+    "GaleraCluster",
     "MotoServer",
     "MysqlServer",
     "PostgresServer",

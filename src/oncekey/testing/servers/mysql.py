@@ -115,6 +115,7 @@ class MysqlServer(Server):
         return [
             *(str(root / "usr/sbin/mariadbd"), *_places(root), f"--datadir={self._data}", f"--port={self.port}"),
             *(f"--socket={self._home}/socket", f"--pid-file={self._home}/pid", "--skip-name-resolve"),
+            f"--tmpdir={self._home}",  # a server that starts deletes the temporary tables that it finds there
             *(["--user=root"] if self._user is None and os.getuid() == 0 else []),
             *settings,
         ]
@@ -167,7 +168,11 @@ def _empty_data(root: Path, user: pwd.struct_passwd | None) -> Path:
             [
                 *(str(root / "usr/bin/mariadb-install-db"), "--no-defaults", f"--basedir={root}/usr"),
                 *(f"--datadir={made.path}/data", "--auth-root-authentication-method=normal", "--skip-test-db"),
-                *("--skip-name-resolve", *(["--user=root"] if user is None and os.getuid() == 0 else [])),
+                *(
+                    "--skip-name-resolve",
+                    f"--tmpdir={made.path}",
+                    *(["--user=root"] if user is None and os.getuid() == 0 else []),
+                ),
                 *(f"--{name}={value}" for name, value in _SMALL.items()),
             ],
             cwd=made.path,

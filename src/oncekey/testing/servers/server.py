@@ -31,6 +31,7 @@ class Server(ABC):
 
     kind: str
     _stop_signal: signal.Signals  # the quickest end that still cleans up
+    _start_seconds: float = _START_SECONDS
 
     def __init__(self) -> None:
         self.port = 0
@@ -93,7 +94,7 @@ class Server(ABC):
             if not fixed:
                 self.port = free_port()
             self._process = self._spawn(self._command())
-            if wait_until(lambda: not self.running or self._answers(), _START_SECONDS) and self.running:
+            if wait_until(lambda: not self.running or self._answers(), self._start_seconds) and self.running:
                 return
             self._kill_tree()
             if fixed or attempt == 4 or "ddress already in use" not in self._last_words():

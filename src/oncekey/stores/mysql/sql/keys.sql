@@ -17,18 +17,29 @@ k.fingerprint_recipe, k.quarantine_seconds
 STRAIGHT_JOIN idempotency_keys AS k FORCE INDEX (PRIMARY) ON k.scope = w.scope AND k.`key` = w.`key`
 
 -- name: is_held
--- Whether the row of a batch is one of those that `hold` locked.
-json_contains(@oncekey_held, CAST(w.n AS CHAR))
+-- Whether the row of a batch is one of those that `hold` locked. Most often it locked them all.
+(@oncekey_count = :size OR find_in_set(w.n, @oncekey_held))
 
 -- name: end
 -- The owner ends its attempt: the row becomes final, with its response. Every request waits for this packet, so it sets
 -- only what such a move can change; `swap` does every other move. It returns the numbers of the moved rows in the batch.
-START TRANSACTION;
+{begin};
 {end_rows};
+{whole};
 COMMIT
 
+-- name: begin
+-- A savepoint ends with its transaction. In a Galera cluster, a write of another node can end a transaction between two statements
+-- of a packet, and the rest of the packet then runs without one: `whole` fails, and the packet is sent again. So every move
+-- compares the row once more.
+START TRANSACTION;
+SAVEPOINT oncekey
+
+-- name: whole
+RELEASE SAVEPOINT oncekey
+
 -- name: end_rows
-SELECT json_arrayagg(w.n), utc_timestamp(6) INTO @oncekey_held, @oncekey_now
+SELECT group_concat(w.n), count(*), utc_timestamp(6) INTO @oncekey_held, @oncekey_count, @oncekey_now
 FROM ({compared}) AS w {at_keys}
 WHERE k.state = 'in_progress' AND k.owner = w.owner
 FOR UPDATE SKIP LOCKED;
@@ -42,7 +53,7 @@ UPDATE ({ending}) AS w {at_keys} SET
     k.reconcile_at = NULL,
     k.finished_at = {now},
     k.expires_at = greatest(k.expires_at, {now} + INTERVAL {retention} MICROSECOND)
-WHERE {is_held};
+WHERE {is_held} AND k.state = 'in_progress' AND k.owner = w.was_owner;
 SELECT w.n, timestampdiff(MICROSECOND, '1970-01-01', k.expires_at), timestampdiff(MICROSECOND, '1970-01-01', {now})
 FROM ({compared}) AS w {at_keys}
 WHERE {is_held}
@@ -55,8 +66,8 @@ CAST(round(k.retention_seconds * 1000000) AS SIGNED)
 -- Lock the rows of a batch of swaps that still are as their swap says, in key order, and remember their numbers and the
 -- time. SKIP LOCKED: a row in another open transaction is busy, and the other rows of the batch do not wait for it. In a
 -- Galera cluster the lock is the node's own; if two nodes move a row, the COMMIT of one fails with 1213.
-START TRANSACTION;
-SELECT json_arrayagg(w.n), utc_timestamp(6) INTO @oncekey_held, @oncekey_now
+{begin};
+SELECT group_concat(w.n), count(*), utc_timestamp(6) INTO @oncekey_held, @oncekey_count, @oncekey_now
 FROM ({compared}) AS w {at_keys}
 WHERE
     k.state = w.from_state AND k.owner = w.owner
@@ -90,17 +101,19 @@ UPDATE ({wanted}) AS w {at_keys} SET
             THEN greatest(k.expires_at, {now} + INTERVAL {retention} MICROSECOND)
         ELSE k.expires_at
     END
-WHERE {is_held};
+WHERE {is_held} AND k.state = w.was_state AND k.owner = w.was_owner;
 {beside}
 SELECT w.n, {columns} FROM ({placed}) AS w {at_keys} WHERE {is_held};
+{whole};
 COMMIT
 
 -- name: remove
 -- Delete each row that is held, with its steps, and return it as it was.
 {hold};
 SELECT w.n, {columns} FROM ({placed}) AS w {at_keys} WHERE {is_held};
-DELETE k FROM ({placed}) AS w {at_keys} WHERE {is_held};
+DELETE k FROM ({compared}) AS w {at_keys} WHERE {is_held} AND k.state = w.from_state AND k.owner = w.owner;
 {beside}
+{whole};
 COMMIT
 
 -- name: restart
@@ -129,9 +142,10 @@ UPDATE ({wanted}) AS w {at_keys} SET
     k.finished_at = NULL,
     k.retention_seconds = w.retention_seconds,
     k.expires_at = {now} + INTERVAL w.retention MICROSECOND
-WHERE {is_held};
+WHERE {is_held} AND k.state = w.was_state AND k.owner = w.was_owner;
 {beside}
 SELECT w.n, {columns} FROM ({placed}) AS w {at_keys} WHERE {is_held};
+{whole};
 COMMIT
 
 -- name: now
@@ -178,7 +192,8 @@ LIMIT :limit
 
 -- name: both
 -- As `end`, and then as `reserve`, in one commit.
-START TRANSACTION;
+{begin};
 {end_rows};
 {reserve_rows};
+{whole};
 COMMIT

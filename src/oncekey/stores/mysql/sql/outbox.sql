@@ -109,7 +109,7 @@ START TRANSACTION;
 COMMIT
 
 -- name: conclude_rows
-SELECT json_arrayagg(w.n), utc_timestamp(6) INTO @oncekey_held, @oncekey_now
+SELECT group_concat(w.n), count(*), utc_timestamp(6) INTO @oncekey_held, @oncekey_count, @oncekey_now
 FROM ({compared}) AS w {at_jobs}
 WHERE j.state = 'running' AND j.owner = w.owner
 FOR UPDATE;
@@ -283,7 +283,7 @@ SELECT coalesce(json_arrayagg(j.number), '[]'), utc_timestamp(6) INTO @oncekey_j
 FROM ({placed}) AS w {jobs_of_keys}
 WHERE j.state = 'ready' OR (j.state = 'running' AND j.lease_until <= utc_timestamp(6))
 FOR UPDATE SKIP LOCKED;
-SELECT json_arrayagg(w.n) INTO @oncekey_held
+SELECT group_concat(w.n), count(*) INTO @oncekey_held, @oncekey_count
 FROM ({placed}) AS w {at_keys}
 WHERE
     k.state = 'pending' AND k.owner = w.owner AND k.expires_at <= {now}

@@ -71,7 +71,7 @@ LIMIT :limit
 -- name: purge
 -- Delete these keys and their steps, if their time still has come. Rows in an open transaction are skipped.
 START TRANSACTION;
-SELECT json_arrayagg(w.n) INTO @oncekey_held
+SELECT group_concat(w.n), count(*) INTO @oncekey_held, @oncekey_count
 FROM ({placed}) AS w {at_keys}
 WHERE k.duty IN ('over', 'expired') AND k.due_at <= utc_timestamp(6)
 FOR UPDATE SKIP LOCKED;
@@ -79,7 +79,7 @@ DELETE s FROM ({placed}) AS w
 STRAIGHT_JOIN idempotency_steps AS s ON s.scope = w.scope AND s.`key` = w.`key`
 WHERE {is_held};
 DELETE k FROM ({placed}) AS w {at_keys} WHERE {is_held};
-SELECT coalesce(json_length(@oncekey_held), 0);
+SELECT @oncekey_count;
 COMMIT
 
 -- name: unknowns
