@@ -82,11 +82,16 @@ def app(folder: Path, *, program: str = "", then: str = "", wait: str = FOR_EVER
 def running(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """The app, and the numbers that it printed on its first line: its writer process comes last."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        printed: list[int] = []
         try:
             assert process.stdout is not None
-            yield process, [int(word) for word in process.stdout.readline().split()]
+            printed = [int(word) for word in process.stdout.readline().split()]
+            yield process, printed
         finally:
             process.kill()
+            for pid in printed:  # a test that failed leaves what it was looking for
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def until_stopped(pid: int) -> None:

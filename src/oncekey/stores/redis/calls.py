@@ -105,7 +105,7 @@ class Calls:
                 by_server.setdefault(self.nodes.of(calls[number].bucket, deadline), []).append(number)
         except Lost as error:
             raise self.lost(error) from error
-        wait = [self._wait()] if confirmed and self.settings.replicas else []
+        wait = [self.wait_command()] if confirmed and self.settings.replicas else []
         sent: list[tuple[Link, list[int]]] = []
         for address, theirs in by_server.items():
             commands = [_command(calls[number], as_text=number in as_text) for number in theirs] + wait
@@ -132,7 +132,8 @@ class Calls:
                 raise PartlyUnavailable(str(trouble)) from trouble
             raise trouble
 
-    def _wait(self) -> Command:
+    def wait_command(self) -> Command:
+        """It follows the scripts of a batch, on the same connection."""
         milliseconds = max(1, round(self.settings.replicas_timeout * 1000))
         return (b"WAIT", b"%d" % self.settings.replicas, b"%d" % milliseconds)
 
@@ -208,6 +209,16 @@ class Calls:
 
     def check_server(self, link: Link, deadline: float) -> None:
         """Raise if this server may not be used. A subclass has the rule."""
+
+    def open_checked(self, address: Address, deadline: float) -> Link:
+        """A connection of its own, for an event loop."""
+        link = connect(address, self.settings.options, deadline)
+        try:
+            self.check_server(link, deadline)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _plain_link(self, address: Address, deadline: float) -> Link:
         links = self._links()

@@ -105,6 +105,11 @@ class Link:
             self._sock.close()
 
     @property
+    def socket(self) -> socket.socket:
+        """For an event loop, which then reads and writes in place of this class."""
+        return self._sock
+
+    @property
     def closed(self) -> bool:
         return self._sock.fileno() < 0
 

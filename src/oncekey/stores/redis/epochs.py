@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from oncekey.core.audit import Audit
-from oncekey.errors import OnceKeyError, SchemaError
+from oncekey.errors import OnceKeyError, SchemaError, StoreUnavailable
 from oncekey.stores.redis import scripts
 from oncekey.stores.redis.buckets import BUCKETS, Names, bucket_of, name_of
 from oncekey.stores.redis.calls import Call, Calls
@@ -86,6 +86,12 @@ class Epochs:
             self._look(deadline)
         if self._epoch is None:
             raise SchemaError(lost_sentence(self.calls.where))
+        return self._epoch
+
+    def epoch_in_use(self) -> bytes:
+        """The epoch, if a verb has learned it; without asking a server."""
+        if self._epoch is None:
+            raise StoreUnavailable("the epoch is not known yet")
         return self._epoch
 
     # -- the Keys protocol ---------------------------------------------------------------------------------------

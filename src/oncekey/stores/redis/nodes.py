@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from oncekey.errors import StoreUnavailable
 from oncekey.stores.redis.buckets import BUCKETS, SLOTS
 from oncekey.stores.redis.connection import Lost, connect
 from oncekey.stores.redis.protocol import Refusal
@@ -29,6 +30,13 @@ class Nodes:
         known = self._known
         if known is None:
             known = self._known = self._find(deadline)
+        return known[bucket]
+
+    def known(self, bucket: int) -> Address:
+        """As ``of``, without asking a server: StoreUnavailable if that would be needed."""
+        known = self._known
+        if known is None:
+            raise StoreUnavailable("the servers must be asked which of them has the key")
         return known[bucket]
 
     def all(self, deadline: float) -> list[Address]:

@@ -6,7 +6,7 @@ several functions for each field of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -22,14 +22,12 @@ class _Incomplete(Exception):
     """The reply goes on in bytes that have not arrived."""
 
 
-def pack(commands: Iterable[Iterable[bytes]]) -> bytes:
+def pack(commands: Iterable[Sequence[bytes]]) -> bytes:
     """Commands as they are sent."""
     out: list[bytes] = []
     for command in commands:
-        words = list(command)
-        out.append(b"*%d\r\n" % len(words))
-        for word in words:
-            out += (b"$%d\r\n" % len(word), word, b"\r\n")
+        out.append(b"*%d\r\n" % len(command))
+        out += [b"$%d\r\n%b\r\n" % (len(word), word) for word in command]
     return b"".join(out)
 
 

@@ -129,21 +129,23 @@ def _json(value: Any) -> bytes:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def record(scope: str, key: str, fields: Sequence[Any], now: float, response: StoredResponse | None = None) -> Record:
-    """A row. Without the last two fields, ``response`` is what the caller has just written."""
-    (
-        operation, constant, effects, state, attempt, owner, lease, point, error, ask, tries, born, done, retention,
-        expires, *answer,
-    ) = fields  # fmt: skip
+def record(scope: str, key: str, answer: Any, now: float, response: StoredResponse | None = None) -> Record:
+    """A row: its fields as JSON, or a list of these, the response's head and its body. Without the last two,
+    ``response`` is what the caller has just written."""
     try:
+        if type(answer) is list:
+            answer, head, body = answer
+            response = None if head is None else _stored(head, body)
+        (
+            operation, constant, effects, state, attempt, owner, lease, point, error, ask, tries, born, done, retention,
+            expires,
+        ) = orjson.loads(answer)  # fmt: skip
         fingerprint, version, recipe, quarantine = orjson.loads(constant)
-        if answer and answer[0] is not None:
-            response = _stored(*answer)
         return Record(
-            scope, key, operation.decode(), bytes.fromhex(fingerprint), version, EFFECTS[effects.decode()],
-            STATES[state.decode()], int(attempt), owner.decode(), int(lease) / 1e6, _text(point), response,
-            _text(error), _time(ask), int(tries), int(born) / 1e6, _time(done), int(retention) / 1e6,
-            int(expires) / 1e6, now, recipe, quarantine,
+            scope, key, operation, bytes.fromhex(fingerprint), version, EFFECTS[effects], STATES[state], int(attempt),
+            owner, int(lease) / 1e6, point or None, response, None if error is False else error,
+            int(ask) / 1e6 if ask else None, int(tries), int(born) / 1e6, int(done) / 1e6 if done else None,
+            int(retention) / 1e6, int(expires) / 1e6, now, recipe, quarantine,
         )  # fmt: skip
     except KeyError as unknown:
         raise StoreError(f"a row says {unknown}, which this version of oncekey does not know") from unknown
@@ -153,15 +155,11 @@ def record(scope: str, key: str, fields: Sequence[Any], now: float, response: St
 
 def _stored(head: bytes, body: bytes | None) -> StoredResponse:
     status, headers, version, has_body = orjson.loads(head)
-    return stored_response(status, orjson.dumps(headers), body if has_body else None, version)
+    return stored_response(status, headers, body if has_body else None, version, read=list)
 
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
-
-
-def _time(value: bytes | None) -> float | None:
-    return None if value is None else int(value) / 1e6
 
 
 def inserted(wanted: Reservation, now: int) -> Record:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from redis.connection import Connection, SSLConnection
+
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Event
 from oncekey.core.steps import Step, StepsOf
@@ -23,6 +25,7 @@ from oncekey.stores.redis.buckets import BUCKETS, Names, at_of, by_bucket, name_
 from oncekey.stores.redis.calls import Call, PartlyUnavailable
 from oncekey.stores.redis.checks import Probes
 from oncekey.stores.redis.epochs import Epochs
+from oncekey.stores.redis.in_loop import InLoop
 from oncekey.stores.redis.lookups import Lookups
 from oncekey.stores.redis.scripts import Script
 
@@ -99,6 +102,12 @@ class RedisStore(Lookups, Epochs, Probes):
             return []
         found = {at_of(name) for names in self._all(scripts.FIND, b"%d" % FOUND, *values) for name in names}
         return sorted(found)[:FOUND]
+
+    def in_loop(self) -> InLoop | None:
+        """None with TLS: an event loop cannot take over a connection that a thread has opened."""
+        if issubclass(self.settings.options.get("connection_class", Connection), SSLConnection):
+            return None
+        return InLoop(self)
 
     # -- connections ---------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Clients trust a replay, so every column of a stored response is checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -20,10 +20,13 @@ STATES = {state.value: state for state in State}
 EFFECTS = {effects.value: effects for effects in Effects}
 
 
-def stored_response(status: Any, headers: Any, body: Any, version: Any) -> StoredResponse:
+def stored_response(
+    status: Any, headers: Any, body: Any, version: Any, read: Callable[[Any], Any] = orjson.loads
+) -> StoredResponse:
     """StoreError if the columns are not as oncekey writes them: a damaged row gives an error, never a wrong answer.
 
-    The response of another schema version counts as a tombstone: this version does not know its columns.
+    The response of another schema version counts as a tombstone: this version does not know its columns. ``read``
+    makes a list of the stored headers, for a store that does not keep them as text of their own.
     """
     if type(status) is not int or not 100 <= status <= 599:
         raise StoreError("the stored status of a row is damaged")
@@ -32,14 +35,13 @@ def stored_response(status: Any, headers: Any, body: Any, version: Any) -> Store
     if body is not None and type(body) is not bytes:
         raise StoreError("the stored body of a row is damaged")
     try:
-        pairs = _headers(headers)
+        pairs = _headers(read(headers))
     except (TypeError, ValueError) as error:
         raise StoreError("the stored headers of a row are damaged") from error
     return StoredResponse(status, pairs, body, version)
 
 
-def _headers(text: str) -> tuple[tuple[str, str], ...]:
-    read = orjson.loads(text)
+def _headers(read: Any) -> tuple[tuple[str, str], ...]:
     if type(read) is not list:
         raise ValueError("not a list")
     pairs = []

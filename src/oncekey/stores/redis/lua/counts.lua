@@ -1,4 +1,4 @@
--- #include common rows
+-- #include common
 -- The numbers of a health check. ARGV: how far to count, the words that an unasked key's error begins with, and how long
 -- a half-done key may wait. Returns a JSON document.
 local most, unasked, patience = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])

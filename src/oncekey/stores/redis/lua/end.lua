@@ -1,4 +1,4 @@
--- #include common rows
+-- #include common fields
 -- An owner ends its attempt. KEYS: epoch, rows. ARGV for each row: owner, state, head, body, error. An empty head is no
 -- response; an error begins with '='. Returns now, and for each row its new expiry, or nil if it is not the owner's.
 local answer = {whole(now)}

@@ -1,9 +1,9 @@
--- #include common rows steps
+-- #include common fields rows steps
 -- Delete rows that are past their time. ARGV from the third: '<shelf> <name>'. Returns how many were deleted.
 local deleted = 0
 for i = 3, #ARGV do
   local shelf, name = string.match(ARGV[i], '^(%S+) (.*)$')
-  local row = read(base .. 'k:' .. name, SLIM)
+  local row = read(base .. 'k:' .. name)
   if row then
     local stands, due = shelf_of(row)
     if stands == shelf and tonumber(due) <= now then

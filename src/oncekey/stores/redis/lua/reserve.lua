@@ -1,12 +1,10 @@
--- #include common rows
+-- #include common fields
 -- Read each row, or insert it. KEYS: epoch, rows. ARGV for each row: owner, operation, effects, fixed, lease, retention.
 -- Returns now, and for each row its fields, or nil if this call inserted it.
 local answer = {whole(now)}
 for i = 2, #KEYS do
-  local values = redis.call('HMGET', KEYS[i], unpack(FULL))
-  if values[4] then
-    answer[i] = values
-  else
+  answer[i] = full(KEYS[i])
+  if not answer[i] then
     local at = (i - 2) * 6 + 2
     local lease, expires = whole(now + ARGV[at + 5]), whole(now + ARGV[at + 6])
     local name = name_of(KEYS[i])
@@ -15,7 +13,6 @@ for i = 2, #KEYS do
                'born', answer[1], 'retention', ARGV[at + 6], 'expires', expires)
     redis.call('ZADD', base .. 'shelf:in_progress', lease, name)
     redis.call('ZADD', base .. 'names', 0, name)
-    answer[i] = false
   end
 end
 return answer

@@ -1,8 +1,5 @@
--- #include common rows
+-- #include common fields
 -- As read.lua, without the responses.
 local answer = {whole(now)}
-for i = 2, #KEYS do
-  local values = redis.call('HMGET', KEYS[i], unpack(SLIM))
-  answer[i] = values[4] and values or false
-end
+for i = 2, #KEYS do answer[i] = slim(KEYS[i]) end
 return answer

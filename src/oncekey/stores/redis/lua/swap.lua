@@ -1,4 +1,4 @@
--- #include common rows steps
+-- #include common fields rows steps
 -- Move each row that still is as its swap says. KEYS: epoch, rows. ARGV for each row: the swap as JSON, and a body.
 -- Returns now, and for each row its fields after the move (before it, where it is deleted), or nil if it was refused.
 local function fits(row, change)
@@ -50,7 +50,7 @@ for i = 2, #KEYS do
   local at = (i - 2) * 2 + 3
   local change = cjson.decode(ARGV[at])
   local key, name = KEYS[i], name_of(KEYS[i])
-  local row, values = read(key, change.to_state and SLIM or FULL)
+  local row = read(key)
   answer[i] = false
   if row and fits(row, change) then
     unfile(name, row)
@@ -58,9 +58,9 @@ for i = 2, #KEYS do
     if change.step then write_step(name, change.step) end
     if change.audit then write_audit(name, change.audit) end
     if not change.to_state then
+      answer[i] = full(key)
       redis.call('DEL', key)
       redis.call('ZREM', base .. 'names', name)
-      answer[i] = values
     else
       local new = change.restart and restarted(change) or moved(row, change)
       if new.head then new.body = ARGV[at + 1] end
@@ -72,7 +72,7 @@ for i = 2, #KEYS do
       redis.call('DEL', key)
       redis.call('HSET', key, unpack(written))
       file(name, new)
-      answer[i] = redis.call('HMGET', key, unpack(SLIM))
+      answer[i] = slim(key)
     end
   end
 end

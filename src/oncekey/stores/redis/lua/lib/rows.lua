@@ -1,18 +1,11 @@
 -- A row is a hash, '<base>k:<name>', where name is scope .. '\0' .. key. It stands on one shelf, a sorted set by the
 -- time when it is due for upkeep. Rows that wait for a provider or for the resumer are also filed by scope.
-local SLIM = {'operation', 'fixed', 'effects', 'state', 'attempt', 'owner', 'lease', 'point', 'error', 'ask', 'tries',
-              'born', 'done', 'retention', 'expires'}
-local FULL = {unpack(SLIM)}
-FULL[16], FULL[17] = 'head', 'body'
-
-local function name_of(key) return string.sub(key, #base + 3) end
-
-local function read(key, fields)
-  local values = redis.call('HMGET', key, unpack(fields))
+local function read(key)
+  local values = redis.call('HMGET', key, unpack(SLIM))
   if not values[4] then return nil end
   local row = {}
-  for i, field in ipairs(fields) do row[field] = values[i] or nil end
-  return row, values
+  for i, field in ipairs(SLIM) do row[field] = values[i] or nil end
+  return row
 end
 
 -- The shelf of a row, and its place on it.
