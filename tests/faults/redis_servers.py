@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 
 from oncekey.stores.redis import RedisStore
 from oncekey.testing.proxy import TcpProxy
 from tests.faults.campaign import Fault, Run
 from tests.faults.local_app import PATIENCE_SECONDS, LocalApp, gather
-from tests.faults.local_app_check import checked
+from tests.faults.local_app_check import check
 
 CLIENTS = 24
 REQUESTS_EACH = 300
@@ -74,7 +75,8 @@ async def under_load(
             stop = True
             async with asyncio.timeout(2 * PATIENCE_SECONDS):
                 await gather(clients)
-    await checked(run, local, None)
+    with closing(RedisStore(f"{run.own_redis.url}?timeout=60")) as patient:
+        check(run, local, patient, {})
     run.notes += [f"{len(local.stories)} keys, {local.served} requests served, {local.statuses[503]} refused"]
 
 

@@ -9,7 +9,9 @@ import typer
 
 from oncekey.demo import DEFAULT_STORE
 from oncekey.errors import ConfigurationError
-from oncekey.stores.registry import WITH_TRANSACTIONS, find, plain_url
+from oncekey.stores.registry import STORES, WITH_TRANSACTIONS, find, open_store, plain_url
+
+SHARED = ", ".join(entry.example for entry in STORES if entry.extra or entry.transactions)
 
 
 def register(app: typer.Typer) -> None:
@@ -35,8 +37,8 @@ def demo(
 ) -> None:
     """Run a payments API, to retry it, kill it, and see one charge.
 
-    It prints what to try. Its tables are created by itself, on SQLite and on PostgreSQL. The provider that it asks for
-    charges is a process of its own, with a ledger of its own: GET /provider/charges shows it.
+    It prints what to try. Its tables are created by itself; a store without tables gets a SQLite file for payments. The
+    provider that it asks for charges is a process of its own, with a ledger of its own: GET /provider/charges shows it.
     """
     try:
         from oncekey.demo.server import run
@@ -46,6 +48,10 @@ def demo(
         ) from error
     store = plain_url(store)
     entry = find(store)
-    if entry is None or not entry.transactions:
-        raise ConfigurationError(f"the demo keeps payments beside the keys: give it one of {WITH_TRANSACTIONS}")
+    if entry is None or not open_store(store).capabilities.shared:
+        raise ConfigurationError(f"the demo runs in several processes, which share its keys: give it one of {SHARED}")
+    if background and not entry.transactions:
+        raise ConfigurationError(
+            f"--background commits payments together with jobs: give it one of {WITH_TRANSACTIONS}"
+        )
     raise typer.Exit(run(store, port, background=background, honours=honours, ledger=ledger))

@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field
 
 from oncekey import NotAuthenticated, OnceKey, OutcomeUnknown, Policy
 from oncekey import Request as KeyRequest
-from oncekey.demo.book import Book, Connection
+from oncekey.demo.book import Book, Connection, Payment
 from oncekey.demo.pace import LEASE_SECONDS, LOOK_SECONDS, QUARANTINE_SECONDS, SLOW_SECONDS
 from oncekey.demo.provider import Charge, Provider
 from oncekey.demo.resolve import ask_the_ledger
@@ -70,16 +70,19 @@ def signed_in(request: Request) -> str:
 Tenant = Annotated[str, Depends(signed_in)]
 
 
-def make_app(store: str, provider: Provider, *, background: bool = False) -> FastAPI:
+def make_app(store: str, provider: Provider, *, payments: str | None = None, background: bool = False) -> FastAPI:
+    """``payments``: the database of the payments, if it is not the store."""
     app = FastAPI(title="oncekey demo: payments", version="1")
-    book = Book(store)
+    book = Book(payments or store)
+    beside = payments not in (None, store)
+    """The store keeps no tables, so its steps cannot commit together with rows: rows get names that a retry repeats."""
     effects: Literal["transactional", "phased"] = "transactional" if background else "phased"
     once = OnceKey(
         store,
         scope=tenant_of,
         routes={
             "POST /payments": Policy(effects=effects, lease=LEASE, quarantine=QUARANTINE),
-            "POST /refunds": Policy(effects="transactional", lease=LEASE),
+            "POST /refunds": Policy(effects="repeatable" if beside else "transactional", lease=LEASE),
         },
         migrate=True,
     )
@@ -118,13 +121,26 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
                 os.kill(os.getpid(), signal.SIGKILL)  # the provider has charged, and the app did not store it
             return made
 
+        def opened() -> Payment:
+            name = operation.downstream_key("payment_opened")
+            return _committed(db, book.open_payment(db, tenant, *asked, name=name))
+
+        def settled() -> Payment:
+            return _committed(db, book.settle(db, payment, "succeeded"))
+
         steps = operation.blocking
-        payment = steps.phase("payment_opened", book.open_payment, db, tenant, *asked, on=db)
+        if beside:
+            payment = steps.effect("payment_opened", opened, repeatable=True)
+        else:
+            payment = steps.phase("payment_opened", book.open_payment, db, tenant, *asked, on=db)
         try:
             steps.effect("charged", charge, repeatable=provider.honours, provider_id=lambda made: str(made["id"]))
         except OSError as error:
             raise HTTPException(502, "the provider does not answer: send it again, with the same key") from error
-        payment = steps.phase("payment_succeeded", book.settle, db, payment, "succeeded", on=db)
+        if beside:
+            payment = steps.effect("payment_succeeded", settled, repeatable=True)
+        else:
+            payment = steps.phase("payment_succeeded", book.settle, db, payment, "succeeded", on=db)
         response.headers["Location"] = f"/payments/{payment['id']}"
         return payment | {"padding": "x" * LARGE_BYTES} if simulate == "large" else payment
 
@@ -164,8 +180,11 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
         payment = book.payment(tenant, body.paymentId)
         if payment is None:
             raise HTTPException(404, "no such payment")
-        operation.blocking.enlist(db)
-        refund = book.refund(db, tenant, payment)
+        if beside:
+            refund = _committed(db, book.refund(db, tenant, payment, name=operation.downstream_key("refund")))
+        else:
+            operation.blocking.enlist(db)
+            refund = book.refund(db, tenant, payment)
         response.headers["Location"] = f"/refunds/{refund['id']}"
         return refund
 
@@ -178,6 +197,11 @@ def make_app(store: str, provider: Provider, *, background: bool = False) -> Fas
             raise HTTPException(502, "the provider does not answer") from error
 
     return app
+
+
+def _committed(db: Connection, written: Payment) -> Payment:
+    db.commit()
+    return written
 
 
 async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -1,4 +1,5 @@
-"""The demo's own data: payments and refunds, in the same database as the keys: SQLite, PostgreSQL or MySQL.
+"""The demo's own data: payments and refunds, in the same database as the keys: SQLite, PostgreSQL or MySQL. A
+store that is no database has a SQLite file beside it.
 
 Plain SQL on purpose: this is the app's part, not oncekey's. A method that writes takes the caller's connection, and
 the caller commits.
@@ -58,9 +59,13 @@ class Book:
 
         return psycopg.connect(self._url, connect_timeout=5)
 
-    def open_payment(self, db: Connection, tenant: str, customer_id: str, amount_cents: int, currency: str) -> Payment:
-        """A payment that is not made yet."""
-        payment = (f"pay_{uuid4().hex[:16]}", "pending", customer_id, amount_cents, currency)
+    def open_payment(
+        self, db: Connection, tenant: str, customer_id: str, amount_cents: int, currency: str, name: str | None = None
+    ) -> Payment:
+        """A payment that is not made yet. With the same ``name`` again, it is the same payment."""
+        payment = (f"pay_{name or uuid4().hex[:16]}", "pending", customer_id, amount_cents, currency)
+        if name is not None and (found := self.payment(tenant, payment[0])) is not None:
+            return found | {"status": "pending"}
         self._run(
             db,
             "INSERT INTO demo_payments (id, status, customer_id, amount_cents, currency, tenant) "
@@ -82,11 +87,13 @@ class Book:
         found = self._select("WHERE tenant = ? AND id = ?", tenant, payment_id)
         return found[0] if found else None
 
-    def refund(self, db: Connection, tenant: str, payment: Payment) -> dict[str, Any]:
-        refund_id = f"ref_{uuid4().hex[:16]}"
+    def refund(self, db: Connection, tenant: str, payment: Payment, name: str | None = None) -> dict[str, Any]:
+        """A refund. With the same ``name`` again, it is the same refund; the file beside a store has only such ones."""
+        refund_id = f"ref_{name or uuid4().hex[:16]}"
         self._run(
             db,
-            "INSERT INTO demo_refunds (id, tenant, payment_id, amount_cents) VALUES (?, ?, ?, ?)",
+            f"INSERT {'OR IGNORE' if name else ''} INTO demo_refunds (id, tenant, payment_id, amount_cents) "
+            "VALUES (?, ?, ?, ?)",
             *(refund_id, tenant, payment["id"], payment["amountCents"]),
         )
         return {"id": refund_id, "paymentId": payment["id"], "amountCents": payment["amountCents"]}

@@ -19,7 +19,8 @@ from oncekey.demo.book import Book
 from oncekey.demo.family import Family, Member, follow_parent
 from oncekey.demo.provider import Provider
 from oncekey.errors import ConfigurationError
-from oncekey.stores.registry import open_store
+from oncekey.stores.api import Epochs
+from oncekey.stores.registry import find, open_store
 
 _CURL = """\
   curl -i http://127.0.0.1:{port}/payments -H 'Authorization: Bearer tenant-a' -H 'Idempotency-Key: {first}' \\
@@ -54,16 +55,20 @@ def run(
     listener, bank = _listen(host, port), _listen(host, 0)
     port = listener.getsockname()[1]
     ledger = ledger or ledger_of(store)
-    _prepare(store)
+    book = book_of(store, ledger)
+    _prepare(store, book)
     print(f"oncekey demo: a payments API on http://{host}:{port}, docs on http://{host}:{port}/docs")
-    print(f"keys and payments are kept in {_where(store)}")
+    if book == store:
+        print(f"keys and payments are kept in {_where(store)}")
+    else:
+        print(f"keys are kept in {_where(store)}, payments in {_where(book)}")
     print(f"the provider keeps its ledger in {ledger.resolve()}, and {_habit(honours)} idempotency keys")
     print(f"try these; {_WORDS[background, honours]}, and nothing is ever charged twice:")
     start = secrets.token_hex(3)  # new keys at each start: the keys of an earlier start are already used
     keys = {"first": f"first-{start}", "crash": f"crash-{start}"}
     print((_CURL + (_LATER if background else _NOW)).format(port=port, **keys), flush=True)
     provider = [f"http://{host}:{bank.getsockname()[1]}", "yes" if honours else "no"]
-    app = [str(listener.fileno()), store, *provider, "background" if background else "now"]
+    app = [str(listener.fileno()), store, book, *provider, "background" if background else "now"]
     members = [
         Member(
             "provider", "oncekey.demo.provider", [str(bank.fileno()), str(ledger), provider[1]], fds=[bank.fileno()]
@@ -82,13 +87,15 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"port {port} cannot be opened ({error.strerror}): try another with --port") from error
 
 
-def _prepare(store: str) -> None:
+def _prepare(store: str, book: str) -> None:
     """Create the tables before the children start: app or worker may be the first to use them."""
     opened = open_store(store)
     try:
+        if isinstance(opened, Epochs):
+            opened.init()
         opened.migrate()
         opened.disconnect()
-        Book(store).create_tables()
+        Book(book).create_tables()
     finally:
         opened.close()
 
@@ -98,8 +105,14 @@ def ledger_of(store: str) -> Path:
     if store.startswith("sqlite:///"):
         return Path(store.removeprefix("sqlite:///")).with_suffix(".provider.jsonl")
     parts = urlsplit(store)
-    place = hashlib.sha256(f"{parts.hostname}:{parts.port}{parts.path}".encode()).hexdigest()[:8]
+    place = hashlib.sha256(f"{parts.netloc.rpartition('@')[2]}{parts.path}".encode()).hexdigest()[:8]
     return Path(f"oncekey-demo-{place}.provider.jsonl")
+
+
+def book_of(store: str, ledger: Path) -> str:
+    """The database of the payments: the store's own, or a SQLite file beside the ledger."""
+    entry = find(store)
+    return store if entry is None or entry.transactions else f"sqlite:///{ledger.with_suffix('.payments.db')}"
 
 
 def _habit(honours: bool) -> str:
@@ -110,15 +123,15 @@ def _where(store: str) -> str:
     if store.startswith("sqlite:///"):
         return f"the file {Path(store.removeprefix('sqlite:///')).resolve()}"
     parts = urlsplit(store)
-    return f"the database {parts.path.lstrip('/')} at {parts.hostname or 'localhost'}"
+    return f"the database {parts.path.lstrip('/')} at {parts.netloc.rpartition('@')[2] or 'localhost'}"
 
 
-def serve(fd: str, store: str, provider: str, honours: str, mode: str) -> None:
+def serve(fd: str, store: str, book: str, provider: str, honours: str, mode: str) -> None:
     """The child: serve the inherited socket."""
     from oncekey.demo.app import make_app
 
     follow_parent()
-    app = make_app(store, Provider(provider, honours=honours == "yes"), background=mode == "background")
+    app = make_app(store, Provider(provider, honours=honours == "yes"), payments=book, background=mode == "background")
     with socket.socket(fileno=int(fd)) as listener:
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
