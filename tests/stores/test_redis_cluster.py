@@ -19,12 +19,12 @@ from starlette.responses import JSONResponse, Response
 from oncekey import Policy
 from oncekey.core.states import Actor, Event
 from oncekey.core.swaps import swap
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import SchemaError, StoreUnavailable
 from oncekey.stores.api import Store
 from oncekey.stores.redis import RedisStore
-from oncekey.stores.redis.buckets import SLOTS, TAGS, bucket_of, name_of
+from oncekey.stores.redis.buckets import SLOTS, TAGS, Names, bucket_of, name_of
 from oncekey.testing.conformance.base import one
-from oncekey.testing.servers import RedisCluster, RedisServer, ServerUnavailable
+from oncekey.testing.servers import HOST, RedisCluster, RedisServer, ServerUnavailable
 from oncekey.testing.store_suite import StoreSuite
 from tests.engine.doubles import reservation
 from tests.stores import redis_rows
@@ -147,6 +147,31 @@ async def test_killed_masters_cause_no_second_run_and_lose_no_answer(cluster: Re
     await load.check()
     print(f"{kills} masters killed: {len(load.answers)} keys, {load.refused} refusals, 0 violations")
     await load.api.close()
+
+
+def test_keys_of_a_slot_that_is_being_moved_are_unavailable(cluster: RedisCluster) -> None:
+    """Half of a bucket is on each node meanwhile, and a key that is still on the other node would look new."""
+    source, target = cluster.masters()[:2]
+    (key,) = _keys_of(cluster, source, 1, "moving")
+    bucket = bucket_of(name_of("single-tenant", key))
+    slot, epoch = str(SLOTS[bucket]), Names("oncekey").epochs[bucket].decode()
+    source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.command("CLUSTER", "MYID"))
+    target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.command("CLUSTER", "MYID"))
+    store = RedisStore(cluster.url)
+    value = source.command("GET", epoch)
+    try:
+        with pytest.raises(StoreUnavailable, match="is being moved"):
+            store.reserve([reservation(key, scope="single-tenant")])
+        source.command("MIGRATE", HOST, str(target.port), epoch, "0", "2000")
+        with pytest.raises((StoreUnavailable, SchemaError)):
+            store.reserve([reservation(key, scope="single-tenant")])
+    finally:
+        for server in (target, source):
+            server.command("CLUSTER", "SETSLOT", slot, "STABLE")
+        source.command("SET", epoch, value)
+        target.command("CLUSTER", "SETSLOT", slot, "NODE", source.command("CLUSTER", "MYID"))
+    assert one(store.reserve([reservation(key, scope="single-tenant")])[0].record).attempt == 1
+    store.close()
 
 
 # ---------------------------------------------------------------- a stalled replica

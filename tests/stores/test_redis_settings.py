@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from redis.crc import key_slot
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy
+from oncekey.core.diagnosis import Level
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
 from oncekey.errors import ConfigurationError
 from oncekey.stores.redis import RedisStore, urls
 from oncekey.stores.redis.buckets import SLOTS, TAGS
 from oncekey.stores.registry import WITH_TRANSACTIONS, open_store
+from oncekey.testing.conformance.base import RESPONSE
+from tests.engine.doubles import reservation
 
 
 @pytest.mark.parametrize(
@@ -83,3 +91,23 @@ def test_transactional_route_on_redis_is_refused_when_the_app_is_made() -> None:
         assert WITH_TRANSACTIONS in str(caught.value)
     with OnceKey(url, scope=SINGLE_TENANT) as once, pytest.raises(ConfigurationError, match="postgresql://"):
         once.policy(effects="transactional")
+
+
+def test_user_with_the_documented_permissions_can_do_everything(redis_url: str) -> None:
+    """The line of docs/stores.md is what an operator copies."""
+    page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text("utf-8")
+    (line,) = re.findall(r"`(\+@read [^`]+)`", page)
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~oncekey:*", "-@all", *line.split())
+        try:
+            with closing(RedisStore(redis_url.replace("redis://", "redis://app:pw@"))) as store:
+                store.init()
+                record = store.reserve([reservation("k")])[0].record
+                assert record is not None
+                assert store.swap([swap(record, Event.COMPLETE, Actor.OWNER, response=RESPONSE)]) != [None]
+                assert [row.key for row in store.listing()] == ["k"]
+                assert store.counts().counts[State.COMPLETED] == 1
+                assert store.purge(10) == 0
+                assert Level.FAIL not in {line.level for line in store.diagnose()}
+        finally:
+            client.execute_command("ACL", "DELUSER", "app")
