@@ -11,6 +11,7 @@ from tests.faults.mutant_doubts import DOUBTS_OF_EFFECTS
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_flat import FLAT_WAY
+from tests.faults.mutant_mysql import MYSQL
 from tests.faults.mutant_silence import SILENCE
 from tests.faults.mutant_upkeep import UPKEEP
 from tests.faults.mutant_writer import WRITERS
@@ -26,7 +27,6 @@ MODEL = "tests/faults/test_short_forms.py::test_short[model:_every_interleaving-
 
 
 NOT_HERE = {
-    "7 (MariaDB)": "there is no MySQL or MariaDB store yet",
     "24": "there is no Redis or DynamoDB store yet",
     "29": "there are no rate limits and caps per scope yet",
 }
@@ -313,6 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENLISTED,
     *DECLARED,
     *CACHE,
+    *MYSQL,
     *SILENCE,
     *DOUBTS_OF_EFFECTS,
     *UPKEEP,
