@@ -17,7 +17,7 @@ CACHE: tuple[Mutant, ...] = (
         f"{SEALS}::test_entry_with_one_byte_changed_does_not_open",
         (
             ENTRIES,
-            "        if not hmac.compare_digest(entry[:_MAC_BYTES], self._mac(scope, key, sealed)):\n",
+            "        if not hmac.compare_digest(entry[:_MAC_BYTES], self._mac(name, sealed)):\n",
             "        if False:\n",
         ),
     ),
@@ -28,7 +28,7 @@ CACHE: tuple[Mutant, ...] = (
         f"{REQUESTS}::test_entry_of_another_key_is_not_replayed",
         (
             ENTRIES,
-            "        mac = blake2b(name_of(scope, key), key=self._secret",
+            "        mac = blake2b(name, key=self._secret",
             '        mac = blake2b(b"", key=self._secret',
         ),
     ),
@@ -71,8 +71,8 @@ CACHE: tuple[Mutant, ...] = (
         f"{REQUESTS}::test_row_that_waited_too_long_is_not_written",
         (
             FRONT,
-            "self._entries.seal(record, read_at) if queued_at >= oldest else None",
-            "self._entries.seal(record, read_at)",
+            "self._entries.seal(name, record, read_at) if queued_at >= oldest else None",
+            "self._entries.seal(name, record, read_at)",
         ),
     ),
     _(
@@ -80,7 +80,11 @@ CACHE: tuple[Mutant, ...] = (
         "I3",
         "forget marks the key in the cache",
         f"{REQUESTS}::test_forgotten_key_runs_as_new_at_once",
-        ("oncekey.admin.changes", "            mark_forgotten(cache, seen.scope, seen.key)\n", "            pass\n"),
+        (
+            "oncekey.admin.changes",
+            "                mark_forgotten(cache, store, seen.scope, seen.key)\n",
+            "                pass\n",
+        ),
     ),
     _(
         57,
@@ -88,5 +92,12 @@ CACHE: tuple[Mutant, ...] = (
         "a cache that hangs is left alone",
         f"{REQUESTS}::test_cache_that_hangs_is_asked_once_and_then_left_alone",
         (FRONT, "        self._paused_until = time.monotonic() + self._pause\n", "        pass\n"),
+    ),
+    _(
+        57,
+        "I2",
+        "two databases that share a cache share no answers",
+        f"{REQUESTS}::test_two_databases_that_share_a_cache_and_a_secret_share_no_answers",
+        (FRONT, "            self._identity = self._store.identity()\n", "            self._identity = str()\n"),
     ),
 )

@@ -35,11 +35,11 @@ Make = Callable[..., "Shop"]
 class Shop:
     """An app on PostgreSQL with a cache, and the number of its charges."""
 
-    def __init__(self, store: str, cache: str | None, **options: Any) -> None:
+    def __init__(self, store: str, cache: str, **options: Any) -> None:
         self.charges = 0
         self.fail = False
-        secret = None if cache is None else SECRET
-        self.once = OnceKey(store, scope=SINGLE_TENANT, cache=cache, cache_secret=secret, migrate=True, **options)
+        options = {"cache_secret": SECRET, **options}
+        self.once = OnceKey(store, scope=SINGLE_TENANT, cache=cache, migrate=True, **options)
         self.app = FastAPI()
 
         @self.app.post("/payments", status_code=201)
@@ -67,7 +67,7 @@ class Shop:
 async def make(postgres_url: str, redis_url: str) -> AsyncIterator[Make]:
     made: list[Shop] = []
 
-    def shop(store: str = postgres_url, cache: str | None = redis_url, **options: Any) -> Shop:
+    def shop(store: str = postgres_url, cache: str = f"{redis_url}?timeout=5", **options: Any) -> Shop:
         made.append(Shop(store, cache, **options))
         return made[-1]
 
@@ -153,16 +153,43 @@ async def test_other_request_with_a_cached_key_is_refused(make: Make) -> None:
     assert shop.charges == 1
 
 
-async def test_entry_of_another_key_is_not_replayed(make: Make, server: redis.Redis) -> None:
+async def test_entry_of_another_key_is_not_replayed(
+    make: Make, server: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
     """A program that can write to the cache copies one key's entry to another key."""
     shop = make()
     await shop.pay("k-1")
     await shop.pay("k-2", 20)
     shop.cache.flush()
-    entry = server.get(name_of(SCOPE, "k-1"))
+    place = shop.once.store.identity()  # type: ignore[attr-defined]
+    entry = server.get(name_of(place, SCOPE, "k-1"))
     assert entry is not None
-    server.set(name_of(SCOPE, "k-2"), entry)
+    server.set(name_of(place, SCOPE, "k-2"), entry)
     assert (await shop.pay("k-2", 20)).json() == {"charge": 2}
+    assert "not sealed with this process's cache_secret" in caplog.text
+
+
+async def test_two_databases_that_share_a_cache_and_a_secret_share_no_answers(
+    make: Make, postgres_server: PostgresServer
+) -> None:
+    """A settings file was copied: without the identity of the database, the second app would not run at all."""
+    shop = make()
+    staging = make(store=postgres_server.database("staging_of_the_cache"))
+    assert (await shop.pay()).status_code == 201
+    shop.cache.flush()
+    answer = await staging.pay()
+    assert (answer.status_code, replayed(answer), staging.charges) == (201, False, 1)
+
+
+async def test_worker_with_another_secret_says_so_and_asks_the_database(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = make(), make(cache_secret="another secret of its own")
+    await first.pay()
+    first.cache.flush()
+    assert replayed(await second.pay())
+    assert second.charges == 0
+    assert caplog.text.count("not sealed with this process's cache_secret") == 1
 
 
 async def test_key_without_a_final_answer_is_not_in_the_cache(make: Make, server: redis.Redis) -> None:
@@ -188,7 +215,7 @@ def test_replay_of_a_sync_app_needs_no_statement_either(away: TcpProxy, postgres
     charges: list[int] = []
     app = Flask("shop")
     store = away.rewrite(postgres_url)
-    with OnceKey(store, scope=SINGLE_TENANT, cache=redis_url, cache_secret=SECRET, migrate=True) as once:
+    with OnceKey(store, scope=SINGLE_TENANT, cache=f"{redis_url}?timeout=5", cache_secret=SECRET, migrate=True) as once:
 
         @app.post("/payments")
         def pay() -> tuple[dict[str, int], int]:
@@ -215,7 +242,8 @@ async def test_forget_through_the_engine_marks_the_key_in_the_cache(make: Make, 
     behind = front.swap_behind(shop.cache, shop.once.store.swap)
     (gone,) = behind([swap(row, Event.FORGET, Actor.OPERATOR, audit=Audit("ops", "a test"))])
     assert gone is not None
-    assert server.get(name_of(SCOPE, "k-1")) == front.MARK
+    place = shop.once.store.identity()  # type: ignore[attr-defined]
+    assert server.get(name_of(place, SCOPE, "k-1")) == front.MARK
     assert (await shop.pay()).json() == {"charge": 2}
 
 
@@ -278,7 +306,7 @@ async def test_forgotten_key_runs_as_new_at_once(make: Make, postgres_url: str, 
     shop = make()
     await shop.pay()
     shop.cache.flush()
-    await asyncio.to_thread(forget, postgres_url, redis_url)
+    await asyncio.to_thread(forget, postgres_url, f"{redis_url}?timeout=5")
     again = await shop.pay()
     assert (again.json(), replayed(again)) == ({"charge": 2}, False)
 
@@ -291,7 +319,7 @@ async def test_write_that_was_on_its_way_does_not_bring_a_forgotten_answer_back(
     shop.cache.flush()
     (old,) = shop.once.store.read([(SCOPE, "k-1")])
     assert old is not None
-    await asyncio.to_thread(forget, postgres_url, redis_url)
+    await asyncio.to_thread(forget, postgres_url, f"{redis_url}?timeout=5")
     shop.cache.keep([old])  # a lane had read the row before
     shop.cache.flush()
     assert (await shop.pay()).json() == {"charge": 2}

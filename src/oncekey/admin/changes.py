@@ -22,7 +22,7 @@ from oncekey.core.verdicts import Happened
 from oncekey.engine.process import Owners
 from oncekey.errors import IllegalTransition, KeyNotFound, MoveRefused
 from oncekey.stores.api import Outbox, Store
-from oncekey.stores.cache.client import CacheClient, CacheDown
+from oncekey.stores.cache.client import CacheClient, CacheDown, Identified
 from oncekey.stores.cache.front import mark_forgotten
 from oncekey.telemetry.redaction import redact
 
@@ -207,7 +207,8 @@ def forget(store: Store, seen: Record, audit: Audit, cache: CacheClient | None =
     """Delete a final key, so that the next request with it runs as new. ``cache``: the one in front of the store."""
     if cache is not None:
         try:
-            mark_forgotten(cache, seen.scope, seen.key)
+            if isinstance(store, Identified):
+                mark_forgotten(cache, store, seen.scope, seen.key)
         except CacheDown as error:
             raise MoveRefused(
                 f"nothing was changed: the cache does not answer ({error}). Try again; or leave --cache out, and the "

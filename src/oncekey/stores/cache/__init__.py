@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
+from oncekey.stores.cache.client import Identified
 from oncekey.stores.cache.entries import Entries, secret_of
 from oncekey.stores.cache.front import Cache
 from oncekey.stores.registry import cache_client
@@ -19,9 +20,9 @@ def open_cache(url: str, secret: str | bytes | None, ttl: float, store: Store) -
         )
     if ttl <= 0:
         raise ConfigurationError(f"OnceKey(cache_ttl={ttl:g}): it takes seconds, more than 0")
-    if store.capabilities.embedded:
+    if not isinstance(store, Identified):
         raise ConfigurationError(
-            "OnceKey(cache=…): this store is part of the app's own process, so a cache on a server would only make it "
-            "slower. Leave cache= out"
+            "OnceKey(cache=…): a cache goes in front of a database on a server. In front of this store it would "
+            "only make requests slower: leave cache= out"
         )
-    return Cache(cache_client(url), Entries(secret_of(secret), ttl))
+    return Cache(cache_client(url), Entries(secret_of(secret), ttl), store)

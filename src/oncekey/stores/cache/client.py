@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A store that can have a cache in front of it."""
+
+    def identity(self) -> str:
+        """The same for all processes on this database, and another one for every other database.
+
+        Two databases may share one cache: without it, one would replay the answers of the other.
+        """
+        ...
 
 
 class InLoopCache(Protocol):

@@ -29,10 +29,17 @@ _MAC_BYTES = 16
 _HEAD = struct.Struct(">BdI")  # version, written at, bytes of the JSON part
 
 
-def name_of(scope: str, key: str) -> bytes:
-    """The name of a key's entry. It is a hash, so that the cache does not show scopes and keys."""
-    parts = scope.encode("utf-8", "surrogatepass"), key.encode("utf-8", "surrogatepass")
-    return b"oncekey-cache:" + blake2b(b"%d:%b%b" % (len(parts[0]), *parts), digest_size=20).hexdigest().encode()
+def name_of(identity: str, scope: str, key: str) -> bytes:
+    """The name of a key's entry. It is a hash, so that the cache does not show scopes and keys.
+
+    ``identity`` is that of the store: two databases that share a cache have no entry in common.
+    """
+    hashed = blake2b(digest_size=20)
+    for part in (identity, scope, key):
+        encoded = part.encode("utf-8", "surrogatepass")
+        hashed.update(b"%d:" % len(encoded))
+        hashed.update(encoded)
+    return b"oncekey-cache:" + hashed.hexdigest().encode()
 
 
 def secret_of(given: str | bytes) -> bytes:
@@ -51,6 +58,10 @@ def cacheable(record: Record) -> bool:
     return record.state in FINAL and record.response is not None and not record.past_expiry
 
 
+class NotSealed(Exception):
+    """The MAC of an entry is wrong: it was made with another secret, changed, or moved to another name."""
+
+
 class Entries:
     """Seals and opens entries. ``ttl``: for how many seconds an entry counts after it was written."""
 
@@ -58,8 +69,11 @@ class Entries:
         self._secret = secret
         self.ttl = ttl
 
-    def seal(self, record: Record, written_at: float) -> bytes | None:
-        """The entry of a row. None: it has no response, or text that is not Unicode, such as a path in latin-1."""
+    def seal(self, name: bytes, record: Record, written_at: float) -> bytes | None:
+        """The entry of a row, under its name.
+
+        None: the row has no response, or text that is not Unicode, such as a path in latin-1.
+        """
         response = record.response
         if response is None:
             return None
@@ -69,15 +83,15 @@ class Entries:
             return None
         body = response.body or b""
         sealed = b"".join((_HEAD.pack(VERSION, written_at, len(row)), row, body))
-        return self._mac(record.scope, record.key, sealed) + sealed
+        return self._mac(name, sealed) + sealed
 
-    def open(self, scope: str, key: str, entry: bytes, now: float) -> Record | None:
-        """The row of an entry. None: it is not an entry of this key that was written in the last ``ttl`` seconds."""
+    def open(self, name: bytes, scope: str, key: str, entry: bytes, now: float) -> Record | None:
+        """The row of an entry. None: it was not written in the last ``ttl`` seconds. Raises NotSealed."""
         if len(entry) < _MAC_BYTES + _HEAD.size:
-            return None
+            raise NotSealed
         sealed = entry[_MAC_BYTES:]
-        if not hmac.compare_digest(entry[:_MAC_BYTES], self._mac(scope, key, sealed)):
-            return None
+        if not hmac.compare_digest(entry[:_MAC_BYTES], self._mac(name, sealed)):
+            raise NotSealed
         version, written_at, length = _HEAD.unpack_from(sealed)
         if version != VERSION or not -SKEW_SECONDS <= now - written_at <= self.ttl:
             return None
@@ -86,8 +100,8 @@ class Entries:
         record = _record(scope, key, row, body, age)
         return None if record.past_expiry else record
 
-    def _mac(self, scope: str, key: str, sealed: bytes) -> bytes:
-        mac = blake2b(name_of(scope, key), key=self._secret, digest_size=_MAC_BYTES)
+    def _mac(self, name: bytes, sealed: bytes) -> bytes:
+        mac = blake2b(name, key=self._secret, digest_size=_MAC_BYTES)
         mac.update(sealed)
         return mac.digest()
 

@@ -21,8 +21,8 @@ from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import Event
 from oncekey.core.swaps import End, Swap
 from oncekey.stores.api import InLoop
-from oncekey.stores.cache.client import CacheClient, CacheDown, InLoopCache
-from oncekey.stores.cache.entries import Entries, cacheable, name_of
+from oncekey.stores.cache.client import CacheClient, CacheDown, Identified, InLoopCache
+from oncekey.stores.cache.entries import Entries, NotSealed, cacheable, name_of
 
 MARK = b"forgotten"
 """What ``forget`` leaves in the place of an entry."""
@@ -41,9 +41,12 @@ _log = logging.getLogger("oncekey")
 class Cache:
     """Reads and writes rows in the cache. A cache that is down answers nothing, and is left alone for a while."""
 
-    def __init__(self, client: CacheClient, entries: Entries) -> None:
+    def __init__(self, client: CacheClient, entries: Entries, store: Identified) -> None:
         self.client = client
         self._entries = entries
+        self._store = store
+        self._identity: str | None = None
+        self._told_not_sealed = False
         self._paused_until = 0.0
         self._pause = FIRST_PAUSE
         self._waiting: deque[tuple[float, float, Record]] = deque(maxlen=MAX_WAITING)
@@ -56,34 +59,57 @@ class Cache:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def look_up(self, wanted: Sequence[Reservation]) -> list[Record | None]:
-        """The rows that are in the cache; None: ask the store."""
+        """The rows that are in the cache; None: ask the store. In the thread of a lane, which may ask the store."""
+        if self._identity is None:
+            self._identity = self._store.identity()
         if self.pauses:
             return [None] * len(wanted)
+        names = self._names(wanted)
         try:
-            entries = self.client.get([name_of(each.scope, each.key) for each in wanted])
+            entries = self.client.get(names)
         except CacheDown as error:
             self.failed(error)
             return [None] * len(wanted)
-        return self._opened(wanted, entries)
+        return self._opened(wanted, names, entries)
+
+    def _names(self, wanted: Sequence[Reservation]) -> list[bytes]:
+        return [name_of(self._identity or "", each.scope, each.key) for each in wanted]
 
     async def look_up_in_loop(self, client: InLoopCache, wanted: Sequence[Reservation]) -> list[Record | None]:
         """As ``look_up``, in an event loop."""
-        if self.pauses:
+        if self.pauses or self._identity is None:
             return [None] * len(wanted)
+        names = self._names(wanted)
         try:
-            entries = await client.get([name_of(each.scope, each.key) for each in wanted])
+            entries = await client.get(names)
         except CacheDown as error:
             self.failed(error)
             return [None] * len(wanted)
-        return self._opened(wanted, entries)
+        return self._opened(wanted, names, entries)
 
-    def _opened(self, wanted: Sequence[Reservation], entries: Sequence[bytes | None]) -> list[Record | None]:
+    def _opened(
+        self, wanted: Sequence[Reservation], names: Sequence[bytes], entries: Sequence[bytes | None]
+    ) -> list[Record | None]:
         self._pause = FIRST_PAUSE
         now = time.time()
-        return [
-            None if entry is None else self._entries.open(each.scope, each.key, entry, now)
-            for each, entry in zip(wanted, entries, strict=True)
-        ]
+        found: list[Record | None] = []
+        for each, name, entry in zip(wanted, names, entries, strict=True):
+            try:
+                missing = entry is None or entry == MARK
+                found.append(None if missing else self._entries.open(name, each.scope, each.key, entry or b"", now))
+            except NotSealed:
+                found.append(None)
+                self._tell_not_sealed()
+        return found
+
+    def _tell_not_sealed(self) -> None:
+        if not self._told_not_sealed:
+            self._told_not_sealed = True
+            _log.warning(
+                "an entry of the cache was not sealed with this process's cache_secret, so the store is asked instead. "
+                "Give all processes of the app the same secret; if they have it, another program writes to this cache. "
+                "This is said once per process"
+            )
 
     @property
     def pauses(self) -> bool:
@@ -104,7 +130,7 @@ class Cache:
     def keep(self, records: Sequence[Record]) -> None:
         """Have these committed rows written soon. Rows that are not final are left out."""
         fresh = [(time.monotonic(), time.time(), record) for record in records if cacheable(record)]
-        if not fresh or self._closed or self.pauses:
+        if not fresh or self._closed or self.pauses or self._identity is None:
             return
         self._waiting.extend(fresh)
         if self._writer is None:
@@ -128,9 +154,9 @@ class Cache:
         oldest = time.monotonic() - MAX_WAIT_SECONDS
         entries, seconds = {}, {}
         for queued_at, read_at, record in rows:
-            entry = self._entries.seal(record, read_at) if queued_at >= oldest else None
+            name = name_of(self._identity or "", record.scope, record.key)
+            entry = self._entries.seal(name, record, read_at) if queued_at >= oldest else None
             if entry is not None:
-                name = name_of(record.scope, record.key)
                 entries[name] = entry
                 seconds[name] = min(self._entries.ttl, record.expires_at - record.now)
         try:
@@ -142,7 +168,7 @@ class Cache:
     def forget(self, scope: str, key: str) -> bool:
         """Leave a mark in the place of this key's entry. False: the cache did not answer."""
         try:
-            mark_forgotten(self.client, scope, key)
+            mark_forgotten(self.client, self._store, scope, key)
         except CacheDown as error:
             _log.warning(
                 "the cache could not be told that a key is forgotten: it may be replayed for another %g s: %s",
@@ -172,9 +198,9 @@ class Cache:
         self._work, self._lock, self._writer = threading.Event(), threading.Lock(), None
 
 
-def mark_forgotten(client: CacheClient, scope: str, key: str) -> None:
+def mark_forgotten(client: CacheClient, store: Identified, scope: str, key: str) -> None:
     """Leave the mark of ``forget`` in the place of this key's entry."""
-    client.replace(name_of(scope, key), MARK, MARK_SECONDS)
+    client.replace(name_of(store.identity(), scope, key), MARK, MARK_SECONDS)
 
 
 # -- in front of the verbs of a store ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ _OWN_DUTY = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.EX
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS, _HALF_DONE = (
     statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns", "half_done")
 )
-_LISTING = statement("listing", slim(NOW))
+_LISTING, _IDENTITY = statement("listing", slim(NOW)), statement("identity")
 
 
 class Lookups:
@@ -31,6 +31,11 @@ class Lookups:
 
         def _start_clock(self) -> None: ...
         def _send(self, text: str, **values: Any) -> list[Any]: ...
+
+    def identity(self) -> str:
+        self._start_clock()
+        (((first_migration, database, made_at),),) = self._send(_IDENTITY)
+        return f"{first_migration} {database} {made_at}"
 
     def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
         self._start_clock()

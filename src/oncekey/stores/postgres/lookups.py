@@ -25,7 +25,7 @@ _OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.E
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS = (
     statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns")
 )
-_HALF_DONE = statement("half_done")
+_HALF_DONE, _IDENTITY = statement("half_done"), statement("identity")
 _LISTING = statement("listing", SLIM)
 
 
@@ -36,6 +36,11 @@ class Lookups:
 
         def _start_clock(self) -> None: ...
         def _execute(self, statement: LiteralString, parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]: ...
+
+    def identity(self) -> str:
+        self._start_clock()
+        ((first_migration, database, its_id, table_id),) = self._execute(_IDENTITY, None)
+        return f"{first_migration} {database} {its_id} {table_id}"
 
     def steps(self, keys: Sequence[StepsOf]) -> list[list[Step]]:
         self._start_clock()

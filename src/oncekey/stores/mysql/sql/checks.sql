@@ -39,3 +39,11 @@ FROM (
 ) AS k
 WHERE
     k.attempt = 1 AND k.finished_at <= k.lease_until
+
+-- name: identity
+-- What no other database has: when its tables were made, and its name. A restored copy has another time of its table.
+SELECT
+    (SELECT min(m.applied_at) FROM oncekey_schema AS m),
+    database(),
+    (SELECT t.create_time FROM information_schema.tables AS t
+     WHERE t.table_schema = database() AND t.table_name = 'idempotency_keys')

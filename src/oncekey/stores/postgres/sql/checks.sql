@@ -46,3 +46,11 @@ FROM (
 ) AS k
 WHERE
     k.attempt = 1 AND k.finished_at <= k.lease_until
+
+-- name: identity
+-- What no other database has: when its tables were made, its name, and ids that a restored copy does not keep.
+SELECT
+    (SELECT min(m.applied_at)::text FROM oncekey_schema AS m),
+    current_database()::text,
+    (SELECT d.oid::bigint FROM pg_database AS d WHERE d.datname = current_database()),
+    to_regclass('idempotency_keys')::oid::bigint
