@@ -299,7 +299,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(28, "I6", "keys are redacted", "tests/core/test_events.py::test_redacted_keys_are_distinct_and_unreadable",
       ("oncekey.telemetry.redaction", "start = key[:4] if len(key) >= 12 else \"\"", "start = key")),
     _(28, "I6", "errors are described without values", "tests/core/test_events.py::test_an_error_is_described_without_values",
-      ("oncekey.telemetry.redaction", "_VALUES.sub(\"…\", lines[0])[:200]", "lines[0][:200]")),
+      ("oncekey.telemetry.redaction", "_VALUES.sub(\"…\", lines[0])[:longest]", "lines[0][:longest]")),
     _(28, "I6", "a driver's error is not quoted", "tests/engine/test_lanes_trouble.py::test_a_drivers_error_is_not_quoted",
       ("oncekey.engine.batching.thread_lane", "with {type(error).__name__}\")", "with {error}\")")),
     # 30: callers whose permission was withdrawn
