@@ -102,7 +102,7 @@ async def test_batch_is_unknown_if_the_process_is_killed(
 
 
 async def test_process_that_hangs_is_killed_before_the_gate_is_given_back(
-    store: SqliteStore, fast: SqliteInLoop
+    store: SqliteStore, fast: SqliteInLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lane reads the rows after the time-out. The batch must not be written after that."""
     await ready(fast)
@@ -113,6 +113,7 @@ async def test_process_that_hangs_is_killed_before_the_gate_is_given_back(
         await fast.both([reservation("late")], [])
     with turn(store):
         assert not alive(stopped)
+    assert "did not answer within 0.3 s, and was killed" in caplog.text
     assert state_of(store, "late") is None
     store.timeout = 5.0
     await ready(fast)

@@ -78,6 +78,7 @@ class SqliteInLoop:
             async with asyncio.timeout(self._store.timeout):
                 now, complete = await self._writer.write(packed)
         except TimeoutError:
+            self._writer.timed_out()
             raise StoreUnavailable(f"{self._store.path} took over {self._store.timeout:g} s to commit") from None
         if complete:
             return [now] * len(begins), [now] * len(ends)
@@ -122,6 +123,9 @@ class ThreadWriter:
 
     def ready(self) -> bool:
         return True
+
+    def timed_out(self) -> None:
+        """A batch took too long. The thread may still commit it; the lanes read its rows again."""
 
     async def write(self, packed: Packed) -> tuple[float, bool]:
         """Commit a batch: the time of its rows, and whether all of them changed."""

@@ -89,6 +89,11 @@ class ProcessWriter:
             raise
         return now, number == packed.rows
 
+    def timed_out(self) -> None:
+        """A batch took too long. If the process had it, ``Helper.ask`` has killed the process."""
+        if self._helper is not None and self._helper.over:
+            self._failed(f"did not answer within {self._store.timeout:g} s, and was killed")
+
     def _start(self) -> None:
         if self._closed or time.monotonic() < self._next_start:
             return
