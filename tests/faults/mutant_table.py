@@ -12,6 +12,7 @@ from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_flat import FLAT_WAY
 from tests.faults.mutant_mysql import MYSQL
+from tests.faults.mutant_redis import REDIS_STORE
 from tests.faults.mutant_silence import SILENCE
 from tests.faults.mutant_upkeep import UPKEEP
 from tests.faults.mutant_writer import WRITERS
@@ -27,7 +28,6 @@ MODEL = "tests/faults/test_short_forms.py::test_short[model:_every_interleaving-
 
 
 NOT_HERE = {
-    "24": "there is no Redis or DynamoDB store yet",
     "29": "there are no rate limits and caps per scope yet",
 }
 
@@ -319,4 +319,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *UPKEEP,
     *FLAT_WAY,
     *WRITERS,
+    *REDIS_STORE,
 )  # fmt: skip

@@ -119,10 +119,12 @@ async def test_lost_epoch_and_missing_replicas_raise(made: Made, redis_server: R
     alone.init()
     waiting = alone.in_loop()
     assert waiting is not None
-    with pytest.raises(StoreUnavailable, match="did not confirm"):
-        await waiting.reserve([reservation("k")])
-    waiting.abandon()
-    alone.close()
+    try:
+        with pytest.raises(StoreUnavailable, match="did not confirm"):
+            await waiting.reserve([reservation("k")])
+    finally:
+        waiting.abandon()
+        alone.close()
 
 
 def test_tls_is_left_to_threads() -> None:

@@ -15,7 +15,7 @@ from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.diagnosis import Level
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
-from oncekey.errors import ConfigurationError
+from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.redis import RedisStore, urls
 from oncekey.stores.redis.buckets import SLOTS, TAGS
 from oncekey.stores.registry import WITH_TRANSACTIONS, open_store
@@ -111,3 +111,12 @@ def test_user_with_the_documented_permissions_can_do_everything(redis_url: str) 
                 assert Level.FAIL not in {line.level for line in store.diagnose()}
         finally:
             client.execute_command("ACL", "DELUSER", "app")
+
+
+def test_write_without_its_replica_does_not_count(ready_redis_url: str) -> None:
+    """There is no replica: a reservation raises, also when it is asked for again and finds its own row."""
+    wanted = reservation("k")
+    with closing(RedisStore(f"{ready_redis_url}?replicas=1&replicas_timeout=0.05")) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="0 of 1 replicas confirmed"):
+                store.reserve([wanted])

@@ -1,0 +1,88 @@
+"""The guards of the Redis store. A guard in a script is taken out of its text when the text is put together."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutant
+from tests.faults.mutant import mutant as _
+
+REDIS = "oncekey.stores.redis"
+EPOCHS, SETTINGS = "tests/stores/test_redis_epochs.py", "tests/stores/test_redis_settings.py"
+SUITE = "tests/stores/test_redis.py::TestRedisStore"
+IN_LOOP = "tests/stores/test_redis_in_loop.py"
+
+
+def _script(text: str, instead: str) -> Edit:
+    whole = 'whole = "".join([*parts, text])'
+    return (f"{REDIS}.scripts", f"{whole}.encode()", f"{whole}.replace({text!r}, {instead!r}).encode()")
+
+
+REDIS_STORE: tuple[Mutant, ...] = (
+    _(
+        24,
+        "I7",
+        "every script compares the epoch",
+        f"{EPOCHS}::test_redis_emptied_under_a_running_process_is_refused",
+        _script("if epoch ~= ARGV[1] then", "if false then"),
+    ),
+    _(
+        24,
+        "I7",
+        "a Redis that evicts keys is refused",
+        f"{EPOCHS}::test_redis_that_evicts_keys_is_refused",
+        (f"{REDIS}.servers", "    if server.policy == _SAFE:\n", "    if True:\n"),
+    ),
+    _(
+        24,
+        "I7",
+        "init refuses a Redis that lost a bucket",
+        f"{EPOCHS}::test_init_of_redis_that_lost_one_bucket_is_refused",
+        (
+            f"{REDIS}.epochs",
+            "        if not any(self._marks(deadline)):\n",
+            "        if None in self._marks(deadline):\n",
+        ),
+    ),
+    _(
+        1,
+        "I3",
+        "a swap compares the owner (Redis)",
+        f"{SUITE}::test_a_late_owner_writes_nothing",
+        _script(" or row.owner ~= change.owner then", " then"),
+    ),
+    _(
+        1,
+        "I3",
+        "an end compares the owner (Redis)",
+        f"{IN_LOOP}::test_keys_are_inserted_found_and_ended_as_by_a_thread",
+        _script(" and row[2] == owner then", " then"),
+    ),
+    _(
+        42,
+        "I1",
+        "a write counts after a replica has it",
+        f"{SETTINGS}::test_write_without_its_replica_does_not_count",
+        (f"{REDIS}.calls", "        if confirmed >= self.settings.replicas:\n", "        if True:\n"),
+    ),
+    _(
+        42,
+        "I1",
+        "the event loop waits for a replica too",
+        f"{IN_LOOP}::test_lost_epoch_and_missing_replicas_raise",
+        (
+            f"{REDIS}.in_loop",
+            "if wait and (isinstance(replies[-1], Refusal) or replies[-1] < store.settings.replicas):",
+            "if False:",
+        ),
+    ),
+    _(
+        4,
+        "I2",
+        "a late answer is not read as the next one's (Redis)",
+        f"{IN_LOOP}::test_hung_server_is_left_in_time",
+        (
+            f"{REDIS}.in_loop",
+            "        except BaseException:\n            # Also when cancelled",
+            "        except ZeroDivisionError:\n            # Also when cancelled",
+        ),
+    ),
+)
