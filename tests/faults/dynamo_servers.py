@@ -29,7 +29,7 @@ def killed_under_load(run: Run) -> None:
         await asyncio.sleep(run.random.uniform(0.0, 0.1))
         server.start()  # in this thread: a server ends with the thread that started it
 
-    _load(run, f"{run.url()}&timeout=3", strike)
+    _load(run, f"{run.url()}&timeout=5", strike)
 
 
 def behind_a_bad_network(run: Run) -> None:

@@ -67,7 +67,8 @@ async def checked(run: Run, local: LocalApp, url: str | None) -> None:
 
 def check(run: Run, local: LocalApp, store: Store, rows: Rows) -> None:
     """Compare all that is over."""
-    records = store.read([(SINGLE_SCOPE, story.key) for story in local.stories])
+    keys = [(SINGLE_SCOPE, story.key) for story in local.stories]
+    records = [row for at in range(0, len(keys), 100) for row in store.read(keys[at : at + 100])]
     for story, record in zip(local.stories, records, strict=True):
         for promise, what in _broken(local, story, record, rows.get(story.key, {})):
             run.violated(promise, f"{what}\n  {story.told()}\n    charges {local.charges[story.key]}, {record}")

@@ -8,6 +8,7 @@ from tests.faults.mutant import mutant as _
 from tests.faults.mutant_cache import CACHE
 from tests.faults.mutant_declared import DECLARED
 from tests.faults.mutant_doubts import DOUBTS_OF_EFFECTS
+from tests.faults.mutant_dynamodb import DYNAMODB
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_flat import FLAT_WAY
@@ -314,6 +315,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *DECLARED,
     *CACHE,
     *MYSQL,
+    *DYNAMODB,
     *SILENCE,
     *DOUBTS_OF_EFFECTS,
     *UPKEEP,

@@ -176,7 +176,7 @@ def test_region_that_is_not_known_is_a_configuration_error(monkeypatch: pytest.M
         ("dynamodb://a", "names no table"),
         ("dynamodb://key:secret@table", "credentials are not part of the URL"),
         ("dynamodb://table/more", "names no table"),
-        ("dynamodb://table?regoin=eu", "'regoin'"),
+        ("dynamodb://table?reguon=eu", "'reguon'"),
         ("dynamodb://table?timeout=soon", "timeout= in the DynamoDB URL must be seconds"),
         ("dynamodb://table?margin=-1", "margin= in the DynamoDB URL must be seconds"),
     ],
