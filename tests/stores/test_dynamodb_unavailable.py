@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.diagnosis import Level
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
@@ -219,3 +220,8 @@ def test_doctor_fails_on_a_global_table_and_warns_of_provisioned_capacity() -> N
     found = {each.check: each for each in checks.table({"Replicas": [{"RegionName": "us-east-1"}]})}
     assert (found["regions"].level, found["capacity"].level) == (Level.FAIL, Level.WARN)
     assert "us-east-1" in found["regions"].found
+
+
+def test_transactional_route_is_a_configuration_error_that_names_the_stores_that_can() -> None:
+    with pytest.raises(ConfigurationError, match=r"none to share: .*postgresql://.*'phased' or 'repeatable'"):
+        OnceKey(from_url("dynamodb://table"), scope=SINGLE_TENANT, policy=Policy(effects="transactional"))
