@@ -61,13 +61,46 @@ def test_url_keeps_login_database_and_tls() -> None:
         ("redis://h?replicas=-1", "replicas= takes"),
         ("redis://h?replicas=0.5", "replicas= takes"),
         ("redis://h?replicas=1&replicas_timeout=9", "replicas_timeout="),
-        ("redis://h?timeout=inf", "replicas_timeout="),
+        ("redis://h?timeout=inf", "timeout= takes"),
+        ("redis://h?timeout=0", "timeout= takes"),
+        ("redis://h/shop", "number of a database"),
+        ("redis://h?nonsense=1", "neither oncekey nor redis-py knows: nonsense"),
     ],
 )
 def test_url_that_makes_no_sense_is_refused_without_its_password(url: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words) as caught:
         OnceKey(url.replace("://", "://me:hunter2@"), scope=SINGLE_TENANT)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("/99", "no database of this number"), ("me:wrong@", "correct the user's name or password")],
+)
+def test_refused_log_in_says_what_to_correct(redis_url: str, url: str, words: str) -> None:
+    wrong = redis_url.replace("/0", url) if url.startswith("/") else redis_url.replace("://", f"://{url}")
+    with closing(open_store(wrong)) as store, pytest.raises(StoreUnavailable, match=words):
+        store.check()
+
+
+def test_redis_that_is_full_says_so(ready_redis_url: str, redis_url: str) -> None:
+    client = redis.Redis.from_url(redis_url)
+    client.config_set("maxmemory", "1")
+    try:
+        with closing(open_store(ready_redis_url)) as store, pytest.raises(StoreUnavailable, match="memory is full"):
+            store.reserve([reservation("k-1")])
+    finally:
+        client.config_set("maxmemory", "0")
+        client.close()
+
+
+def test_redis_that_may_lose_confirmed_writes_is_named_in_the_log_once(
+    ready_redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(open_store(ready_redis_url)) as store:
+        store.check()
+        store.check()
+    assert caplog.text.count("may lose what it has confirmed") == 1
 
 
 def test_password_is_in_no_message() -> None:

@@ -47,6 +47,10 @@ def migrate(
         print(f"{named(store)}: ran {', '.join(ran)}")
     else:
         print(f"{named(store)}: up to date")
+    if init and epoch and not as_json:
+        print("if this store had keys before, they look new now, and their retries run again")
+    if accept_loss and not as_json:
+        print("restart all processes of the app: they take no other epoch than the one they started with")
     if epoch and not as_json:
         print(f"its epoch is {epoch}: with ?epoch={epoch} in the URL the app takes no other")
 

@@ -44,8 +44,15 @@ _REFUSED = {
     "NOAUTH": "it wants a password: redis://user:password@host/0",
     "WRONGPASS": "correct the user's name or password",
     "UNBLOCKED": "the server ended the call",
+    "DBINDEX": "it has no database of this number: correct the number in redis://host:6379/0",
 }
 """By the first word of the refusal. In each case the command did nothing."""
+_IN_ERR = {
+    "used memory > 'maxmemory'": "OOM",  # in a script, Redis 6 reports it so
+    "invalid password": "WRONGPASS",  # for a user without a name
+    "DB index is out of range": "DBINDEX",
+}
+"""What a refusal with the general code ERR says, and the code that it counts as."""
 
 
 class Lost(Exception):
@@ -167,8 +174,11 @@ def described(error: BaseException) -> str:
 
 def explain(refusal: Refusal, where: str) -> OnceKeyError:
     """oncekey's error for a refusal. It never quotes the server's text, which may have keys in it."""
-    if refusal.code in _REFUSED:
-        return StoreUnavailable(f"{where} refused ({refusal.code}): {_REFUSED[refusal.code]}")
-    if refusal.code == "NOPERM":
+    code = refusal.code
+    if code == "ERR":
+        code = next((known for words, known in _IN_ERR.items() if words in refusal.rest), code)
+    if code in _REFUSED:
+        return StoreUnavailable(f"{where} refused ({code}): {_REFUSED[code]}")
+    if code == "NOPERM":
         return StoreError(f"{where} refused (NOPERM): docs/stores.md says what its user must be allowed to do")
-    return StoreError(f"{where} refused a script ({refusal.code})")
+    return StoreError(f"{where} refused a command ({code}): the server's log may say why")

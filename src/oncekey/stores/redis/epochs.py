@@ -11,6 +11,7 @@ until it ends; ``?epoch=`` in the URL fixes it.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -35,6 +36,16 @@ EPOCH_NAME = ("", "oncekey:epoch")
 """Under this scope and key the audit has the losses that an operator accepted. No request can have an empty scope."""
 _RACE_SECONDS = 2.0
 """How long a second ``--init`` waits for a first one that is half done."""
+
+
+NOT_DURABLE = (
+    "%s may lose what it has confirmed: if it dies, it comes back with older data, and retries of the keys that are "
+    "missing run again. Its epoch cannot tell. Set appendonly yes and appendfsync always, or keep keys of payments in "
+    "a database; `oncekey doctor` and docs/stores.md say more"
+)
+"""Logged once, when a store first looks at a Redis that writes to disk late or never."""
+
+_log = logging.getLogger("oncekey")
 
 
 class _CheckedCalls(Calls):
@@ -68,6 +79,7 @@ class Epochs:
     """Part of ``RedisStore``."""
 
     durable = False
+    _warned = False
     """Whether every server writes each command to disk before it answers; known after a check."""
 
     if TYPE_CHECKING:
@@ -169,8 +181,8 @@ class Epochs:
         found = {mark for mark in marks if mark is not None}
         if not found and self._epoch is None:
             raise SchemaError(
-                f"{where} has no oncekey epoch. If it is new, run `oncekey migrate --init`. If it had keys, it has "
-                "lost them: restore its data, or run `oncekey migrate --accept-loss`"
+                f"{where} has no oncekey epoch. If oncekey has used it before, it has lost its keys: restore its data, "
+                "or run `oncekey migrate --accept-loss`, never --init. Only if it is new, run `oncekey migrate --init`"
             )
         if None in marks:
             raise SchemaError(lost_sentence(where))
@@ -182,4 +194,7 @@ class Epochs:
         self._epoch = epoch
         survives = self.settings.kind == "server" or self.settings.replicas > 0
         self.durable = survives and all(server.fsync_always for server in servers)
+        if not self.durable and not self._warned:
+            self._warned = True
+            _log.warning(NOT_DURABLE, where)
         return epoch.decode()

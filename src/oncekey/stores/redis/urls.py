@@ -12,12 +12,13 @@ oncekey's options after ``?`` are ``epoch``, ``replicas``, ``replicas_timeout``,
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from redis.connection import parse_url
+from redis.connection import AbstractConnection, Connection, SSLConnection, parse_url
 
 from oncekey.errors import ConfigurationError
 
@@ -87,6 +88,11 @@ def read(url: str) -> Settings:
         ) from None
     for each in ("host", "port"):
         options.pop(each, None)
+    if unknown := sorted({each for each, _ in others} - _known_options()):
+        raise ConfigurationError(
+            f"the Redis URL has an option that neither oncekey nor redis-py knows: {', '.join(unknown)}; "
+            "docs/stores.md lists oncekey's"
+        )
     return Settings(
         kind=kind,
         hosts=addresses or ((host, port),),
@@ -99,6 +105,12 @@ def read(url: str) -> Settings:
     )
 
 
+def _known_options() -> set[str]:
+    """The options of redis-py's connections."""
+    kinds = (AbstractConnection, Connection, SSLConnection)
+    return {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+
+
 def _database(kind: Kind, path: str) -> tuple[str, str]:
     """The master's name and the number of the database."""
     first, _, second = (unquote(part) for part in path.partition("/"))
@@ -108,6 +120,10 @@ def _database(kind: Kind, path: str) -> tuple[str, str]:
         return first, second or "0"
     if kind == "cluster" and first not in ("", "0"):
         raise ConfigurationError("redis+cluster:// takes no database: Redis Cluster has only number 0")
+    if not (first or "0").isdigit():
+        raise ConfigurationError(
+            "redis://host/…: after the slash stands the number of a database, as in redis://host/0"
+        )
     return "", first or "0"
 
 
@@ -122,7 +138,9 @@ def _checked(numbers: dict[str, float]) -> dict[str, Any]:
     replicas, patience, timeout = numbers["replicas"], numbers["replicas_timeout"], numbers["timeout"]
     if replicas != int(replicas) or replicas < 0:
         raise ConfigurationError("replicas= takes how many replicas must confirm a write: 0, 1, 2 …")
-    if not (math.isfinite(timeout) and 0 < patience < timeout):
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ConfigurationError("timeout= takes the seconds that bound a call, more than 0")
+    if not 0 < patience < timeout:
         raise ConfigurationError(
             f"replicas_timeout= takes seconds, more than 0 and less than timeout= ({timeout:g}), which bounds a call"
         )
