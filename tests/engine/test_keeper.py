@@ -223,6 +223,18 @@ def test_a_row_that_is_merely_locked_is_not_lost(kept: Kept, monkeypatch: pytest
     assert kept.heard.of(events.LeaseLost) == []
 
 
+def test_end_of_this_owner_whose_answer_was_lost_is_not_called_a_lost_lease(kept: Kept) -> None:
+    """The store hung after the commit: the row is final under this owner, and the storing finds that out."""
+    operation = kept.start()
+    kept.move(operation, Event.COMPLETE)
+    kept.clock.now += 20.0
+    kept.keeper.look()
+    kept.settle()
+    assert ["key-1"] in kept.store.keys("read")
+    assert not operation.lost
+    assert kept.heard.of(events.LeaseLost) == []
+
+
 def test_an_operation_that_ended_meanwhile_is_not_called_lost(kept: Kept) -> None:
     """It finished between the renewal and its answer: the row has moved on, as it should."""
     operation = kept.start()

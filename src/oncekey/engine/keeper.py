@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.leases import LOOKS_PER_LEASE, RENEW_AT
 from oncekey.core.record import Record, StoredResponse
-from oncekey.core.states import Actor, Event, State
+from oncekey.core.states import FINAL, Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.core.values import value
 from oncekey.engine import process
@@ -196,6 +196,8 @@ class Keeper:
         record: Record | None = seen.result
         if seen.error is not None or operation.owner not in self._live:
             return
+        if record is not None and record.owner == operation.owner and record.state in FINAL:
+            return  # this owner's end is stored, and the answer was lost: the storing finds it
         if record is None or record.owner != operation.owner or record.state is not State.IN_PROGRESS:
             operation.lost = True
             self.unwatch(operation)
