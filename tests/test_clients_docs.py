@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[1] / "docs/clients.md").read_text("utf-8")
 def example(word: str) -> dict[str, Any]:
     """What the example with this word defines."""
     source = next(one for one in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if word in one)
-    names: dict[str, Any] = {"__name__": "docs"}
+    names: dict[str, Any] = {"__name__": "example_of_the_docs"}
     exec(compile(source, "docs/clients.md", "exec"), names)
     return names
 

@@ -16,7 +16,7 @@ import pytest
 
 from oncekey import Policy
 from oncekey.core.decision import Decision, Execute
-from oncekey.core.record import Reservation
+from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Effects
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
@@ -99,9 +99,9 @@ def test_an_engine_that_fails_open_is_found(run: Run, monkeypatch: pytest.Monkey
     """Hazard 12: what cannot be reserved is run all the same."""
     begin = Engine.begin
 
-    def open_door(self: Engine, wanted: Reservation, policy: Policy) -> Flow[Decision]:
+    def open_door(self: Engine, wanted: Reservation, policy: Policy, first: Found | None = None) -> Flow[Decision]:
         try:
-            return (yield from begin(self, wanted, policy))
+            return (yield from begin(self, wanted, policy, first))
         except StoreUnavailable:
             return Execute(wanted.record(time.time()))
 

@@ -18,7 +18,7 @@ def names(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     source = next(example for example in examples if f"oncekey.web.{request.param}" in example)
-    made: dict[str, Any] = {"__name__": "docs"}
+    made: dict[str, Any] = {"__name__": "example_of_the_docs"}
     exec(compile(source, "docs/authorization.md", "exec"), made)
     return made
 

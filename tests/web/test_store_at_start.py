@@ -37,8 +37,8 @@ def framework() -> str:
         ("", "no store is known"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "memory://"),
-        ("sqlite:///app.db?timeout=30", "takes no options"),
-        ("sqlite:///app.db#keys", "takes no options"),
+        ("sqlite:///app.db?timeout=30", "takes one option"),
+        ("sqlite:///app.db#keys", "takes one option"),
         ("postgresql://[", "postgresql://user@host/database"),
     ],
 )

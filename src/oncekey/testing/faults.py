@@ -44,9 +44,9 @@ _STORES = "stores.*"
 _LINKS = "engine.transactions.adapters.*"
 
 POINTS: Final[Mapping[str, tuple[str, ...]]] = {
-    # Every request.
-    "request.begin": ("engine.engine:Engine.begin",),
-    "request.finish": ("engine.engine:Engine.finish",),
+    # Every request: on the general way, and on the flat way of ASGI.
+    "request.begin": ("engine.engine:Engine.begin", "web.asgi_call:AsgiCall.__init__"),
+    "request.finish": ("engine.engine:Engine.finish", "web.asgi_call:kept_and_sent"),
     "store.reserve": (f"{_STORES}:reserve", f"{_STORES}:both"),
     "store.swap": (f"{_STORES}:swap", f"{_STORES}:both"),
     # The transaction that the handler enlists, or that a phase opens, on the app's own connection.
