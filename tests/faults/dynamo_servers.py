@@ -29,7 +29,8 @@ def killed_under_load(run: Run) -> None:
         await asyncio.sleep(run.random.uniform(0.0, 0.1))
         server.start()  # in this thread: a server ends with the thread that started it
 
-    _load(run, f"{run.url()}&timeout=5", strike)
+    url = run.url()
+    _load(run, f"{url}&timeout=5", url, strike)
 
 
 def behind_a_bad_network(run: Run) -> None:
@@ -42,14 +43,15 @@ def behind_a_bad_network(run: Run) -> None:
             await asyncio.sleep(run.random.uniform(0.1, 1.0))
             proxy.pass_through()
 
-        _load(run, f"{through(proxy, url)}&timeout=1", strike)
+        _load(run, f"{through(proxy, url)}&timeout=1", url, strike)
 
 
-def _load(run: Run, url: str, strike: Callable[[LocalApp], Awaitable[None]]) -> None:
+def _load(run: Run, url: str, direct: str, strike: Callable[[LocalApp], Awaitable[None]]) -> None:
+    """``direct``: the same table, without what is in the app's way."""
     store = open_store(url)
     store.migrate()
     local = LocalApp(store, upkeep=True, transactions=False, lease=3.0, begin_timeout=2.0, upkeep_every=1.0)
-    asyncio.run(under_load(run, local, strike, CLIENTS))
+    asyncio.run(under_load(run, local, strike, f"{direct}&timeout=60", CLIENTS))
 
 
 FAULTS = (

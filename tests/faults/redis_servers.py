@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 
 from oncekey.stores.redis import RedisStore
+from oncekey.stores.registry import open_store
 from oncekey.testing.proxy import TcpProxy
 from tests.faults.campaign import Fault, Run
 from tests.faults.local_app import PATIENCE_SECONDS, LocalApp, gather
@@ -28,7 +29,7 @@ def killed_under_load(run: Run) -> None:
         await asyncio.sleep(run.random.uniform(0.0, 0.1))
         server.start()  # in this thread: a server ends with the thread that started it
 
-    asyncio.run(under_load(run, _app(f"{server.url}?timeout=2"), strike))
+    asyncio.run(under_load(run, _app(f"{server.url}?timeout=2"), strike, f"{server.url}?timeout=60"))
 
 
 def behind_a_bad_network(run: Run) -> None:
@@ -41,7 +42,7 @@ def behind_a_bad_network(run: Run) -> None:
             proxy.pass_through()
 
         url = f"{proxy.rewrite(run.own_redis.url)}?timeout=0.6&replicas_timeout=0.1"
-        asyncio.run(under_load(run, _app(url), strike))
+        asyncio.run(under_load(run, _app(url), strike, f"{run.own_redis.url}?timeout=60"))
 
 
 def _app(url: str) -> LocalApp:
@@ -49,9 +50,14 @@ def _app(url: str) -> LocalApp:
 
 
 async def under_load(
-    run: Run, local: LocalApp, strike: Callable[[LocalApp], Awaitable[None]], clients_at_once: int = CLIENTS
+    run: Run,
+    local: LocalApp,
+    strike: Callable[[LocalApp], Awaitable[None]],
+    patient_url: str,
+    clients_at_once: int = CLIENTS,
 ) -> None:
-    """Clients pay all the time, and every few hundred requests something strikes."""
+    """Clients pay all the time, and every few hundred requests something strikes. Then the keys are read at
+    ``patient_url``, and compared with what the clients were told."""
     each = SHORT_REQUESTS if run.count < 10 else REQUESTS_EACH
     stop = False
 
@@ -75,7 +81,7 @@ async def under_load(
             stop = True
             async with asyncio.timeout(2 * PATIENCE_SECONDS):
                 await gather(clients)
-    with closing(RedisStore(f"{run.own_redis.url}?timeout=60")) as patient:
+    with closing(open_store(patient_url)) as patient:
         check(run, local, patient, {})
     run.notes += [f"{len(local.stories)} keys, {local.served} requests served, {local.statuses[503]} refused"]
 
