@@ -63,19 +63,20 @@ class TestDynamoStoreOnMoto(_OnAServer):
         self.url = moto_server.new_url()
 
 
-@pytest.mark.stores
-@pytest.mark.skipif(not REAL, reason="ONCEKEY_DYNAMODB_URL names no table of a real account")
-@pytest.mark.timeout(600)  # Amazon takes half a minute to make a table
-class TestDynamoStoreOnAmazon(_OnAServer):
-    _numbers_of_tables = count(1)
+if REAL:
 
-    @pytest.fixture(autouse=True)
-    def _database(self) -> Iterator[None]:
-        table = settings_of(REAL).table
-        self.url = REAL.replace(table, f"{table}-{os.getpid()}-{next(self._numbers_of_tables)}", 1)
-        yield
-        with opened(self.url) as store:
-            store._client.verb()("delete_table")
+    @pytest.mark.stores
+    @pytest.mark.timeout(600)  # Amazon takes half a minute to make a table
+    class TestDynamoStoreOnAmazon(_OnAServer):
+        _numbers_of_tables = count(1)
+
+        @pytest.fixture(autouse=True)
+        def _database(self) -> Iterator[None]:
+            table = settings_of(REAL).table
+            self.url = REAL.replace(table, f"{table}-{os.getpid()}-{next(self._numbers_of_tables)}", 1)
+            yield
+            with opened(self.url) as store:
+                store._client.verb()("delete_table")
 
 
 class DynamoAgrees(StoresAgree):

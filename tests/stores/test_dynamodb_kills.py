@@ -84,13 +84,13 @@ def test_workers_that_are_killed_and_paused_have_each_effect_once(ready_dynamodb
     numbers = iter(range(WORKERS, 10_000))
     deadline = time.monotonic() + 120.0
     while any(worker.exitcode is None for worker in workers) and time.monotonic() < deadline:
-        time.sleep(chance.uniform(0.2, 0.6))
+        time.sleep(chance.uniform(0.05, 0.3))  # on a fast machine, too, there are strikes enough
         nth = chance.randrange(WORKERS)
         worker = workers[nth]
         if worker.exitcode is not None or worker.pid is None:
             if worker.exitcode != 0:
                 workers[nth] = start(next(numbers))
-        elif sum(strikes.values()) < 60 and chance.random() < 0.5:
+        elif sum(strikes.values()) < 60 and strikes["kills"] <= strikes["pauses"]:
             strikes["kills"] += 1
             worker.kill()
             worker.join()
@@ -118,5 +118,5 @@ def test_workers_that_are_killed_and_paused_have_each_effect_once(ready_dynamodb
             assert row.response is not None
             assert written[row.key].encode() == row.response.body, about
     assert set(states) <= {State.COMPLETED, State.UNKNOWN}, f"{about} {states}"
-    assert strikes["kills"] >= 5, about
-    assert strikes["pauses"] >= 5, about
+    assert strikes["kills"] >= 3, about
+    assert strikes["pauses"] >= 3, about
