@@ -87,10 +87,11 @@ async def test_open_transaction_does_not_slow_other_keys(ready_url: str) -> None
         await wave("warm")
         without, _ = await wave("without")
         with open_transaction(ready_url, "held"), watching_for_locks(ready_url) as waits:
-            with_it, slowest = await wave("with")
+            # Waiting would slow every wave; a busy machine may slow one.
+            waves = [await wave(f"with-{number}") for number in range(3)]
         assert waits == []
-        assert with_it < 5 * without + 0.2
-        assert slowest < without + 0.4
+        assert min(with_it for with_it, _ in waves) < 5 * without + 0.2
+        assert min(slowest for _, slowest in waves) < without + 0.4
         gate.go.set()
         assert (await first).status_code == 201
     finally:
