@@ -23,10 +23,10 @@ from oncekey.testing.servers import (
     MysqlServer,
     PostgresServer,
     RedisServer,
-    ServerUnavailable,
 )
 from oncekey.testing.servers.dynamodb import CREDENTIALS
 from tests import databases
+from tests.running import running
 
 _numbers = count(1)
 
@@ -45,16 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL per worker. A test that pauses or kills it leaves it running again."""
-    server = PostgresServer(fsync=False)
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
-        yield server
-    finally:
-        databases.let_go()
-        server.stop()
+    with running(PostgresServer(fsync=False)) as server:
+        try:
+            yield server
+        finally:
+            databases.let_go()
 
 
 @pytest.fixture
@@ -80,15 +75,8 @@ def ready_url(_ready_database: str) -> str:
 @pytest.fixture(scope="session")
 def mysql_server() -> Iterator[MysqlServer]:
     """One MariaDB per worker. A test that pauses or kills it leaves it running again."""
-    server = MysqlServer(fsync=False)
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
+    with running(MysqlServer(fsync=False)) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
@@ -121,15 +109,8 @@ def ready_mysql(_ready_mysql: str) -> str:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """One Redis per worker."""
-    server = RedisServer()
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
+    with running(RedisServer()) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
@@ -173,15 +154,8 @@ def _sdk() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def dynalite_server(_sdk: None) -> Iterator[DynaliteServer]:
     """One dynalite per worker. Its tables do not survive a kill."""
-    server = DynaliteServer()
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
+    with running(DynaliteServer()) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
@@ -197,12 +171,5 @@ def ready_dynamodb_url(dynalite_server: DynaliteServer) -> str:
 @pytest.fixture(scope="session")
 def moto_server(_sdk: None) -> Iterator[MotoServer]:
     """One moto per worker, behind a lock. Its tables do not survive a kill."""
-    server = MotoServer()
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
+    with running(MotoServer()) as server:
         yield server
-    finally:
-        server.stop()

@@ -25,33 +25,20 @@ from oncekey.testing.servers import (
     free_port,
     processes,
 )
+from tests.running import running
 
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[PostgresServer]:
     """A PostgreSQL that these tests may ill-treat."""
-    server = PostgresServer(settings={"lock_timeout": "7s"})
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
+    with running(PostgresServer(settings={"lock_timeout": "7s"})) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer(durable=True)
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
+    with running(RedisServer(durable=True)) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def alive(pid: int) -> bool:
@@ -283,15 +270,8 @@ def test_signals_to_a_process_that_is_gone_are_no_error() -> None:
 
 @pytest.fixture
 def mysql() -> Iterator[MysqlServer]:
-    server = MysqlServer()
-    try:
-        server.start()
-    except ServerUnavailable as missing:
-        pytest.skip(str(missing))
-    try:
+    with running(MysqlServer()) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def test_mariadb_keeps_its_data_through_a_kill_and_a_restart(mysql: MysqlServer) -> None:
