@@ -12,14 +12,28 @@ if TYPE_CHECKING:
     from oncekey.engine.once import OnceKey
     from oncekey.engine.operation import Operation, current
     from oncekey.engine.request import SINGLE_TENANT, Request
-    from oncekey.errors import NotAuthenticated, NotAuthorized, NotExecuted, OnceKeyError, OutcomeUnknown, Refused
+    from oncekey.errors import (
+        CallFailed,
+        InProgress,
+        KeyReused,
+        NotAuthenticated,
+        NotAuthorized,
+        NotExecuted,
+        OnceKeyError,
+        OutcomeUnknown,
+        Refused,
+        ResultNotKept,
+    )
 
 __version__ = "0.2.0"
 
 __all__ = [
     "SINGLE_TENANT",
+    "CallFailed",
     "Confirmed",
     "Happened",
+    "InProgress",
+    "KeyReused",
     "NotAuthenticated",
     "NotAuthorized",
     "NotExecuted",
@@ -32,6 +46,7 @@ __all__ = [
     "Refused",
     "Refuted",
     "Request",
+    "ResultNotKept",
     "StillUnknown",
     "current",
 ]
@@ -42,7 +57,10 @@ _MODULES = {
     "engine.once": ("OnceKey",),
     "engine.operation": ("Operation", "current"),
     "engine.request": ("SINGLE_TENANT", "Request"),
-    "errors": ("NotAuthenticated", "NotAuthorized", "NotExecuted", "OnceKeyError", "OutcomeUnknown", "Refused"),
+    "errors": (
+        *("CallFailed", "InProgress", "KeyReused", "NotAuthenticated", "NotAuthorized", "NotExecuted"),
+        *("OnceKeyError", "OutcomeUnknown", "Refused", "ResultNotKept"),
+    ),
 }
 """The imports above, for run time."""
 

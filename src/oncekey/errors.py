@@ -4,18 +4,22 @@
 
     OnceKeyError
     ├── ApplicationError        the developer of the app must act
+    │   ├── CallFailed              a function or message whose key ended as failed: it will not run again
     │   ├── ConfigurationError      a policy, route or store URL that makes no sense
     │   ├── EnlistError             a session that cannot be enlisted, or that the handler ended itself
     │   ├── Dead                    raised BY a task: another attempt would not help, a human must look
+    │   ├── InProgress              another call of the function with this key is running: call it again later
     │   ├── IllegalTransition       code asked for a move that core/states.py or core/jobs.py does not have
     │   ├── JobLost                 another worker has the job: the result of this attempt is not stored
+    │   ├── KeyReused               a function was called with a key that belongs to other arguments
     │   ├── NoOperation             current() was called outside a protected request
     │   ├── NotAuthenticated        raised BY the app's scope function: the caller is not known (401)
     │   ├── NotAuthorized           raised BY the app's authorize function: the caller may not do this (403)
     │   ├── NotExecuted             raised BY a handler: nothing happened, a retry may run (503)
     │   │   └── LeaseLost               raised by enlist(): the key went to another attempt
-    │   ├── OutcomeUnknown          raised BY a handler: it may have happened (409)
+    │   ├── OutcomeUnknown          raised BY a handler, or to the caller of a function: it may have happened (409)
     │   ├── Refused                 raised BY a handler: refused before the operation began (4xx)
+    │   ├── ResultNotKept           a function ran, and its result cannot be given to a second caller
     │   └── StepError               a phase or effect that cannot be run or remembered as it is written
     └── OperatorError           the operator of the service must act
         ├── KeyNotFound             an operator asked for a key or a job that does not exist
@@ -41,6 +45,18 @@ class ApplicationError(OnceKeyError):
     """The app's developer must act."""
 
 
+class CallFailed(ApplicationError):
+    """The key of a function or message has failed for good: it does not run again with this key.
+
+    ``status`` and ``body`` are what the key was settled with: by a late ``Refused``, a job, a resolver or an operator.
+    """
+
+    def __init__(self, message: str, *, status: int = 500, body: bytes = b"") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+
 class ConfigurationError(ApplicationError, ValueError):
     """A setting makes no sense; the message names it and says what it takes."""
 
@@ -53,12 +69,28 @@ class EnlistError(ApplicationError):
     """A session or connection cannot be enlisted as it is, or the handler ended it; the message says what to change."""
 
 
+class InProgress(ApplicationError):
+    """Another call with the same key is running, here or in another process: call again after ``retry_after`` seconds
+    with the same key."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class IllegalTransition(ApplicationError):
     """A move that the state table does not have. Always a bug, never a race."""
 
 
 class JobLost(ApplicationError):
     """Another worker took over the job of this task: the result of this attempt will not be stored. Stop."""
+
+
+class KeyReused(ApplicationError):
+    """A function was called with a key that an earlier call with other arguments has used: nothing ran.
+
+    Another piece of work needs a key of its own.
+    """
 
 
 class NoOperation(ApplicationError, LookupError):
@@ -89,7 +121,11 @@ class StepError(ApplicationError):
 
 
 class OutcomeUnknown(ApplicationError):
-    """Raise it in a handler when the work may have happened: the key becomes unknown, and is reconciled."""
+    """Raise it in a handler when the work may have happened: the key becomes unknown, and is reconciled.
+
+    A protected function (``oncekey.functions``) raises it to a caller whose key is unknown. If that caller is itself a
+    handler or a protected function, its own outcome is unknown too, so both meanings are one.
+    """
 
 
 class Refused(ApplicationError):
@@ -105,6 +141,15 @@ class Refused(ApplicationError):
         super().__init__(detail)
         self.detail = detail
         self.status = status
+
+
+class ResultNotKept(ApplicationError):
+    """A function ran, its key is completed, and its result is not kept: it is not JSON, or too large.
+
+    ``result`` is the result for the first caller. A later caller gets None.
+    """
+
+    result: object = None
 
 
 class OperatorError(OnceKeyError):
