@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from stripe import WebhookSignature
 
 from oncekey.demo.provider import Charge, Ledger, make_server
 from oncekey.stores.registry import open_store
@@ -84,6 +85,27 @@ def test_fastapi_payments_example_charges_once(store: str, listener: socket.sock
         assert second.headers["idempotency-replayed"] == "true"
         assert http.post("/payments", headers=key, json={"amount": 501}).status_code == 422
         assert http.post("/payments", headers=key | {"X-API-Key": "eve"}, json={"amount": 500}).status_code == 401
+
+
+def test_webhooks_example_books_an_event_once(listener: socket.socket, tmp_path: Path) -> None:
+    """Two deliveries of one event, each with its own signature; one with the secret that is replaced; a forged one."""
+    environ = {"STRIPE_WEBHOOK_SECRET": "whsec_new,whsec_old", "WEBHOOKS_DATABASE": str(tmp_path / "webhooks.db")}
+    invoice = {"id": "in_1", "amount_paid": 2000}
+    with served("examples.webhooks_stripe:app", environ, listener), client_to(listener) as http:
+
+        def deliver(secret: str, at: float, pending: int) -> httpx.Response:
+            event = {"id": "evt_1", "type": "invoice.paid", "pending_webhooks": pending, "data": {"object": invoice}}
+            body = json.dumps(event)
+            signature = WebhookSignature.generate_signature_header(body, secret, int(at))
+            headers = {"Stripe-Signature": signature, "Content-Type": "application/json"}
+            return http.post("/stripe", content=body, headers=headers)
+
+        now = time.time()
+        answers = [deliver("whsec_bad", now, 2), deliver("whsec_new", now - 900, 2), deliver("whsec_old", now, 2)]
+        answers.append(deliver("whsec_new", now, 1))
+        assert [answer.status_code for answer in answers] == [401, 401, 200, 200]
+        assert answers[3].headers["idempotency-replayed"] == "true"
+        assert http.get("/bookings").json() == [{"event": "evt_1", "invoice": "in_1", "cents": 2000}]
 
 
 @pytest.mark.timeout(150)

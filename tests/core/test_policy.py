@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from oncekey.core import policy as module
-from oncekey.core.policy import NEVER_STORED, STORED_HEADERS, Policy
+from oncekey.core.policy import Policy
+from oncekey.core.policy_headers import NEVER_STORED, STORED_HEADERS
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError
 

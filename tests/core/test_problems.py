@@ -40,6 +40,7 @@ STATUSES = {
     "store-unavailable": (503, 503, 503),
     "not-stored": (503, 503, 503),
     "not-authenticated": (401, 401, 401),
+    "signature-invalid": (401, 401, 401),
     "not-authorized": (403, 403, 403),
     "not-comparable": (503, 503, 503),
     "not-executed": (503, 503, 503),
@@ -293,6 +294,7 @@ def test_a_401_has_a_challenge(profile: ProfileName) -> None:
     assert headers_of(problem(profile, Situation.NOT_AUTHENTICATED))["www-authenticate"] == "Bearer"
     basic = problem(profile, Situation.NOT_AUTHENTICATED, challenge='Basic realm="api"')
     assert headers_of(basic)["www-authenticate"] == 'Basic realm="api"'
+    assert headers_of(problem(profile, Situation.SIGNATURE_INVALID))["www-authenticate"] == "Signature"
     assert "www-authenticate" not in headers_of(problem(profile, Situation.KEY_MISSING))
 
 

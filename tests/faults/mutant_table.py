@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(16, "I2", "identity bytes are stored", "tests/web/test_asgi_responses.py::test_response_is_stored_without_gzip_of_the_app",
       ("oncekey.web.asgi_scope", " if item[0] != b\"accept-encoding\"]", "]")),
     _(16, "I2", "Location is kept", "tests/web/test_asgi_responses.py::test_set_cookie_and_authorization_are_not_replayed_while_location_is",
-      ("oncekey.core.policy", "        \"location\",\n", "")),
+      ("oncekey.core.policy_headers", "        \"location\",\n", "")),
     _(16, "I2", "204 has no length", "tests/web/test_asgi_responses.py::test_204_has_no_length_and_no_body",
       ("oncekey.web.responses", "BODILESS = frozenset({204, 205, 304})", "BODILESS = frozenset({0})")),
     # 17: keys that collide

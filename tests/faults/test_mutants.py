@@ -68,13 +68,13 @@ def test_text_that_a_mutant_changes_is_in_the_source_once() -> None:
 def test_a_change_is_made_in_memory_and_in_children(tmp_path: Path) -> None:
     """Of a module, of a statement, and told; text that is not there is said to be stale."""
     edits = [
-        ["oncekey.core.policy", '"content-language",', '"x-planted",'],
+        ["oncekey.core.policy_headers", '"content-language",', '"x-planted",'],
         ["oncekey.stores.sqlite/due_leases", "lease_until <= ?1", "lease_until <= 7"],
         ["oncekey.stores.sqlite/delete", "no such text", ""],
     ]
     script = """
 import subprocess, sys
-from oncekey.core.policy import STORED_HEADERS
+from oncekey.core.policy_headers import STORED_HEADERS
 from oncekey.stores.sqlite import store
 print("x-planted" in STORED_HEADERS, "lease_until <= 7" in store._DUE[store.Duty.LEASES])
 if len(sys.argv) == 1:
@@ -90,5 +90,5 @@ if len(sys.argv) == 1:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=50)
     assert sorted(ended.stdout.split("\n")) == ["", "True True", "True True"]
     told = (tmp_path / "applied").read_text().splitlines()
-    assert told.count("applied: oncekey.core.policy") == 2
+    assert told.count("applied: oncekey.core.policy_headers") == 2
     assert told.count("stale: oncekey.stores.sqlite/delete has this 0 times: no such text") == 2

@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import Literal, get_args
 
 from oncekey.core.documented import with_fields
+from oncekey.core.guards import SENDER_MARK, KeySource, Verify, check_guards
+from oncekey.core.policy_headers import NEVER_IN_A_FINGERPRINT, NEVER_STORED, STORED_HEADERS
 from oncekey.core.recipe import DEFAULT_HEADERS, Recipe
 from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS
 from oncekey.core.states import Effects
@@ -23,82 +25,6 @@ InFlight = Literal["conflict", "wait", "accepted"]
 OnServerError = Literal["auto", "retry", "replay", "unknown"]
 KeySyntax = Literal["any", "strict"]
 KeyPer = Literal["tenant", "endpoint"]
-
-STORED_HEADERS: frozenset[str] = frozenset(
-    {
-        "content-type",
-        "content-language",
-        "content-disposition",
-        "content-encoding",
-        "content-location",
-        "location",
-        "link",
-        "etag",
-        "last-modified",
-        "cache-control",
-        "expires",
-        "vary",
-        "retry-after",
-        "allow",
-        "deprecation",
-        "sunset",
-    }
-)
-"""Headers that describe the result. An allow-list: every client with the key gets the stored headers, so headers of one
-connection, one session or one moment (Set-Cookie, Authorization, Date, hop-by-hop) must not be stored."""
-
-NEVER_STORED: frozenset[str] = frozenset(
-    {
-        "set-cookie",
-        "set-cookie2",
-        "authorization",
-        "proxy-authorization",
-        "authentication-info",
-        "proxy-authenticate",
-        "date",
-        "server",
-        "connection",
-        "keep-alive",
-        "transfer-encoding",
-        "te",
-        "trailer",
-        "upgrade",
-        "content-length",
-        "idempotency-key",
-        "idempotency-expires",
-        "idempotency-replayed",
-        "idempotent-replayed",
-    }
-)
-"""Refused also if a route names them: secrets, hop-by-hop headers, and headers that every answer computes anew."""
-
-_EVERY_TRY = "differs from one try to the next, so every retry would be refused"
-_CREDENTIAL = "is a credential, which is renewed between a request and its retry: let the scope function read it"
-_ON_THE_WAY = "is set on the way to this app, and a retry may take another way"
-NEVER_IN_A_FINGERPRINT: dict[str, str] = {
-    "idempotency-key": "is the key itself",
-    "content-type": "is part of every fingerprint",
-    "content-length": "says no more than the body, which is part of every fingerprint",
-    **dict.fromkeys(
-        [
-            *("date", "traceparent", "tracestate", "baggage", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid"),
-            *("sentry-trace", "x-request-id", "x-correlation-id", "request-id", "correlation-id", "x-amzn-trace-id"),
-            *("x-cloud-trace-context", "cf-ray", "amz-sdk-request", "x-stainless-retry-count"),
-            *("signature", "signature-input", "stripe-signature", "x-hub-signature-256", "dpop"),
-        ],
-        _EVERY_TRY,
-    ),
-    **dict.fromkeys(["authorization", "proxy-authorization", "cookie"], _CREDENTIAL),
-    **dict.fromkeys(
-        [
-            *("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect", "accept-encoding"),
-            *("via", "forwarded", "host", "x-real-ip"),
-            *("x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"),
-        ],
-        _ON_THE_WAY,
-    ),
-}
-"""Headers that ``fingerprint_headers`` refuses, each with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +129,18 @@ class Policy:
     """Keep the request itself beside the key, for ``once.resume`` (docs/phases.md). Only with ``effects="phased"``. Its
     body then lies in the store as it was sent, unencrypted, until the key is deleted: hence off."""
 
+    key_from: KeySource | None = None
+    """Where the key is, for a sender that has an id of its own and sends no Idempotency-Key: ``header("webhook-id")``,
+    ``json_field("id")``, or a function of the request and its body that returns the key (docs/webhooks.md)."""
+
+    verify: Verify | None = None
+    """Checks the request's signature: a function of the request and its body that returns True if it holds. It runs
+    before any look-up. Every other answer, and an exception, is a 401, and nothing is stored."""
+
+    sender: str | None = None
+    """Whose keys these are, if ``verify`` tells it: the name of the one sender of this route, such as ``stripe``. Then
+    neither ``scope`` nor ``authorize`` is asked, since a webhook has no account of the app."""
+
     # Derived once, since the hot path wants numbers and lower-case names.
     effects_kind: Effects = field(init=False, repr=False, compare=False)
     recipe: Recipe = field(init=False, repr=False, compare=False)
@@ -210,7 +148,9 @@ class Policy:
     retention_seconds: float = field(init=False, repr=False, compare=False)
     begin_seconds: float = field(init=False, repr=False, compare=False)
     unusual_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
-    takes_any_key: bool = field(init=False, repr=False, compare=False)
+    flat: bool = field(init=False, repr=False, compare=False)
+    sender_scope: str = field(init=False, repr=False, compare=False)
+    guarded: bool = field(init=False, repr=False, compare=False)
     stored_names: dict[bytes, str] = field(init=False, repr=False, compare=False)
     quarantine_seconds: float | None = field(init=False, repr=False, compare=False)
 
@@ -225,7 +165,9 @@ class Policy:
         derive(self, "recipe", Recipe.of(self.fingerprint_fields, self.fingerprint_headers))
         derive(self, "unusual_headers", self.recipe.headers | {b"transfer-encoding"})
         derive(self, "stored_names", {name.encode(): name for name in self.stored_headers})
-        derive(self, "takes_any_key", self.key_syntax == "any" and self.key_format is None)
+        derive(self, "sender_scope", f"{SENDER_MARK}{self.sender}")
+        derive(self, "guarded", self.key_from is not None or self.verify is not None)
+        derive(self, "flat", self.key_syntax == "any" and self.key_format is None and not self.guarded)
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
         derive(self, "retention_seconds", self.ttl.total_seconds())
@@ -297,6 +239,7 @@ class Policy:
                 raise ConfigurationError(f"Policy(fingerprint_headers=…): {name} {NEVER_IN_A_FINGERPRINT[name]}")
             if not _HEADER_NAME(name):
                 raise ConfigurationError(f"Policy(fingerprint_headers=…): {name!r} is not the name of a header")
+        check_guards(self)
         if self.ttl < timedelta(hours=1):
             warnings.warn(
                 f"Policy(ttl={self.ttl}): under one hour, a client that comes back later runs the operation again; "

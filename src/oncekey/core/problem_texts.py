@@ -36,6 +36,7 @@ class Situation(StrEnum):
     UNREADABLE = "not-comparable"  # before the handler: a newer version wrote the row
     NOT_STORED = "not-stored"  # after the handler: it ran, and its answer could not be stored yet
     NOT_AUTHENTICATED = "not-authenticated"
+    SIGNATURE_INVALID = "signature-invalid"
     NOT_AUTHORIZED = "not-authorized"
     NOT_EXECUTED = "not-executed"  # nothing happened, in this attempt or in any before it
     NOT_FINISHED = "not-finished"  # finished steps stay done, and a retry with the same key resumes after them
@@ -154,6 +155,11 @@ ENTRIES: dict[Situation, Entry] = {
         "looked up or executed.",
         "Authenticate, and send the request again with the same key.",
         (_INVALID, "authentication_required"), "AUTHENTICATION_REQUIRED"),
+    Situation.SIGNATURE_INVALID: Entry(
+        (401, 401, 401), "The signature of the request does not hold",
+        "The request has no valid signature, or it was signed too long ago. Nothing was looked up or executed.",
+        "Sign the body exactly as it is sent, with the secret that this API knows, and send it again with the same id.",
+        (_INVALID, "signature_invalid"), "SIGNATURE_INVALID"),
     Situation.NOT_AUTHORIZED: Entry(
         (403, 403, 403), "This operation is not allowed",
         "This caller may not use this operation, with any Idempotency-Key. Nothing was looked up or executed.",

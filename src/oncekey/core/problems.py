@@ -226,8 +226,9 @@ def _build(asked: _Asked) -> Answer:
         headers.append(("stripe-should-retry", "true" if again else "false"))
     if docs or (profile == "ietf" and situation in _LINKED):
         headers.append(("link", f'<{docs or THE_DRAFT}>; rel="describedby"'))
-    if situation is Situation.NOT_AUTHENTICATED:
-        headers.append(("www-authenticate", asked.challenge))
+    if status == 401:
+        signature = situation is Situation.SIGNATURE_INVALID
+        headers.append(("www-authenticate", "Signature" if signature else asked.challenge))
     if asked.location and situation in _STATES:
         headers.append(("location", _in_header(asked.location)))
     return Answer(status, tuple([(name.encode(), text.encode("latin-1")) for name, text in headers]), body)

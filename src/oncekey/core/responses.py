@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from oncekey.core.policy import NEVER_STORED
+from oncekey.core.policy_headers import NEVER_STORED
 from oncekey.core.record import StoredResponse
 from oncekey.errors import ConfigurationError
 

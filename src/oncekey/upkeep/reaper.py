@@ -23,7 +23,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from oncekey.core.policy import STORED_HEADERS
+from oncekey.core.policy_headers import STORED_HEADERS
 from oncekey.core.problems import ProfileName, Situation, problem
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State

@@ -16,9 +16,10 @@ once for all kinds of servers (``exchange.py``; ``asgi_shell.py`` up to the deci
 =================  ===================================================================================================
 point              what leaves there
 =================  ===================================================================================================
-the head           no key, several, or a key with escapes, spaces or parameters; a policy that narrows keys; no content
-                   type; a body of unknown length or over 64 KiB; headers that are part of the fingerprint; a OnceKey
-                   that is closed, or whose store failed the last time
+the head           no key, several, or a key with escapes, spaces or parameters; a policy that narrows keys, or
+                   asks more of a request than its key (``core/guards.py``); no content type; a body of unknown length
+                   or over 64 KiB; headers that are part of the fingerprint; a OnceKey that is closed, or whose store
+                   failed the last time
 the body           it is not as long as its header says
 the store's word   a key that is in flight, unknown, deferred, expired, of another request, or to be retried; a
                    reservation whose answer was lost and asked for again
@@ -146,7 +147,7 @@ class IdempotencyMiddleware:
             or not policy.unusual_headers.isdisjoint(head)
             or not policy.key_min_length <= len(key) <= policy.key_max_length
             or key.isspace()
-            or not policy.takes_any_key
+            or not policy.flat
             or not engine.breaker.calm
             or engine.closed
         ):

@@ -18,6 +18,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.engine.request import Request, allowed
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.web import admission
 from oncekey.web.asgi_call import AsgiCall
 from oncekey.web.asgi_scope import (
     App,
@@ -61,9 +62,11 @@ async def protect(
     if not keys and not policy.required:
         await unprotected(app, scope, receive, send)
         return
-    if tenant is None:
+    if policy.sender is not None:
+        tenant = policy.sender_scope
+    elif tenant is None:
         try:
-            tenant = await tenant_of(once, route, scope, authorize=bool(keys))
+            tenant = await tenant_of(once, route, scope, authorize=bool(keys) or policy.key_from is not None)
         except (NotAuthenticated, NotAuthorized) as error:
             await answer(exchange, exchange.refuse_caller(error), send)
             return
@@ -83,6 +86,9 @@ async def protect(
         if refused is not None:
             await answer(exchange, refused, send)
             return
+    if policy.guarded and (refused := await _check(exchange, scope, body)) is not None:
+        await answer(exchange, refused, send)
+        return
     parts = parts_of(scope, content_type, body)
     if len(body) > LARGE_BODY_BYTES:
         # Hashing a large document takes milliseconds, and a hostile one more: do not block the event loop.
@@ -138,6 +144,13 @@ async def tenant_of(once: OnceKey, route: Route, scope: Scope, *, authorize: boo
         verdict = once.authorize(request, route.operation)
         allowed(await verdict if inspect.isawaitable(verdict) else verdict)
     return tenant
+
+
+async def _check(exchange: Exchange, scope: Scope, body: bytes) -> Answer | None:
+    request = Request(scope["method"].upper(), scope["path"], scope, scope["headers"])
+    if len(body) > LARGE_BODY_BYTES:
+        return await asyncio.to_thread(admission.check, exchange, request, body)
+    return admission.check(exchange, request, body)
 
 
 def _refused_body(exchange: Exchange, scope: Scope, body: bytes, length: int | None) -> Answer | None:

@@ -5,7 +5,8 @@ moves the bytes: it knows one kind of server, and decides nothing about a key. W
 
 1. Read the headers. Without a key, if the policy does not require one, call the app unprotected.
 2. Ask the app's ``scope`` and ``authorize`` functions. If they refuse the caller, send :meth:`Exchange.refuse_caller`.
-3. :meth:`~Exchange.admit`; then read the body, and refuse one that is too large or incomplete.
+3. :meth:`~Exchange.admit`; then read the body, and refuse one that is too large or incomplete. If the policy is
+   ``guarded``, ask ``admission.check``.
 4. :meth:`~Exchange.reserve`, and drive :meth:`~Exchange.begin`. If the store fails, send :meth:`~Exchange.unavailable`.
 5. Send :meth:`~Exchange.answer_to` the decision, or :meth:`~Exchange.execute`: call the app with the operation, and let
    the keeper watch it.
@@ -77,7 +78,7 @@ class Exchange:
     wanted: Reservation
     operation: Operation
     key_header: bytes | None = None
-    """The key as the client wrote it, for the response. None: the request has no valid key."""
+    """The key as the client wrote it in Idempotency-Key, for the response. None: it has no valid one there."""
     record: Record | None = None
     """The key's record as the store last returned it, for the headers of the response."""
     # of the end
@@ -105,13 +106,14 @@ class Exchange:
     def admit(self, keys: Sequence[bytes], length: int | None) -> Answer | None:
         """Check the lines of the Idempotency-Key header, and the length that the body is said to have.
 
-        None: read the body.
+        None: read the body. If the policy has a ``key_from``, ``admission.check`` finds the key after that.
         """
-        key = read_key(keys, self.policy, self.once)
-        if isinstance(key, Answer):
-            return key
-        self.key = key
-        self.key_header = keys[0].strip()
+        if self.policy.key_from is None:
+            key = read_key(keys, self.policy, self.once)
+            if isinstance(key, Answer):
+                return key
+            self.key = key
+            self.key_header = keys[0].strip()
         if length is not None and length > self.policy.max_request_bytes:
             return self.refuse(Situation.BODY_TOO_LARGE)  # before the server says 100 Continue
         return None

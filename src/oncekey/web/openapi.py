@@ -119,9 +119,11 @@ def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool =
         found.append(Situation.ACCEPTED)
     found += [Situation.BODY_TOO_LARGE, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED]
     found += [Situation.NOT_EXECUTED, Situation.NOT_FINISHED]
-    if authenticates:
+    if policy.verify is not None:
+        found.append(Situation.SIGNATURE_INVALID)
+    if authenticates and policy.sender is None:
         found.append(Situation.NOT_AUTHENTICATED)
-    if authorizes:
+    if authorizes and policy.sender is None:
         found.append(Situation.NOT_AUTHORIZED)
     return found
 
@@ -130,21 +132,25 @@ def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool =
 
 
 def _declare_operation(operation: Fragment, policy: Policy, shared: _Shared, answers: list[Situation]) -> None:
-    parameters = operation.setdefault("parameters", [])
+    if policy.key_from is None:
+        _declare_header(operation.setdefault("parameters", []), policy)
+    responses = operation.setdefault("responses", {})
+    for status, response in responses.items():
+        if str(status)[0] in "23d" and "$ref" not in response:  # d: default, which covers success too
+            response["headers"] = shared.success_headers(policy) | response.get("headers", {})
+    for situation in answers:
+        shared.add_answer(responses, situation)
+    operation["responses"] = {str(status): responses[status] for status in sorted(responses, key=str)}
+    operation[EXTENSION] = extension(policy)
+
+
+def _declare_header(parameters: list[Fragment], policy: Policy) -> None:
     own = next((at for at, known in enumerate(parameters) if _is_ours(known)), None)
     if own is None:
         parameters.append(parameter(policy))
     else:
         texts = {name: parameters[own][name] for name in ("description", "example") if name in parameters[own]}
         parameters[own] = parameter(policy) | texts
-    responses = operation.setdefault("responses", {})
-    for status, response in responses.items():
-        if str(status)[0] in "23d" and "$ref" not in response:  # d: default, which covers success too
-            response["headers"] = shared.success_headers() | response.get("headers", {})
-    for situation in answers:
-        shared.add_answer(responses, situation)
-    operation["responses"] = {str(status): responses[status] for status in sorted(responses, key=str)}
-    operation[EXTENSION] = extension(policy)
 
 
 def _is_ours(known: Mapping[str, Any]) -> bool:
@@ -159,15 +165,13 @@ class _Shared:
         self._profile: ProfileName = profile
         self._docs_url = docs_url
 
-    def success_headers(self) -> Fragment:
-        headers = {
-            HEADER: self._refer("headers", "IdempotencyKey", _header("The key of the request, as it was sent.")),
-            "Idempotency-Expires": self._refer(
-                "headers",
-                "IdempotencyExpires",
-                _header("Until when this response is kept for retries, as an HTTP date."),
-            ),
-        }
+    def success_headers(self, policy: Policy) -> Fragment:
+        headers: Fragment = {}
+        if policy.key_from is None:
+            sent = _header("The key of the request, as it was sent.")
+            headers[HEADER] = self._refer("headers", "IdempotencyKey", sent)
+        until = _header("Until when this response is kept for retries, as an HTTP date.")
+        headers["Idempotency-Expires"] = self._refer("headers", "IdempotencyExpires", until)
         if (marker := replay_marker(self._profile)) is not None:
             name, content = marker[0].decode().title(), marker[1].decode()
             header = _header("Present, with this value, on a response that was stored earlier and is sent again.")

@@ -19,6 +19,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.web import admission
 from oncekey.web.endpoints import WsgiEndpoints
 from oncekey.web.exchange import HELD, RUNNING, STORING, Exchange
 from oncekey.web.responses import Headers, answer_headers, body_length
@@ -100,9 +101,11 @@ class WsgiShell:
         raw_key = environ.get("HTTP_IDEMPOTENCY_KEY")
         if raw_key is None and not self.policy.required:
             return unprotected(self.app, environ, self.start_response)
+        policy = self.policy
         try:
-            if (tenant := once.single_tenant) is None or once.authorize is not None:
-                tenant = self._tenant(authorize=raw_key is not None)
+            tenant = once.single_tenant if policy.sender is None else policy.sender_scope
+            if tenant is None or (policy.sender is None and once.authorize is not None):
+                tenant = self._tenant(authorize=raw_key is not None or policy.key_from is not None)
         except (NotAuthenticated, NotAuthorized) as error:
             return self._answer(exchange.refuse_caller(error))
         length = body_length(environ.get("CONTENT_LENGTH"))
@@ -112,6 +115,8 @@ class WsgiShell:
         body = self._read_body(length)
         if isinstance(body, Answer):
             return self._answer(body)
+        if policy.guarded and (refused := admission.check(exchange, self._request(), body)) is not None:
+            return self._answer(refused)
         query, content_type = environ.get("QUERY_STRING", "").encode("latin-1"), environ.get("CONTENT_TYPE") or None
         parts = (method_of(environ), self.path, query, content_type, body, partial(header_lines, environ))
         exchange.reserve(tenant, parts, header_lines(environ, self.policy.recipe.headers))
@@ -126,13 +131,16 @@ class WsgiShell:
 
     def _tenant(self, *, authorize: bool) -> str:
         """The tenant of the request. Also asks ``authorize``, before the key is looked up."""
-        once, environ = self.once, self.environ
-        path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # the app may print or send it
-        request = Request(method_of(environ), path, environ, all_headers(environ))
+        once, request = self.once, self._request()
         tenant: str = once.single_tenant or not_async(once.scope(request), "scope")  # type: ignore[operator]
         if authorize and once.authorize is not None:
             allowed(not_async(once.authorize(request, self.exchange.route.operation), "authorize"))
         return tenant
+
+    def _request(self) -> Request:
+        """The request as the app's functions get it."""
+        path = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # the app may print or send it
+        return Request(method_of(self.environ), path, self.environ, all_headers(self.environ))
 
     def _read_body(self, length: int | None) -> bytes | Answer:
         """The whole body, or the answer that refuses it: it is larger than the policy allows, or incomplete."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from oncekey.core.policy import STORED_HEADERS
+from oncekey.core.policy_headers import STORED_HEADERS
 from oncekey.testing.http.stack import Stack
 
 MARKER = ("idempotency-replayed", "true")

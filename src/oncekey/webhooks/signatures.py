@@ -1,0 +1,117 @@
+"""Checks of signatures, for ``Policy(verify=…)``: by the sender's own library if there is one, otherwise by HMAC.
+
+Each takes several secrets, so that a secret can be replaced: pass the new and the old one until the sender has changed
+to the new one. A signature holds if it holds under one of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import importlib
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Literal
+
+from oncekey.engine.request import Request
+from oncekey.errors import ConfigurationError
+
+Secrets = str | Iterable[str]
+Verifier = Callable[[Request, bytes], bool]
+
+TOLERANCE = timedelta(minutes=5)
+"""How far the time in a signature may be from now: what Stripe and Standard Webhooks say."""
+
+
+def hmac_sha256(
+    name: str, secret: Secrets, *, encoding: Literal["hex", "base64"] = "hex", prefix: str = ""
+) -> Verifier:
+    """The header ``name`` has the HMAC-SHA-256 of the body: after ``prefix``, in hexadecimal digits or base64."""
+    keys = [text.encode() for text in secrets_of(secret)]
+    if encoding not in ("hex", "base64"):
+        raise ConfigurationError(f"hmac_sha256(encoding={encoding!r}): it takes 'hex' or 'base64'")
+
+    def verify(request: Request, body: bytes) -> bool:
+        sent = request.headers.get(name, "").strip()
+        if not sent.startswith(prefix):
+            return False
+        try:
+            text = sent.removeprefix(prefix)
+            signature = bytes.fromhex(text) if encoding == "hex" else base64.b64decode(text, validate=True)
+        except (ValueError, binascii.Error):
+            return False
+        return _any([hmac.compare_digest(hmac.digest(key, body, "sha256"), signature) for key in keys])
+
+    return verify
+
+
+def stripe_signature(secret: Secrets, tolerance: timedelta = TOLERANCE) -> Verifier:
+    """``Stripe-Signature``, by Stripe's library."""
+    signature = _library("stripe", "stripe").WebhookSignature
+    keys, seconds = secrets_of(secret), tolerance.total_seconds()
+
+    def verify(request: Request, body: bytes) -> bool:
+        sent = request.headers.get("stripe-signature", "")
+        holds = [_returns(signature.verify_header, body, sent, key, seconds) for key in keys]
+        # The library refuses what is too old, but not what is from the future.
+        return _any(holds) and _time_of(sent) <= time.time() + seconds
+
+    return verify
+
+
+def standard_signature(secret: Secrets) -> Verifier:
+    """``webhook-signature`` of Standard Webhooks, by their library, which allows five minutes."""
+    library = _library("standardwebhooks", "webhooks")
+    try:
+        hooks = [library.Webhook(text) for text in secrets_of(secret)]
+    except Exception as error:
+        raise ConfigurationError(
+            "standard_webhooks(secret): it takes the secret as the sender shows it, in base64, with or without whsec_"
+        ) from error
+
+    def verify(request: Request, body: bytes) -> bool:
+        headers = dict(request.headers)
+        return _any([_returns(hook.verify, body, headers) for hook in hooks])
+
+    return verify
+
+
+def secrets_of(secret: Secrets) -> list[str]:
+    """The secrets as a list. An empty one would let every sender sign."""
+    found: list[Any] = [secret] if isinstance(secret, str) else list(secret)
+    if not found or not all(isinstance(text, str) and text.strip() for text in found):
+        raise ConfigurationError(
+            "the secret of a webhook is missing or empty: is the variable of the environment set? It takes a text, or "
+            "a list of texts while a secret is replaced"
+        )
+    return found
+
+
+def _any(holds: list[bool]) -> bool:
+    """True if one holds. All were computed, so the time does not say which secret it was."""
+    return any(holds)
+
+
+def _returns(check: Callable[..., object], *args: Any) -> bool:
+    """Whether a library's check returns. Each raises for a bad signature, and ValueErrors for bad headers."""
+    try:
+        check(*args)
+    except Exception:  # noqa: BLE001 - whatever it raised, the signature was not shown to hold
+        return False
+    return True
+
+
+def _time_of(header: str) -> float:
+    """The time in a Stripe-Signature whose signature holds."""
+    return next(float(item[2:]) for item in header.split(",") if item.startswith("t="))
+
+
+def _library(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"this needs the sender's library {module!r}: pip install 'oncekey[{extra}]'"
+        ) from error
