@@ -56,6 +56,11 @@ stores: $(STAMP) ## the tests of single stores, databases and drivers in depth (
 galera: $(STAMP) ## races and kills on three Galera nodes, which `make servers` fetches (ten minutes)
 	@$(in_memory); $(BIN)/python -m pytest tests/stores/test_galera.py -m galera -s $(ARGS)
 
+.PHONY: mysql
+mysql: $(STAMP) ## the tests of MySQL, on MySQL itself, which `make servers ARGS=mysql` fetches, in place of MariaDB
+	@$(in_memory); ONCEKEY_MYSQL=mysql $(BIN)/python -m pytest -n $(WORKERS) \
+		tests/stores tests/enlist tests/web tests/demo -m "not galera and not faults" -k mysql $(ARGS)
+
 .PHONY: frameworks
 frameworks: $(STAMP) ## the tests of single frameworks, servers and example apps in depth (marker `frameworks`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "frameworks and not stores and not faults" $(ARGS)
@@ -96,7 +101,7 @@ matrix: $(STAMP) ## the tests of frameworks and drivers, on their oldest and new
 
 .PHONY: servers
 servers: $(STAMP) ## fetch database servers that tests use, from Debian packages, into .servers (nothing is installed)
-	@$(BIN)/python -m oncekey.testing.servers
+	@$(BIN)/python -m oncekey.testing.servers $(ARGS)
 
 .PHONY: pins
 pins: ## look up current versions of requirements/*.in and pin them in dev.txt, run.txt (a part of it) and bench.txt

@@ -23,6 +23,7 @@ from oncekey.testing.servers import (
     MysqlServer,
     PostgresServer,
     RedisServer,
+    chosen_mysql,
 )
 from oncekey.testing.servers.dynamodb import CREDENTIALS
 from tests import databases
@@ -74,8 +75,8 @@ def ready_url(_ready_database: str) -> str:
 
 @pytest.fixture(scope="session")
 def mysql_server() -> Iterator[MysqlServer]:
-    """One MariaDB per worker. A test that pauses or kills it leaves it running again."""
-    with running(MysqlServer(fsync=False)) as server:
+    """One MariaDB per worker, or MySQL (``ONCEKEY_MYSQL``). A test that pauses or kills it leaves it running again."""
+    with running(chosen_mysql(fsync=False)) as server:
         yield server
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from oncekey.testing.servers import (
     MysqlServer,
+    OracleMysqlServer,
     PostgresServer,
     RedisServer,
     ServerFailed,
@@ -268,13 +269,13 @@ def test_signals_to_a_process_that_is_gone_are_no_error() -> None:
 # -- MariaDB ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def mysql() -> Iterator[MysqlServer]:
-    with running(MysqlServer()) as server:
+@pytest.fixture(params=[MysqlServer, pytest.param(OracleMysqlServer, marks=pytest.mark.stores)])
+def mysql(request: pytest.FixtureRequest) -> Iterator[MysqlServer]:
+    with running(request.param()) as server:
         yield server
 
 
-def test_mariadb_keeps_its_data_through_a_kill_and_a_restart(mysql: MysqlServer) -> None:
+def test_mysql_keeps_its_data_through_a_kill_and_a_restart(mysql: MysqlServer) -> None:
     mysql.database("kept")
     mysql.execute("CREATE TABLE numbers (number int) ENGINE=InnoDB", database="kept")
     mysql.execute("INSERT INTO numbers VALUES (1)", database="kept")
@@ -287,7 +288,7 @@ def test_mariadb_keeps_its_data_through_a_kill_and_a_restart(mysql: MysqlServer)
     assert mysql.execute("SELECT number FROM numbers", database="kept") == [(1,)]
 
 
-def test_paused_mariadb_does_not_answer_until_it_is_resumed(mysql: MysqlServer) -> None:
+def test_paused_mysql_does_not_answer_until_it_is_resumed(mysql: MysqlServer) -> None:
     mysql.pause()
     with pytest.raises((ServerFailed, OSError)):
         mysql.execute("SELECT 1", timeout=1.0)
@@ -295,7 +296,7 @@ def test_paused_mariadb_does_not_answer_until_it_is_resumed(mysql: MysqlServer) 
     assert mysql.execute("SELECT 1") == [(1,)]
 
 
-def test_mariadb_database_is_dropped_although_a_transaction_is_open_in_it(mysql: MysqlServer) -> None:
+def test_mysql_database_is_dropped_although_a_transaction_is_open_in_it(mysql: MysqlServer) -> None:
     pymysql = pytest.importorskip("pymysql")
     mysql.database("held")
     mysql.execute("CREATE TABLE numbers (number int) ENGINE=InnoDB", database="held")
@@ -306,7 +307,7 @@ def test_mariadb_database_is_dropped_although_a_transaction_is_open_in_it(mysql:
     client.close()
 
 
-def test_mariadb_leaves_no_process_and_no_folder(mysql: MysqlServer) -> None:
+def test_mysql_leaves_no_process_and_no_folder(mysql: MysqlServer) -> None:
     pid, home = mysql.pid, mysql._home
     mysql.stop()
     assert not alive(pid)

@@ -56,7 +56,9 @@ class Probes:
     def _indexes_used(self, name: str) -> set[str]:
         asked = {"limit": 1, "duty": Text("'unknown'"), "state": Text("'unknown'"), "after": ""}
         self._start_clock()
-        (plan,) = self._packet("EXPLAIN " + filled(statement(name, slim(NOW)), asked), checked=False)
+        (plan,) = self._packet(
+            "EXPLAIN FORMAT = TRADITIONAL " + filled(statement(name, slim(NOW)), asked), checked=False
+        )
         return {str(row[5] if len(row) == 10 else row[6]) for row in plan}  # MySQL has a column for partitions
 
     def _clock_difference(self) -> Diagnosis:

@@ -54,6 +54,7 @@ _GONE: dict[int, str] = {
     CR.CR_CONN_HOST_ERROR: "start it, or correct the address",
     CR.CR_CONNECTION_ERROR: "start it, or correct the address",
     CR.CR_UNKNOWN_HOST: "correct the name of the host",
+    CR.CR_AUTH_PLUGIN_CANNOT_LOAD: "its login needs TLS or the package cryptography: pip install 'oncekey[mysql]'",
     ER.CON_COUNT_ERROR: "it takes no more connections: raise max_connections, or run fewer processes",
     ER.TOO_MANY_USER_CONNECTIONS: "its user may have no more connections: raise max_user_connections",
     ER.USER_LIMIT_REACHED: "its user may have no more connections: raise max_user_connections",
@@ -150,7 +151,10 @@ def _connect(
         **dict(address.options),
     )
     connection.set_deadline(deadline)
-    connection.connect()
+    try:
+        connection.connect()
+    except RuntimeError as error:  # so PyMySQL says that it cannot encrypt a password: MySQL 8's default, without TLS
+        raise pymysql.OperationalError(CR.CR_AUTH_PLUGIN_CANNOT_LOAD, "the login needs a package") from error
     try:
         settings = _SETTINGS.format(seconds=max(1, round(timeout)), lock_seconds=max(1, round(lock_timeout)))
         *_, ((packet,),), wsrep_on, wsrep_ready = connection.run(settings)

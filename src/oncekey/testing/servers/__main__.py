@@ -1,4 +1,4 @@
-"""``python -m oncekey.testing.servers``: fetch the servers that tests can use (``make servers``)."""
+"""``python -m oncekey.testing.servers``: fetch servers for tests (``make servers``): all, or those that are named."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-sys.exit(main(say))
+sys.exit(main(say, sys.argv[1:]))

@@ -88,6 +88,15 @@ def find_mariadb() -> Path:
     raise missing("MariaDB server")
 
 
+def find_mysql() -> Path:
+    """The folder that stands for ``/`` above MySQL's ``usr/sbin/mysqld``. The system's may be MariaDB by that name."""
+    for root in (Path("/"), unpacked("mysql")):
+        if root is not None and (root / "usr" / _MYSQL).is_file() and not (root / "usr" / _MARIADB[0]).exists():
+            return root
+    raise ServerUnavailable("No MySQL server found: run `make servers ARGS=mysql`, which fetches it, or install it.")
+
+
+_MYSQL = "sbin/mysqld"
 _MARIADB = ("sbin/mariadbd", "bin/mariadb-install-db")
 
 

@@ -30,12 +30,14 @@ class MysqlServer(Server):
 
     kind = "MariaDB"
     _stop_signal = signal.SIGTERM
+    _binary = "usr/sbin/mariadbd"
+    _small: Mapping[str, str] = _SMALL
 
     def __init__(self, *, fsync: bool = True, settings: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self._root: Path | None = None
         self._settings = {
-            **_SMALL,
+            **self._small,
             "bind-address": HOST,
             "max-connections": "200",
             "innodb-flush-log-at-trx-commit": "1" if fsync else "2",
@@ -91,19 +93,62 @@ class MysqlServer(Server):
         except pymysql.Error as error:
             if error.args[0] == ignore:
                 return []
-            raise ServerFailed(f"MariaDB: {error.args[-1]} ({error.args[0]})") from error
+            raise ServerFailed(f"{self.kind}: {error.args[-1]} ({error.args[0]})") from error
 
     def _prepare(self) -> None:
-        self._root = find_mariadb()
-        self._user = _user_for(self._root)
+        self._root = self._find()
+        self._user = _user_for(self._root / self._binary)
         self._folder = Folder("mysql", self._user)
         self._lay_out_data()
 
+    def _find(self) -> Path:
+        return find_mariadb()
+
     def _lay_out_data(self) -> None:
-        shutil.copytree(_empty_data(cast("Path", self._root), self._user), self._data, copy_function=shutil.copy)
+        shutil.copytree(self._empty_data(), self._data, copy_function=shutil.copy)
         if self._user is not None:
             for path in (self._data, *self._data.rglob("*")):
                 os.chown(path, self._user.pw_uid, self._user.pw_gid)
+
+    def _empty_data(self) -> Path:
+        """A data folder without databases. It takes seconds to make, so it is made once per process, and copied."""
+        root = cast("Path", self._root)
+        if root not in _data_folders:
+            made = Folder("mysql-data", self._user)
+            atexit.register(_remove_from, os.getpid(), made)
+            own = ["--user=root"] if self._user is None and os.getuid() == 0 else []
+            done = subprocess.run(
+                [
+                    *self._installer(root, made.path),
+                    *own,
+                    *(f"--{name}={value}" for name, value in self._small.items()),
+                ],
+                cwd=made.path,
+                env=self._environment_below(root, {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                start_new_session=True,
+                user=None if self._user is None else self._user.pw_uid,
+                group=None if self._user is None else self._user.pw_gid,
+                extra_groups=None if self._user is None else [],
+            )
+            if done.returncode != 0:
+                said = (done.stderr or done.stdout).decode(errors="replace")
+                raise ServerFailed(f"{self.kind} could not make its data folder: {said}")
+            _data_folders[root] = made.path / "data"
+        return _data_folders[root]
+
+    def _installer(self, root: Path, folder: Path) -> list[str]:
+        """The command that makes ``folder/data``, with a user root who needs no password."""
+        return [
+            *(str(root / "usr/bin/mariadb-install-db"), "--no-defaults", f"--basedir={root}/usr"),
+            *(f"--datadir={folder}/data", "--auth-root-authentication-method=normal", "--skip-test-db"),
+            *("--skip-name-resolve", f"--tmpdir={folder}"),
+        ]
+
+    def _program(self, root: Path) -> list[str]:
+        return [str(root / self._binary)]
 
     @property
     def _data(self) -> Path:
@@ -113,7 +158,7 @@ class MysqlServer(Server):
         root = cast("Path", self._root)
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
         return [
-            *(str(root / "usr/sbin/mariadbd"), *_places(root), f"--datadir={self._data}", f"--port={self.port}"),
+            *(*self._program(root), *places(root), f"--datadir={self._data}", f"--port={self.port}"),
             *(f"--socket={self._home}/socket", f"--pid-file={self._home}/pid", "--skip-name-resolve"),
             f"--tmpdir={self._home}",  # a server that starts deletes the temporary tables that it finds there
             *(["--user=root"] if self._user is None and os.getuid() == 0 else []),
@@ -121,7 +166,15 @@ class MysqlServer(Server):
         ]
 
     def _environment(self) -> dict[str, str]:
-        return _found_libraries(cast("Path", self._root), super()._environment())
+        return self._environment_below(cast("Path", self._root), super()._environment())
+
+    def _environment_below(self, root: Path, environment: dict[str, str]) -> dict[str, str]:
+        """With the libraries and programs of an unpacked package."""
+        if root == Path("/"):
+            return environment
+        paths = [*map(str, libraries(root)), environment.get("LD_LIBRARY_PATH", "")]
+        binaries = f"{root}/usr/bin:{root}/usr/sbin:{environment.get('PATH', '')}"  # scripts of the server call others
+        return environment | {"LD_LIBRARY_PATH": ":".join(path for path in paths if path), "PATH": binaries}
 
     def _answers(self) -> bool:
         try:
@@ -131,12 +184,13 @@ class MysqlServer(Server):
         return True
 
 
-def _user_for(root: Path) -> pwd.struct_passwd | None:
+def _user_for(binary: Path) -> pwd.struct_passwd | None:
     """An unprivileged user, as in production. None: the current user, if no other can reach the binaries."""
-    return unprivileged_user() if open_to_others(root / "usr/sbin/mariadbd") else None
+    return unprivileged_user() if open_to_others(binary) else None
 
 
-def _places(root: Path) -> list[str]:
+def places(root: Path) -> list[str]:
+    """Options: where the server finds its parts."""
     plugins = next(
         (str(path) for path in (root / "usr/lib/mysql/plugin", root / "usr/lib64/mysql/plugin") if path.is_dir()), ""
     )
@@ -148,47 +202,7 @@ def _places(root: Path) -> list[str]:
     ]
 
 
-def _found_libraries(root: Path, environment: dict[str, str]) -> dict[str, str]:
-    if root == Path("/"):
-        return environment
-    paths = [*map(str, libraries(root)), environment.get("LD_LIBRARY_PATH", "")]
-    binaries = f"{root}/usr/bin:{root}/usr/sbin:{environment.get('PATH', '')}"  # scripts of the server call others
-    return environment | {"LD_LIBRARY_PATH": ":".join(path for path in paths if path), "PATH": binaries}
-
-
 _data_folders: dict[Path, Path] = {}
-
-
-def _empty_data(root: Path, user: pwd.struct_passwd | None) -> Path:
-    """A data folder without databases. It takes seconds to make, so it is made once per process, and copied."""
-    if root not in _data_folders:
-        made = Folder("mysql-data", user)
-        atexit.register(_remove_from, os.getpid(), made)
-        done = subprocess.run(
-            [
-                *(str(root / "usr/bin/mariadb-install-db"), "--no-defaults", f"--basedir={root}/usr"),
-                *(f"--datadir={made.path}/data", "--auth-root-authentication-method=normal", "--skip-test-db"),
-                *(
-                    "--skip-name-resolve",
-                    f"--tmpdir={made.path}",
-                    *(["--user=root"] if user is None and os.getuid() == 0 else []),
-                ),
-                *(f"--{name}={value}" for name, value in _SMALL.items()),
-            ],
-            cwd=made.path,
-            env=_found_libraries(root, {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            start_new_session=True,
-            user=None if user is None else user.pw_uid,
-            group=None if user is None else user.pw_gid,
-            extra_groups=None if user is None else [],
-        )
-        if done.returncode != 0:
-            raise ServerFailed(f"mariadb-install-db failed: {(done.stderr or done.stdout).decode(errors='replace')}")
-        _data_folders[root] = made.path / "data"
-    return _data_folders[root]
 
 
 def _remove_from(pid: int, made: Folder) -> None:

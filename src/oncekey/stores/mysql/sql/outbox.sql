@@ -294,7 +294,7 @@ WHERE
             AND i.state IN ('ready', 'running') AND NOT json_contains(@oncekey_jobs, CAST(i.number AS CHAR))
     )
 FOR UPDATE SKIP LOCKED;
-SELECT json_arrayagg(DISTINCT w.n) INTO @oncekey_tried
+SELECT json_arrayagg(w.n) INTO @oncekey_tried
 FROM ({placed}) AS w {jobs_of_keys}
 WHERE j.attempt > 0 OR j.history <> '[]';
 UPDATE ({placed}) AS w {jobs_of_keys}
