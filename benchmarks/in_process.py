@@ -16,13 +16,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import cycle, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks import apps, load
+from starlette.applications import Starlette
+
+from benchmarks import apps, by_hand, load
+
+if TYPE_CHECKING:
+    from oncekey import OnceKey
 
 REQUESTS = ("bare", "replay", "first")
+INSERTS = ("insert-bare", "insert-enlisted", "insert-by-hand", "insert-by-hand-held")
+"""The handler inserts a row on PostgreSQL: alone, in the transaction that completes the key, and as people write it."""
 DOCUMENTS = ("parsing", "fractions")
-MODES = (*REQUESTS, *DOCUMENTS)
+MODES = (*REQUESTS, *INSERTS, *DOCUMENTS)
 AT_ONCE = 32
 KEYS = 1_000
 WARM = 8 * AT_ONCE
@@ -34,6 +41,11 @@ REQUEST = (
 )
 
 Step = Callable[[], object]
+
+
+def place_of(mode: str) -> str:
+    """The database of a mode (``places.py``): what people write by hand has a table of its own."""
+    return f"postgres-asyncpg-{mode.removeprefix('insert-')}" if mode.startswith("insert-by-hand") else "postgres"
 
 
 def _nothing() -> None:
@@ -79,26 +91,20 @@ def _read(mode: str, number: int) -> None:
 async def _serve(mode: str, number: int, url: str, ready: Step, begin: Step, end: Step, at_once: int) -> None:
     from uvicorn.config import Config
 
-    from oncekey import SINGLE_TENANT, OnceKey
     from oncekey.web import tuning
-    from oncekey.web.asgi import IdempotencyMiddleware
 
-    app = apps.starlette_app()
-    once = None
-    if mode != "bare":
-        once = OnceKey(url, scope=SINGLE_TENANT, migrate=True)
-        app.add_middleware(IdempotencyMiddleware, once=once)
+    app, once = _app(mode, url)
     config = Config(app, access_log=False, log_level="warning")
     config.load()
     run = uuid.uuid4().hex[:24]
     keys = [f"{run}{n:012x}".encode() for n in range(KEYS + number)]
     clients = [_Client(config, mode) for _ in range(at_once)]
     ready()
-    await _load(clients, iter(keys[: KEYS if mode != "bare" else WARM]))
+    await _load(clients, iter(keys[: KEYS if mode in ("first", "replay") else WARM]))
     if mode == "replay":  # until now they were first requests
         await _load(clients, iter(keys[:KEYS]))
     tuning.settle()
-    chosen = iter(keys[KEYS:]) if mode == "first" else islice(cycle(keys[:KEYS]), number)
+    chosen = islice(cycle(keys[:KEYS]), number) if mode == "replay" else iter(keys[KEYS:])
     begin()
     await _load(clients, chosen)
     end()
@@ -106,6 +112,22 @@ async def _serve(mode: str, number: int, url: str, ready: Step, begin: Step, end
         client.close()
     if once is not None:
         await once.aclose()
+
+
+def _app(mode: str, url: str) -> tuple[Starlette, OnceKey | None]:
+    """The app of this mode, and what protects it."""
+    from oncekey import SINGLE_TENANT, OnceKey, Policy
+    from oncekey.web.asgi import IdempotencyMiddleware
+
+    if mode.startswith("insert-by-hand"):
+        return by_hand.app(f"asyncpg-{mode.removeprefix('insert-')}", url, apps.Executions(), inserts=True), None
+    enlists = mode == "insert-enlisted"
+    app = apps.inserting_app(url, enlists=enlists) if mode in INSERTS else apps.starlette_app()
+    if mode in ("bare", "insert-bare"):
+        return app, None
+    once = OnceKey(url, scope=SINGLE_TENANT, policy=Policy(effects="transactional") if enlists else None, migrate=True)
+    app.add_middleware(IdempotencyMiddleware, once=once)
+    return app, once
 
 
 async def _load(clients: list[_Client], keys: Iterator[bytes]) -> None:

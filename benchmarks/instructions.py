@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import callgrind, report
 from benchmarks.callgrind import LOOP, OURS, CannotCount, Counted
-from benchmarks.in_process import AT_ONCE, DOCUMENTS, MODES, REQUESTS
+from benchmarks.in_process import AT_ONCE, DOCUMENTS, INSERTS, MODES, REQUESTS, place_of
 from benchmarks.places import places
 
 FIGURES = Path(__file__).with_suffix(".json")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotCount as reason:
         print(f"skipped: {reason}")
         return 0
-    if options.layers and (modes := [mode for mode in REQUESTS if mode in counted]):
+    if options.layers and (modes := [mode for mode in (*REQUESTS, *INSERTS) if mode in counted]):
         report.show(("instructions a request", *modes), table(counted, modes), "by layer of Python code")
     if not set(REQUESTS) <= set(counted):
         return 0
@@ -80,19 +80,19 @@ def _count(options: argparse.Namespace) -> dict[str, Counted]:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         library = callgrind.build(Path(folder))  # first, since it is what most machines lack
-        at = stack.enter_context(places({"postgres"}))
+        at = stack.enter_context(places({place_of(mode) for mode in options.modes} | {"postgres"}))
         if "postgres" not in at.urls:
             raise CannotCount(f"PostgreSQL cannot run here: {at.missing['postgres']}")
         for mode in [mode for mode in MODES if mode in options.modes]:
             documents = mode in DOCUMENTS
             number = NUMBER["documents" if documents else "requests"]
-            settings: dict[str, Any] = {"url": at.urls["postgres"], "library": library, "at_once": options.at_once}
+            settings: dict[str, Any] = {"url": at.urls[place_of(mode)], "library": library, "at_once": options.at_once}
             once = callgrind.count(mode, number, by_layer=False, **settings)
             layers: Mapping[str, float] = {}
             if options.layers and not documents:
                 layers = callgrind.count(mode, number, by_layer=True, **settings).layers
             counted[mode] = Counted(once.all, dict(layers))
-            beside = "parsing" if documents else "bare"
+            beside = "parsing" if documents else "insert-bare" if mode in INSERTS else "bare"
             part = f"   {beside} / {mode} {counted[beside].all / once.all:.3f}" if beside in counted else ""
             what = "document" if documents else "request"
             print(f"{mode:9} {once.all:13,.0f} instructions a {what}{part}", flush=True)

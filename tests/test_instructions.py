@@ -6,6 +6,8 @@ import json
 import platform
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,17 +15,18 @@ import pytest
 pytest.importorskip("uvicorn", reason="the counted app stands behind uvicorn's protocol")
 pytest.importorskip("starlette", reason="the counted app is a Starlette app")
 
-from benchmarks import callgrind, in_process, instructions, load
+from benchmarks import apps, by_hand, callgrind, in_process, instructions, load
 from benchmarks.__main__ import main as bench
 from benchmarks.callgrind import LOOP, Counted, Layers, layer, read_costs
 from benchmarks.instructions import FIGURES, SLACK, UPDATE, VERSIONS, gate, table
+from benchmarks.serving import child_environment
 from oncekey.web import tuning
 
 COMMITTED = json.loads(FIGURES.read_text())
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("mode", in_process.MODES)
+@pytest.mark.parametrize("mode", [*in_process.REQUESTS, *in_process.DOCUMENTS])
 def test_counted_requests_are_answered(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "settle", lambda: None)  # it is for a process of its own
     steps: list[str] = []
@@ -35,6 +38,20 @@ def test_counted_requests_are_answered(mode: str, tmp_path: Path, monkeypatch: p
         end=lambda: steps.append("end"),
     )
     assert steps == ["begin", "end"]
+
+
+@pytest.mark.stores
+@pytest.mark.parametrize("mode", in_process.INSERTS)
+def test_counted_inserts_are_answered_and_written(mode: str, postgres_url: str) -> None:
+    """In a process of their own, as they are counted: their pools of connections end with it."""
+    psycopg = pytest.importorskip("psycopg")
+    program = "from benchmarks.in_process import serve; import sys; serve(sys.argv[1], 40, sys.argv[2])"
+    with psycopg.connect(postgres_url, autocommit=True) as own:
+        for table in (apps.BUSINESS_TABLE, by_hand.TABLE):
+            own.execute(table.encode())
+        command = [sys.executable, "-c", program, mode, postgres_url]
+        subprocess.run(command, cwd=ROOT, env=child_environment(), check=True, timeout=60)
+        assert own.execute("SELECT count(*) FROM payments").fetchone() == (in_process.WARM + 40,)
 
 
 def test_an_answer_that_was_not_asked_for_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
