@@ -100,6 +100,53 @@ def test_a_renewal_is_not_repeated_at_every_look(kept: Kept) -> None:
     assert len(kept.store.asked("swap")) == 2
 
 
+def test_renewal_is_not_sent_again_while_the_store_is_slow_to_answer_it(kept: Kept) -> None:
+    """Otherwise a slow store gets ever more renewals, and at last does nothing else (I4)."""
+    kept.start()
+    gate = kept.store.hold("swap")
+    kept.clock.now += 20.0
+    kept.keeper.look()
+    gate.wait()
+    for _ in range(2):
+        kept.clock.now += 19.0
+        kept.keeper.look()
+    gate.open()
+    kept.settle()
+    assert len(kept.store.asked("swap")) == 1
+    kept.keeper.look()
+    kept.settle()
+    assert len(kept.store.asked("swap")) == 2, "its answer came late, so the next one is due at once"
+
+
+def test_renewal_that_gets_no_answer_is_sent_again_after_a_lease(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.start()
+    sent: list[Any] = []
+    monkeypatch.setattr(kept.engine.router, "submit", sent.append)
+    for _ in range(5):
+        kept.clock.now += 20.0
+        kept.keeper.look()
+    assert len(sent) == 2
+
+
+def test_renewal_that_no_lane_takes_is_sent_again_after_a_third_of_the_lease(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = kept.start()
+
+    def refuse(ticket: Any) -> None:
+        raise StoreUnavailable("closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept.engine.router, "submit", refuse)
+        kept.clock.now += 20.0
+        kept.keeper.look()
+    kept.clock.now += 20.0
+    kept.keeper.look()
+    kept.settle()
+    assert len(kept.store.asked("swap")) == 1
+    assert kept.lease_left(operation.key) == 60.0
+
+
 def test_unwatched_lease_is_not_renewed(kept: Kept) -> None:
     """Unwatched is unwatched, also twice."""
     operation = kept.start()
@@ -233,6 +280,10 @@ def test_end_of_this_owner_whose_answer_was_lost_is_not_called_a_lost_lease(kept
     assert ["key-1"] in kept.store.keys("read")
     assert not operation.lost
     assert kept.heard.of(events.LeaseLost) == []
+    kept.clock.now += 200.0
+    kept.keeper.look()
+    kept.settle()
+    assert len(kept.store.asked("swap")) == 1, "there is no lease to renew any more"
 
 
 def test_an_operation_that_ended_meanwhile_is_not_called_lost(kept: Kept) -> None:

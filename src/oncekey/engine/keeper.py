@@ -7,6 +7,7 @@ within a third of its lease costs the keeper two dictionary operations.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import suppress
@@ -177,12 +178,17 @@ class Keeper:
 
     def _renew(self, operation: Operation, now: float, tally: _Tally) -> None:
         lease = operation.policy.lease_seconds
-        operation.renew_at = now + lease * RENEW_AT
+        again_at = now + lease * RENEW_AT
+        operation.renew_at = now + lease  # not before its answer: a slow store would get ever more renewals
         change = swap(operation.record, Event.RENEW, Actor.OWNER, lease_seconds=lease)
-        with suppress(StoreError):  # the next look tries again
-            self._engine.router.submit(QuietTicket(change, lambda done: self._renewed(operation, done, tally)))
+        ticket = QuietTicket(change, lambda done: self._renewed(operation, done, again_at, tally))
+        try:
+            self._engine.router.submit(ticket)
+        except StoreError:
+            operation.renew_at = again_at
 
-    def _renewed(self, operation: Operation, done: Ticket, tally: _Tally) -> None:
+    def _renewed(self, operation: Operation, done: Ticket, again_at: float, tally: _Tally) -> None:
+        operation.renew_at = again_at
         tally.renewed += done.result is not None
         tally.waiting -= 1
         if tally.waiting == 0 and tally.renewed and self._engine.emitter.wants(events.LeaseRenewed):
@@ -197,7 +203,9 @@ class Keeper:
         if seen.error is not None or operation.owner not in self._live:
             return
         if record is not None and record.owner == operation.owner and record.state in FINAL:
-            return  # this owner's end is stored, and the answer was lost: the storing finds it
+            # This owner's end is stored, and the answer was lost: the storing finds it. There is no lease to renew.
+            operation.renew_at = math.inf
+            return
         if record is None or record.owner != operation.owner or record.state is not State.IN_PROGRESS:
             operation.lost = True
             self.unwatch(operation)

@@ -25,7 +25,9 @@ from oncekey.errors import ConfigurationError, OnceKeyError, SchemaError, StoreE
 from oncekey.stores.dynamodb.settings import Settings
 
 AT_ONCE = 16
-"""How many requests of one process are under way at the same time."""
+"""How many requests of one process are under way at the same time, for its lanes."""
+IN_BACKGROUND = 4
+"""The same for upkeep and operators, in threads of their own: their many pages must not delay the keys of clients."""
 LONG_SECONDS = 60.0
 """How long a verb of upkeep or of an operator may take that reads many pages. Each of its requests has the ordinary
 limit."""
@@ -79,14 +81,14 @@ class Client:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._made: Any = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pools: dict[int, ThreadPoolExecutor] = {}
         self._inherited: list[object] = []
 
     def verb(self, *, long: bool = False) -> Verb:
         """A verb begins: all its requests share one deadline. Making the client, once, is not part of it."""
         self.made()
         limit = max(LONG_SECONDS, self._settings.timeout) if long else self._settings.timeout
-        return Verb(self, self._settings, time.monotonic() + limit)
+        return Verb(self, self._settings, time.monotonic() + limit, IN_BACKGROUND if long else AT_ONCE)
 
     def made(self) -> Any:
         self._after_fork()
@@ -95,19 +97,19 @@ class Client:
                 self._made = _make(self._settings)
             return self._made
 
-    def pool(self) -> ThreadPoolExecutor:
+    def pool(self, size: int) -> ThreadPoolExecutor:
         self._after_fork()
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="oncekey-dynamodb")
-            return self._pool
+            if size not in self._pools:
+                self._pools[size] = ThreadPoolExecutor(size, thread_name_prefix="oncekey-dynamodb")
+            return self._pools[size]
 
     def _after_fork(self) -> None:
         """The parent's sockets and threads are kept, so that they are not closed, and never used."""
         if self._pid != os.getpid():
-            self._inherited += [self._made, self._pool]
+            self._inherited += [self._made, self._pools]
             self._lock = threading.Lock()
-            self._made = self._pool = None
+            self._made, self._pools = None, {}
             self._pid = os.getpid()
 
     def close(self) -> None:
@@ -115,8 +117,8 @@ class Client:
         self._after_fork()
         with self._lock:
             made, self._made = self._made, None
-            pool, self._pool = self._pool, None
-        if pool is not None:
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
             pool.shutdown(wait=True)
         if made is not None:
             made.close()
@@ -127,7 +129,7 @@ def _make(settings: Settings) -> Any:
         connect_timeout=settings.timeout * _CONNECT_PART,
         read_timeout=settings.timeout * _READ_PART,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=AT_ONCE + 4,  # the lanes ask by themselves, too
+        max_pool_connections=AT_ONCE + IN_BACKGROUND + 4,  # the lanes ask by themselves, too
     )
     try:
         # A session of its own: the default one is shared with the app, and making a client on it is not thread-safe.
@@ -146,10 +148,11 @@ def _make(settings: Settings) -> Any:
 class Verb:
     """The requests of one verb."""
 
-    def __init__(self, client: Client, settings: Settings, deadline: float) -> None:
+    def __init__(self, client: Client, settings: Settings, deadline: float, at_once: int) -> None:
         self._client = client
         self._settings = settings
         self._deadline = deadline
+        self._at_once = at_once
         self._one_attempt = settings.timeout * (_READ_PART + _CONNECT_PART)
         self._gone: StoreUnavailable | None = None
         """The server does not answer: requests of this verb that have not begun do not wait for it, too."""
@@ -193,7 +196,7 @@ class Verb:
         """
         if len(things) <= 1:
             return [work(thing) for thing in things]
-        results = list(self._client.pool().map(lambda thing: _outcome(work, thing), things))
+        results = list(self._client.pool(self._at_once).map(lambda thing: _outcome(work, thing), things))
         errors = [result for result in results if isinstance(result, Exception)]
         only_throttled = all(isinstance(error, Throttled) for error in errors)
         if errors and (if_throttled is None or not only_throttled or len(errors) == len(results)):
