@@ -8,7 +8,8 @@
 ``deferred``       a row and a job that charges and settles the key
 
 Each run of a handler says so in a file, and every row says which attempt wrote it: the checker compares. Without a
-database to enlist (memory) there are no rows, and only the first two kinds and the effects of phased ones.
+database to enlist (memory, Redis, DynamoDB) there are no rows, and only the first two kinds and the effects of phased
+ones.
 
 A body may ask for trouble in its first attempt: ``fails`` (transactional: after its writes), ``stumbles`` (phased:
 between two steps), ``held`` (at a place of PLACES: its lease is not renewed, and it goes on when that is long over).
@@ -76,7 +77,16 @@ HELD = 1.8
 PLACES = ("begun", "asked", "charged", "ended")
 """Where an owner may be held: before it does anything, before and after its charge, and before it answers."""
 WITHOUT_ROWS = ("external", "repeatable", "phased", "once")
-"""The kinds that need no database of the app's own: all that a memory store can take."""
+"""The kinds that need no database of the app's own: all that a store without transactions can take."""
+
+
+def has_rows(url: str) -> bool:
+    """Whether the store's database takes rows of the app, too."""
+    return url.startswith(("sqlite", "postgresql", "mysql"))
+
+
+def kinds_of(url: str) -> tuple[str, ...]:
+    return tuple(KINDS) if has_rows(url) else WITHOUT_ROWS
 
 
 def make_app(
@@ -99,9 +109,8 @@ def make_app(
     the outbox's worker with so many jobs at once (``concurrency``), run in this process. ``resolves``: the provider is
     asked about unknown outcomes."""
     shared: dict[str, Any] = {"lease": timedelta(seconds=lease), "quarantine": timedelta(seconds=quarantine)}
-    policies = {
-        f"POST /{name}": Policy(effects=kind.effects, **shared, **(policy or {})) for name, kind in KINDS.items()
-    }
+    kinds = kinds_of(url)
+    policies = {f"POST /{name}": Policy(effects=KINDS[name].effects, **shared, **(policy or {})) for name in kinds}
     once = OnceKey(url, scope=lambda request: request.headers["x-tenant"], routes=policies)
     handlers = Handlers(url, Teller(provider, slow=slow), thinks, Path(runs) if runs else None, lease)
     if resolves:
@@ -120,9 +129,9 @@ def make_app(
     async def evidence(_: Request) -> Response:
         return Response(pickle.dumps(look(once.store)))
 
-    routes = [Route(f"/{name}", getattr(handlers, name), methods=["POST"]) for name in KINDS]
+    routes = [Route(f"/{name}", getattr(handlers, name), methods=["POST"]) for name in kinds]
     app = Starlette(routes=[*routes, Route("/evidence", evidence)], lifespan=lifespan)
-    keep = Upkeep(once, sweep_every=lease / 2, reap_every=5.0, reconcile_every=0.1) if upkeep else False
+    keep = Upkeep(once, sweep_every=lease / 2, reap_every=5.0, reconcile_every=lease / 5) if upkeep else False
     app.add_middleware(IdempotencyMiddleware, once=once, upkeep=keep)
     return app
 
@@ -131,7 +140,7 @@ class Handlers:
     def __init__(self, url: str, teller: Teller, thinks: float, runs: Path | None, lease: float) -> None:
         self.url = url
         self.path = url.removeprefix("sqlite:///").partition("?")[0] if url.startswith("sqlite") else None
-        self.has_rows = not url.startswith("memory")
+        self.has_rows = has_rows(url)
         self.teller = teller
         self.thinks = thinks
         self.lease = lease

@@ -25,7 +25,8 @@ SETTLED = 100
 
 def kill_at_random(run: Run) -> None:
     resolves = run.count >= SETTLED
-    with Shop(run, thinks=0.01, upkeep=True, resolves=resolves, quarantine=QUARANTINE) as shop:
+    lease = 0.5 * run.pace
+    with Shop(run, thinks=0.01, upkeep=True, resolves=resolves, quarantine=QUARANTINE, lease=lease) as shop:
         load = Load(run, shop, waits_for_unknown=resolves)
 
         async def kill(servers: list[Process]) -> set[Name]:
@@ -52,7 +53,7 @@ FAULTS = (
     Fault(
         "kill -9 at random under load",
         kill_at_random,
-        {"sqlite": 2_000, "postgres": 1_000},
+        {"sqlite": 2_000, "postgres": 1_000, "redis": 1_000, "dynamodb": 100},
         short=20,
         promises=("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8"),
         seconds=120,

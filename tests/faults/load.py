@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import count
 
-from tests.faults.app import KINDS
 from tests.faults.campaign import Run
 from tests.faults.clients import Ask, Client, History, Name
 from tests.faults.fork_server import Process
@@ -16,6 +15,7 @@ from tests.faults.shop import Shop
 
 SERVERS = 2
 CLIENTS = 40
+"""Fewer where the store is slow."""
 TENANTS = ("acme", "globex")
 PATIENCE = 60.0
 """Seconds after the last strike; and for the servers to get to work before the next."""
@@ -38,6 +38,7 @@ class Load:
         self.shop = shop
         self.history = History()
         self.strikes = 0
+        self._clients = round(CLIENTS / run.pace)
         self._timeout = timeout
         self._waits_for_unknown = waits_for_unknown
         self._counts_strikes = counts_strikes
@@ -48,7 +49,7 @@ class Load:
 
     def _every_ask(self) -> Iterator[Ask]:
         """Each tenant has the same keys: they are different requests."""
-        kinds = tuple(KINDS)
+        kinds = self.shop.kinds
         for number in count():
             for place, tenant in enumerate(TENANTS):
                 yield Ask(kinds[(number + place) % len(kinds)], f"key-{number:06d}", 100 + number, tenant)
@@ -56,7 +57,7 @@ class Load:
     async def work(self, strike: Callable[[list[Process]], Awaitable[set[Name]]]) -> None:
         servers = [self.shop.start() for _ in range(SERVERS)]
         async with asyncio.TaskGroup() as group:
-            for _ in range(CLIENTS):
+            for _ in range(self._clients):
                 group.create_task(self._client())
             while self.run.wanting:
                 await self._until_busy(servers)
@@ -72,7 +73,7 @@ class Load:
         """It works before it is struck again."""
         served = self.history.answered
         async with asyncio.timeout(PATIENCE):
-            while self.history.answered < served + CLIENTS // 2:
+            while self.history.answered < served + self._clients // 2:
                 await asyncio.sleep(0.01)
                 assert all(server.alive for server in servers), f"an app process ended: {self.shop.last_words()}"
 

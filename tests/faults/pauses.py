@@ -68,6 +68,9 @@ FREE = (
     Case("once", "effect.result", "after"),
     Case("once", "enlist.open:2", "before"),
 )
+WITHOUT_A_TRANSACTION = tuple(
+    case for case in FREE if case.kind in WITHOUT_ROWS and not case.point.startswith(("phase", "enlist"))
+)
 HOLDING = tuple(
     Case(kind, point, when, holds=True)
     for kind, (point, when) in product(
@@ -91,11 +94,12 @@ def pause_at_a_point(run: Run) -> None:
     if run.store == "memory":
         hold_the_owner(run)
         return
-    kinds = FREE if run.store == "sqlite" else (*FREE, *HOLDING)
-    cases = list(islice(cycle(run.random.sample(kinds, len(kinds))), run.count))
+    kinds = {"sqlite": FREE, "redis": WITHOUT_A_TRANSACTION, "dynamodb": WITHOUT_A_TRANSACTION}
+    chosen = kinds.get(run.store, (*FREE, *HOLDING))
+    cases = list(islice(cycle(run.random.sample(chosen, len(chosen))), run.count))
     asks = [Ask(case.kind, f"key-{number:05d}", number) for number, case in enumerate(cases)]
     history = History()
-    with Shop(run, lease=LEASE, works=False) as shop:
+    with Shop(run, lease=LEASE * run.pace, works=False) as shop:
         for at in range(0, len(cases), AT_ONCE):
             some = slice(at, at + AT_ONCE)
             asyncio.run(_pause(run, shop, history, list(zip(cases[some], asks[some], strict=True))))
@@ -110,7 +114,7 @@ async def _pause(run: Run, shop: Shop, history: History, cases: list[tuple[Case,
     try:
         for case, ask in cases:
             paused.append(await _stand_still(run, shop, history, case, ask))
-        await asyncio.sleep(LEASE * 1.2)
+        await asyncio.sleep(LEASE * run.pace * 1.2)
         healthy = shop.start(works=True)
         await _go_round(run, shop, history, [each.ask for each in paused if not each.case.holds])
         for each in paused:
@@ -189,14 +193,15 @@ async def _hold(run: Run, shop: Shop, history: History, asks: list[Ask]) -> None
 
 def pause_at_random(run: Run) -> None:
     """A client gives up before the pause ends, and asks the other process. Hit: every client that had to."""
-    with Shop(run, thinks=0.01, upkeep=True, lease=SHORT_LEASE) as shop:
-        load = Load(run, shop, timeout=SHORT_LEASE * 1.1)
+    lease = SHORT_LEASE * run.pace
+    with Shop(run, thinks=0.01, upkeep=True, lease=lease) as shop:
+        load = Load(run, shop, timeout=lease * 1.1)
 
         async def pause(servers: list[Process]) -> set[Name]:
             victim = run.random.choice(servers)
             victim.pause()
             in_flight = load.history.in_flight()
-            await asyncio.sleep(SHORT_LEASE * HELD)
+            await asyncio.sleep(lease * HELD)
             victim.resume()
             return {each.ask.name for each in in_flight if each.error and each.error.startswith("timeout")}
 
@@ -212,7 +217,7 @@ FAULTS = (
     Fault(
         "SIGSTOP at a point, past the lease",
         pause_at_a_point,
-        {"memory": 200, "sqlite": 200, "postgres": 200},
+        {"memory": 200, "sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 60},
         short=6,
         promises=("I1", "I2", "I3", "I4", "I7", "I8"),
         seconds=60,
@@ -220,7 +225,7 @@ FAULTS = (
     Fault(
         "SIGSTOP at random under load",
         pause_at_random,
-        {"sqlite": 200, "postgres": 200},
+        {"sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 60},
         short=6,
         promises=("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8"),
         seconds=60,

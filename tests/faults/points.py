@@ -16,6 +16,7 @@ from typing import Any
 
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.testing import faults
+from tests.faults.app import WITHOUT_ROWS
 from tests.faults.campaign import Fault, Run
 from tests.faults.checker import check, check_doubt
 from tests.faults.clients import Ask, Client, History, pay_all
@@ -109,15 +110,31 @@ def every_case() -> tuple[Case, ...]:
 
 
 CASES = every_case()
+ALONE = ("request.begin", "store.reserve", "request.finish", "store.swap")
+"""The points of a request without steps."""
+WITHOUT_A_TRANSACTION = (
+    *(Case("repeatable", *at) for at in product(ALONE, WHEN)),
+    *(
+        case
+        for case in CASES
+        if case.kind in WITHOUT_ROWS and not case.point.startswith(("phase", "enlist", "outbox")) and not case.before
+    ),
+)
+"""Of stores that the app keeps no rows in."""
+
+
+def cases_of(store: str) -> tuple[Case, ...]:
+    return WITHOUT_A_TRANSACTION if store in ("redis", "dynamodb") else CASES
 
 
 def kill_at_every_point(run: Run) -> None:
     """Each case as often as the count says; with a smaller count, cases by chance."""
-    times, rest = divmod(run.count, len(CASES))
-    cases = [*CASES * times, *run.random.sample(CASES, rest)]
+    every = cases_of(run.store)
+    times, rest = divmod(run.count, len(every))
+    cases = [*every * times, *run.random.sample(every, rest)]
     asks = {Ask(case.kind, f"key-{number:05d}", number, also=case.also): case for number, case in enumerate(cases)}
     history = History()
-    with Shop(run, lease=LEASE, works=False) as shop:
+    with Shop(run, lease=LEASE * run.pace, works=False) as shop:
         asyncio.run(_die(run, shop, history, asks))
         shop.start(works=True)
         asyncio.run(pay_all(shop.port, history, asks, run.seed, asked=run.asked))
@@ -172,7 +189,8 @@ def kill_upkeep(run: Run) -> None:
     cases = [*cases * (run.count // len(cases)), *run.random.sample(cases, run.count % len(cases))]
     asks = [Ask("external" if number % 2 else "once", f"key-{number:05d}", number) for number in range(len(cases))]
     history = History()
-    with Shop(run, lease=SHORT_LEASE, quarantine=SHORT_LEASE, resolves=True) as shop:
+    lease = SHORT_LEASE * run.pace
+    with Shop(run, lease=lease, quarantine=lease, resolves=True) as shop:
         asyncio.run(_die_tidying(run, shop, history, list(zip(asks, cases, strict=True))))
         shop.start(upkeep=True)
         asyncio.run(pay_all(shop.port, history, asks, run.seed, asked=run.asked, waits_for_unknown=True))
@@ -188,7 +206,7 @@ async def _die_tidying(run: Run, shop: Shop, history: History, cases: list[tuple
             first = shop.start(fault=lead)
             await _until(client, ask, None)
         first.wait(DIES_WITHIN)
-        await asyncio.sleep(SHORT_LEASE)  # its key is due
+        await asyncio.sleep(SHORT_LEASE * run.pace)  # its key is due
         try:
             shop.start(fault=f"{point}:{when}:kill", upkeep=True).wait(DIES_WITHIN)
         except TimeoutError as error:
@@ -200,7 +218,11 @@ FAULTS = (
     Fault(
         "kill -9 at every named point",
         kill_at_every_point,
-        {"sqlite": len(CASES) * TIMES, "postgres": len(CASES) * TIMES},
+        {
+            **dict.fromkeys(("sqlite", "postgres"), len(CASES) * TIMES),
+            "redis": len(WITHOUT_A_TRANSACTION) * TIMES,
+            "dynamodb": len(WITHOUT_A_TRANSACTION),
+        },
         short=12,
         promises=("I1", "I2", "I3", "I4", "I7", "I8"),
         seconds=180,
@@ -208,7 +230,10 @@ FAULTS = (
     Fault(
         "kill -9 at every point of upkeep",
         kill_upkeep,
-        {"sqlite": len(UPKEEP) * len(WHEN) * TIMES, "postgres": len(UPKEEP) * len(WHEN) * TIMES},
+        {
+            **dict.fromkeys(("sqlite", "postgres", "redis"), len(UPKEEP) * len(WHEN) * TIMES),
+            "dynamodb": len(UPKEEP) * len(WHEN),
+        },
         short=4,
         promises=("I1", "I2", "I3", "I4", "I7"),
         seconds=120,

@@ -92,6 +92,32 @@ def test_init_of_redis_that_lost_one_bucket_is_refused(
     assert client.get(_EPOCHS[3]) is None
 
 
+def test_init_of_emptied_redis_is_refused_if_the_url_names_an_epoch(
+    make: Callable[..., RedisStore], client: redis.Redis
+) -> None:
+    epoch = make().init()
+    make(f"?epoch={epoch}").init()
+    client.flushall()
+    with pytest.raises(SchemaError, match=rf"the URL names one \({epoch}\): it has lost keys.*--accept-loss"):
+        make(f"?epoch={epoch}").init()
+    assert client.dbsize() == 0, "nothing was written, so requests are still refused"
+    assert make(f"?epoch={epoch}").accept_loss(_WHY) != epoch
+
+
+@pytest.mark.parametrize("kept", ["a key", "an audit"])
+def test_init_of_redis_with_keys_and_without_epochs_is_refused(
+    store: RedisStore, make: Callable[..., RedisStore], client: redis.Redis, kept: str
+) -> None:
+    if kept == "a key":
+        store.reserve([reservation("k")])
+    else:
+        store.accept_loss(_WHY)
+    client.delete(*_EPOCHS)
+    with pytest.raises(SchemaError, match="has keys of oncekey, and no epoch: it has lost keys.*--accept-loss"):
+        make().init()
+    assert client.exists(*_EPOCHS) == 0
+
+
 # ---------------------------------------------------------------- a loss
 
 
@@ -210,8 +236,9 @@ def test_command_line_sets_up_a_new_redis_and_accepts_a_loss(
     assert (code, f"?epoch={epoch}" in shown) == (0, True)
     assert run("migrate") == (0, f"{redis_url}: up to date\n", "")
     client.delete(_EPOCHS[5])
-    code, _, said = run("migrate")
-    assert (code, "--accept-loss" in said) == (1, True)
+    for words in (["migrate"], ["migrate", "--init"]):
+        code, _, said = run(*words)
+        assert (code, "--accept-loss" in said) == (1, True)
     code, shown, _ = run("migrate", "--accept-loss", "--yes", "--why", "disk")
     assert (code, epoch in shown) == (0, False)
 

@@ -33,6 +33,7 @@ from tests.engine.doubles import reservation
         ("redis+cluster://a:1,b:2,c", {"kind": "cluster", "hosts": (("a", 1), ("b", 2), ("c", 6379))}),
         ("redis+sentinel://a,b:2/main/3", {"kind": "sentinel", "hosts": (("a", 26379), ("b", 2)), "name": "main"}),
         ("redis://h?replicas=2&replicas_timeout=0.5&timeout=3", {"replicas": 2, "replicas_timeout": 0.5, "timeout": 3}),
+        ("redis://h?timeout=1", {"replicas_timeout": 0.5, "timeout": 1}),
         ("redis://h?epoch=1-a&prefix=shop", {"epoch": "1-a", "prefix": "shop"}),
         ("redis://h", {"epoch": None, "prefix": "oncekey", "replicas": 0, "replicas_timeout": 1.0, "timeout": 5.0}),
     ],

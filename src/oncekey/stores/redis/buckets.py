@@ -52,6 +52,10 @@ class Names:
         self.epochs = [base + b"epoch" for base in self.bases]
         self._rows = [base + b"k:" for base in self.bases]
 
+    def kept(self, bucket: int) -> tuple[bytes, bytes]:
+        """What is there as long as a bucket has any key, or any line of the audit."""
+        return self.bases[bucket] + b"names", self.bases[bucket] + b"audit"
+
     def row(self, name: bytes, bucket: int) -> bytes:
         return self._rows[bucket] + name
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from redis import exceptions
-from redis.connection import Connection
+from redis.connection import Connection, SSLConnection
 
 from oncekey.errors import OnceKeyError, StoreError, StoreUnavailable
 from oncekey.stores.redis.protocol import Refusal, Replies, pack
@@ -26,9 +26,16 @@ Command = Sequence[bytes]
 _ADVICE = {
     "ConnectionRefusedError": "start it, or correct the address",
     "gaierror": "correct the name of the host",
-    "SSLError": "correct the TLS options of the URL",
+    "SSLError": "correct the TLS options of the URL, such as ssl_certfile=",
+    "SSLEOFError": "it closed the connection; it may want a certificate of this process (ssl_certfile=)",
     "SSLCertVerificationError": "its certificate is not trusted: ssl_ca_certs= names the authority",
+    "FileNotFoundError": "a file that the URL names (ssl_…, or a socket) is not there",
 }
+_LATE = "did not answer in time"
+_OTHER_HOST = "its certificate is for another host: use a name in the URL that the certificate has"
+_OTHER_TIME = "its certificate has expired, or is not valid yet"
+_BY_VERIFY_CODE = {9: _OTHER_TIME, 10: _OTHER_TIME, 62: _OTHER_HOST, 64: _OTHER_HOST}
+"""By OpenSSL's reason for refusing a certificate. Any other one: it is not trusted."""
 _REFUSED = {
     "LOADING": "it is still reading its data",
     "BUSY": "a script of another program blocks it",
@@ -145,7 +152,10 @@ def connect(address: Address, options: dict[str, Any], deadline: float) -> Link:
         )
         opened.connect()
     except (OSError, exceptions.RedisError) as error:
-        raise Lost(described(error)) from error
+        words = described(error)
+        if words == _LATE and issubclass(kind, SSLConnection):
+            words += "; if this port speaks no TLS, use redis:// in place of rediss://"
+        raise Lost(words) from error
     sock, opened._sock = opened._sock, None  # from here on the socket is the Link's
     link = Link(sock, address)
     hello: list[Command] = []
@@ -166,10 +176,12 @@ def described(error: BaseException) -> str:
     while not isinstance(cause, OSError) and (cause.__cause__ or cause.__context__) is not None:
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]  # not None, one line above
     if isinstance(cause, TimeoutError | exceptions.TimeoutError):
-        return "did not answer in time"
+        return _LATE
     kind = type(cause).__name__ if isinstance(cause, OSError | ssl.SSLError) else type(error).__name__
-    advice = f": {_ADVICE[kind]}" if kind in _ADVICE else ""
-    return f"is unavailable ({kind}){advice}"
+    advice = _ADVICE.get(kind)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        advice = _BY_VERIFY_CODE.get(cause.verify_code, advice)
+    return f"is unavailable ({kind})" + (f": {advice}" if advice else "")
 
 
 def explain(refusal: Refusal, where: str) -> OnceKeyError:

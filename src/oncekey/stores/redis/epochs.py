@@ -119,10 +119,14 @@ class Epochs:
     # -- for operators -------------------------------------------------------------------------------------------
 
     def init(self) -> str:
-        """Write the epoch of a Redis that has none, and return it. Safe to run twice, and in two processes at once."""
+        """Write the epoch of a Redis that has none, and return it. Safe to run twice, and in two processes at once.
+
+        SchemaError if anything shows that this Redis is not new: then it has lost keys.
+        """
         deadline = self._deadline()
         until = time.monotonic() + _RACE_SECONDS
         if not any(self._marks(deadline)):
+            self._refuse_if_used_before(deadline)
             # The first bucket decides between two that run at once.
             self._mark(BUCKETS[:1], f"{LAYOUT}-{secrets.token_hex(8)}".encode(), deadline)
             (first,) = self.calls.ask_of([(0, (b"GET", self.names.epochs[0]))], deadline)
@@ -130,6 +134,21 @@ class Epochs:
         while None in self._marks(deadline) and time.monotonic() < until:
             time.sleep(0.05)
         return self._look(deadline)
+
+    def _refuse_if_used_before(self, deadline: float) -> None:
+        """Raise SchemaError if the URL names an epoch, or keys or audits of oncekey are there without one."""
+        left = [(bucket, (b"EXISTS", *self.names.kept(bucket))) for bucket in BUCKETS]
+        if self.settings.epoch is not None:
+            found = f"has no epoch, and the URL names one ({self.settings.epoch})"
+            new = "; if it is a new one, take epoch= out of the URL"
+        elif any(self.calls.ask_of(left, deadline)):
+            found, new = "has keys of oncekey, and no epoch", ""
+        else:
+            return
+        raise SchemaError(
+            f"{self.calls.where} {found}: it has lost keys. --init would make them look new, and their retries would "
+            f"run again. Restore its data, or accept the loss with `oncekey migrate --accept-loss`{new}"
+        )
 
     def accept_loss(self, audit: Audit) -> str:
         """Give all buckets a new epoch, and write into the audit which operator accepted the loss, and of what."""

@@ -37,6 +37,7 @@ _PORTS = {"server": 6379, "cluster": 6379, "sentinel": 26379}
 _LABELS: dict[Kind, str] = {"server": "Redis", "cluster": "Redis Cluster", "sentinel": "Redis (by Sentinel)"}
 _SENTINEL = ("sentinel_username", "sentinel_password")
 _NUMBERS = {"replicas": 0.0, "replicas_timeout": 1.0, "timeout": 5.0}
+"""The defaults. With a shorter ``timeout``, ``replicas_timeout`` is half of it."""
 _OWN = {*_NUMBERS, *_SENTINEL, "epoch", "prefix"}
 
 
@@ -81,6 +82,8 @@ def read(url: str) -> Settings:
             f"{plain}://{login}{at}{shown}:{port}/{quote(database)}?{urlencode(others)}"
         )
         numbers = {each: float(own.get(each, default)) for each, default in _NUMBERS.items()}
+        if "replicas_timeout" not in own and numbers["timeout"] > 0:
+            numbers["replicas_timeout"] = min(numbers["replicas_timeout"], numbers["timeout"] / 2)
     except ValueError:
         raise ConfigurationError(
             "the Redis URL cannot be read: use redis://user:password@host:6379/0, redis+cluster://host:7000,host:7001 "
