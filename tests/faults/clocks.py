@@ -1,7 +1,7 @@
 """A wall clock that jumps by an hour, forward and back, while requests are in flight: the app's, or the database's.
 
-PostgreSQL measures leases on its own clock, so the app's may say what it will: nothing is taken over, nothing becomes
-unknown (hazard 27). SQLite and memory have no clock but the host's, and the database's clock can be wrong as well: then
+PostgreSQL and Redis measure leases on their own clock, so the app's may say what it will: nothing is taken over,
+nothing becomes unknown (hazard 27). SQLite and memory have no clock but the host's, and the database's clock can be wrong as well: then
 leases are over while their owners live, and ``effects`` says what follows. Never two effects.
 
 The app whose clock is turned is a process of its own (``oncekey.testing.clock``), and so is the server.
@@ -22,13 +22,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from oncekey.stores.dynamodb import DynamoStore
 from oncekey.stores.dynamodb.settings import settings_of
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.redis import RedisStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.clock import NoCompiler, TurnedClock
-from oncekey.testing.servers import PostgresServer
+from oncekey.testing.servers import PostgresServer, RedisServer
 from tests.faults.campaign import Fault, NotHere, Run
 from tests.faults.disks import open_folder
 from tests.faults.local_app import LocalApp, Story, gather
@@ -58,7 +61,8 @@ def of_the_app(run: Run) -> None:
         asyncio.run(_jumps(run, LocalApp(dynamo, transactions=False), None, turn))
         return
     url = run.url()
-    prepare(url)
+    if run.store != "redis":
+        prepare(url)
     with _clock() as clock:
         _in_child(run, url, clock)
 
@@ -101,8 +105,11 @@ def in_child() -> None:
                 raise TimeoutError("the clock was not turned: is the library preloaded?")
             time.sleep(0.001)
 
-    store = PostgresStore(url) if run.store == "postgres" else SqliteStore(url.removeprefix("sqlite:///"))
-    asyncio.run(_jumps(run, LocalApp(store, url=url), url, turn, stands=run.store == "postgres"))
+    if run.store == "redis":
+        asyncio.run(_jumps(run, LocalApp(RedisStore(url), transactions=False), None, turn, stands=True))
+    else:
+        store = PostgresStore(url) if run.store == "postgres" else SqliteStore(url.removeprefix("sqlite:///"))
+        asyncio.run(_jumps(run, LocalApp(store, url=url), url, turn, stands=run.store == "postgres"))
     numbers = {"hits": run.hits, "requests": run.requests, "violations": run.violations, "notes": run.notes}
     print(json.dumps(numbers), flush=True)
 
@@ -118,7 +125,36 @@ class _Turned(PostgresServer):
         return super()._environment() | self._more
 
 
+class _TurnedRedis(RedisServer):
+    """Redis with a wrong clock."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__(durable=True)
+        self._more = dict(environment)
+
+    def _environment(self) -> dict[str, str]:
+        return super()._environment() | self._more
+
+
+def of_redis(run: Run) -> None:
+    with _clock() as clock, _TurnedRedis(clock.environment) as server:
+        store = RedisStore(server.url)
+        store.init()
+
+        def turn(seconds: int) -> None:
+            clock.turn(timedelta(seconds=seconds))
+            with closing(redis.Redis.from_url(server.url)) as client:
+                now: Any = client.time()
+            if abs(now[0] - time.time() - seconds) > 60.0:
+                raise RuntimeError(f"the server's clock was not turned by {seconds} s")
+
+        asyncio.run(_jumps(run, LocalApp(store, transactions=False), None, turn))
+
+
 def of_the_database(run: Run) -> None:
+    if run.store == "redis":
+        of_redis(run)
+        return
     with _clock() as clock, _Turned(clock.environment) as server:
         url = server.database("local_app")
         prepare(url)
@@ -188,14 +224,14 @@ FAULTS = (
     Fault(
         "clock ±1 h on the app host",
         of_the_app,
-        {"memory": 200, "sqlite": 200, "postgres": 200, "dynamodb": 100},
+        {"memory": 200, "sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 100},
         short=8,
         promises=("I1", "I2", "I3", "I4"),
     ),
     Fault(
         "clock ±1 h of the database",
         of_the_database,
-        {"postgres": 200},
+        {"postgres": 200, "redis": 200},
         short=8,
         promises=("I1", "I2", "I3", "I4"),
     ),

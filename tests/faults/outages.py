@@ -30,6 +30,7 @@ from oncekey.errors import StoreError
 from oncekey.stores.api import Duty
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.redis import RedisStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing import faults
 from oncekey.testing.proxy import TcpProxy
@@ -142,8 +143,11 @@ OPERATORS: Mapping[str, Callable[[Any], object]] = {
 IN_TIME_SECONDS = 5.0
 
 
+WITHOUT_SQL: Mapping[str, type] = {"memory": MemoryStore, "redis": RedisStore}
+
+
 def cells(store: str) -> list[tuple[Operation, Kind]]:
-    return [(op, kind) for op in OPERATIONS if store != "memory" or not op.sql for kind in KINDS]
+    return [(op, kind) for op in OPERATIONS if store not in WITHOUT_SQL or not op.sql for kind in KINDS]
 
 
 def count_of(store: str) -> int:
@@ -151,8 +155,9 @@ def count_of(store: str) -> int:
 
 
 def operators(store: str) -> list[str]:
-    """What can be asked of this store: the one in memory has no outbox."""
-    return [verb for verb in OPERATORS if store != "memory" or hasattr(MemoryStore, verb)]
+    """What can be asked of this store: some have no outbox."""
+    kind = WITHOUT_SQL.get(store)
+    return [verb for verb in OPERATORS if kind is None or hasattr(kind, verb)]
 
 
 def every_operation(run: Run) -> None:
@@ -168,6 +173,16 @@ def _hospital(run: Run) -> Iterator[tuple[StoreFault, Callable[[], LocalApp], st
         yield StoreFault(store, InMemory(run.random)), lambda: LocalApp(store, begin_timeout=LIMIT), None
         return
     url = run.url()
+    if run.store == "redis":
+        with TcpProxy("127.0.0.1", run.own_redis.port) as proxy:
+            redis = RedisStore(f"{proxy.rewrite(url)}?timeout={LIMIT}")
+            redis.check()  # outages are shorter than the pause before a server is looked at again
+            yield (
+                StoreFault(redis, OnTheWire(proxy)),
+                lambda: LocalApp(redis, begin_timeout=LIMIT, transactions=False),
+                None,
+            )
+        return
     prepare(url)
     if run.store == "sqlite":
         path = Path(url.removeprefix("sqlite:///"))
@@ -333,7 +348,7 @@ FAULTS = (
     Fault(
         "store refused, hung or slow at each operation",
         every_operation,
-        {store: count_of(store) for store in ("memory", "sqlite", "postgres")},
+        {store: count_of(store) for store in ("memory", "sqlite", "postgres", "redis")},
         short=EACH,
         promises=("I1", "I2", "I4", "I7"),
         seconds=150.0,

@@ -10,8 +10,8 @@ store       refused                     hung                            slow
 memory      every verb raises           every verb waits for the end,   every verb takes 30 ms
                                         then acts after all, or raises
 sqlite      the file is moved away      another writer holds the file   the same, for 60 ms
-postgres    connections are reset, and  the network is gone; what was   every byte takes 10 ms
-            nothing listens             sent arrives when it is back
+postgres,   connections are reset, and  the network is gone; what was   every byte takes 10 ms
+redis       nothing listens             sent arrives when it is back
 ==========  ==========================  ==============================  ==========================
 """
 
@@ -238,7 +238,7 @@ class InFile:
 
 
 class OnTheWire:
-    """PostgreSQL behind the proxy."""
+    """PostgreSQL or Redis behind the proxy."""
 
     def __init__(self, proxy: TcpProxy) -> None:
         self._proxy = proxy

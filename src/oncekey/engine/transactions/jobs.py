@@ -14,6 +14,7 @@ import orjson
 from oncekey.core.jobs import NewJob
 from oncekey.engine.flows import Call, Flow
 from oncekey.errors import ApplicationError, EnlistError
+from oncekey.stores.registry import WITH_TRANSACTIONS
 from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
     enlisted = operation.enlisted
     if enlisted is None or not enlisted.is_open:
         verb, other = ("defer", "") if settles else ("enqueue", ", or call it inside a phase")
+        if operation.engine is not None and operation.engine.transactions is None:
+            raise EnlistError(
+                f"{verb}('{task}') adds a job to the transaction of the app's own rows, and the keys are kept in a store "
+                f"without transactions and outbox: keep them in the app's own database, one of {WITH_TRANSACTIONS}"
+            )
         raise EnlistError(
             f"{verb}('{task}') adds a row to the request's own transaction, and there is none open: enlist a session "
             f"first{other}"
