@@ -1,8 +1,8 @@
 """A wall clock that jumps by an hour, forward and back, while requests are in flight: the app's, or the database's.
 
 PostgreSQL and Redis measure leases on their own clock, so the app's may say what it will: nothing is taken over,
-nothing becomes unknown (hazard 27). SQLite and memory have no clock but the host's, and the database's clock can be wrong as well: then
-leases are over while their owners live, and ``effects`` says what follows. Never two effects.
+nothing becomes unknown (hazard 27). SQLite and memory have no clock but the host's, and the database's clock can be
+wrong as well: then leases are over while their owners live, and ``effects`` says what follows. Never two effects.
 
 The app whose clock is turned is a process of its own (``oncekey.testing.clock``), and so is the server.
 """

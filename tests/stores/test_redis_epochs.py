@@ -113,7 +113,7 @@ def test_init_of_redis_with_keys_and_without_epochs_is_refused(
     else:
         store.accept_loss(_WHY)
     client.delete(*_EPOCHS)
-    with pytest.raises(SchemaError, match="has keys of oncekey, and no epoch: it has lost keys.*--accept-loss"):
+    with pytest.raises(SchemaError, match=r"has keys of oncekey, and no epoch: it has lost keys.*--accept-loss"):
         make().init()
     assert client.exists(*_EPOCHS) == 0
 

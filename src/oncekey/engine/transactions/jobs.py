@@ -35,8 +35,9 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
         verb, other = ("defer", "") if settles else ("enqueue", ", or call it inside a phase")
         if operation.engine is not None and operation.engine.transactions is None:
             raise EnlistError(
-                f"{verb}('{task}') adds a job to the transaction of the app's own rows, and the keys are kept in a store "
-                f"without transactions and outbox: keep them in the app's own database, one of {WITH_TRANSACTIONS}"
+                f"{verb}('{task}') adds a job to the transaction of the app's own rows, and the keys are kept in a "
+                "store without transactions and outbox: keep them in the app's own database, one of "
+                f"{WITH_TRANSACTIONS}"
             )
         raise EnlistError(
             f"{verb}('{task}') adds a row to the request's own transaction, and there is none open: enlist a session "
