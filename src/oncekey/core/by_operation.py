@@ -6,14 +6,26 @@ import re
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from oncekey.core.routes import METHOD_AND_PATH, compiled
+from oncekey.core.routes import MAX_NAME_LENGTH, METHOD_AND_PATH, compiled
 from oncekey.errors import ConfigurationError
 
 _F = TypeVar("_F")
 
 
+def is_name(operation: object) -> bool:
+    """Whether it can be the operation of a protected function or a queue: no method, no path, no white space."""
+    return (
+        isinstance(operation, str)
+        and 1 <= len(operation) <= MAX_NAME_LENGTH
+        and operation.isprintable()
+        and " " not in operation
+        and not operation.startswith("/")
+    )
+
+
 class ByOperation(Generic[_F]):
-    """One function for each operation: ``POST /payments``, or a pattern as in routes, ``POST /payments/{id}``."""
+    """One function for each operation: ``POST /payments``, a pattern as in routes, ``POST /payments/{id}``, or the name
+    of a protected function, ``charge``."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -23,10 +35,12 @@ class ByOperation(Generic[_F]):
 
     def add(self, operation: str, function: _F) -> None:
         split = METHOD_AND_PATH.fullmatch(operation)
-        if split is None:
-            raise ConfigurationError(f"{self._what}: {operation!r} is not of the form 'POST /path'")
-        method, path = split[1].upper(), split[2]
-        name = f"{method} {path}"
+        if split is None and not is_name(operation):
+            raise ConfigurationError(
+                f"{self._what}: {operation!r} is neither of the form 'POST /path' nor the name of a function"
+            )
+        method, path = ("", "") if split is None else (split[1].upper(), split[2])
+        name = operation if split is None else f"{method} {path}"
         if name in self._exact:
             raise ConfigurationError(f"{name} has a {self._what} already: one operation, one {self._what}")
         self._exact[name] = function

@@ -19,6 +19,7 @@ from oncekey.core.states import Effects
 from oncekey.core.steps import Find
 from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
 from oncekey.engine import settlement
+from oncekey.engine.direct import Direct
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.lifespan import Lifespan
@@ -40,7 +41,7 @@ _Resume = TypeVar("_Resume", bound=ResumeFunction)
 ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
 
 
-class OnceKey(Lifespan):
+class OnceKey(Direct, Lifespan):
     """Protects an app's state-changing routes.
 
     ``url``      where keys are kept: ``sqlite:///app.db``, ``postgresql://…``, ``memory://``; or a Store
@@ -112,7 +113,8 @@ class OnceKey(Lifespan):
         store = open_store(url) if isinstance(url, str) else url
         front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)
         engine = Engine(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
-        super().__init__(engine, migrate=migrate, grace=grace)
+        Direct.__init__(self)
+        Lifespan.__init__(self, engine, migrate=migrate, grace=grace)
         for each in (self.default_policy, *self.routes.listed.values()):
             self.check_policy(each)
         self.resolvers: Resolvers = ByOperation("resolver")

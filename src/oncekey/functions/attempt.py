@@ -18,8 +18,8 @@ Entering raises
 * ``StoreError``      the store cannot be asked
 
 If the key has ended, ``runs`` is False and ``answer`` is what it ended with; the body of the ``with`` must then do
-nothing. ``answer.status`` of 400 or more means that the key has failed for good (:func:`failed` makes the exception).
-``answer.body`` None is a tombstone.
+nothing. ``answer.status`` of 400 or more means that the key has failed for good (``refusals.failed`` makes its
+exception). ``answer.body`` None is a tombstone.
 
 At the end of the ``with``, the key is completed with what :meth:`Attempt.keep` was given (by default JSON ``null``). If
 the body raised, ``core/judgment.py`` judges it like an exception of a handler: by ``effects``, and by the word of
@@ -42,7 +42,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from oncekey.core.decision import Busy, Claim, Decision, Deferred, Execute, Mismatch, Replay, Unknown, decide
+from oncekey.core.decision import Claim, Decision, Execute, Replay, decide
 from oncekey.core.judgment import Move
 from oncekey.core.kept_request import kept_request
 from oncekey.core.record import Record, StoredResponse
@@ -53,21 +53,9 @@ from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.transactions import finishers
-from oncekey.errors import (
-    CallFailed,
-    InProgress,
-    KeyReused,
-    LeaseLost,
-    NotExecuted,
-    OnceKeyError,
-    OperatorError,
-    OutcomeUnknown,
-    StepError,
-    StoreUnavailable,
-)
-from oncekey.telemetry.redaction import redact
+from oncekey.errors import LeaseLost, NotExecuted, OperatorError, StepError, StoreUnavailable
+from oncekey.functions.refusals import refused
 from oncekey.web import endings
-from oncekey.web.responses import busy_seconds
 
 JSON = "application/json"
 NULL = StoredResponse(200, (("content-type", JSON),), b"null")
@@ -88,6 +76,8 @@ class Attempt:
     """This attempt owns the key."""
     answer: StoredResponse | None = None
     """What the key has ended with. None: not ended yet, or ended without a response, by an operator."""
+    answered_by_this = False
+    """``answer`` is what this attempt kept."""
     record: Record | None = None
     """The key's row, as the store last returned it."""
     operation: Operation
@@ -228,7 +218,7 @@ class Attempt:
             self.answer = decision.record.response
             return
         if not isinstance(decision, Execute):
-            raise self._refused(decision)
+            raise refused(decision, self.route, self.wanted.key)
         policy, engine = self.policy, self.once.engine
         self.operation = operation = Operation(decision.record, policy, self._tenant, engine, loop, covered=True)
         if policy.keep_request:
@@ -270,54 +260,22 @@ class Attempt:
             )
         self.record = finished.record
         if finished.stored:
-            self.answer = move.response
+            self.answer, self.answered_by_this = move.response, True
             return False
         if finished.undone:
-            raise NotExecuted(f"{name}: its transaction was rolled back, so nothing happened: call it again")
+            raise NotExecuted(
+                f"{name}: its transaction was rolled back, so nothing happened, and it may be called again. If the "
+                "function closes its session or connection itself, let its caller open and close it (docs/functions.md)"
+            )
         decision = decide(finished.record, self.wanted)
         if isinstance(decision, Claim) or decision.record is None:  # released by upkeep, or removed by an operator
             raise StoreUnavailable(
                 f"{name} ran, and lost its key before its result was stored: call it again with the same key"
             ) from error
         if not isinstance(decision, Replay):
-            raise self._refused(decision) from error
+            raise refused(decision, self.route, self.wanted.key) from error
         self.answer = decision.record.response
         return True
-
-    def _refused(self, decision: Decision) -> OnceKeyError:
-        name, key = self.route.operation, redact(self.wanted.key)
-        match decision:
-            case Mismatch():
-                return KeyReused(
-                    f"{name}: key {key} was used for another call, with other arguments. Nothing ran: take a new key "
-                    "for other work, and the first arguments for a retry"
-                )
-            case Unknown():
-                return OutcomeUnknown(
-                    f"{name}: an earlier attempt with key {key} may have happened, so it does not run again until a "
-                    "resolver or `oncekey keys resolve` settles it. Keep the key"
-                )
-            case Deferred():
-                wait = self.policy.retry_after.total_seconds()
-                return InProgress(f"{name}: a job in the outbox will settle key {key}", retry_after=wait)
-            case Busy(_, lease_left):
-                wait = busy_seconds(self.policy, lease_left)
-                return InProgress(
-                    f"{name}: another attempt with key {key} is running: call again in {wait:g} s with the same key",
-                    retry_after=wait,
-                )
-        return StoreUnavailable(
-            f"{name}: a newer version of oncekey wrote the row of key {key}, and this version cannot compare the calls"
-        )
-
-
-def failed(name: str, answer: StoredResponse) -> CallFailed:
-    """The exception for an ``answer`` whose status is 400 or more."""
-    return CallFailed(
-        f"{name}: this key has failed for good, with status {answer.status}. It does not run again with this key",
-        status=answer.status,
-        body=answer.body or b"",
-    )
 
 
 class _Body:

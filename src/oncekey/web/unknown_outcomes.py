@@ -15,7 +15,7 @@ from oncekey.engine.once import SINGLE_SCOPE
 from oncekey.engine.operation import Operation
 from oncekey.telemetry.redaction import redact
 
-_REFUSED = "%s left a key whose outcome is unknown, %s: %s{reason}. Retries of that key get 409 until it is settled. "
+_REFUSED = "%s left a key whose outcome is unknown, %s: %s{reason}. Its retries are refused until it is settled. "
 _ONCE = " (docs/endings.md). The commands take --store URL, or ONCEKEY_STORE. This is said once per route"
 _WITH_RESPONSE = (
     "Find out whether it happened. If it did: `%s --confirm --status 201 --body JSON`, with the response that retries "

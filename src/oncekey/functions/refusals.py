@@ -1,0 +1,47 @@
+"""The exception that a caller gets in place of a run: one for each decision of ``core/decision.py``."""
+
+from __future__ import annotations
+
+from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Unknown
+from oncekey.core.record import StoredResponse
+from oncekey.core.routes import Route
+from oncekey.errors import CallFailed, InProgress, KeyReused, OnceKeyError, OutcomeUnknown, StoreUnavailable
+from oncekey.telemetry.redaction import redact
+from oncekey.web.responses import busy_seconds
+
+
+def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
+    """Why an attempt does not run. Messages show the key masked."""
+    name, policy, masked = route.operation, route.policy, redact(key)
+    match decision:
+        case Mismatch():
+            return KeyReused(
+                f"{name}: key {masked} was used for another call, with other arguments. Nothing ran: take a new key "
+                "for other work, and the first arguments for a retry"
+            )
+        case Unknown():
+            return OutcomeUnknown(
+                f"{name}: an earlier attempt with key {masked} may have happened, so it does not run again until a "
+                "resolver or `oncekey keys resolve` settles it. Keep the key"
+            )
+        case Deferred():
+            wait = policy.retry_after.total_seconds()
+            return InProgress(f"{name}: a job in the outbox will settle key {masked}", retry_after=wait)
+        case Busy(_, lease_left):
+            wait = busy_seconds(policy, lease_left)
+            return InProgress(
+                f"{name}: another attempt with key {masked} is running: call again in {wait:g} s with the same key",
+                retry_after=wait,
+            )
+    return StoreUnavailable(
+        f"{name}: a newer version of oncekey wrote the row of key {masked}, and this version cannot compare the calls"
+    )
+
+
+def failed(name: str, answer: StoredResponse) -> CallFailed:
+    """The exception for an answer whose status is 400 or more."""
+    return CallFailed(
+        f"{name}: this key has failed for good, with status {answer.status}. It does not run again with this key",
+        status=answer.status,
+        body=answer.body or b"",
+    )
