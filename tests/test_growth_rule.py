@@ -22,7 +22,7 @@ SRC = Path(__file__).parent.parent / "src" / "oncekey"
 
 STORE_WORDS = "sqlite|postgres(?:ql)?|memory://|redis|dynamodb|mysql|mariadb"
 DRIVER_WORDS = "sqlite3|aiosqlite|psycopg|asyncpg|sqlalchemy|pymysql|asyncmy|aiomysql|boto3"
-FRAMEWORK_WORDS = "starlette|fastapi|flask|litestar|django"
+FRAMEWORK_WORDS = "starlette|fastapi|flask|litestar|django|drf"
 EXPORTER_WORDS = "opentelemetry|prometheus"
 _WORD = re.compile(f"(?:{STORE_WORDS}|{DRIVER_WORDS}|{FRAMEWORK_WORDS}|{EXPORTER_WORDS})", re.IGNORECASE)
 

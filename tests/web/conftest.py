@@ -75,7 +75,13 @@ async def make_api(world: World, framework: str) -> AsyncIterator[Callable[..., 
         await api.close()
 
 
-@pytest.fixture(params=STACKS)
+DEEP_STACKS = ("django-sync",)
+"""Their code is that of another one of STACKS, too."""
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.frameworks if name in DEEP_STACKS else ()) for name in STACKS]
+)
 def name(request: pytest.FixtureRequest) -> str:
     """Each of STACKS in turn. A test that wants some of them only is parametrized with their names."""
     framework: str = request.param

@@ -32,8 +32,10 @@ ASGI_STACKS = (
     "fastapi-sync",
     "litestar-async",
     "litestar-sync",
+    "django-async",
+    "django-sync",
 )
-WSGI_STACKS = ("wsgi", "flask")
+WSGI_STACKS = ("wsgi", "flask", "django")
 STACKS = (*ASGI_STACKS, *WSGI_STACKS)
 RAW = ("asgi", "wsgi")
 """No framework: nothing tells a 500 that was raised from one that was returned, and there is no exception for a 4xx."""
@@ -279,6 +281,12 @@ def flask(payments: Payments, once: OnceKey, declaring: bool) -> Any:
     return app
 
 
+def django(payments: Payments, once: OnceKey, kind: str, declaring: bool) -> Any:
+    from tests.web.django_apps import django_app
+
+    return django_app(payments, once, kind, declaring)
+
+
 def make_app(name: str, payments: Payments, once: OnceKey, *, declaring: bool = False) -> Any:
     """The protected app of one of STACKS. ``declaring``: the app of the suite's declarations."""
     framework, _, kind = name.partition("-")
@@ -294,6 +302,8 @@ def make_app(name: str, payments: Payments, once: OnceKey, *, declaring: bool = 
             return fastapi(payments, once, asynchronous, declaring)
         case "litestar":
             return litestar(payments, once, asynchronous, declaring)
+        case "django":
+            return django(payments, once, kind, declaring)
     return flask(payments, once, declaring)
 
 

@@ -12,6 +12,8 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from oncekey.core.audit import Audit
 from oncekey.core.decision import (
@@ -74,6 +76,9 @@ LONGEST_WAIT_SECONDS = 1.0
 
 
 class Engine(Drivers):
+    own_connection: Callable[[], Any] | None = None
+    """Set by a framework that knows the app's own connection: what ``op.enlist()`` without an argument enlists."""
+
     def __init__(
         self,
         store: Store,

@@ -125,9 +125,10 @@ class Operation:
         self.begun = True
         return downstream_key(self.record, name)
 
-    def enlist(self, target: Any, *, commit: Commit = "engine") -> Enlisting:
+    def enlist(self, target: Any = None, *, commit: Commit = "engine") -> Enlisting:
         """Enlist the transaction of this session or connection. Its writes, the stored response and the key's
-        completion are one commit, before the response is sent.
+        completion are one commit, before the response is sent. In Django, ``enlist()`` takes the connection of the
+        database that keeps the keys.
 
         Await it in async code. Enlist before the first statement, and do not commit, roll back or close. A returned
         response under 500 commits; an exception rolls back. ``commit="caller"``: oncekey only writes into the
@@ -298,7 +299,7 @@ class Blocking:
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
 
-    def enlist(self, target: Any, *, commit: Commit = "engine") -> None:
+    def enlist(self, target: Any = None, *, commit: Commit = "engine") -> None:
         """As :meth:`Operation.enlist`. It is done when it returns."""
         self._operation.begun = True
         enlistment.start(self._operation, target, commit, blocking=True)

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from oncekey.core.declarations import SAFE_METHODS, Declaration
@@ -28,7 +29,7 @@ _ANY = ("POST", "PUT", "PATCH", "DELETE")
 _INNER = ("app", "application", "wsgi_app", "asgi_app", "_app", "_application")
 """The attributes in which middleware keeps the next app."""
 
-READABLE = "Starlette, FastAPI, Litestar or Flask"
+READABLE = "Starlette, FastAPI, Litestar, Flask or Django"
 """The frameworks whose routes this module reads, for messages."""
 
 _MAX_DEPTH = 100
@@ -124,6 +125,8 @@ def walk(app: Any, place: Place) -> Iterator[Spot]:
         behind = place.behind([layer], wsgi=isinstance(app, wsgi.IdempotencyMiddleware))
         for method, path, endpoint in each():
             yield Spot(behind, path, [method], endpoint=endpoint)
+    elif (spots := _own_spots(app)) is not None:
+        yield from spots(place)
     elif isinstance(app, asgi.IdempotencyMiddleware):
         handlers = "starlette" if app.endpoints is not None or is_starlette(app.app) else ""
         yield from walk(app.app, place.behind([Layer(app.once, app.only is not None, handlers)]))
@@ -206,6 +209,15 @@ def _flask(app: Any, place: Place) -> Iterator[Spot]:
         where = replace(place, host=host) if host else place
         path = FLASK_PARAMETER.sub(braces, rule.rule)
         yield Spot(where, path, rule.methods or _ANY, endpoint=app.view_functions.get(rule.endpoint))
+
+
+def _own_spots(app: Any) -> Any:
+    """The function of a framework's module that lists the routes of this app; None: there is none."""
+    if _is(app, "django.core.handlers.base", "BaseHandler"):
+        from oncekey.web.django import project
+
+        return partial(project.spots, app)
+    return app.spots if _is(app, "oncekey.web.django.middleware", "Protection") else None
 
 
 def _is(found: object, module: str, name: str) -> bool:

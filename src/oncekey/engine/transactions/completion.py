@@ -121,6 +121,8 @@ def _commit(
     enlisted.release()
     outcome.let_go(operation)
     engine._finished(event, moved, response, reason)
+    if link.runs_after_commit:
+        yield Call(link.run_after_commit)
     return Finished(True, moved)
 
 

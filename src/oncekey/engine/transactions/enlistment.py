@@ -128,7 +128,7 @@ def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool =
 
 def prepare(engine: Engine, operation: Operation, target: Any, commit: Commit, *, blocking: bool) -> Enlisted:
     """Check that ``target`` can be enlisted. The transaction is not opened yet."""
-    link = _link(target, engine.transactions)
+    link = _link(_own_connection(engine) if target is None else target, engine.transactions)
     database = link.database
     link.caller = commit == "caller"
     loop = _running_loop()
@@ -137,6 +137,16 @@ def prepare(engine: Engine, operation: Operation, target: Any, commit: Commit, *
         link.loop = loop
     hold = database.hold(operation.policy.begin_seconds)
     return Enlisted(operation, link, hold)
+
+
+def _own_connection(engine: Engine) -> Any:
+    """What ``enlist()`` without an argument enlists."""
+    if engine.own_connection is None:
+        raise EnlistError(
+            "enlist() needs the session or connection whose transaction it enlists: op.enlist(session). Without an "
+            "argument it works only where the framework knows the app's own connection (docs/transactions.md)"
+        )
+    return engine.own_connection()
 
 
 def _link(target: Any, database: Transactions | None) -> Link:

@@ -60,6 +60,9 @@ async def run(engine: Engine, item: Unfinished, timeout: float) -> Finished:
     async def work() -> Finished:
         if enlisted.link.is_async or enlisted.thread == threading.get_ident():
             return await engine.run(flow, timeout)
+        if (in_its_thread := enlisted.link.in_its_thread) is not None:
+            finished: Finished = await in_its_thread(engine.run_blocking, flow, timeout)
+            return finished
         return await loop.run_in_executor(pool(), engine.run_blocking, flow, timeout)
 
     task = loop.create_task(work())

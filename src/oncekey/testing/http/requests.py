@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oncekey import NotAuthenticated, Policy
+from oncekey.engine.request import Request
 from oncekey.testing.http.base import MakeStack, SuiteBase
 from oncekey.testing.http.checks import lines, problem, replays, state_of
 from oncekey.testing.http.stack import ONE, SECONDS, Framework, Stack, request
@@ -28,7 +29,8 @@ async def by_user_async(asked: Any) -> str:
 def by_header_name(name: str) -> Any:
     def scope(asked: Any) -> str:
         assert (name in asked.headers) == (name.upper() in asked.headers)
-        assert all(each == each.lower() for each in asked.headers)
+        if isinstance(asked, Request):  # a framework may pass its own request
+            assert all(each == each.lower() for each in asked.headers)
         tenant: str = asked.headers.get(name, "everybody")
         return tenant
 

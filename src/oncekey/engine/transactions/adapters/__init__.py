@@ -27,6 +27,8 @@ ADAPTERS: dict[tuple[str, str], str] = {
     ("pymysql", "Connection"): "mysql:PymysqlLink",
     ("aiomysql", "Connection"): "mysql:AsyncMysqlLink",
     ("asyncmy", "Connection"): "mysql:AsyncMysqlLink",
+    ("django", "BaseDatabaseWrapper"): "django:link_to_wrapper",
+    ("django", "ConnectionProxy"): "django:link_to_proxy",
     ("sqlalchemy", "Session"): "sqlalchemy:SqlAlchemyLink",
     ("sqlalchemy", "Connection"): "sqlalchemy:SqlAlchemyLink",
     ("sqlalchemy", "AsyncSession"): "sqlalchemy:async_link",
@@ -39,7 +41,7 @@ ADAPTERS: dict[tuple[str, str], str] = {
 KNOWN = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection (also scoped), a psycopg Connection or "
     "AsyncConnection, an asyncpg connection, a sqlite3 or aiosqlite connection, "
-    "a PyMySQL, aiomysql or asyncmy connection"
+    "a PyMySQL, aiomysql or asyncmy connection, or Django's django.db.connection"
 )
 
 

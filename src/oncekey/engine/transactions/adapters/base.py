@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
@@ -83,6 +83,9 @@ class Link:
     mark: tuple[Sequence[str], Mapping[str, Any]] = ((), {})
     """PostgreSQL: the query that tells whether this still is the enlisted transaction."""
 
+    in_its_thread: Callable[..., Awaitable[Any]] | None = None
+    """Under ASGI: calls a function in the thread that the connection belongs to, if it may be used only there."""
+
     opened = False
     """``open`` has succeeded, so there is a transaction to roll back."""
 
@@ -144,6 +147,12 @@ class Link:
         """Roll back if this still is the enlisted transaction, and remove the guards. Never raises. If only the app's
         own block can roll back (``caller``), make it do so, and leave ``rollback_proven`` as it is."""
         raise NotImplementedError
+
+    runs_after_commit = False
+    """There is something to run after the commit, when other writers may write again."""
+
+    def run_after_commit(self) -> Any:
+        """Run it. Never raises."""
 
     def watch_registry(self, registry: Any) -> None:
         """The handler gave a ``scoped_session``, which may return another session later."""

@@ -1,0 +1,263 @@
+"""One protected request under ASGI: the app runs in a task of its own, and a disconnect changes nothing.
+
+Django cancels a request whose client disconnects. The task of the app is not cancelled by that, and Django waits for
+it: the view and the storing end as if the client were still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import AsyncIterator
+from typing import Any
+
+from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
+from django.http.response import HttpResponseBase
+
+from oncekey.core.problems import Answer
+from oncekey.engine.operation import _current
+from oncekey.engine.request import allowed
+from oncekey.engine.transactions import finishers
+from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.web.asgi_shell import LARGE_BODY_BYTES
+from oncekey.web.django.calls import Call, GetResponse
+from oncekey.web.django.messages import headers_of, set_headers, uncompressed
+from oncekey.web.exchange import HELD, RUNNING, STORING
+
+_END = object()
+
+
+class AsyncCall(Call):
+    """A request in an event loop."""
+
+    in_view = False
+    """The view begins the request, after it has authenticated its caller (``oncekey.web.drf``)."""
+
+    async def run(self, get_response: GetResponse) -> HttpResponseBase:
+        refused = self.read() if self.in_view else await self._begin()
+        if refused is not None:
+            return self.respond(refused)
+        loop, engine = asyncio.get_running_loop(), self.once.engine
+        self._context = context = contextvars.copy_context()
+        self._task = task = loop.create_task(self._handle(get_response), context=context)
+        if not self.in_view:
+            self.exchange.operation.task = task  # type: ignore[assignment]
+        engine.tasks.add(task)  # type: ignore[arg-type]
+        task.add_done_callback(engine.tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])  # Django ends the request next: it must not close what the view uses
+            raise
+        finally:
+            self._show_outside()
+
+    def _show_outside(self) -> None:
+        """Show outer middleware the context variables that the app set, as it would see them without oncekey."""
+        for variable, value in self._context.items():
+            if variable is not _current and variable.get(None) is not value:
+                variable.set(value)
+
+    async def _begin(self) -> Answer | None:
+        exchange = self.exchange
+        try:
+            tenant = await self._tenant_async()
+        except (NotAuthenticated, NotAuthorized) as error:
+            return exchange.refuse_caller(error)
+        if (refused := self.admit()) is not None:
+            return refused
+        if len(self.body or b"") > LARGE_BODY_BYTES:  # hashing it takes milliseconds: do not block the event loop
+            await asyncio.to_thread(self.reserve, tenant)
+        else:
+            self.reserve(tenant)
+        try:
+            decision = await self.once.engine.run(exchange.begin(), self.policy.begin_seconds)
+        except OperatorError:
+            return exchange.unavailable()
+        return self.decided(decision, asyncio.get_running_loop())
+
+    async def _tenant_async(self) -> str:
+        once = self.once
+        if not self.asks_app:
+            return self.known_tenant
+        tenant: str = once.single_tenant or await self._ask(once.scope, self.request)
+        if self.asks_to_authorize:
+            allowed(await self._ask(once.authorize, self.request, self.exchange.route.operation))
+        return tenant
+
+    async def _ask(self, function: Any, *arguments: Any) -> Any:
+        """Call a function of the app. A plain one may use the database, so it runs in the request's thread."""
+        if iscoroutinefunction(function):
+            return await function(*arguments)
+        answer = await sync_to_async(function)(*arguments)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    # -- the app's task ------------------------------------------------------------------------------------------
+
+    async def _handle(self, get_response: GetResponse) -> HttpResponseBase:
+        if not self.in_view:
+            self.started()
+        try:
+            # Only without Django's own: the sync code of this request has a thread, and a connection, to itself.
+            async with ThreadSensitiveContext():
+                try:
+                    with uncompressed(self.request):
+                        response: HttpResponseBase = await get_response(self.request)
+                    return await self._ended(response)
+                except BaseException as error:
+                    return await self._raised(error)
+        finally:
+            enlisted = None if self._is_waiting else self.exchange.operation.enlisted
+            if enlisted is not None:
+                enlisted.release()  # in every case other requests must be able to write
+
+    @property
+    def _is_waiting(self) -> bool:
+        """The view has not asked for the key."""
+        return not hasattr(self.exchange, "operation")
+
+    async def _raised(self, error: BaseException) -> HttpResponseBase:
+        if not self._is_waiting:
+            answer = await self._failed(error)
+            await self._settle()
+            if answer is not None:
+                return self.respond(self.exchange.instead or answer)
+        if isinstance(error, Exception):
+            raise error
+        raise RuntimeError("the handler was cancelled") from error
+
+    async def _ended(self, response: HttpResponseBase) -> HttpResponseBase:
+        if self.answer is not None:
+            response.close()
+            return self.respond(self.answer)
+        if self.exchange.stage is not RUNNING:  # refused before the key was asked for, by authentication
+            return response
+        if response.streaming:
+            return await self._streamed(response)
+        body: bytes = response.content  # type: ignore[attr-defined]
+        await self._conclude(response, body)
+        return self.sent(response, len(body))
+
+    async def _streamed(self, response: Any) -> HttpResponseBase:
+        exchange, headers = self.exchange, headers_of(response)
+        response.file_to_stream = None
+        pieces, chunks, size = _pieces(response), list[bytes](), 0
+        async for chunk in pieces:
+            chunks.append(chunk)
+            size += len(chunk)
+            if exchange.cannot_store(size, headers):
+                sent = exchange.stream(response.status_code, headers)
+                response.streaming_content = _Pump(self, response, chunks, pieces).run()
+                set_headers(response, sent)
+                return response  # type: ignore[no-any-return]
+        body = b"".join(chunks)
+        response.streaming_content = _one(body)
+        await self._conclude(response, body)
+        return self.sent(response, len(body))
+
+    async def _conclude(self, response: HttpResponseBase, body: bytes | None) -> None:
+        if self.exchange.answered(response.status_code, headers_of(response), body):
+            await self._store()
+        await self._settle()
+
+    async def _failed(self, error: BaseException) -> Answer | None:
+        if self.exchange.stage is not RUNNING:
+            return None
+        answer = self.exchange.raised(error)
+        await self._store()
+        return answer
+
+    async def _settle(self) -> None:
+        while self.exchange.stage is HELD:
+            await self._store()
+
+    async def _store(self) -> None:
+        exchange, engine, seconds = self.exchange, self.once.engine, self.policy.begin_seconds
+        plain = exchange.operation.enlisted is None
+        exchange.start_storing()
+        try:
+            if plain:
+                finished = await engine.run(exchange.finish(), seconds)
+            else:
+                finished = await finishers.run(engine, exchange.unfinished(), seconds)
+            exchange.finished(finished)
+        except OperatorError:
+            exchange.not_stored()
+        except asyncio.CancelledError:  # ``max_run`` is over, or a timeout of the app: the outcome must not be lost
+            exchange.cut_off(adopt=plain)
+            exchange.answer_cut_off()
+        finally:
+            if exchange.stage is STORING:
+                exchange.abandon()
+                engine.keeper.unwatch(exchange.operation)
+
+
+async def _pieces(response: Any) -> AsyncIterator[Any]:
+    """The body of a streaming response, piece by piece. One of a plain iterator is read in the request's thread."""
+    if response.is_async:
+        async for piece in response.streaming_content:
+            yield piece
+        return
+    pieces = iter(response.streaming_content)
+    while (piece := await sync_to_async(lambda: next(pieces, _END))()) is not _END:
+        yield piece
+
+
+async def _one(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+class _Pump:
+    """A response that passes through. Its last piece waits for the store; a disconnect does not stop the handler."""
+
+    def __init__(self, call: AsyncCall, response: Any, chunks: list[bytes], rest: AsyncIterator[bytes]) -> None:
+        self._call = call
+        self._response = response
+        self._chunks = chunks
+        self._rest = rest
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(1)
+        self._gone = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self) -> AsyncIterator[bytes]:
+        engine = self._call.once.engine
+        # In the context of the app, where ``current()`` is the operation.
+        context = contextvars.copy_context()
+        context.run(_current.set, self._call.exchange.operation)
+        self._task = asyncio.get_running_loop().create_task(self._work(), context=context)
+        engine.tasks.add(self._task)
+        self._task.add_done_callback(engine.tasks.discard)
+        try:
+            while (piece := await self._queue.get()) is not _END:
+                yield piece
+            await self._task  # raises what the app raised
+        finally:
+            self._gone = True
+            if not self._queue.empty():
+                self._queue.get_nowait()
+            await asyncio.wait([self._task])  # the client disconnected, but the handler must run to its end
+
+    async def _work(self) -> None:
+        call = self._call
+        try:
+            last = self._chunks.pop()
+            for chunk in self._chunks:
+                await self._pass(chunk)
+            async for chunk in self._rest:
+                await self._pass(last)
+                last = chunk
+            if call.exchange.stage is RUNNING:
+                await call._conclude(self._response, None)
+            call.exchange.check_stream()
+            await self._pass(last)
+        except BaseException as error:
+            await call._failed(error)
+            await call._settle()
+            raise
+        finally:
+            await self._pass(_END)
+
+    async def _pass(self, piece: Any) -> None:
+        if not self._gone:
+            await self._queue.put(piece)

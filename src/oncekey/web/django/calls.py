@@ -1,0 +1,267 @@
+"""One protected request inside of Django, from the reservation of its key to the end of its response.
+
+``exchange.py`` decides what becomes of it, as in every framework. :class:`Call` reads the request and judges the
+response; :class:`SyncCall` waits in the thread of a WSGI server. ``async_calls.py`` has the other one.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from oncekey.core.decision import Decision, Execute
+from oncekey.core.problems import Answer
+from oncekey.core.routes import Route
+from oncekey.engine.once import OnceKey
+from oncekey.engine.operation import _current
+from oncekey.engine.request import allowed, not_async
+from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.web import admission
+from oncekey.web.django.messages import (
+    MARK,
+    headers_of,
+    parts_of,
+    plain_request,
+    read_body,
+    response_of,
+    set_headers,
+    uncompressed,
+)
+from oncekey.web.exchange import HELD, READING, RUNNING, STORING, Exchange
+from oncekey.web.responses import body_length
+from oncekey.web.wsgi_bodies import AppBody, Streamed
+from oncekey.web.wsgi_environ import header_lines
+
+GetResponse = Callable[[HttpRequest], Any]
+
+
+class Call:
+    """What sync and async requests share. Nothing here waits."""
+
+    answer: Answer | None = None
+    """oncekey's own answer, if the view found it (``begin_in_view``)."""
+    body: bytes | None = None
+
+    def __init__(self, once: OnceKey, route: Route, request: HttpRequest, method: str) -> None:
+        self.once = once
+        self.exchange = Exchange(once, route)
+        self.policy = route.policy
+        self.request = request
+        self.method = method
+        self.raw_key: str | None = request.META.get("HTTP_IDEMPOTENCY_KEY")
+        setattr(request, MARK, self)
+
+    @property
+    def unprotected(self) -> bool:
+        """There is no key, and the policy does not require one."""
+        return self.raw_key is None and not self.policy.required
+
+    def read(self) -> Answer | None:
+        """Read the body, once. Returns the answer that refuses it."""
+        if self.body is not None:
+            return None
+        body = read_body(self.request, self.exchange)
+        if isinstance(body, Answer):
+            return body
+        self.body = body
+        return None
+
+    def admit(self) -> Answer | None:
+        """Check the key and the body. Returns the answer that refuses them."""
+        length = body_length(self.request.META.get("CONTENT_LENGTH"))
+        keys = [] if self.raw_key is None else [self.raw_key.encode("latin-1", "replace")]
+        refused = self.exchange.admit(keys, length) or self.read()
+        if refused is None and self.policy.guarded:
+            refused = admission.check(self.exchange, plain_request(self.request, self.method), self.body or b"")
+        return refused
+
+    def reserve(self, tenant: str) -> None:
+        parts = parts_of(self.request, self.method, self.body or b"")
+        self.exchange.reserve(tenant, parts, header_lines(self.request.META, self.policy.recipe.headers))
+
+    @property
+    def asks_app(self) -> bool:
+        """Whether the app's scope or authorize function must be called. The sender of a webhook has a scope of its
+        own."""
+        once = self.once
+        return self.policy.sender is None and (once.single_tenant is None or once.authorize is not None)
+
+    @property
+    def asks_to_authorize(self) -> bool:
+        return self.once.authorize is not None and (self.raw_key is not None or self.policy.key_from is not None)
+
+    @property
+    def known_tenant(self) -> str:
+        """The tenant, if the app need not be asked."""
+        policy = self.policy
+        return (self.once.single_tenant if policy.sender is None else policy.sender_scope) or ""
+
+    # -- the blocking way, also for a view that begins its request itself ----------------------------------------
+
+    def begin_blocking(self) -> Answer | None:
+        """Ask for the key. None: this request has it, and ``execute`` follows. Otherwise oncekey's answer."""
+        exchange = self.exchange
+        try:
+            tenant = self._tenant()
+        except (NotAuthenticated, NotAuthorized) as error:
+            return exchange.refuse_caller(error)
+        if (refused := self.admit()) is not None:
+            return refused
+        self.reserve(tenant)
+        try:
+            decision = self.once.engine.run_blocking(exchange.begin(), self.policy.begin_seconds)
+        except OperatorError:
+            return exchange.unavailable()
+        return self.decided(decision)
+
+    def decided(self, decision: Decision, loop: Any = None) -> Answer | None:
+        if not isinstance(decision, Execute):
+            return self.exchange.answer_to(decision)
+        self.exchange.execute(decision, covered=True, loop=loop)
+        return None
+
+    def begin_in_view(self) -> bool:
+        """As ``begin_blocking``, inside of a view that authenticates its caller itself. False: ``answer`` is sent."""
+        self.answer = self.begin_blocking()
+        if self.answer is not None:
+            return False
+        self.started()
+        return True
+
+    def started(self) -> None:
+        """The request has its key: from here on, ``current()`` is its operation."""
+        self.once.engine.keeper.watch(self.exchange.operation)
+        _current.set(self.exchange.operation)
+
+    def _tenant(self) -> str:
+        once, request = self.once, self.request
+        if not self.asks_app:
+            return self.known_tenant
+        tenant: str = once.single_tenant or not_async(once.scope(request), "scope")  # type: ignore[operator, arg-type]
+        if self.asks_to_authorize:
+            authorize: Any = once.authorize
+            allowed(not_async(authorize(request, self.exchange.route.operation), "authorize"))
+        return tenant
+
+    # -- responses -----------------------------------------------------------------------------------------------
+
+    def respond(self, answer: Answer) -> HttpResponseBase:
+        return response_of(answer, self.exchange)
+
+    def sent(self, response: HttpResponseBase, size: int | None) -> HttpResponseBase:
+        """The app's response with oncekey's headers; or what the client gets in its place."""
+        exchange = self.exchange
+        if exchange.instead is not None:
+            response.close()
+            return self.respond(exchange.instead)
+        status = response.status_code
+        if size is not None:
+            set_headers(response, exchange.first_headers(status, headers_of(response), size))
+        return response
+
+
+class SyncCall(Call):
+    """A request in the thread of a WSGI server. It blocks on the lanes."""
+
+    def run(self, get_response: GetResponse) -> HttpResponseBase:
+        if (refused := self.begin_blocking()) is not None:
+            return self.respond(refused)
+        before = _current.get()
+        self.started()
+        return self._run(get_response, before)
+
+    def run_until_view(self, get_response: GetResponse) -> HttpResponseBase:
+        """The view begins the request, after it has authenticated its caller (``oncekey.web.drf``)."""
+        if (refused := self.read()) is not None:
+            return self.respond(refused)
+        return self._run(get_response, _current.get())
+
+    def _run(self, get_response: GetResponse, before: Any) -> HttpResponseBase:
+        try:
+            with uncompressed(self.request):
+                response: HttpResponseBase = get_response(self.request)
+            return self._ended(response)
+        except BaseException as error:
+            if self.exchange.stage is READING:
+                raise
+            answer = self.failed(error)
+            self.settle()
+            if answer is None:
+                raise
+            return self.respond(self.exchange.instead or answer)
+        finally:
+            _current.set(before)
+
+    def _ended(self, response: HttpResponseBase) -> HttpResponseBase:
+        if self.answer is not None:
+            response.close()
+            return self.respond(self.answer)
+        if self.exchange.stage is not RUNNING:  # refused before the key was asked for, by authentication
+            return response
+        if response.streaming:
+            return self._streamed(response)
+        body: bytes = response.content  # type: ignore[attr-defined]
+        self._conclude(response, body)
+        return self.sent(response, len(body))
+
+    def _streamed(self, response: Any) -> HttpResponseBase:
+        exchange, headers = self.exchange, headers_of(response)
+        self._status, self._headers = response.status_code, headers
+        response.file_to_stream = None  # the server's file wrapper would bypass the middleware, which must see the body
+        pieces = AppBody(iter(response), contextvars.copy_context(), [])
+        chunks, size = [], 0
+        for chunk in pieces:
+            chunks.append(chunk)
+            size += len(chunk)
+            if exchange.cannot_store(size, headers):
+                set_headers(response, exchange.stream(response.status_code, headers))
+                response.streaming_content = Streamed(self, chunks, pieces)  # type: ignore[arg-type]
+                return response  # type: ignore[no-any-return]
+        response.streaming_content = [body := b"".join(chunks)]
+        self._conclude(response, body)
+        return self.sent(response, len(body))
+
+    def _conclude(self, response: HttpResponseBase, body: bytes) -> None:
+        self._status, self._headers = response.status_code, headers_of(response)
+        self.conclude(body)
+        self.settle()
+
+    # -- storing, also for ``Streamed`` --------------------------------------------------------------------------
+
+    def conclude(self, body: bytes | None) -> None:
+        """The response is complete: store it. ``body`` None: it was streamed."""
+        if self.exchange.answered(self._status, self._headers, body):
+            self._store()
+
+    def failed(self, error: BaseException) -> Answer | None:
+        """The app raised. Returns oncekey's answer, or None if the exception must reach Django."""
+        if self.exchange.stage is not RUNNING:
+            return None
+        answer = self.exchange.raised(error)
+        self._store()
+        return answer
+
+    def settle(self) -> None:
+        """The app has returned, so its transaction has ended or never will: store what waits for that."""
+        while self.exchange.stage is HELD:
+            self._store()
+
+    def _store(self) -> None:
+        exchange, engine = self.exchange, self.once.engine
+        exchange.start_storing()
+        try:
+            finished = engine.run_blocking(exchange.finish(), self.policy.begin_seconds)
+        except OperatorError:
+            exchange.not_stored()
+        else:
+            exchange.finished(finished)
+        finally:
+            if exchange.stage is STORING:  # an unexpected error: release the gate for other writers
+                exchange.abandon()
+                engine.keeper.unwatch(exchange.operation)
+                if exchange.operation.enlisted is not None:
+                    exchange.operation.enlisted.release()

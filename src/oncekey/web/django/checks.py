@@ -1,0 +1,78 @@
+"""System checks (``manage.py check``): each names the setting that is wrong and says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.utils.module_loading import import_string
+
+from oncekey.upkeep.service import Upkeep
+from oncekey.web.django import conf
+from oncekey.web.django.middleware import OnceKeyMiddleware
+
+_NAME = "oncekey.web.django.OnceKeyMiddleware"
+_AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+@register("oncekey")
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """What ``ONCEKEY`` says."""
+    try:
+        conf.options()
+        said = conf.read()
+        _check_middleware_options(said)
+        conf.once.get()
+    except conf.Wrong as wrong:
+        return [Error(f"{wrong.message}.", hint=f"{wrong.hint}.", id=f"oncekey.E{wrong.number:03}")]
+    return []
+
+
+def _check_middleware_options(said: dict[str, Any]) -> None:
+    if said.get("ONLY") not in (None, "declared"):
+        raise conf.Wrong(8, f"ONCEKEY['ONLY'] is {said['ONLY']!r}", "Write 'declared', or leave it out")
+    upkeep = said.get("UPKEEP", "auto")
+    if not (upkeep in (True, False, "auto") or isinstance(upkeep, Upkeep)):
+        raise conf.Wrong(8, f"ONCEKEY['UPKEEP'] is {upkeep!r}", "Write 'auto', True or False")
+
+
+@register("oncekey")
+def check_middleware(**_: Any) -> list[CheckMessage]:
+    """Whether the middleware is there, and after the one that knows the caller."""
+    names = list(settings.MIDDLEWARE)
+    ours = [at for at, name in enumerate(names) if _is_ours(name)]
+    return list(_wrong_places(names, ours))
+
+
+def _wrong_places(names: list[str], ours: list[int]) -> Iterator[CheckMessage]:
+    if not ours:
+        yield Warning(
+            "oncekey.web.django is in INSTALLED_APPS, and its middleware is not in MIDDLEWARE: nothing is protected.",
+            hint=f"Add {_NAME!r} to MIDDLEWARE, after {_AUTHENTICATION!r}.",
+            id="oncekey.W001",
+        )
+    elif len(ours) > 1:
+        yield Warning(
+            "MIDDLEWARE names oncekey's middleware twice: the second one has no effect.",
+            hint="Take one of them away.",
+            id="oncekey.W002",
+        )
+    elif _AUTHENTICATION in names and ours[0] < names.index(_AUTHENTICATION):
+        yield Error(
+            f"MIDDLEWARE has oncekey's middleware before {_AUTHENTICATION!r}: ONCEKEY['SCOPE'] would not know the "
+            "user.",
+            hint=f"Move {names[ours[0]]!r} below it.",
+            id="oncekey.E009",
+        )
+
+
+def _is_ours(name: str) -> bool:
+    if name == _NAME:
+        return True
+    try:
+        found = import_string(name)
+    except ImportError:
+        return False  # Django itself says so
+    return isinstance(found, type) and issubclass(found, OnceKeyMiddleware)

@@ -1,0 +1,5 @@
+"""Django REST framework."""
+
+
+def install() -> None:
+    pass

@@ -1,0 +1,121 @@
+"""A Django project with one view, whose database keeps the keys, too. Nothing here asserts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from tests.enlist.shop import Shop
+from tests.web.django_apps import configure, make_handler, urls
+
+configure()
+
+from django.db import connections  # noqa: E402 - Django is configured first
+from django.test import override_settings  # noqa: E402
+from django.urls import path  # noqa: E402
+
+from oncekey.testing.http.stack import Loop, as_a_server  # noqa: E402
+from oncekey.web.django import conf  # noqa: E402
+
+_numbers = count(1)
+
+
+class Site:
+    """The project: ``view(site, request)`` answers POST /payments."""
+
+    def __init__(
+        self,
+        shop: Shop,
+        view: Callable[[Site, Any], Any],
+        *,
+        asgi: bool,
+        asynchronous: bool = False,
+        atomic_requests: bool = False,
+        effects: str = "transactional",
+    ) -> None:
+        self.alias = add_database(shop.url, atomic_requests=atomic_requests)
+        self.atomic_requests = atomic_requests
+        said = {"STORE": self.alias, "SCOPE": "SINGLE_TENANT", "POLICY": {"effects": effects}, "MIGRATE": True}
+        with override_settings(ONCEKEY=said):
+            self.once = conf.make()
+
+        def plain(request: Any) -> Any:
+            return view(self, request)
+
+        async def awaited(request: Any) -> Any:
+            return await view(self, request)
+
+        urlconf = urls(path("payments", awaited if asynchronous else plain))
+        self.app = make_handler(urlconf, self.once, asgi=asgi, upkeep=False)
+        self._loop = Loop() if asgi else None
+
+    @property
+    def connection(self) -> Any:
+        return connections[self.alias]
+
+    def ask(self, sql: str) -> Any:
+        """In the view: the first value of the answer."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchone()[0] if cursor.description else None
+
+    def pay(self, key: str | None = None) -> None:
+        from oncekey import current
+
+        self.ask(f"INSERT INTO payments (key, cents) VALUES ('{key or current().key}', 5)")
+
+    def post(self, key: str = "k-1") -> httpx.Response:
+        asked: dict[str, Any] = {"url": "/payments", "headers": {"Idempotency-Key": key}, "json": {}}
+        if self._loop is not None:
+            answer: httpx.Response = self._loop.start(self._post(asked)).result(30.0)
+            return answer
+        transport = httpx.WSGITransport(as_a_server(self.app), raise_app_exceptions=False)
+        with httpx.Client(transport=transport, base_url="http://shop") as client:
+            return client.post(**asked)
+
+    async def _post(self, asked: dict[str, Any]) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.post(**asked)
+
+    def close(self) -> None:
+        connections[self.alias].close()
+        del connections.settings[self.alias]
+        if self._loop is None:
+            self.once.close()
+        else:
+            self._loop.start(self.once.aclose(grace=2.0)).result(10.0)
+            self._loop.close()
+
+
+def make_site(shop: Shop, view: Callable[[Site, Any], Any], **options: Any) -> Site:
+    return Site(shop, view, **options)
+
+
+def add_database(url: str, **options: Any) -> str:
+    """A new alias in DATABASES for this URL."""
+    alias = f"shop_{next(_numbers)}"
+    said: dict[str, Any] = {**connections.settings["default"], "ATOMIC_REQUESTS": options["atomic_requests"]}
+    if url.startswith("sqlite"):
+        said |= {"ENGINE": "django.db.backends.sqlite3", "NAME": url.removeprefix("sqlite:///")}
+    else:
+        parts = urlsplit(url)
+        said |= {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": parts.path.removeprefix("/"),
+            "USER": unquote(parts.username or ""),
+            "PASSWORD": unquote(parts.password or ""),
+            "HOST": unquote(parts.hostname or ""),
+            "PORT": parts.port or "",
+            "OPTIONS": {},
+        }
+        for pair in filter(None, parts.query.split("&")):
+            name, _, value = pair.partition("=")
+            known = {"host": "HOST", "port": "PORT", "user": "USER"}.get(name)
+            (said if known else said["OPTIONS"])[known or name] = unquote(value)
+    connections.settings[alias] = said
+    return alias
