@@ -61,10 +61,10 @@ def _named(path: Path) -> list[tuple[int, str]]:
 
 
 def _in_its_room(file: str) -> bool:
-    """A store's own folder, a framework's own files, the adapters of drivers, and the servers that tests start."""
+    """A store's own folder, a framework's own files, adapters of drivers, a client's jar, and servers of tests."""
     folders = [f"stores/{Path(entry.package.replace('.', '/')).name}/*" for entry in STORES]
     frameworks = [f"web/{word}*" for word in FRAMEWORK_WORDS.split("|")]
-    others = ["engine/transactions/adapters/*", "testing/servers/*"]
+    others = ["engine/transactions/adapters/*", "testing/servers/*", "client/jar/*"]
     return any(fnmatch(file, room) for room in (*folders, *frameworks, *others))
 
 

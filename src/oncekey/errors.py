@@ -1,4 +1,4 @@
-"""Every error that oncekey raises, in one tree with two branches: either the developer must act, or the operator.
+"""Every error that oncekey raises, in one tree: its branches say who must act.
 
 ::
 
@@ -21,6 +21,12 @@
     │   ├── Refused                 raised BY a handler: refused before the operation began (4xx)
     │   ├── ResultNotKept           a function ran, and its result cannot be given to a second caller
     │   └── StepError               a phase or effect that cannot be run or remembered as it is written
+    ├── ClientError             oncekey.client: a request of ours to another API
+    │   ├── IntentChanged           another request under an intent that already has one: not sent
+    │   ├── IntentExpired           the server may have forgotten the key: not sent
+    │   ├── JarError                the key jar is locked, full or damaged: not sent
+    │   ├── OutcomeUnsettled        the server does not know whether the operation happened
+    │   └── RedirectRefused         the server redirects to a place where the key must not go: not followed
     └── OperatorError           the operator of the service must act
         ├── KeyNotFound             an operator asked for a key or a job that does not exist
         ├── LedgerError             a ledger that cannot be read or compared: the message says where
@@ -30,7 +36,7 @@
             ├── StoreUnavailable    the store did not answer in time: the request gets a 503
             └── StoreOverloaded     the queue in front of the store is full: the request gets a 503
 
-A mistake of a *client* is never an exception of this tree: it is a decision (core/decision.py) or a
+A mistake of a *client* of a protected API is never an exception of this tree: it is a decision (core/decision.py) or a
 :class:`oncekey.core.header.BadKey`, and becomes a problem document (core/problems.py).
 """
 
@@ -150,6 +156,55 @@ class ResultNotKept(ApplicationError):
     """
 
     result: object = None
+
+
+class ClientError(OnceKeyError):
+    """``oncekey.client`` did not send a request, or cannot say what became of it. ``key`` is its Idempotency-Key."""
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class IntentChanged(ClientError):
+    """The request is not the one that this intent stands for. Nothing was sent."""
+
+
+class IntentExpired(ClientError):
+    """The server may have forgotten the key, and would run the request as a new one. Nothing was sent.
+
+    ``names`` are the intents.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message, key=key)
+        self.names = names
+
+
+class JarError(ClientError):
+    """The key jar cannot be read or written; the message says what to do. The request was not sent."""
+
+
+class OutcomeUnsettled(ClientError):
+    """The server does not know whether the operation happened, and its operator settles it. Keep the key.
+
+    ``reference`` is what to name to that operator, ``retry_after`` the seconds after which it makes sense to ask again.
+    """
+
+    def __init__(
+        self, message: str, *, key: str | None = None, reference: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, key=key)
+        self.reference = reference
+        self.retry_after = retry_after
+
+
+class RedirectRefused(ClientError):
+    """The server redirects the request to ``location``, where its key must not go. It was not followed."""
+
+    def __init__(self, message: str, *, key: str | None = None, location: str = "") -> None:
+        super().__init__(message, key=key)
+        self.location = location
 
 
 class OperatorError(OnceKeyError):

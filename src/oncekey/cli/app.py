@@ -10,9 +10,22 @@ from typing import Annotated
 
 import typer
 
-from oncekey.cli import dead_letters, demo, doctor, keys, ledger, migrate, print_version, routes, upkeep, worker
+from oncekey.cli import (
+    client,
+    dead_letters,
+    demo,
+    doctor,
+    keys,
+    ledger,
+    migrate,
+    print_version,
+    routes,
+    send,
+    upkeep,
+    worker,
+)
 
-_GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes)
+_GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes, send, client)
 
 app = typer.Typer(
     help="Idempotency for HTTP APIs: a retried request runs once.",

@@ -1,0 +1,55 @@
+"""What the commands of the client share: where the jar is, which server, and headers that are not on disk."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oncekey.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from oncekey.client import Client
+
+To = Annotated[str, typer.Option("--to", metavar="URL", help="The API's address, such as https://api.example.com.")]
+Account = Annotated[str, typer.Option(metavar="NAME", help="Whose intents: each account has credentials of its own.")]
+HeaderLines = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME:VALUE", help="Sent with every request. Repeat it for others."),
+]
+HeadersFrom = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header-from",
+        metavar="NAME=VARIABLE",
+        help="A header whose value is in an environment variable: for credentials, which others see in a command line.",
+    ),
+]
+Tries = Annotated[int, typer.Option(min=1, help="How often one request is tried.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="How long one request is tried.")]
+
+
+def given_headers(lines: list[str] | None, variables: list[str] | None) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines or []:
+        name, colon, text = line.partition(":")
+        if not (name.strip() and colon):
+            raise typer.BadParameter(f"--header {name}: it takes NAME:VALUE")
+        headers[name.strip()] = text.strip()
+    for line in variables or []:
+        name, equals, variable = line.partition("=")
+        if not (name.strip() and equals and variable.strip()):
+            raise typer.BadParameter(f"--header-from {line}: it takes NAME=VARIABLE, such as Authorization=API_TOKEN")
+        if variable.strip() not in os.environ:
+            raise ConfigurationError(f"--header-from {line}: the environment variable {variable.strip()} is not set")
+        headers[name.strip()] = os.environ[variable.strip()]
+    return headers
+
+
+def opened_client(to: str, jar: str, account: str, headers: dict[str, str], *, tries: int, seconds: float) -> Client:
+    if any(name.lower() == "idempotency-key" for name in headers):
+        raise typer.BadParameter("--header Idempotency-Key: each request has a key of its own, which the jar keeps")
+    from oncekey.client import Budget, Client
+
+    return Client(to, jar=jar, account=account, headers=headers, budget=Budget(tries=tries, seconds=seconds))

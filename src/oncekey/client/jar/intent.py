@@ -1,0 +1,126 @@
+"""One intent while it is used: what is written before and after each request, and when nothing may be sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from oncekey.client.calls import Request
+from oncekey.client.jar import table
+from oncekey.client.jar.table import Execute, Row
+from oncekey.client.reading import Answer
+from oncekey.errors import IntentChanged, IntentExpired, JarError
+
+if TYPE_CHECKING:
+    from oncekey.client.jar.jar import KeyJar
+
+_LOG = logging.getLogger("oncekey.client")
+
+UNTOLD_SECONDS: Final = 86_400.0
+"""How long a server is taken to keep a key if it never said: a day, as most do."""
+
+
+def expires_at(row: Row) -> float | None:
+    """When the server may have forgotten the key. None: nothing was sent yet, so there is nothing to forget."""
+    if row.first_sent_at is None:
+        return None
+    return row.expires_at if row.expires_at is not None else row.first_sent_at + UNTOLD_SECONDS
+
+
+class Intent:
+    """``key`` is its Idempotency-Key, ``answer`` its answer if there is one."""
+
+    def __init__(self, jar: KeyJar, name: str, key: str, row: Row | None, *, again: bool = False) -> None:
+        self._jar = jar
+        self.name = name
+        self.key = key
+        self.row = row
+        self.again = again
+
+    @property
+    def answer(self) -> Answer | None:
+        return self.row.answer if self.row is not None else None
+
+    def begin(self, request: Request) -> tuple[Answer | None, Request]:
+        """Put the request on disk, or find it there. Raises what forbids to send it."""
+        now = self._jar.clock()
+        wanted = self._jar.row_of(self.name, self.key, request)
+
+        def write(execute: Execute) -> Row:
+            execute(table.INSERT, wanted.values())
+            found = table.row(execute(table.READ, (self._jar.account, self.name)).fetchone())
+            self.check_same(found, request)
+            if found.answer is None:
+                expired = self._check_time(found, now)
+                execute(table.RESTARTED if expired else table.SENT, (now, now, self._jar.account, self.name))
+            return found
+
+        found: Row = self._jar.run(write, writes=True)
+        self.row, self.key = found, found.key
+        if found.answer is not None:
+            return found.answer, request
+        # The stored bytes: a server that compares raw bodies must see the same ones.
+        mine = [each for each in request.headers if each[0].lower() not in self._jar.kept_headers | {"content-length"}]
+        return None, Request(request.method, request.url, (*mine, *found.request.headers), found.request.body)
+
+    def answered(self, answer: Answer) -> None:
+        from oncekey.client.jar.jar import KEPT_OF_ANSWER
+
+        headers = table.chosen(answer.headers, KEPT_OF_ANSWER)
+        body = answer.body if len(answer.body) <= self._jar.longest_answer else None
+        values = (self._jar.clock(), answer.status, json.dumps(headers), body, *self._place())
+        self._note(lambda execute: execute(table.ANSWERED, values))
+
+    def left_open(self, note: str, expires: float | None, not_before: float | None) -> None:
+        values = (note, expires, not_before, *self._place())
+        self._note(lambda execute: execute(table.LEFT_OPEN, values))
+
+    def check_same(self, found: Row, request: Request) -> None:
+        if found.fingerprint == request.fingerprint():
+            return
+        first, now = f"{found.request.method} {found.request.url}", f"{request.method} {request.url}"
+        what = f"its first request was {first}, this one is {now}" if first != now else "its body or type has changed"
+        ended = f"; the first was answered {found.status}" if found.status is not None else ""
+        raise IntentChanged(
+            f"intent '{self.name}' stands for another request: {what}{ended}. Nothing was sent. A different operation "
+            "needs an intent of its own; to replace one that certainly had no effect, jar.forget(name) first",
+            key=found.key,
+        )
+
+    def _check_time(self, found: Row, now: float) -> bool:
+        """Whether the key is past its time and is to be sent again all the same."""
+        end = expires_at(found)
+        if end is None or now < end:
+            return False
+        if self.again:
+            return True
+        told = "the server said that it keeps" if found.expires_at is not None else "most servers keep"
+        raise IntentExpired(
+            f"intent '{self.name}' was first sent {_hours(now - (found.first_sent_at or now))} ago, and {told} its key "
+            f"until {_hours(now - end)} ago: the server may run it as new. Nothing was sent. Look up at the server "
+            "whether it happened; then forget the intent, or send it with again=True (--again)",
+            key=found.key,
+            names=(self.name,),
+        )
+
+    def _note(self, work: Callable[[Execute], object]) -> None:
+        """After a try the answer counts more than the jar: if it cannot be stored, the intent only stays open."""
+        try:
+            self._jar.run(work, writes=True)
+        except JarError as error:
+            _LOG.warning(
+                "intent '%s' was sent, but what came back cannot be put into the key jar (%s): it stays open, and "
+                "resume asks again with the same key",
+                self.name,
+                error,
+            )
+
+    def _place(self) -> tuple[str, str, str]:
+        return self._jar.account, self.name, self.key
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.0f} hours" if hours >= 2 else f"{max(0, seconds) / 60:.0f} minutes"

@@ -1,0 +1,215 @@
+"""The key jar: intents on disk, so that a process that was killed asks again with the same key.
+
+An **intent** is one operation that the app wants done once, under a name of the app's own ("order-42"). Before the
+first byte is sent, its key, its request and the request's fingerprint are on disk. The answer is put there too. So
+after a crash the same code runs again: it finds the answer, or asks with the same key.
+
+On disk are: name, key, method, URL, body, and the headers named in ``KEPT`` and ``keep_headers``. Never on disk are
+Authorization, Cookie and other headers; ``resume`` takes them from the client that sends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from oncekey.client.attempts import CURRENT
+from oncekey.client.calls import Request
+from oncekey.client.jar import table
+from oncekey.client.jar.intent import Intent
+from oncekey.client.jar.session import in_transaction
+from oncekey.client.jar.table import Database, Execute, Row
+from oncekey.client.spelling import checked_key, new_key
+from oncekey.errors import ConfigurationError
+
+KEPT: Final = frozenset(
+    {"accept", "accept-language", "content-encoding", "content-type", "if-match", "if-none-match", "prefer"}
+)
+"""Headers of a request that are put on disk."""
+KEPT_OF_ANSWER: Final = frozenset(
+    {
+        *("content-encoding", "content-language", "content-location", "content-type", "date", "etag", "last-modified"),
+        *("link", "location", "idempotency-expires", "idempotency-replayed", "idempotent-replayed"),
+    }
+)
+SECRET: Final = frozenset({"authorization", "cookie", "proxy-authorization", "set-cookie"})
+
+DATABASES: Final = {
+    "sqlite": "oncekey.client.jar.sqlite",
+    "postgresql": "oncekey.client.jar.postgres",
+    "postgres": "oncekey.client.jar.postgres",
+}
+"""Scheme of a URL -> the module that opens it."""
+KNOWN: Final = "sqlite:///intents.db, postgresql://user@host/database"
+"""The URLs that messages and help texts list."""
+
+DAY: Final = 86_400.0
+_MOST: Final = 1_000_000
+
+
+def file_url(path: Path) -> str:
+    """The URL of a jar in this file."""
+    return f"sqlite:///{quote(str(path.absolute()))}"
+
+
+class KeyJar:
+    """``url`` names an SQLite file, or the app's own database.
+
+    ``account`` separates intents that are sent with different credentials: a jar opened with one account neither sees
+    nor sends the intents of another. ``longest_answer``: a longer body of an answer is not kept.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        account: str = "",
+        keep_headers: Iterable[str] = (),
+        timeout: float = 5.0,
+        longest_answer: int = 1_048_576,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if isinstance(keep_headers, str):
+            raise ConfigurationError(f"keep_headers={keep_headers!r}: it takes several names, such as ['X-Trace']")
+        kept = frozenset(name.lower() for name in keep_headers)
+        if kept & SECRET:
+            raise ConfigurationError(
+                f"keep_headers: {', '.join(sorted(kept & SECRET))} would be a secret on disk; give it to the client "
+                "that sends, and resume takes it from there"
+            )
+        self.account = account
+        self.kept_headers = KEPT | kept
+        self.longest_answer = longest_answer
+        self.clock = clock
+        self._database = _open(url, timeout)
+        self.run(lambda execute: None, writes=False)  # an unusable jar fails here, not at the first payment
+
+    @contextmanager
+    def intent(self, name: str, *, key: str | None = None, again: bool = False) -> Iterator[Intent]:
+        """Every request in this block that changes state is sent under this intent, by whatever library.
+
+        The library must send through oncekey: a transport, an adapter or a session of ``oncekey.client``. ``key``: for
+        an operation whose key exists already. ``again``: send although the server may have forgotten the key, and may
+        run it as new.
+        """
+        with entered(self.find(name, key=key, again=again)) as intent:
+            yield intent
+
+    def find(self, name: str, *, key: str | None = None, again: bool = False) -> Intent:
+        if not name.strip():
+            raise ConfigurationError("an intent needs a name of your own that you find again, such as 'order-42'")
+        found = self.read(name)
+        if found is not None and key is not None and key != found.key:
+            raise ConfigurationError(f"intent '{name}' has another key already: leave key= out")
+        chosen = found.key if found else checked_key(key) if key is not None else new_key()
+        return Intent(self, name, chosen, found, again=again)
+
+    def prepare(
+        self,
+        name: str,
+        method: str,
+        url: str,
+        *,
+        json: Any = None,
+        content: bytes | None = None,
+        headers: Iterable[tuple[str, str]] = (),
+        on: Any = None,
+    ) -> str:
+        """Put an intent on disk without sending it, and return its key. ``resume`` sends it.
+
+        With ``on``, a connection or session to the same database, it is written in the app's own transaction: it exists
+        if and only if the app's other writes do. Send it after the commit. An intent that is there already stays as it
+        is, if this is the same request.
+        """
+        request = _request(method, url, json, content, headers)
+        wanted = self.row_of(name, new_key(), request)
+
+        def write(execute: Execute) -> Row:
+            execute(table.INSERT, wanted.values())
+            return table.row(execute(table.READ, (self.account, name)).fetchone())
+
+        found: Row = self.run(write, writes=True) if on is None else in_transaction(on, write)
+        Intent(self, name, found.key, found).check_same(found, request)
+        return found.key
+
+    def row_of(self, name: str, key: str, request: Request) -> Row:
+        kept = Request(request.method, request.url, table.chosen(request.headers, self.kept_headers), request.body)
+        return Row(self.account, name, key, request.fingerprint(), kept, self.clock())
+
+    def read(self, name: str) -> Row | None:
+        found = self.run(lambda execute: execute(table.READ, (self.account, name)).fetchone(), writes=False)
+        return None if found is None else table.row(found)
+
+    def open_intents(self, limit: int = _MOST) -> list[Row]:
+        """What was prepared or sent and has no answer yet, the oldest first."""
+        found: Sequence[Any] = self.run(
+            lambda execute: execute(table.OPEN, (self.account, limit)).fetchall(), writes=False
+        )
+        return [table.row(each) for each in found]
+
+    def finished(self) -> dict[str, int]:
+        """The names of answered intents, with their status."""
+        found = self.run(lambda execute: execute(table.FINISHED, (self.account,)).fetchall(), writes=False)
+        return dict(found)
+
+    def forget(self, name: str) -> bool:
+        """Delete an intent: the next request under this name gets a new key. False: there was none."""
+        gone = self.run(lambda execute: execute(table.FORGET, (self.account, name)).rowcount, writes=True)
+        return bool(gone)
+
+    def forget_finished(self, *, older_than: float = 30 * DAY) -> int:
+        """Delete answered intents that ended longer ago than this many seconds, and return how many."""
+        before = self.clock() - older_than
+        gone = self.run(lambda execute: execute(table.FORGET_FINISHED, (self.account, before)).rowcount, writes=True)
+        return int(gone)
+
+    def run(self, work: Callable[[Execute], Any], *, writes: bool) -> Any:
+        return self._database.run(work, writes=writes)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+@contextmanager
+def entered(intent: Intent) -> Iterator[Intent]:
+    if CURRENT.get() is not None:
+        raise ConfigurationError("an intent inside an intent: end the outer one first, each stands for one request")
+    token = CURRENT.set(intent)
+    try:
+        yield intent
+    finally:
+        CURRENT.reset(token)
+
+
+def _open(url: str, timeout: float) -> Database:
+    scheme = url.partition("://")[0].partition("+")[0] if "://" in url else ""
+    module = DATABASES.get(scheme)
+    if module is None:
+        raise ConfigurationError(f"no key jar is known for this URL: use one of {KNOWN}")
+    try:
+        database: Database = import_module(module).from_url(url, timeout)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("oncekey"):
+            raise
+        raise ConfigurationError("this key jar needs a driver: pip install 'oncekey[postgres]'") from error
+    return database
+
+
+def _request(method: str, url: str, members: Any, content: bytes | None, headers: Iterable[tuple[str, str]]) -> Request:
+    if "://" not in url:
+        raise ConfigurationError(f"prepare needs the whole URL, not '{url}'")
+    lines = tuple(headers.items() if isinstance(headers, dict) else headers)
+    body = content or b""
+    if members is not None:
+        if content is not None:
+            raise ConfigurationError("give json= or content=, not both")
+        body = json.dumps(members, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        if not any(name.lower() == "content-type" for name, _ in lines):
+            lines = (*lines, ("content-type", "application/json"))
+    return Request(method.upper(), url, lines, body)

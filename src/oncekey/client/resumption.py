@@ -1,0 +1,103 @@
+"""What ``resume`` does with the open intents of a jar, apart from sending them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from oncekey.client.jar import KeyJar, Row
+from oncekey.client.jar.intent import expires_at
+from oncekey.client.reading import origin
+from oncekey.core.values import Word, value
+from oncekey.errors import ConfigurationError, IntentExpired, OutcomeUnsettled
+from oncekey.telemetry.redaction import describe
+
+
+class Ended(Word):
+    """What became of one intent."""
+
+    ANSWERED = "answered"
+    OPEN = "open"
+    UNSETTLED = "unsettled"
+    EXPIRED = "expired"
+    NOT_YET = "not yet"
+    OTHER_SERVER = "other server"
+
+
+@value
+class Outcome:
+    """One intent after ``resume``: its ``status`` if it has an answer, and a ``note`` if it has none."""
+
+    name: str
+    key: str
+    ended: Ended
+    status: int | None = None
+    note: str = ""
+
+
+class Resumption:
+    """The rows to finish, and what became of them."""
+
+    def __init__(self, jar: KeyJar, base_url: str, name: str | None, *, again: bool) -> None:
+        self._jar, self._origin, self._again = jar, origin(base_url), again
+        self._one = name
+        self.rows = jar.open_intents() if name is None else [_named(jar, name)]
+        self.outcomes: list[Outcome] = []
+
+    def skipped(self, row: Row) -> Outcome | None:
+        """Why this one is not sent now; None: send it."""
+        now = self._jar.clock()
+        end = expires_at(row)
+        if row.finished_at is not None:
+            return Outcome(row.name, row.key, Ended.ANSWERED, row.status)
+        if origin(row.request.url) != self._origin:
+            scheme, host, port = origin(row.request.url)
+            return Outcome(row.name, row.key, Ended.OTHER_SERVER, note=f"it goes to {scheme}://{host}:{port}")
+        if end is not None and now >= end and not self._again:
+            return Outcome(row.name, row.key, Ended.EXPIRED, note="the server may have forgotten its key")
+        if row.not_before is not None and now < row.not_before and self._one is None:
+            wait = f"the server asked to come back in {row.not_before - now:.0f} seconds"
+            return Outcome(row.name, row.key, Ended.NOT_YET, note=wait)
+        return None
+
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def end(self) -> list[Outcome]:
+        """What became of all of them. IntentExpired names those that were not sent because of their age."""
+        expired = [outcome for outcome in self.outcomes if outcome.ended is Ended.EXPIRED]
+        if expired:
+            names = tuple([outcome.name for outcome in expired])
+            shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+            raise IntentExpired(
+                f"not sent, since the server may have forgotten their keys and would run them as new: {shown}. Look up "
+                "at the server whether they happened; then forget them, or send them with again=True (--again)",
+                key=expired[0].key,
+                names=names,
+            )
+        return self.outcomes
+
+
+def result_of(jar: KeyJar, row: Row, *, status: int | None = None, error: Exception | None = None) -> Outcome:
+    """What became of an intent that was sent."""
+    if isinstance(error, IntentExpired):
+        return Outcome(row.name, row.key, Ended.EXPIRED, note="the server may have forgotten its key")
+    if isinstance(error, OutcomeUnsettled):
+        reference = f", reference {error.reference}" if error.reference else ""
+        return Outcome(row.name, row.key, Ended.UNSETTLED, note=f"the server's operator must settle it{reference}")
+    if error is not None:
+        return Outcome(row.name, row.key, Ended.OPEN, note=describe(error))
+    found = jar.read(row.name)
+    if found is not None and found.finished_at is not None:
+        return Outcome(row.name, row.key, Ended.ANSWERED, status)
+    return Outcome(row.name, row.key, Ended.OPEN, status, note=f"the server answered {status}")
+
+
+def counted(outcomes: list[Outcome]) -> dict[Ended, int]:
+    return dict(Counter(outcome.ended for outcome in outcomes))
+
+
+def _named(jar: KeyJar, name: str) -> Row:
+    found = jar.read(name)
+    if found is None:
+        raise ConfigurationError(f"the jar has no intent '{name}' of this account")
+    return found

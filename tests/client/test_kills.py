@@ -1,0 +1,179 @@
+"""A client that is killed, behind a network that cuts: every intent has one effect and one answer.
+
+``ONCEKEY_CLIENT_SCALE=1`` is the full form: 1,000 intents, 50 kills. The default is a tenth of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from oncekey.client import KeyJar
+from oncekey.testing.proxy import TcpProxy
+from oncekey.testing.servers import free_port
+from tests.client import key_server
+
+ROOT = Path(__file__).parents[2]
+SCALE = float(os.environ.get("ONCEKEY_CLIENT_SCALE", "0.04"))
+INTENTS, KILLS = round(1000 * SCALE), max(3, round(50 * SCALE))
+SECONDS = 40 + 500 * SCALE
+
+
+@contextmanager
+def plain_server(folder: Path) -> Iterator[int]:
+    command = [sys.executable, "-m", "tests.client.key_server", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@contextmanager
+def protected_server(folder: Path) -> Iterator[int]:
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "tests.client.oncekey_server:app", "--port", str(port)]
+    environ = os.environ | {"CLIENT_TEST_FOLDER": str(folder)}
+    with subprocess.Popen([*command, "--log-level", "error"], cwd=ROOT, env=environ) as process:
+        try:
+            import socket
+
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1.0).close()
+                    break
+                except OSError:
+                    assert process.poll() is None
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+            yield port
+        finally:
+            process.kill()
+
+
+def protected_effects(folder: Path) -> list[str]:
+    import sqlite3
+
+    with sqlite3.connect(folder / "shop.db") as file:
+        return [name for (name,) in file.execute("SELECT name FROM orders")]
+
+
+SERVERS = {
+    "oncekey": (protected_server, protected_effects),
+    "plain": (plain_server, key_server.effects),
+}
+
+
+class Cuts:
+    """Cuts at random: before the request arrives, after it (the answer is lost), in the answer, and everything."""
+
+    def __init__(self, proxy: TcpProxy, chance: random.Random) -> None:
+        self._chance = chance
+        self.counts = {"request": 0, "answer": 0, "all": 0}
+        self._cuts = [
+            proxy.cut_on("to_server", self._match(0.04, "request"), when="before", times=10**9),
+            proxy.cut_on("to_server", self._match(0.04, "answer"), when="after", times=10**9),
+            proxy.cut_on("to_client", self._match(0.04, "answer"), when="before", times=10**9),
+        ]
+
+    def _match(self, share: float, kind: str):
+        def matches(chunk: bytes) -> bool:
+            hit = self._chance.random() < share
+            self.counts[kind] += hit
+            return hit
+
+        return matches
+
+    def end(self) -> None:
+        for cut in self._cuts:
+            cut.cancel()
+
+    @property
+    def struck(self) -> int:
+        return sum(cut.struck for cut in self._cuts) + self.counts["all"]
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("kind", SERVERS)
+def test_every_intent_has_one_effect_and_one_answer_though_the_client_is_killed(kind: str, tmp_path: Path) -> None:
+    seed = int(os.environ.get("ONCEKEY_CLIENT_SEED", random.randrange(2**32)))
+    print(f"seed {seed}, {INTENTS} intents, {KILLS} kills")
+    chance = random.Random(seed)
+    start, effects = SERVERS[kind]
+    jar = f"sqlite:///{tmp_path}/intents.db"
+    kills = runs = 0
+    with start(tmp_path) as port, TcpProxy("127.0.0.1", port) as proxy:
+        cuts = Cuts(proxy, random.Random(seed + 1))
+        command = [sys.executable, "-m", "tests.client.sender", f"http://127.0.0.1:{proxy.port}", jar, str(INTENTS), "4"]
+        began = time.monotonic()
+        while True:
+            assert time.monotonic() - began < SECONDS, "not all intents were answered in time"
+            process = subprocess.Popen(command, cwd=ROOT)
+            runs += 1
+            if kills < KILLS:
+                _wait_until_it_sends(tmp_path / "intents.db", kills, process)
+                ended = _sleep_or_end(process, chance.uniform(0.0, 0.3))
+                if not ended:
+                    if chance.random() < 0.3:
+                        proxy.cut()
+                        cuts.counts["all"] += 1
+                    os.kill(process.pid, signal.SIGKILL)
+                    kills += 1
+                process.wait(10)
+                if ended and process.returncode == 0:
+                    break
+            elif process.wait(SECONDS) == 0:
+                break
+        took = time.monotonic() - began
+        cuts.end()
+    names = sorted(f"order-{number}" for number in range(INTENTS))
+    assert sorted(effects(tmp_path)) == names
+    opened = KeyJar(jar)
+    try:
+        assert opened.finished() == dict.fromkeys(names, 201)
+        assert opened.open_intents() == []
+        answers = {name: json.loads(opened.read(name).answer.body) for name in names}  # type: ignore[union-attr]
+    finally:
+        opened.close()
+    assert {name: answer["name"] for name, answer in answers.items()} == {name: name for name in names}
+    assert len({answer["id"] for answer in answers.values()}) == INTENTS
+    print(f"{kind}: {INTENTS} effects, {INTENTS} answers, {kills} kills, {runs} runs, {cuts.struck} cuts, {took:.0f} s")
+    assert kills >= min(KILLS, 1)
+    assert cuts.struck > 0
+
+
+def _wait_until_it_sends(file: Path, kills: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the process has written to its jar: else most kills would hit an interpreter that still imports."""
+    log = Path(f"{file}-wal")
+    before = _stamp(log)
+    while process.poll() is None and _stamp(log) == before:
+        threading.Event().wait(0.005)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def _sleep_or_end(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
