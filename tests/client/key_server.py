@@ -1,6 +1,6 @@
 """A plain API without oncekey that keeps a table of keys of its own, in SQLite: one effect for each key.
 
-``python -m tests.client.key_server FOLDER PORT``. It answers 409 with Retry-After while the first request of a key runs.
+``python -m tests.client.key_server FOLDER``. It answers 409 with Retry-After while the first request of a key runs.
 """
 
 from __future__ import annotations

@@ -17,7 +17,18 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from oncekey.client import Answer, AsyncClient, Budget, Client, Ended, IntentChanged, IntentExpired, JarError, KeyJar
+from oncekey.client import (
+    Answer,
+    AsyncClient,
+    Budget,
+    Client,
+    Ended,
+    IntentChanged,
+    IntentExpired,
+    JarError,
+    KeyJar,
+    Outcome,
+)
 from oncekey.client.jar.table import TABLE
 from oncekey.errors import ConfigurationError
 from tests.client.server import Reply, Server, problem, serving
@@ -123,9 +134,7 @@ def test_new_jar_is_readable_by_its_owner_only(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_bytes_of_the_first_request_are_sent_again_though_json_is_in_another_order(
-    server: Server, jar: KeyJar
-) -> None:
+def test_bytes_of_the_first_request_are_sent_again_though_json_is_in_another_order(server: Server, jar: KeyJar) -> None:
     server.replies = [Reply(503), OK]
     with client_of(server, jar) as client:
         for body in (b'{"a": 1, "b": 2}', b'{"b":2,"a":1}'):
@@ -181,9 +190,7 @@ def test_answer_too_large_to_keep_is_asked_for_again(server: Server, url: str, c
 # -- expiry ----------------------------------------------------------------------------------------------------------
 
 
-def test_intent_without_a_word_of_expiry_is_not_resumed_after_a_day(
-    server: Server, jar: KeyJar, clock: Clock
-) -> None:
+def test_intent_without_a_word_of_expiry_is_not_resumed_after_a_day(server: Server, jar: KeyJar, clock: Clock) -> None:
     server.replies = [Reply(503), OK]
     with client_of(server, jar) as client:
         with client.intent("order-1") as intent:
@@ -229,7 +236,7 @@ def test_expired_intent_does_not_keep_the_others(server: Server, jar: KeyJar, cl
         with client.intent("new") as intent:
             intent.post("/pay", json={})
         server.replies = [OK]
-        outcomes = []
+        outcomes: list[Outcome] = []
         with pytest.raises(IntentExpired):
             client.resume(on_outcome=outcomes.append)
     assert [(each.name, each.ended) for each in outcomes] == [("old", Ended.EXPIRED), ("new", Ended.ANSWERED)]
@@ -303,9 +310,7 @@ def _engine(url: str) -> sqlalchemy.Engine:
     return sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
 
 
-def test_intent_exists_if_and_only_if_the_transaction_of_the_app_commits(
-    server: Server, jar: KeyJar, url: str
-) -> None:
+def test_intent_exists_if_and_only_if_the_transaction_of_the_app_commits(server: Server, jar: KeyJar, url: str) -> None:
     from sqlalchemy.orm import Session
 
     engine = _engine(url)
@@ -445,7 +450,7 @@ def test_database_that_does_not_answer_sends_nothing() -> None:
 
 @pytest.mark.parametrize("url", ["memory://", "intents.db", "mysql://localhost/x", "sqlite://", "sqlite:///:memory:"])
 def test_url_that_is_no_jar_is_refused_with_what_is(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="sqlite:///intents.db"):
+    with pytest.raises(ConfigurationError, match=r"sqlite:///intents\.db"):
         KeyJar(url)
 
 

@@ -34,7 +34,10 @@ class Sender:
         return self._send(self.rules, self.wait, self.jar, method, url, **options)
 
 
-@pytest.fixture(params=LIBRARIES)
+IN_DEPTH = ("httpx-async", "requests", "aiohttp")
+
+
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.frameworks if n in IN_DEPTH else ()) for n in LIBRARIES])
 def send(request: pytest.FixtureRequest) -> Sender:
     return Sender(request.param)
 

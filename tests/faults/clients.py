@@ -1,4 +1,4 @@
-"""Clients that retry by the rules of docs/clients.md, and the history of every attempt they made.
+"""Clients that retry by the rules of docs/client.md, and the history of every attempt they made.
 
 The same key again after a lost connection, a timeout, 5xx, 408, 425, 429, and 409 with Retry-After; after 202 too,
 which asks to come again. Never after another 4xx: that is final. A 409 that says ``outcome-unknown`` ends it, unless

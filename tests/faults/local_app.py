@@ -1,7 +1,7 @@
 """An app in the campaign's own process, for faults of the store: no process is killed.
 
 One route for each kind of effects, a ledger that counts what really happened, clients that retry by the rules of
-docs/clients.md, and the check of what they saw against ledger, business table and idempotency table. Each run of a
+docs/client.md, and the check of what they saw against ledger, business table and idempotency table. Each run of a
 handler answers something else, so that two runs cannot pass for one.
 
 ``/external``       charges, and honours no key: asked twice, it charges twice

@@ -94,10 +94,8 @@ def send(
             print(f"and {len(troubles) - _SHOWN:,} more: --json lists all")
         left = [f"{counts[name]:,} {name}" for name in ("refused", "open", "unsettled", "expired", REFUSED)]
         others = ", ".join(each for each in left if not each.startswith("0 "))
-        print(
-            f"{total:,} lines: {counts['ok']:,} done ({counts['before']:,} of all answers are from earlier runs)"
-            f"{', ' if others else ''}{others}"
-        )
+        before = f" ({counts['before']:,} answered by an earlier run)" if counts["before"] else ""
+        print(f"{total:,} lines: {counts['ok']:,} done{', ' if others else ''}{others}{before}")
         if counts["open"] or counts["unsettled"]:
             print("run the same command again to go on with what is open")
     raise typer.Exit(0 if counts["ok"] == total else 1)

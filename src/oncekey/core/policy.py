@@ -51,7 +51,7 @@ class Policy:
 
     required: bool = True
     """A request without a key is refused with 400, since a retry of it would run twice. False passes such a request
-    on, unprotected, for clients that do not send keys yet (docs/clients.md)."""
+    on, unprotected, for clients that do not send keys yet (docs/client.md)."""
 
     methods: frozenset[str] = frozenset({"POST", "PATCH"})
     """The protected methods. RFC 9110: the other methods are idempotent already. They are not protected, unless a route

@@ -1,0 +1,228 @@
+"""``oncekey client`` and ``oncekey send``, as an operator runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncekey.client import KeyJar
+from tests.cli.key_table import Run, runner
+from tests.client.server import Asked, Reply, Server, problem, serving
+
+OK = Reply(201, b'{"id": 1}', (("Content-Type", "application/json"),))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return runner("", monkeypatch, capsys)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(Server(OK)) as running:
+        yield running
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> Iterator[KeyJar]:
+    opened = KeyJar(f"sqlite:///{tmp_path}/jar.db")
+    yield opened
+    opened.close()
+
+
+JAR = ("--jar", "sqlite:///jar.db")
+
+
+def test_list_shows_open_intents_with_masked_keys(run: Run, server: Server, jar: KeyJar) -> None:
+    key = jar.prepare("order-1", "POST", f"{server.url}/pay", json={"card": "4242"})
+    code, out, _ = run("client", "list", *JAR)
+    assert code == 0
+    assert "order-1" in out
+    assert key not in out
+    assert "4242" not in out
+    assert key in run("client", "list", *JAR, "--reveal")[1]
+    (listed,) = json.loads(run("client", "list", *JAR, "--json")[1])
+    assert (listed["intent"], listed["masked"], listed["first_sent_at"]) == ("order-1", True, None)
+
+
+def test_resume_finishes_what_is_open_and_says_what_is_not(run: Run, server: Server, jar: KeyJar) -> None:
+    for name in ("a", "b", "c"):
+        jar.prepare(name, "POST", f"{server.url}/pay", json={"name": name})
+    server.replies = [OK, problem(409, "outcome-unknown"), Reply(401)]
+    code, out, error = run("client", "resume", *JAR, "--to", server.url)
+    assert (code, error) == (1, "")
+    lines = out.splitlines()
+    assert lines[0] == "a  answered 201"
+    assert lines[1].startswith("b  unsettled: the server's operator must settle it, reference 550e~0f1e2d3c")
+    assert lines[2] == "c  open 401: the server answered 401"
+    assert lines[3] == "1 answered, 1 open, 1 unsettled"
+    server.replies = [OK]
+    assert run("client", "resume", *JAR, "--to", server.url)[0] == 0
+    assert run("client", "resume", *JAR, "--to", server.url)[1] == "no open intents\n"
+
+
+def test_expired_intent_is_sent_only_with_again(run: Run, server: Server, tmp_path: Path) -> None:
+    old = KeyJar(f"sqlite:///{tmp_path}/jar.db", clock=lambda: 1_000_000.0)
+    with old.intent("order-1") as intent:
+        from oncekey.client.calls import Request
+
+        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"))
+    old.close()
+    code, out, error = run("client", "resume", *JAR, "--to", server.url)
+    assert code == 1
+    assert "order-1  expired" in out
+    assert "--again" in error
+    assert server.asked == []
+    assert ", over" in run("client", "list", *JAR)[1]
+    code, out, _ = run("client", "resume", *JAR, "--to", server.url, "--again", "--json")
+    assert (code, json.loads(out)["counts"]["answered"]) == (0, 1)
+
+
+def test_credentials_come_from_an_environment_variable(
+    run: Run, server: Server, jar: KeyJar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jar.prepare("order-1", "POST", f"{server.url}/pay")
+    ask = (
+        "client",
+        "resume",
+        *JAR,
+        "--to",
+        server.url,
+        "--header-from",
+        "Authorization=API_AUTH",
+        "--header",
+        "X-A: b",
+    )
+    code, _, error = run(*ask)
+    assert (code, "API_AUTH is not set" in error) == (1, True)
+    monkeypatch.setenv("API_AUTH", "Bearer t")
+    assert run(*ask)[0] == 0
+    assert (server.asked[0].headers["authorization"], server.asked[0].headers["x-a"]) == ("Bearer t", "b")
+
+
+def test_forget_deletes_one_intent_or_old_answers(run: Run, server: Server, jar: KeyJar) -> None:
+    jar.prepare("order-1", "POST", f"{server.url}/pay")
+    assert run("client", "forget", *JAR, "order-1")[:2] == (0, "order-1 is forgotten\n")
+    assert run("client", "forget", *JAR, "order-1")[0] == 1
+    assert run("client", "forget", *JAR)[0] == 2
+    assert run("client", "forget", *JAR, "--finished", "30")[:2] == (0, "0 forgotten\n")
+
+
+# -- send ------------------------------------------------------------------------------------------------------------
+
+
+def requests_file(count: int) -> Path:
+    path = Path("requests.ndjson")
+    lines = [{"intent": f"order-{number}", "path": "/pay", "json": {"number": number}} for number in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_lines_are_sent_once_however_often_the_command_runs(run: Run, server: Server) -> None:
+    requests_file(20)
+    ask = ("send", "requests.ndjson", "--to", f"{server.url}/v1")
+    assert run(*ask)[:2] == (0, "20 lines: 20 done\n")
+    assert run(*ask)[:2] == (0, "20 lines: 20 done (20 answered by an earlier run)\n")
+    assert len(server.asked) == len(set(server.keys)) == 20
+    assert {asked.path for asked in server.asked} == {"/v1/pay"}
+
+
+def test_line_that_changed_after_it_was_sent_is_refused(run: Run, server: Server) -> None:
+    path = requests_file(2)
+    run("send", "requests.ndjson", "--to", server.url)
+    path.write_text(path.read_text().replace('"number": 1', '"number": 7'))
+    code, out, _ = run("send", "requests.ndjson", "--to", server.url)
+    assert (code, len(server.asked)) == (1, 2)
+    assert "order-1  open: intent 'order-1' stands for another request" in out
+    assert "1 changed" in out
+
+
+def test_summary_counts_refused_and_open_lines(run: Run, server: Server) -> None:
+    requests_file(4)
+    server.replies = [OK, Reply(422), Reply(520), problem(409, "outcome-unknown")]
+    code, out, _ = run("send", "requests.ndjson", "--to", server.url, "--at-once", "1", "--json")
+    summary = json.loads(out)
+    assert code == 1
+    assert [summary[name] for name in ("lines", "ok", "refused", "open", "unsettled")] == [4, 1, 1, 1, 1]
+    assert [each["intent"] for each in summary["troubles"]] == ["order-1", "order-2", "order-3"]
+
+
+def test_bodies_are_sent_as_they_stand(run: Run, server: Server) -> None:
+    Path("bodies.ndjson").write_text('{"b": 1,  "a": 2}\n\n[1]\n')
+    assert run("send", "bodies.ndjson", "--to", f"{server.url}/pay", "--bodies", "--at-once", "1")[0] == 0
+    assert [(asked.path, asked.body) for asked in server.asked] == [("/pay", b'{"b": 1,  "a": 2}'), ("/pay", b"[1]")]
+    assert Path("bodies.ndjson.jar").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", r"requests.ndjson:2: not JSON"),
+        ('{"amount": 5}', "unknown amount; .* say --bodies"),
+        ("[1]", "a JSON object"),
+        ('{"intent": ""}', "intent is a name"),
+        ('{"method": "GET"}', "method is one of DELETE, PATCH, POST, PUT"),
+        ('{"json": 1, "text": ""}', "not both"),
+        ('{"headers": ["a"]}', "headers is an object"),
+        ('{"intent": "first"}', "an earlier line has the intent 'first'"),
+    ],
+)
+def test_file_with_a_bad_line_is_not_sent_at_all(run: Run, server: Server, line: str, words: str) -> None:
+    Path("requests.ndjson").write_text(f'{{"intent": "first"}}\n{line}\n')
+    code, _, error = run("send", "requests.ndjson", "--to", server.url)
+    assert code == 1
+    assert re.search(words, error), error
+    assert server.asked == []
+
+
+def test_file_or_address_that_is_wrong_is_named(run: Run, server: Server) -> None:
+    assert "cannot be read" in run("send", "none.ndjson", "--to", server.url)[2]
+    requests_file(1)
+    assert "api.example.com" in run("send", "requests.ndjson", "--to", "localhost:8000")[2]
+    code, _, error = run("send", "requests.ndjson", "--to", server.url, "--header", "Idempotency-Key: x")
+    assert (code, "which the jar keeps" in error) == (2, True)
+
+
+def test_jar_that_cannot_be_written_sends_nothing(run: Run, server: Server) -> None:
+    requests_file(3)
+    Path("requests.ndjson.jar").write_bytes(b"this is no database, but it is long enough to be looked at" * 100)
+    code, _, error = run("send", "requests.ndjson", "--to", server.url)
+    assert (code, "nothing is sent" in error) == (1, True)
+    assert server.asked == []
+
+
+@pytest.mark.frameworks
+def test_killed_send_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
+    """Killed when half of the requests have arrived: run again, all are done, each under one key."""
+    half = threading.Event()
+
+    class Counting(Server):
+        def answer(self, asked: Asked) -> Reply:
+            reply = super().answer(asked)
+            if len(self.asked) == 20:
+                half.set()
+            return reply
+
+    requests_file(40)
+    with serving(Counting(OK)) as server:
+        command = [sys.executable, "-m", "oncekey", "send", "requests.ndjson", "--to", server.url]
+        with subprocess.Popen(command, cwd=tmp_path) as process:
+            assert half.wait(30)
+            process.send_signal(signal.SIGKILL)
+        code, out, _ = run("send", "requests.ndjson", "--to", server.url)
+    assert code == 0
+    assert re.fullmatch(r"40 lines: 40 done \(\d+ answered by an earlier run\)\n", out)
+    by_body: dict[bytes, set[str | None]] = {}
+    for asked in server.asked:
+        by_body.setdefault(asked.body, set()).add(asked.key)
+    assert len(by_body) == 40
+    assert all(len(keys) == 1 for keys in by_body.values())
