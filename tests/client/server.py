@@ -75,7 +75,11 @@ def serving(server: Any) -> Iterator[Any]:
         protocol_version = "HTTP/1.1"
 
         def _any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            length = int(self.headers.get("content-length", 0))
+            body = self.rfile.read(length)
+            if len(body) < length:  # the client was killed before it had sent the whole request
+                self.close_connection = True
+                return
             headers = {name.lower(): text for name, text in self.headers.items()}
             reply = server.answer(Asked(self.command, self.path, headers, body))
             if reply.cut == "before":

@@ -133,13 +133,14 @@ OURS = {
 }
 
 
+# A situation that is not above is what its status is.
 @pytest.mark.parametrize("docs", [None, "https://api.example.com/docs", "https://api.example.com/docs/"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_answer_of_oncekey_is_recognised_in_every_profile(profile: ProfileName, docs: str | None) -> None:
     for situation in Situation:
         sent = problem(profile, situation, docs_url=docs)
         headers = [(name.decode(), text.decode()) for name, text in sent.headers]
-        assert seen(answer_of(sent.status, headers, sent.body), "POST", URL) is OURS[situation], situation
+        assert seen(answer_of(sent.status, headers, sent.body), "POST", URL) is OURS.get(situation, plain(sent.status)), situation
 
 
 # status, headers, body -> row: other servers
