@@ -15,10 +15,21 @@ from functools import cached_property
 from pathlib import Path
 from unittest import SkipTest
 
+from oncekey.stores.mysql import MysqlStore
+from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.redis import RedisStore
-from oncekey.testing.servers import DynaliteServer, PostgresServer, RedisServer, ServerUnavailable
+from oncekey.testing.servers import (
+    DynaliteServer,
+    MysqlServer,
+    PostgresServer,
+    RedisServer,
+    ServerUnavailable,
+    chosen_mysql,
+)
 from oncekey.testing.servers.dynamodb import CREDENTIALS
 
+ON_REQUEST = ("mysql",)
+"""Stores whose rows run only with ``--store``: the whole campaign would take half as long again."""
 PROMISES = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
 
 
@@ -34,7 +45,8 @@ class Fault:
     """As the table prints it."""
     run: Callable[[Run], None]
     counts: Mapping[str, int]
-    """Store ("memory", "sqlite", "postgres", "redis", "dynamodb", "-": none) -> how many keys the long form hits."""
+    """Store ("memory", "sqlite", "postgres", "mysql", "redis", "dynamodb", "-": none) -> how many keys the long form
+    hits."""
     short: int
     """How many are hit on each store with every ``make test``. 0: only in the long form."""
     promises: tuple[str, ...]
@@ -43,6 +55,12 @@ class Fault:
     """What is counted."""
     seconds: float = 60.0
     """About how long the long form takes on the store where it takes longest: the longest are run first."""
+
+
+def on_a_server(url: str, **options: float) -> PostgresStore | MysqlStore:
+    """The store at this address, with time limits of its own."""
+    kind = MysqlStore if url.startswith("mysql") else PostgresStore
+    return kind(url, **options)
 
 
 @dataclass
@@ -84,6 +102,8 @@ class Run:
             return self.own_redis.url
         if self.store == "dynamodb":
             return self.own_dynalite.new_url()
+        if self.store == "mysql":
+            return self.own_mysql.database(f"fault_{self.random.randrange(2**32):08x}")
         assert self.make_database is not None, f"no database for {self.store}"
         return self.make_database()
 
@@ -95,6 +115,16 @@ class Run:
         store = RedisStore(server.url)
         store.init()
         store.close()
+        return server
+
+    @cached_property
+    def own_mysql(self) -> MysqlServer:
+        """A MariaDB of this run's own, or MySQL (``ONCEKEY_MYSQL``). ``close`` stops it."""
+        server = chosen_mysql(fsync=False, settings={"max-connections": "300"})
+        try:
+            server.start()
+        except ServerUnavailable as error:
+            raise NotHere(str(error)) from error
         return server
 
     @cached_property
@@ -110,7 +140,7 @@ class Run:
 
     def close(self) -> None:
         """Stop what this run has started."""
-        for name in ("own_redis", "own_dynalite"):
+        for name in ("own_redis", "own_dynalite", "own_mysql"):
             if name in self.__dict__:
                 self.__dict__[name].stop()
 

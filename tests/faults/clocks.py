@@ -1,6 +1,6 @@
 """A wall clock that jumps by an hour, forward and back, while requests are in flight: the app's, or the database's.
 
-PostgreSQL and Redis measure leases on their own clock, so the app's may say what it will: nothing is taken over,
+PostgreSQL, MySQL and Redis measure leases on their own clock, so the app's may say what it will: nothing is taken over,
 nothing becomes unknown (hazard 27). SQLite and memory have no clock but the host's, and the database's clock can be
 wrong as well: then leases are over while their owners live, and ``effects`` says what follows. Never two effects.
 
@@ -20,19 +20,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 
 from oncekey.stores.dynamodb import DynamoStore
 from oncekey.stores.dynamodb.settings import settings_of
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.redis import RedisStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.clock import NoCompiler, TurnedClock
-from oncekey.testing.servers import PostgresServer, RedisServer
-from tests.faults.campaign import Fault, NotHere, Run
+from oncekey.testing.servers import PostgresServer, RedisServer, chosen_mysql
+from oncekey.testing.servers.server import Server
+from tests.faults.campaign import Fault, NotHere, Run, on_a_server
 from tests.faults.disks import open_folder
 from tests.faults.local_app import LocalApp, Story, gather
 from tests.faults.local_app_check import checked, prepare
@@ -108,36 +108,15 @@ def in_child() -> None:
     if run.store == "redis":
         asyncio.run(_jumps(run, LocalApp(RedisStore(url), transactions=False), None, turn, stands=True))
     else:
-        store = PostgresStore(url) if run.store == "postgres" else SqliteStore(url.removeprefix("sqlite:///"))
-        asyncio.run(_jumps(run, LocalApp(store, url=url), url, turn, stands=run.store == "postgres"))
+        stands = run.store != "sqlite"
+        store = on_a_server(url) if stands else SqliteStore(url.removeprefix("sqlite:///"))
+        asyncio.run(_jumps(run, LocalApp(store, url=url), url, turn, stands=stands))
     numbers = {"hits": run.hits, "requests": run.requests, "violations": run.violations, "notes": run.notes}
     print(json.dumps(numbers), flush=True)
 
 
-class _Turned(PostgresServer):
-    """A server with a wrong clock."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        super().__init__(fsync=False)
-        self._more = dict(environment)
-
-    def _environment(self) -> dict[str, str]:
-        return super()._environment() | self._more
-
-
-class _TurnedRedis(RedisServer):
-    """Redis with a wrong clock."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        super().__init__(durable=True)
-        self._more = dict(environment)
-
-    def _environment(self) -> dict[str, str]:
-        return super()._environment() | self._more
-
-
 def of_redis(run: Run) -> None:
-    with _clock() as clock, _TurnedRedis(clock.environment) as server:
+    with _clock() as clock, _turned(RedisServer(durable=True), clock.environment) as server:
         store = RedisStore(server.url)
         store.init()
 
@@ -155,17 +134,29 @@ def of_the_database(run: Run) -> None:
     if run.store == "redis":
         of_redis(run)
         return
-    with _clock() as clock, _Turned(clock.environment) as server:
+    stopped = chosen_mysql(fsync=False) if run.store == "mysql" else PostgresServer(fsync=False)
+    with _clock() as clock, _turned(stopped, clock.environment) as server:
         url = server.database("local_app")
         prepare(url)
+        asked = "unix_timestamp(utc_timestamp(6))" if run.store == "mysql" else "extract(epoch FROM clock_timestamp())"
 
         def turn(seconds: int) -> None:
             clock.turn(timedelta(seconds=seconds))
-            ((now,),) = server.execute("SELECT extract(epoch FROM clock_timestamp())")
+            ((now,),) = server.execute(f"SELECT {asked}")
             if abs(float(now or 0) - time.time() - seconds) > 60.0:
                 raise RuntimeError(f"the server's clock was not turned by {seconds} s")
 
-        asyncio.run(_jumps(run, LocalApp(PostgresStore(url), url=url), url, turn))
+        asyncio.run(_jumps(run, LocalApp(on_a_server(url), url=url), url, turn))
+
+
+_Server = TypeVar("_Server", bound=Server)
+
+
+def _turned(server: _Server, environment: Mapping[str, str]) -> _Server:
+    """The server, with a wrong clock when it starts."""
+    own = server._environment
+    server._environment = lambda: own() | dict(environment)  # type: ignore[method-assign]
+    return server
 
 
 @contextmanager
@@ -224,14 +215,14 @@ FAULTS = (
     Fault(
         "clock ±1 h on the app host",
         of_the_app,
-        {"memory": 200, "sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 100},
+        {"memory": 200, "sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 100, "mysql": 100},
         short=8,
         promises=("I1", "I2", "I3", "I4"),
     ),
     Fault(
         "clock ±1 h of the database",
         of_the_database,
-        {"postgres": 200, "redis": 200},
+        {"postgres": 200, "redis": 200, "mysql": 100},
         short=8,
         promises=("I1", "I2", "I3", "I4"),
     ),

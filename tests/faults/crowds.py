@@ -220,7 +220,7 @@ FAULTS = (
     Fault(
         "64 clients on one key, linearizable",
         crowd,
-        counts={"memory": 2000, "sqlite": 2000, "postgres": 2000, "redis": 2000, "dynamodb": 200},
+        counts={"memory": 2000, "sqlite": 2000, "postgres": 2000, "redis": 2000, "dynamodb": 200, "mysql": 1000},
         short=WAVE,
         promises=("I1", "I2", "I4", "I5"),
         seconds=120.0,

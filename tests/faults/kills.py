@@ -53,7 +53,7 @@ FAULTS = (
     Fault(
         "kill -9 at random under load",
         kill_at_random,
-        {"sqlite": 2_000, "postgres": 1_000, "redis": 1_000, "dynamodb": 100},
+        {"sqlite": 2_000, "postgres": 1_000, "redis": 1_000, "dynamodb": 100, "mysql": 500},
         short=20,
         promises=("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8"),
         seconds=120,

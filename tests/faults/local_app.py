@@ -46,6 +46,7 @@ from oncekey.upkeep import Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.status import status_app
 from tests.faults.asgi_request import quiet
+from tests.stores.mysql import connect_async
 
 _T = TypeVar("_T")
 
@@ -275,15 +276,20 @@ class LocalApp:
         if self.path is not None:
             # Not created where it is gone: an empty file in its place would be another fault.
             connection: Any = sqlite3.connect(f"file:{self.path}?mode=rw", uri=True, timeout=0.1)
+        elif self.url.startswith("mysql"):
+            connection = await connect_async(self.url, connect_timeout=2)
         else:
             connection = await psycopg.AsyncConnection.connect(self.url, connect_timeout=2)
         self._opened[request.headers["x-request"]].append(connection)
         return connection
 
     async def _insert(self, connection: Any, key: str, what: str) -> dict[str, str]:
-        done = connection.execute(f"INSERT INTO app_rows VALUES ('{key}', '{what}')")
-        if inspect.isawaitable(done):
-            await done
+        text = f"INSERT INTO app_rows VALUES ('{key}', '{what}')"
+        if self.url is not None and self.url.startswith("mysql"):
+            async with connection.cursor() as cursor:
+                await cursor.execute(text)
+        else:
+            await _done(connection.execute(text))
         return {"row": what}
 
     # -- clients ---------------------------------------------------------------------------------------------------

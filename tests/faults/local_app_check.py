@@ -20,6 +20,7 @@ from oncekey.stores.api import Store
 from oncekey.stores.registry import open_store
 from tests.faults.campaign import Run
 from tests.faults.local_app import LocalApp, Story
+from tests.stores import mysql
 
 Rows = Mapping[str, Mapping[str, int]]
 """Key -> what -> how many rows of the business table."""
@@ -35,7 +36,7 @@ def prepare(url: str) -> None:
     store = open_store(url)
     store.migrate()
     store.close()
-    ask(url, "CREATE TABLE app_rows (key text NOT NULL, what text NOT NULL)")
+    ask(url, "CREATE TABLE app_rows (of_key text NOT NULL, what text NOT NULL)")
 
 
 def ask(url: str, sql: str) -> list[Any]:
@@ -43,6 +44,8 @@ def ask(url: str, sql: str) -> list[Any]:
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as own, own:
             return own.execute(sql).fetchall()
+    if url.startswith("mysql"):
+        return mysql.run(url, sql)
     with psycopg.connect(url) as server:
         cursor = server.execute(sql.encode())
         return cursor.fetchall() if cursor.description else []
@@ -56,7 +59,7 @@ async def checked(run: Run, local: LocalApp, url: str | None) -> None:
         local.once.store.disconnect()
         return
     rows: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for key, what in ask(url, "SELECT key, what FROM app_rows"):
+    for key, what in ask(url, "SELECT of_key, what FROM app_rows"):
         rows[key][what] += 1
     store = open_store(url)
     try:

@@ -29,13 +29,12 @@ from oncekey.engine.once import SINGLE_SCOPE
 from oncekey.errors import StoreError
 from oncekey.stores.api import Duty
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.redis import RedisStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing import faults
 from oncekey.testing.proxy import TcpProxy
 from oncekey.upkeep import Upkeep
-from tests.faults.campaign import Fault, Run
+from tests.faults.campaign import Fault, Run, on_a_server
 from tests.faults.local_app import PATIENCE_SECONDS, WITHOUT_TABLES, LocalApp, Story, gather, patiently
 from tests.faults.local_app_check import checked, prepare
 from tests.faults.store_fault import KINDS, LIMIT, SECONDS, InFile, InMemory, Kind, OnTheWire, StoreFault
@@ -195,7 +194,7 @@ def _hospital(run: Run) -> Iterator[tuple[StoreFault, Callable[[], LocalApp], st
     assert port is not None
     with TcpProxy("127.0.0.1", port) as proxy:
         far = proxy.rewrite(url)
-        server = PostgresStore(far, timeout=LIMIT, lock_timeout=0.1)
+        server = on_a_server(far, timeout=LIMIT, lock_timeout=0.1)
         yield (
             StoreFault(server, OnTheWire(proxy)),
             lambda: LocalApp(server, url=far, begin_timeout=LIMIT, works=True),
@@ -348,7 +347,7 @@ FAULTS = (
     Fault(
         "store refused, hung or slow at each operation",
         every_operation,
-        {store: count_of(store) for store in ("memory", "sqlite", "postgres", "redis")},
+        {store: count_of(store) for store in ("memory", "sqlite", "postgres", "redis", "mysql")},
         short=EACH,
         promises=("I1", "I2", "I4", "I7"),
         seconds=150.0,

@@ -176,7 +176,7 @@ FAULTS = (
     Fault(
         "outbox: kill, late commit, poison",
         kill_workers,
-        {"sqlite": 10_000, "postgres": 10_000},
+        {"sqlite": 10_000, "postgres": 10_000, "mysql": 10_000},
         short=150,
         promises=("I1", "I2", "I4", "I8"),
         unit="rows",

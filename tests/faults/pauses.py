@@ -217,7 +217,7 @@ FAULTS = (
     Fault(
         "SIGSTOP at a point, past the lease",
         pause_at_a_point,
-        {"memory": 200, "sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 60},
+        {"memory": 200, "sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 60, "mysql": 60},
         short=6,
         promises=("I1", "I2", "I3", "I4", "I7", "I8"),
         seconds=60,
@@ -225,7 +225,7 @@ FAULTS = (
     Fault(
         "SIGSTOP at random under load",
         pause_at_random,
-        {"sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 60},
+        {"sqlite": 200, "postgres": 200, "redis": 200, "dynamodb": 60, "mysql": 100},
         short=6,
         promises=("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8"),
         seconds=60,

@@ -222,6 +222,7 @@ FAULTS = (
             **dict.fromkeys(("sqlite", "postgres"), len(CASES) * TIMES),
             "redis": len(WITHOUT_A_TRANSACTION) * TIMES,
             "dynamodb": len(WITHOUT_A_TRANSACTION),
+            "mysql": len(CASES) * 2,
         },
         short=12,
         promises=("I1", "I2", "I3", "I4", "I7", "I8"),
@@ -233,6 +234,7 @@ FAULTS = (
         {
             **dict.fromkeys(("sqlite", "postgres", "redis"), len(UPKEEP) * len(WHEN) * TIMES),
             "dynamodb": len(UPKEEP) * len(WHEN),
+            "mysql": len(UPKEEP) * len(WHEN) * 4,
         },
         short=4,
         promises=("I1", "I2", "I3", "I4", "I7"),

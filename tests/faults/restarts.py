@@ -1,12 +1,11 @@
-"""PostgreSQL is restarted at once (SIGQUIT: nothing is said, nothing is finished) under load, again and again."""
+"""The database's server is restarted at once (nothing is said, nothing is finished) under load, again and again."""
 
 from __future__ import annotations
 
 import asyncio
 
-from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.servers import PostgresServer
-from tests.faults.campaign import Fault, Run
+from oncekey.testing.servers import MysqlServer, PostgresServer
+from tests.faults.campaign import Fault, Run, on_a_server
 from tests.faults.local_app import PATIENCE_SECONDS, LocalApp, gather
 from tests.faults.local_app_check import checked, prepare
 
@@ -23,8 +22,15 @@ def restarted_under_load(run: Run) -> None:
         asyncio.run(_load(run, server, url))
 
 
-async def _load(run: Run, server: PostgresServer, url: str) -> None:
-    local = LocalApp(PostgresStore(url, timeout=2.0), url=url, works=True, upkeep=True)
+def killed_under_load(run: Run) -> None:
+    """MySQL has no signal that ends it at once, so it is killed."""
+    url = run.url()
+    prepare(url)
+    asyncio.run(_load(run, run.own_mysql, url))
+
+
+async def _load(run: Run, server: PostgresServer | MysqlServer, url: str) -> None:
+    local = LocalApp(on_a_server(url, timeout=2.0), url=url, works=True, upkeep=True)
     restarts = [0]
     local.outage = lambda: None if server.running else restarts[0]
     each = SHORT_REQUESTS if run.count < 10 else REQUESTS_EACH
@@ -43,7 +49,7 @@ async def _load(run: Run, server: PostgresServer, url: str) -> None:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(run.random.uniform(0.0, 0.2))
                 restarts[0] += 1
-                await asyncio.to_thread(server.restart, "immediate")
+                await asyncio.to_thread(_restart, server)
                 run.hit()
                 run.asked(sum(local.statuses.values()) - run.requests)
             await asyncio.sleep(0.3)
@@ -55,11 +61,28 @@ async def _load(run: Run, server: PostgresServer, url: str) -> None:
     run.notes += [f"{len(local.stories)} keys, {local.served} requests served, {local.statuses[503]} refused"]
 
 
+def _restart(server: PostgresServer | MysqlServer) -> None:
+    if isinstance(server, PostgresServer):
+        server.restart("immediate")  # SIGQUIT
+    else:
+        server.kill()
+        server.start()
+
+
 FAULTS = (
     Fault(
         "PostgreSQL restarted under load",
         restarted_under_load,
         {"postgres": 50},
+        short=1,
+        promises=("I1", "I2", "I4", "I7", "I8"),
+        unit="restarts",
+        seconds=150.0,
+    ),
+    Fault(
+        "MySQL killed and started again under load",
+        killed_under_load,
+        {"mysql": 20},
         short=1,
         promises=("I1", "I2", "I4", "I7", "I8"),
         unit="restarts",

@@ -11,7 +11,8 @@ memory      every verb raises           every verb waits for the end,   every ve
                                         then acts after all, or raises
 sqlite      the file is moved away      another writer holds the file   the same, for 60 ms
 postgres,   connections are reset, and  the network is gone; what was   every byte takes 10 ms
-redis       nothing listens             sent arrives when it is back
+redis,      nothing listens             sent arrives when it is back
+mysql
 ==========  ==========================  ==============================  ==========================
 """
 
@@ -238,7 +239,7 @@ class InFile:
 
 
 class OnTheWire:
-    """PostgreSQL or Redis behind the proxy."""
+    """PostgreSQL, Redis or MySQL behind the proxy."""
 
     def __init__(self, proxy: TcpProxy) -> None:
         self._proxy = proxy

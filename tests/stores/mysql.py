@@ -27,13 +27,13 @@ def connect(url: str, **options: Any) -> pymysql.Connection:
     return pymysql.connect(**place, database=parts.path[1:], ssl_disabled=True, **options)
 
 
-async def connect_async(url: str) -> Any:
+async def connect_async(url: str, **options: Any) -> Any:
     """As ``connect``, for an event loop."""
     import asyncmy
 
     parts = urlsplit(url)
     place: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "user": parts.username}
-    return await asyncmy.connect(**place, db=parts.path[1:])
+    return await asyncmy.connect(**place, db=parts.path[1:], **options)
 
 
 def run(url: str, *statements: str, **parameters: Any) -> list[tuple[Any, ...]]:
