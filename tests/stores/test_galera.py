@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from oncekey.core.jobs import Conclusion, JobEnd, JobState
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
@@ -24,6 +25,7 @@ from oncekey.errors import StoreUnavailable
 from oncekey.stores.mysql import MysqlStore
 from oncekey.testing.servers import GaleraCluster, ServerUnavailable
 from tests.engine.doubles import reservation
+from tests.outbox.outbox_table import OutboxTable
 
 pytestmark = [pytest.mark.galera, pytest.mark.timeout(1_800)]
 SCALE = float(os.environ.get("ONCEKEY_GALERA_SCALE", "1"))
@@ -144,6 +146,30 @@ def test_moves_of_one_key_across_nodes_have_one_winner(cluster: GaleraCluster, n
 
         results = at_once(stores, MOVES, retry)
     assert [sum(each) for each in results] == [1] * MOVES
+
+
+def test_jobs_that_three_nodes_claim_at_once_have_one_worker_each(cluster: GaleraCluster, name: str) -> None:
+    """SKIP LOCKED knows the locks of one node only: a worker that was told that it has a job must be the only one."""
+    with each_node(cluster, name) as stores:
+        table = OutboxTable(stores[0].url)
+        jobs = [table.job("charge") for _ in range(4 * MOVES)]
+
+        def work(number: int, node: int, store: MysqlStore) -> tuple[list[str], list[bool]]:
+            if node == 0:
+                insisting(lambda: table.insert(jobs[4 * number : 4 * number + 4]))
+            owner = f"{number}-{node}"
+            claimed = insisting(lambda: store.claim(owner, ["charge"], 4, 3600.0))
+            ended = [Conclusion(job.id, owner, JobEnd.DONE) for job in claimed]
+            return [job.id for job in claimed], insisting(lambda: store.conclude(ended))
+
+        results = at_once(stores, MOVES, work)
+        states = Counter(table.get(job.id).state for job in jobs)
+        table.close()
+    claims = Counter(job_id for each in results for ids, _ in each for job_id in ids)
+    assert [job_id for job_id, times in claims.items() if times > 1] == []
+    assert states[JobState.DONE] == len(claims)
+    assert all(any(each[node][0] for each in results) for node in range(3)), "every node has had some"
+    print(f"{len(claims)} jobs claimed by one worker each, {len(jobs) - len(claims)} by a claim whose answer was lost")
 
 
 def test_row_is_seen_on_every_node_as_soon_as_it_is_committed(cluster: GaleraCluster, name: str) -> None:

@@ -104,14 +104,14 @@ class MysqlOutbox:
         if not ids:
             return []
         wanted = table({"id": sorted(ids)})
-        *_, held, _committed = self._run(_RENEW, owner=owner, wanted=wanted, lease=micros(lease_seconds))
+        *_, held, _whole, _committed = self._run(_RENEW, owner=owner, wanted=wanted, lease=micros(lease_seconds))
         return [job_id.decode() for (job_id,) in held]
 
     def conclude(self, batch: Sequence[Conclusion]) -> list[bool]:
         if not batch:
             return []
         text, values, places = _concluding(_CONCLUDE, batch)
-        *_, held, _committed = self._run(text, **values)
+        *_, held, _whole, _committed = self._run(text, **values)
         return _answers(places, held)
 
     def note_provider(self, job_id: str, owner: str, provider_id: str) -> bool:
@@ -132,7 +132,7 @@ class MysqlOutbox:
 
     def redirect(self, job_id: str, to_state: JobState, audit: Audit) -> Job | None:
         event = redirection(to_state)
-        *_, moved, _committed = self._run(
+        *_, moved, _whole, _committed = self._run(
             _REDIRECT, id=job_id, to_state=_word(to_state), event=event.value, who=audit.who, why=audit.why
         )
         return next(map(_job, moved), None)
@@ -147,7 +147,7 @@ class MysqlOutbox:
         for state in (JobState.DONE, JobState.CANCELLED):
             if deleted < limit:
                 asked = {"limit": limit - deleted, "keep": micros(keep_seconds)}
-                deleted += self._run(_PURGE, state=_word(state), **asked)[-2]
+                deleted += self._run(_PURGE, state=_word(state), **asked)[-3]
         return deleted
 
     def time_out(self, limit: int, response: StoredResponse) -> list[tuple[str, str]]:
@@ -155,7 +155,7 @@ class MysqlOutbox:
         if not late:
             return []
         scopes, keys, owners = zip(*sorted(late), strict=True)
-        *_, moved, _committed = self._run(
+        *_, moved, _whole, _committed = self._run(
             _TIME_OUT,
             size=len(late),
             placed=table({"scope": scopes, "key": keys, "owner": owners}),
@@ -199,6 +199,7 @@ def _wanted(batch: Sequence[Conclusion]) -> Text:
     return table(
         {
             "id": [conclusion.id for conclusion in batch],
+            "owner": [conclusion.owner for conclusion in batch],
             "ending": [conclusion.end.value for conclusion in batch],
             "retry_in": [micros(conclusion.retry_in) for conclusion in batch],
             "error": [outbox_rows.kept_error(conclusion) for conclusion in batch],

@@ -47,7 +47,7 @@ def statement(name: str, columns: str = "") -> str:
 
 _SHARED = frozenset(
     {
-        *("at_keys", "is_held", "retention", "hold", "now", "begin", "whole", "end_rows", "reserve_rows"),
+        *("at_keys", "is_held", "is_moved", "retention", "hold", "now", "begin", "whole", "end_rows", "reserve_rows"),
         *("at_jobs", "jobs_of_keys", "was_tried"),
     }
 )

@@ -89,6 +89,12 @@ def _was(batch: Sequence[Swap]) -> dict[str, list[Any]]:
     }
 
 
+def _moved(batch: Sequence[Swap]) -> dict[str, list[Any]]:
+    """What the row is after the move, for the statements that come after it."""
+    owners = [change.restart.owner if change.restart else change.new_owner or change.owner for change in batch]
+    return {"moved_to": [_value(change.to_state) for change in batch], "moved_owner": owners}
+
+
 def moving(batch: Sequence[Swap]) -> Text:
     return table(
         _ending(batch)
@@ -137,6 +143,7 @@ def steps(batch: Sequence[Swap]) -> Text | None:
             "result": [json_text(step.result) for step in written],
             "downstream_key": [step.downstream_key for step in written],
             "provider_id": [step.provider_id for step in written],
+            **_moved([change for _, change, _ in pairs]),
         },
         [number for number, _, _ in pairs],
     )
@@ -144,7 +151,12 @@ def steps(batch: Sequence[Swap]) -> Text | None:
 
 def forgetting(batch: Sequence[Swap]) -> Text | None:
     """The keys whose steps are deleted."""
-    return _some(batch, lambda change: change.forgets_steps, placed)
+    return _some(batch, lambda change: change.forgets_steps, _forgotten)
+
+
+def _forgotten(batch: Sequence[Swap], numbers: Sequence[int]) -> Text:
+    keys = {"scope": [change.scope for change in batch], "key": [change.key for change in batch]}
+    return table(keys | _moved(batch), numbers)
 
 
 def audits(batch: Sequence[Swap]) -> Text | None:
@@ -168,6 +180,7 @@ def _audits(batch: Sequence[Swap], numbers: Sequence[int]) -> Text:
             "event": [change.event.value for change in batch],
             "from_state": [change.from_state.value for change in batch],
             "to_state": [_value(change.to_state) for change in batch],
+            **_moved(batch),
         },
         numbers,
     )

@@ -179,7 +179,7 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
                 doomed += due
         if not doomed:
             return 0
-        *_, ((deleted,),), _committed = self._send(_PURGE, size=len(doomed), placed=rows.at(sorted(doomed)))
+        *_, ((deleted,),), _whole, _committed = self._send(_PURGE, size=len(doomed), placed=rows.at(sorted(doomed)))
         return int(deleted)
 
     def purge_audit(self, limit: int, keep_seconds: float) -> int:

@@ -36,4 +36,4 @@ COMMIT
 INSERT INTO idempotency_audit (at, who, event, scope, `key`, `before`, `after`, why)
 SELECT {now}, w.who, w.event, w.scope, w.`key`, w.from_state, w.to_state, w.why
 FROM ({audits}) AS w
-WHERE {is_held};
+WHERE {is_held} AND {is_moved};

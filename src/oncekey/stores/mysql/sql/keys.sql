@@ -20,6 +20,13 @@ STRAIGHT_JOIN idempotency_keys AS k FORCE INDEX (PRIMARY) ON k.scope = w.scope A
 -- Whether the row of a batch is one of those that `hold` locked. Most often it locked them all.
 (@oncekey_count = :size OR find_in_set(w.n, @oncekey_held))
 
+-- name: is_moved
+-- Whether the row of a batch is as this packet has made it: gone, or in this state under this owner.
+NOT EXISTS (
+    SELECT 1 FROM idempotency_keys AS o
+    WHERE o.scope = w.scope AND o.`key` = w.`key` AND NOT (o.state <=> w.moved_to AND o.owner = w.moved_owner)
+)
+
 -- name: end
 -- The owner ends its attempt: the row becomes final, with its response. Every request waits for this packet, so it sets
 -- only what such a move can change; `swap` does every other move. It returns the numbers of the moved rows in the batch.

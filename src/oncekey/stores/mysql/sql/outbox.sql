@@ -1,5 +1,6 @@
 -- Jobs.
--- Each query has a name, and is read as `statement(package, name)` (stores/sql/queries.py); see keys.sql.
+-- Each query has a name, and is read as `statement(package, name)` (stores/sql/queries.py); see keys.sql. As there, every statement
+-- that writes compares its row once more: in a Galera cluster its transaction may be over.
 
 -- name: outbox_columns
 -- The columns of a Job, in the order in which outbox.py reads them; `j` is the row.
@@ -23,15 +24,17 @@ STRAIGHT_JOIN idempotency_outbox AS j FORCE INDEX (idempotency_outbox_key)
 ON j.scope = w.scope AND j.`key` = w.`key` AND j.key_owner = w.owner AND j.settles
 
 -- name: outbox_claim
-START TRANSACTION;
+{begin};
 {claim_rows};
+{whole};
 COMMIT
 
 -- name: outbox_turn
 -- A worker ends its jobs, and claims the next: `outbox_conclude` and `outbox_claim` in one commit.
-START TRANSACTION;
+{begin};
 {conclude_rows};
 {claim_rows};
+{whole};
 COMMIT
 
 -- name: claim_rows
@@ -66,7 +69,8 @@ UPDATE {taken} SET
     j.owner = :owner,
     j.attempt = j.attempt + 1,
     j.lease_until = {now} + INTERVAL :lease MICROSECOND,
-    j.state = 'running';
+    j.state = 'running'
+WHERE j.state IN ('ready', 'running') AND j.due_at <= {now};
 SELECT {columns} FROM {taken}
 
 -- name: claim_turn
@@ -104,8 +108,9 @@ json_array_append(
 -- pending under the token of the attempt that enqueued the job. If a job is not returned, its worker had lost it.
 -- Jobs are locked first, in the order of their ids, and keys after them; `outbox_time_out` does the same.
 -- The owner stays in the row: a worker that did not get the answer sees by it that its own write succeeded.
-START TRANSACTION;
+{begin};
 {conclude_rows};
+{whole};
 COMMIT
 
 -- name: conclude_rows
@@ -121,7 +126,7 @@ UPDATE ({wanted}) AS w {at_jobs} SET
     j.run_at = CASE WHEN w.ending = 'retry' THEN {now} + INTERVAL w.retry_in MICROSECOND ELSE j.run_at END,
     j.last_error = CASE WHEN w.ending = 'release' THEN j.last_error ELSE w.error END,
     j.finished_at = CASE WHEN w.ending IN ('done', 'dead') THEN {now} END
-WHERE {is_held};
+WHERE {is_held} AND j.state = 'running' AND j.owner = w.owner;
 {settle}
 SELECT w.n FROM ({compared}) AS w WHERE {is_held}
 
@@ -142,7 +147,9 @@ SET
         WHEN w.settle IN ('completed', 'failed') THEN greatest(k.expires_at, {now} + INTERVAL {retention} MICROSECOND)
         ELSE k.expires_at
     END
-WHERE {is_held} AND w.settle IS NOT NULL AND j.settles AND k.state = 'pending' AND k.owner = j.key_owner;
+WHERE
+    {is_held} AND w.settle IS NOT NULL AND j.settles AND k.state = 'pending' AND k.owner = j.key_owner
+    AND j.state = w.ending AND j.owner = w.owner;
 
 -- name: outbox_deferred_to
 -- The job that the request of an owner token was deferred to.
@@ -222,7 +229,7 @@ WHERE id = :id AND state = 'running' AND owner = :owner
 -- name: outbox_purge
 -- Delete jobs that are done or cancelled for long enough. Dead letters stay until an operator redirects them. The job
 -- that an unknown key was deferred to stays as well: it is the proof that the request itself is done.
-START TRANSACTION;
+{begin};
 SELECT coalesce(json_arrayagg(t.number), '[]') INTO @oncekey_held FROM (
     SELECT i.number FROM idempotency_outbox AS i FORCE INDEX (idempotency_outbox_due)
     WHERE
@@ -235,13 +242,14 @@ SELECT coalesce(json_arrayagg(t.number), '[]') INTO @oncekey_held FROM (
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 ) AS t;
-DELETE j FROM {taken};
+DELETE j FROM {taken} WHERE j.state = {state};
+{whole};
 COMMIT
 
 -- name: outbox_redirect
 -- An operator retries or discards a dead letter. A retried job starts at attempt 0. If this dead letter made its key
 -- unknown, the key becomes pending again, with a full retention for the retried job.
-START TRANSACTION;
+{begin};
 SELECT coalesce(json_arrayagg(j.number), '[]'), utc_timestamp(6) INTO @oncekey_held, @oncekey_now
 FROM idempotency_outbox AS j WHERE j.id = :id AND j.state = 'dead' FOR UPDATE;
 UPDATE {taken} SET
@@ -249,7 +257,8 @@ UPDATE {taken} SET
     j.attempt = CASE WHEN {to_state} = 'ready' THEN 0 ELSE j.attempt END,
     j.owner = NULL,
     j.run_at = CASE WHEN {to_state} = 'ready' THEN {now} ELSE j.run_at END,
-    j.finished_at = CASE WHEN {to_state} = 'ready' THEN NULL ELSE {now} END;
+    j.finished_at = CASE WHEN {to_state} = 'ready' THEN NULL ELSE {now} END
+WHERE j.state = 'dead';
 UPDATE {taken}
 STRAIGHT_JOIN idempotency_keys AS k FORCE INDEX (PRIMARY) ON k.scope = j.scope AND k.`key` = j.`key`
 SET
@@ -260,17 +269,20 @@ SET
     k.expires_at = greatest(k.expires_at, {now} + INTERVAL {retention} MICROSECOND)
 WHERE j.settles AND j.state = 'ready' AND k.state = 'unknown' AND k.owner = j.key_owner;
 INSERT INTO idempotency_audit (at, who, event, scope, `key`, job_id, `before`, `after`, why)
-SELECT {now}, :who, :event, j.scope, j.`key`, j.id, 'dead', j.state, :why FROM {taken};
+SELECT {now}, :who, :event, j.scope, j.`key`, j.id, 'dead', j.state, :why FROM {taken}
+WHERE j.state = {to_state} AND coalesce(j.finished_at, j.run_at) = {now};
 SELECT {columns} FROM {taken};
+{whole};
 COMMIT
 
 -- name: outbox_renew
 -- Extend the leases of jobs that this owner still holds. It waits for a locked row, which is never locked for long: a
 -- skipped row would look like a lost job. Rows are locked in the order of ids, so that two batches cannot deadlock.
-START TRANSACTION;
+{begin};
 UPDATE ({wanted}) AS w {at_jobs} SET j.lease_until = utc_timestamp(6) + INTERVAL :lease MICROSECOND
 WHERE j.state = 'running' AND j.owner = :owner;
 SELECT j.id FROM ({wanted}) AS w {at_jobs} WHERE j.state = 'running' AND j.owner = :owner;
+{whole};
 COMMIT
 
 -- name: outbox_time_out
@@ -278,7 +290,7 @@ COMMIT
 -- If the job was tried, it may have happened, and the key becomes unknown instead: an operator's retry sets attempts to
 -- 0, but keeps the history. A key whose job a worker runs under a live lease is skipped. So is a key whose job a worker
 -- claims at this moment. A job is locked before its key, as in `outbox_conclude`.
-START TRANSACTION;
+{begin};
 SELECT coalesce(json_arrayagg(j.number), '[]'), utc_timestamp(6) INTO @oncekey_jobs, @oncekey_now
 FROM ({placed}) AS w {jobs_of_keys}
 WHERE j.state = 'ready' OR (j.state = 'running' AND j.lease_until <= utc_timestamp(6))
@@ -299,7 +311,7 @@ FROM ({placed}) AS w {jobs_of_keys}
 WHERE j.attempt > 0 OR j.history <> '[]';
 UPDATE ({placed}) AS w {jobs_of_keys}
 SET j.state = 'cancelled', j.lease_until = NULL, j.last_error = :error, j.finished_at = {now}
-WHERE {is_held} AND j.state IN ('ready', 'running');
+WHERE {is_held} AND (j.state = 'ready' OR (j.state = 'running' AND j.lease_until <= {now}));
 UPDATE ({placed}) AS w {at_keys} SET
     k.state = CASE WHEN {was_tried} THEN 'unknown' ELSE 'failed' END,
     k.response_status = CASE WHEN {was_tried} THEN NULL ELSE :status END,
@@ -314,8 +326,16 @@ UPDATE ({placed}) AS w {at_keys} SET
         WHEN {was_tried} THEN k.expires_at
         ELSE greatest(k.expires_at, {now} + INTERVAL {retention} MICROSECOND)
     END
-WHERE {is_held};
+WHERE
+    {is_held} AND k.state = 'pending' AND k.owner = w.owner AND k.expires_at <= {now}
+    AND NOT EXISTS (
+        SELECT 1 FROM idempotency_outbox AS i
+        WHERE
+            i.scope = w.scope AND i.`key` = w.`key` AND i.key_owner = w.owner AND i.settles
+            AND i.state IN ('ready', 'running')
+    );
 SELECT w.scope, w.`key` FROM ({placed}) AS w WHERE {is_held};
+{whole};
 COMMIT
 
 -- name: was_tried

@@ -17,7 +17,7 @@ LIMIT :limit
 -- Delete the steps of moved rows that are deleted, expire or start over. The row's lock keeps other writers away.
 DELETE s FROM ({forgetting}) AS w
 STRAIGHT_JOIN idempotency_steps AS s ON s.scope = w.scope AND s.`key` = w.`key`
-WHERE {is_held};
+WHERE {is_held} AND {is_moved};
 
 -- name: step
 -- Insert steps, or update them. Their kind never changes, and a NULL does not overwrite the provider's id.
@@ -26,7 +26,7 @@ INSERT INTO idempotency_steps (
 )
 SELECT w.scope, w.`key`, w.name, w.kind, w.state, w.repeatable, w.result, w.downstream_key, w.provider_id, {now}
 FROM ({steps}) AS w
-WHERE {is_held}
+WHERE {is_held} AND {is_moved}
 ON DUPLICATE KEY UPDATE
     state = w.state,
     repeatable = w.repeatable,

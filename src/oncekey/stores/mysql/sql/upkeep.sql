@@ -70,16 +70,18 @@ LIMIT :limit
 
 -- name: purge
 -- Delete these keys and their steps, if their time still has come. Rows in an open transaction are skipped.
-START TRANSACTION;
+{begin};
 SELECT group_concat(w.n), count(*) INTO @oncekey_held, @oncekey_count
 FROM ({placed}) AS w {at_keys}
 WHERE k.duty IN ('over', 'expired') AND k.due_at <= utc_timestamp(6)
 FOR UPDATE SKIP LOCKED;
-DELETE s FROM ({placed}) AS w
+DELETE s FROM ({placed}) AS w {at_keys}
 STRAIGHT_JOIN idempotency_steps AS s ON s.scope = w.scope AND s.`key` = w.`key`
-WHERE {is_held};
-DELETE k FROM ({placed}) AS w {at_keys} WHERE {is_held};
+WHERE {is_held} AND k.duty IN ('over', 'expired') AND k.due_at <= utc_timestamp(6);
+DELETE k FROM ({placed}) AS w {at_keys}
+WHERE {is_held} AND k.duty IN ('over', 'expired') AND k.due_at <= utc_timestamp(6);
 SELECT @oncekey_count;
+{whole};
 COMMIT
 
 -- name: unknowns
