@@ -53,7 +53,7 @@ LEVELS = {
     logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed JobStarted JobDone "
     "DutyDone",
     logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
-    "ReconcileUnasked JobReleased Resumed",
+    "ReconcileUnasked JobReleased Resumed TurnedAway",
     logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
     "JobRetried "
     "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable RanTooLong ResumeFailed",

@@ -151,7 +151,7 @@ def test_a_policy_cannot_be_changed() -> None:
 
 def test_every_choice_is_checked() -> None:
     """Each setting that is one of several names is in the table of choices, so a misspelt one is refused."""
-    named = {item.name for item in fields(Policy) if item.init and isinstance(item.default, str)}
+    named = {item.name for item in fields(Policy) if item.init and isinstance(item.default, str)} - {"timestamp_header"}
     assert named <= set(module._CHOICES)
 
 

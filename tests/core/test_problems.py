@@ -41,6 +41,7 @@ STATUSES = {
     "not-stored": (503, 503, 503),
     "not-authenticated": (401, 401, 401),
     "signature-invalid": (401, 401, 401),
+    "timestamp-refused": (400, 400, 400),
     "not-authorized": (403, 403, 403),
     "not-comparable": (503, 503, 503),
     "not-executed": (503, 503, 503),

@@ -136,7 +136,7 @@ ENDINGS: tuple[Mutant, ...] = (
     _(37, "I5", "a fingerprint is computed by the recipe of the row", "tests/core/test_recipe.py::test_comparison_uses_the_recipe_of_the_row",
       ("oncekey.core.recipe", "    recipe = _read(text)\n    return None", "    recipe = _read(ours)\n    return None")),
     _(37, "I5", "a recipe that is not known is not compared", "tests/core/test_recipe.py::test_recipe_that_is_not_known_is_not_compared",
-      ("oncekey.core.recipe", "    if not isinstance(members, dict) or \"headers\" not in members or not members.keys() <= {\"fields\", \"headers\"}:\n        return None\n", "    if not isinstance(members, dict):\n        return None\n    members.setdefault(\"headers\", [])\n")),
+      ("oncekey.core.recipe", "    if not isinstance(members, dict) or \"headers\" not in members or not members.keys() <= {\"fields\", \"headers\", \"bind\"}:\n        return None\n", "    if not isinstance(members, dict):\n        return None\n    members.setdefault(\"headers\", [])\n")),
     _(39, "I6", "the caller is authorized before the look-up (ASGI)", "tests/web/test_authorize.py::test_replay_is_refused_to_a_caller_without_permission",
       ("oncekey.web.asgi_shell", "    if authorize and once.authorize is not None:\n", "    if False:\n")),
     _(39, "I6", "the caller is authorized before the look-up (WSGI)", "tests/web/test_authorize.py::test_replay_is_refused_to_a_caller_without_permission",

@@ -53,7 +53,7 @@ SILENCE: tuple[Mutant, ...] = (
     _(50, "I2", "202 only for a row in progress", f"{ACCEPTED}::test_202_only_where_a_row_says_that_a_request_runs",
       (WIRE, "running = record is not None and record.state is State.IN_PROGRESS and not record.lease_over", "running = True")),
     _(50, "I2", "no 202 without an address to ask", f"{ACCEPTED}::test_accepted_without_a_status_url_is_refused_at_start",
-      ("oncekey.engine.once", "policy.in_flight == \"accepted\" and self.status_url is None:", "policy.in_flight == \"\":")),
+      ("oncekey.engine.policy_checks", "policy.in_flight == \"accepted\" and once.status_url is None:", "policy.in_flight == \"\":")),
     _(50, "I2", "the body says that the request still runs", f"{ACCEPTED}::test_duplicate_of_a_running_request_is_202_and_then_a_replay",
       ("oncekey.core.problems", "Situation.ACCEPTED: \"in_progress\"", "Situation.ACCEPTED: \"pending\"")),
 )  # fmt: skip

@@ -6,6 +6,8 @@ becomes of the row when the handler has ended.
 
 from __future__ import annotations
 
+from oncekey.core.binding import is_bound_to
+from oncekey.core.problem_texts import Situation
 from oncekey.core.recipe import same_request
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, MAY_RERUN, Effects, Event, State
@@ -68,7 +70,17 @@ class Unreadable:
     record: Record
 
 
-Decision = Execute | Claim | Replay | Busy | Deferred | Mismatch | Unknown | Unreadable
+@value
+class TurnedAway:
+    """The key is new, and this route does not take it: its request is too old, or its tenant has reached a limit."""
+
+    situation: Situation
+    detail: str | None = None
+    retry_after: float | None = None
+    record: None = None
+
+
+Decision = Execute | Claim | Replay | Busy | Deferred | Mismatch | Unknown | Unreadable | TurnedAway
 
 
 def decide(record: Record | None, wanted: Reservation) -> Decision:
@@ -79,7 +91,7 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
         # The token is new for every request, so this is the request's own reservation, also if the answer to the
         # insert was lost and the engine asked again (hazard 8).
         return Execute(record)
-    if _free_for_a_new_request(record):
+    if free_for_a_new_request(record):
         return Claim(record, Event.RESERVE)
     same: bool | None = record.fingerprint == wanted.fingerprint
     if (
@@ -115,14 +127,17 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
 
 
 def _same_by_the_row(record: Record, wanted: Reservation) -> bool | None:
-    """A deploy has changed what is hashed, so the recipe of the row is used."""
+    """The row has another binding, or a deploy has changed what is hashed, so the recipe of the row is used."""
+    if not is_bound_to(record.fingerprint_recipe, wanted.bindings):
+        return False
     if wanted.parts is None:
         return None
     version, recipe = record.fingerprint_version, record.fingerprint_recipe
     return same_request(version, recipe, record.fingerprint, wanted.parts, wanted.fingerprint_recipe)
 
 
-def _free_for_a_new_request(record: Record) -> bool:
+def free_for_a_new_request(record: Record) -> bool:
+    """Whether a row is left of an earlier request that is over, so that its key counts as new."""
     if record.state in FINAL or (record.state is State.FAILED_RETRYABLE and not record.has_steps):
         return record.past_expiry
     return record.state is State.EXPIRED

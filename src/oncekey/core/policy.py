@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Literal, get_args
 
 from oncekey.core.documented import with_fields
-from oncekey.core.guards import SENDER_MARK, KeySource, Verify, check_guards
+from oncekey.core.guards import SENDER_MARK, Bind, KeySource, Verify, check_guards
 from oncekey.core.policy_headers import NEVER_IN_A_FINGERPRINT, NEVER_STORED, STORED_HEADERS
 from oncekey.core.recipe import DEFAULT_HEADERS, Recipe
 from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS
@@ -141,6 +141,22 @@ class Policy:
     """Whose keys these are, if ``verify`` tells it: the name of the one sender of this route, such as ``stripe``. Then
     neither ``scope`` nor ``authorize`` is asked, since a webhook has no account of the app."""
 
+    max_age: timedelta | None = None
+    """How old a new request may be. It says when it was made, in the header ``timestamp_header``; one that is older,
+    from the future or without a time is refused with 400. Known keys are answered at any age (docs/limits.md)."""
+
+    skew: timedelta = timedelta(seconds=60)
+    """With ``max_age``: how far the client's clock may be ahead. max_age and skew together may not exceed the ttl."""
+
+    timestamp_header: str = "Idempotency-Timestamp"
+    """With ``max_age``: the header with the time of the request, in RFC 3339 or in seconds since the epoch. It is not
+    compared between a request and its retry."""
+
+    bind: Bind | None = None
+    """Whose key it is within its tenant: a function of the request, sync or async, that names the user, the client or
+    the device. The key of one is a mismatch for the others, and its status a 404. Never bind to a token, which is
+    renewed between a request and its retry. Needs ``OnceKey(bind_secret=…)`` (docs/limits.md)."""
+
     # Derived once, since the hot path wants numbers and lower-case names.
     effects_kind: Effects = field(init=False, repr=False, compare=False)
     recipe: Recipe = field(init=False, repr=False, compare=False)
@@ -166,7 +182,8 @@ class Policy:
         derive(self, "unusual_headers", self.recipe.headers | {b"transfer-encoding"})
         derive(self, "stored_names", {name.encode(): name for name in self.stored_headers})
         derive(self, "sender_scope", f"{SENDER_MARK}{self.sender}")
-        derive(self, "guarded", self.key_from is not None or self.verify is not None)
+        guards = (self.key_from, self.verify, self.max_age, self.bind)
+        derive(self, "guarded", any(guard is not None for guard in guards))
         derive(self, "flat", self.key_syntax == "any" and self.key_format is None and not self.guarded)
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
@@ -177,9 +194,19 @@ class Policy:
         derive(self, "begin_seconds", min(self.begin_timeout, self.lease).total_seconds())
 
     def _check_types(self) -> None:
-        for name in ("ttl", "lease", "wait", "retry_after", "begin_timeout", "quarantine", "max_run"):
+        for name in (
+            "ttl",
+            "lease",
+            "wait",
+            "retry_after",
+            "begin_timeout",
+            "quarantine",
+            "skew",
+            "max_run",
+            "max_age",
+        ):
             value = getattr(self, name)
-            if not isinstance(value, timedelta) and not (name == "max_run" and value is None):
+            if not isinstance(value, timedelta) and not (name in ("max_run", "max_age") and value is None):
                 raise ConfigurationError(f"Policy({name}=…): it takes a timedelta, such as timedelta(seconds=30)")
         for name in ("max_request_bytes", "max_response_bytes", "key_min_length", "key_max_length"):
             if type(getattr(self, name)) is not int:

@@ -35,6 +35,7 @@ class Situation(StrEnum):
     STORE_UNAVAILABLE = "store-unavailable"  # before the handler: nothing happened
     UNREADABLE = "not-comparable"  # before the handler: a newer version wrote the row
     NOT_STORED = "not-stored"  # after the handler: it ran, and its answer could not be stored yet
+    TIMESTAMP_REFUSED = "timestamp-refused"
     NOT_AUTHENTICATED = "not-authenticated"
     SIGNATURE_INVALID = "signature-invalid"
     NOT_AUTHORIZED = "not-authorized"
@@ -149,6 +150,12 @@ ENTRIES: dict[Situation, Entry] = {
         "stored. It may or may not have taken effect.",
         f"{_SAME_KEY}, and never with a new one, which could do the operation twice.",
         (API_ERROR, "idempotency_result_not_stored"), "IDEMPOTENCY_RESULT_NOT_STORED", 1),
+    Situation.TIMESTAMP_REFUSED: Entry(
+        (400, 400, 400), "The request is too old, or does not say when it was made",
+        "This operation takes new requests only for a while after they were made.",
+        "This request was not executed. An earlier one with this key may have been, too long ago to be known here: "
+        "look up its result where this API lists it, before you make a new request with a new key and a new time.",
+        (_INVALID, "timestamp_refused"), "TIMESTAMP_REFUSED"),
     Situation.NOT_AUTHENTICATED: Entry(
         (401, 401, 401), "Authentication is required",
         "An Idempotency-Key belongs to an authenticated caller, and this request is not authenticated. Nothing was "

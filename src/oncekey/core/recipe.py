@@ -87,8 +87,9 @@ def _read(text: str | None) -> Recipe | None:
         members: Any = orjson.loads(text)
     except ValueError:
         return None
-    if not isinstance(members, dict) or "headers" not in members or not members.keys() <= {"fields", "headers"}:
+    if not isinstance(members, dict) or "headers" not in members or not members.keys() <= {"fields", "headers", "bind"}:
         return None
+    members.pop("bind", None)  # no part of the fingerprint: core/binding.py compares it
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in members.values()):
         return None
     return Recipe.of(members.get("fields"), members["headers"])

@@ -53,6 +53,8 @@ class Reservation:
     # neither stored nor compared
     parts: Parts | None = field(default=None, compare=False, repr=False)
     """The request, to compute its fingerprint again if the row has another recipe."""
+    bindings: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The hashes of what binds this request, one for each secret (``core/binding.py``); (): nothing does."""
 
     def record(self, now: float) -> Record:
         """The row after this is inserted at ``now``, or after a key starts over with it."""

@@ -23,12 +23,14 @@ from oncekey.core.decision import (
     Execute,
     Unknown,
     decide,
+    free_for_a_new_request,
 )
 from oncekey.core.leases import overdue_lease
 from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import STARTS, Actor, Effects, Event, State
 from oncekey.core.swaps import swap
+from oncekey.engine.admission import Admission
 from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.ticket import Work
 from oncekey.engine.breaker import Breaker
@@ -104,17 +106,37 @@ class Engine(Drivers):
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
-    def begin(self, wanted: Reservation, policy: Policy, first: Found | None = None) -> Flow[Decision]:
+    def begin(
+        self,
+        wanted: Reservation,
+        policy: Policy,
+        first: Found | None = None,
+        admission: Admission | None = None,
+    ) -> Flow[Decision]:
         """Read or reserve the key, and decide. If the store fails, this raises StoreError and no handler runs (I7).
 
-        ``first``: what the store has answered already.
+        ``first``: what the store has answered already. ``admission``: whether a key that is not known may be reserved;
+        the row is read first then, so that a refusal writes nothing.
         """
         if first is None and not self.breaker.allows():
             raise StoreUnavailable("the store has failed repeatedly, so oncekey asks it again after a pause")
         wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
         step, claims = FIRST_WAIT_SECONDS, 0
+        decision: Decision
         try:
             while True:
+                if first is None and admission is not None:
+                    seen: Record | None = yield (wanted.scope, wanted.key)
+                    if seen is not None and not free_for_a_new_request(seen):
+                        first = Found(seen)
+                    elif (refused := (yield from admission.of_new_key())) is not None:
+                        self.emitter.emit(events.TurnedAway(wanted.scope, wanted.operation, reason=refused.situation))
+                        decision = refused
+                        break
+                    else:
+                        with admission:  # until the store has it, or not
+                            first = yield wanted
+                        admission = None
                 found: Found = first or (yield wanted)
                 first = None
                 decision = decide(found.record, wanted)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
+from oncekey.core import binding
+from oncekey.core.binding import BindSecrets
 from oncekey.core.by_operation import ByOperation
 from oncekey.core.declarations import Declarations, chosen_policy
 from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
@@ -23,12 +25,13 @@ from oncekey.engine.direct import Direct
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.lifespan import Lifespan
+from oncekey.engine.policy_checks import check_policy
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
 from oncekey.stores.cache import open_cache
-from oncekey.stores.registry import KNOWN, WITH_TRANSACTIONS, open_store
+from oncekey.stores.registry import KNOWN, open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
 _log = logging.getLogger("oncekey")
@@ -61,9 +64,13 @@ class OnceKey(Direct, Lifespan):
     ``cache``    a server that keeps final answers in front of the store, ``redis://host``: replays then need no
                  question to the database. Needs ``cache_secret``, the same in all processes; ``cache_ttl`` is for how
                  many seconds an entry counts (docs/stores.md)
+    ``bind_secret`` the secret of keys that are bound to a user (``Policy(bind=…)``), the same in all processes; the new
+                 and the old one while it is replaced
     ``on_event`` called with every event (oncekey.telemetry.events)
     ``grace``    how many seconds running handlers get at a shutdown, before the app closes what they use
     """
+
+    told_unsigned_time = False
 
     def __init__(
         self,
@@ -80,6 +87,7 @@ class OnceKey(Direct, Lifespan):
         cache: str | None = None,
         cache_secret: str | bytes | None = None,
         cache_ttl: float = 60.0,
+        bind_secret: BindSecrets | None = None,
         on_event: Hook | None = None,
         max_queued: int = 10_000,
         grace: float = 10.0,
@@ -110,6 +118,7 @@ class OnceKey(Direct, Lifespan):
         self.profile = profile
         self.docs_url = docs_url
         self.status_url = status_url
+        self.bind_secrets = binding.secrets_of(bind_secret)
         store = open_store(url) if isinstance(url, str) else url
         front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)
         engine = Engine(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
@@ -121,24 +130,8 @@ class OnceKey(Direct, Lifespan):
         self.resumes: ByOperation[Registered] = ByOperation("resume function")
 
     def check_policy(self, policy: Policy | None) -> None:
-        """Raise ConfigurationError for a policy that needs a setting or a store which this OnceKey does not have.
-
-        A 202 without a Location gives the client no address at which it can ask for the result. A transactional route
-        needs a store that shares the app's transactions; memory, which is for tests, may stand in for it.
-        """
-        shared = self.engine.transactions is not None or self.store.capabilities.embedded
-        if policy is not None and policy.effects_kind is Effects.TRANSACTIONAL and not shared:
-            raise ConfigurationError(
-                "effects='transactional' stores the response in the transaction of the handler, and this store has "
-                f"none to share: keep the keys in the app's own database, one of {WITH_TRANSACTIONS}, or declare "
-                "effects='phased' or 'repeatable'"
-            )
-        if policy is not None and policy.in_flight == "accepted" and self.status_url is None:
-            raise ConfigurationError(
-                "Policy(in_flight='accepted') sends clients to the status resource, and oncekey does not know where it "
-                "is: mount it, as in app.mount('/idempotency', status_app(once)), and say "
-                "OnceKey(status_url='/idempotency')"
-            )
+        """Raise ConfigurationError for a policy that needs a setting or a store which this OnceKey does not have."""
+        check_policy(policy, self)
 
     def reservation(
         self,
@@ -149,13 +142,19 @@ class OnceKey(Direct, Lifespan):
         owner: str,
         parts: Parts,
         lines: Sequence[tuple[bytes, bytes]],
+        bound_to: str | None = None,
     ) -> Reservation:
-        """The reservation of a request. ``lines``: the headers that the route's recipe names."""
+        """The reservation of a request. ``lines``: the headers that the route's recipe names. ``bound_to``: what the
+        route's bind function returned."""
         policy = route.policy
         scope = tenant  # our own constant needs no check
         if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":
             scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
-        recipe = policy.recipe
+        recipe, text = policy.recipe, policy.recipe.text
+        hashes: tuple[str, ...] = ()
+        if policy.bind is not None:
+            hashes = binding.hashes(self.bind_secrets, scope, key, bound_to)
+            text = binding.bound_recipe(text, hashes[0])
         method, path, query, content_type, body, _ = parts
         return Reservation(
             scope,
@@ -167,9 +166,10 @@ class OnceKey(Direct, Lifespan):
             owner,
             policy.lease_seconds,
             policy.retention_seconds,
-            recipe.text,
+            text,
             policy.quarantine_seconds,
             parts,
+            hashes,
         )
 
     # -- policies at the handler ---------------------------------------------------------------------------------

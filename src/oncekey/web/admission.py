@@ -1,15 +1,19 @@
 """What a guarded route asks of a request after its body is read and before its key is looked up.
 
-``Policy(verify=…)``, ``Policy(key_from=…)``. One function for both kinds of servers; a shell sends the answer that it
-returns. A request that is refused here leaves no row.
+``Policy(verify=…)``, ``Policy(key_from=…)``, ``Policy(max_age=…)``. One function for both kinds of servers; a shell
+sends the answer that it returns. A request that is refused here leaves no row. A shell also calls ``Policy(bind=…)``,
+which may be async.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 
-from oncekey.core.guards import unusable
+from oncekey.core.decision import TurnedAway
+from oncekey.core.guards import unusable, why_not_now
 from oncekey.core.problems import Answer, Situation
+from oncekey.engine.admission import Admission
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated
 from oncekey.web.exchange import Exchange
@@ -23,12 +27,19 @@ VERIFY_RAISED = (
 
 
 def check(exchange: Exchange, request: Request, body: bytes) -> Answer | None:
-    """Check the signature, and then find the key where the policy says. None: go on."""
+    """Check the signature, then the time, and find the key where the policy says. None: go on.
+
+    A request that is too old is refused by ``Engine.begin``, and only if its key is not known.
+    """
     policy = exchange.policy
     if policy.verify is not None:
         refused = _verify(exchange, request, body)
         if refused is not None:
             return refused
+    if policy.max_age is not None:
+        detail = why_not_now(request.headers.get(policy.timestamp_header), policy, time.time())
+        if detail is not None:
+            exchange.admission = Admission(TurnedAway(Situation.TIMESTAMP_REFUSED, detail))
     if policy.key_from is not None:
         return _find_key(exchange, request, body)
     return None

@@ -149,8 +149,16 @@ async def tenant_of(once: OnceKey, route: Route, scope: Scope, *, authorize: boo
 async def _check(exchange: Exchange, scope: Scope, body: bytes) -> Answer | None:
     request = Request(scope["method"].upper(), scope["path"], scope, scope["headers"])
     if len(body) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(admission.check, exchange, request, body)
-    return admission.check(exchange, request, body)
+        refused = await asyncio.to_thread(admission.check, exchange, request, body)
+    else:
+        refused = admission.check(exchange, request, body)
+    if refused is None and (bind := exchange.policy.bind) is not None:
+        try:
+            bound_to = bind(request)
+            exchange.bound_to = await bound_to if inspect.isawaitable(bound_to) else bound_to
+        except (NotAuthenticated, NotAuthorized) as error:
+            return exchange.refuse_caller(error)
+    return refused
 
 
 def _refused_body(exchange: Exchange, scope: Scope, body: bytes, length: int | None) -> Answer | None:

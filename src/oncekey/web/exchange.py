@@ -36,6 +36,7 @@ from oncekey.core.recipe import Parts
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.routes import Route
 from oncekey.core.states import Event
+from oncekey.engine.admission import Admission
 from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
@@ -77,6 +78,10 @@ class Exchange:
     tenant: str
     wanted: Reservation
     operation: Operation
+    bound_to: str | None = None
+    """What the route's bind function returned."""
+    admission: Admission | None = None
+    """Set if a key that is not known may be refused."""
     key_header: bytes | None = None
     """The key as the client wrote it in Idempotency-Key, for the response. None: it has no valid one there."""
     record: Record | None = None
@@ -129,7 +134,13 @@ class Exchange:
         self.tenant = tenant
         once = self.once
         self.wanted = once.reservation(
-            self.route, tenant=tenant, key=self.key, owner=once.engine.owners.new(), parts=parts, lines=lines
+            self.route,
+            tenant=tenant,
+            key=self.key,
+            owner=once.engine.owners.new(),
+            parts=parts,
+            lines=lines,
+            bound_to=self.bound_to,
         )
 
     def begin(self, first: Found | None = None) -> Flow[Decision]:
@@ -137,7 +148,7 @@ class Exchange:
 
         ``first``: what the store has answered already.
         """
-        return self.once.engine.begin(self.wanted, self.policy, first)
+        return self.once.engine.begin(self.wanted, self.policy, first, self.admission)
 
     def unavailable(self) -> Answer:
         """The store cannot be asked, so the app is not called."""

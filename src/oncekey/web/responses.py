@@ -16,7 +16,7 @@ from typing import Protocol
 from urllib.parse import quote
 from uuid import uuid4
 
-from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Replay, Unknown, Unreadable
+from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Replay, TurnedAway, Unknown, Unreadable
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
@@ -161,6 +161,8 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
             return unknown(once, record.key)
         case Unreadable():
             return refusal(once, Situation.UNREADABLE)
+        case TurnedAway(situation, detail, retry_after):
+            return refusal(once, situation, detail=detail, retry_after=retry_after)
         case Deferred(record):
             location = dict(record.response.headers).get("location") if record.response else None
             return refusal(once, Situation.DEFERRED, retry_after=policy.retry_after.total_seconds(), location=location)

@@ -17,6 +17,7 @@ The answer is what a retry of the same request would get, without a retry; a que
   sends the request again;
 * 410 if the result is no longer kept and the row still exists; 404 for a key that was never seen, is forgotten, or
   belongs to another tenant. These last three are the same look-up, so neither text nor time distinguishes them (I6).
+  A key that is bound to another caller of the tenant (``Policy(bind=…)``) is a 404 too.
 
 ``OnceKey(authorize=…)`` is asked twice. Before the look-up it gets the operation in the question, or otherwise the
 name of this endpoint (``GET /idempotency``); a refusal is a 403. After the look-up it gets the operation of the key; a
@@ -34,7 +35,9 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, quote
 
+from oncekey.core import binding
 from oncekey.core.decision import Claim, Replay, Unknown, decide
+from oncekey.core.guards import Bind
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.problems import WHICH_KEY, Answer, Situation
 from oncekey.core.record import Record, Reservation
@@ -109,6 +112,20 @@ class _Asked:
         """Read the row."""
         record: Record | None = yield (self.once.key_scope(tenant, self.operation), self.key or "")
         return record
+
+    def binds(self, record: Record) -> Bind | None:
+        """The function that says to what this caller's keys are bound; None: this key is not bound."""
+        if binding.binding_of(record.fingerprint_recipe) is None:
+            return None
+        bind = self.once.policy_of(record.operation).bind
+        if bind is None:
+            raise NotAuthorized("the key is bound, and its route no longer says to what")
+        return bind
+
+    def bound(self, record: Record, bound_to: str) -> Record | None:
+        """The row, if it is bound to this caller. Otherwise None, as for a key that was never seen."""
+        hashes = binding.hashes(self.once.bind_secrets, record.scope, record.key, bound_to)
+        return record if binding.is_bound_to(record.fingerprint_recipe, hashes) else None
 
     def answer(self, record: Record | None) -> Answer:
         """The answer for this row."""
@@ -222,11 +239,14 @@ class StatusApp:
             record = await once.engine.run(asked.look(tenant), once.default_policy.begin_seconds)
         except OperatorError:
             return refusal(once, Situation.STORE_UNAVAILABLE)
-        if record is not None and record.operation != asked.authorized:
-            try:
+        try:
+            if record is not None and record.operation != asked.authorized:
                 await self._authorize(asked, record.operation)
-            except (NotAuthenticated, NotAuthorized):
-                record = None
+            if record is not None and (bind := asked.binds(record)) is not None:
+                bound_to = bind(asked.request)
+                record = asked.bound(record, await bound_to if inspect.isawaitable(bound_to) else bound_to)
+        except (NotAuthenticated, NotAuthorized):
+            record = None
         return asked.answer(record)
 
     async def _authorize(self, asked: _Asked, operation: str) -> None:
@@ -270,11 +290,13 @@ class StatusWsgi:
             record = once.engine.run_blocking(asked.look(tenant), once.default_policy.begin_seconds)
         except OperatorError:
             return refusal(once, Situation.STORE_UNAVAILABLE)
-        if record is not None and record.operation != asked.authorized:
-            try:
+        try:
+            if record is not None and record.operation != asked.authorized:
                 self._authorize(asked, record.operation)
-            except (NotAuthenticated, NotAuthorized):
-                record = None
+            if record is not None and (bind := asked.binds(record)) is not None:
+                record = asked.bound(record, not_async(bind(asked.request), "bind"))
+        except (NotAuthenticated, NotAuthorized):
+            record = None
         return asked.answer(record)
 
     def _authorize(self, asked: _Asked, operation: str) -> None:

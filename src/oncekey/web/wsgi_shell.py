@@ -115,7 +115,7 @@ class WsgiShell:
         body = self._read_body(length)
         if isinstance(body, Answer):
             return self._answer(body)
-        if policy.guarded and (refused := admission.check(exchange, self._request(), body)) is not None:
+        if policy.guarded and (refused := self._check(body)) is not None:
             return self._answer(refused)
         query, content_type = environ.get("QUERY_STRING", "").encode("latin-1"), environ.get("CONTENT_TYPE") or None
         parts = (method_of(environ), self.path, query, content_type, body, partial(header_lines, environ))
@@ -136,6 +136,17 @@ class WsgiShell:
         if authorize and once.authorize is not None:
             allowed(not_async(once.authorize(request, self.exchange.route.operation), "authorize"))
         return tenant
+
+    def _check(self, body: bytes) -> Answer | None:
+        """What a guarded route asks of its request."""
+        exchange, request = self.exchange, self._request()
+        refused = admission.check(exchange, request, body)
+        if refused is None and self.policy.bind is not None:
+            try:
+                exchange.bound_to = not_async(self.policy.bind(request), "bind")
+            except (NotAuthenticated, NotAuthorized) as error:
+                return exchange.refuse_caller(error)
+        return refused
 
     def _request(self) -> Request:
         """The request as the app's functions get it."""

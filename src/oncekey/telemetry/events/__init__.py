@@ -46,6 +46,7 @@ from oncekey.telemetry.events.requests import (
     Retried,
     TakenOver,
     Tombstoned,
+    TurnedAway,
     WaitedOut,
     ZombieFound,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "TakenOver",
     "TimedOut",
     "Tombstoned",
+    "TurnedAway",
     "WaitedOut",
     "ZombieFound",
     "about",

@@ -74,6 +74,17 @@ class FoundUnreadable(KeyEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAway(Event):
+    """A request with a new key was refused before any write. ``reason``: ``limited``, or ``timestamp-refused``."""
+
+    metric = "api.idempotency.reserve.turned_away.count"
+    level = INFO
+    scope: str
+    operation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WaitedOut(KeyEvent):
     """A duplicate waited for the first request as long as its policy allows, and got a 409."""
 

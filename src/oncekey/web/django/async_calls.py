@@ -67,6 +67,11 @@ class AsyncCall(Call):
             return exchange.refuse_caller(error)
         if (refused := self.admit()) is not None:
             return refused
+        if self.policy.bind is not None:
+            try:
+                exchange.bound_to = await self._ask(self.policy.bind, self.request)
+            except (NotAuthenticated, NotAuthorized) as error:
+                return exchange.refuse_caller(error)
         if len(self.body or b"") > LARGE_BODY_BYTES:  # hashing it takes milliseconds: do not block the event loop
             await asyncio.to_thread(self.reserve, tenant)
         else:

@@ -111,6 +111,11 @@ class Call:
             return exchange.refuse_caller(error)
         if (refused := self.admit()) is not None:
             return refused
+        if self.policy.bind is not None:
+            try:
+                exchange.bound_to = not_async(self.policy.bind(self.request), "bind")
+            except (NotAuthenticated, NotAuthorized) as error:
+                return exchange.refuse_caller(error)
         self.reserve(tenant)
         try:
             decision = self.once.engine.run_blocking(exchange.begin(), self.policy.begin_seconds)

@@ -1,0 +1,49 @@
+"""What a policy needs of its OnceKey: a setting, or a store that can do it. Checked when both are known."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from oncekey.core import binding
+from oncekey.core.policy import Policy
+from oncekey.core.states import Effects
+from oncekey.errors import ConfigurationError
+from oncekey.stores.registry import WITH_TRANSACTIONS
+
+if TYPE_CHECKING:
+    from oncekey.engine.once import OnceKey
+
+_log = logging.getLogger("oncekey")
+
+UNSIGNED_TIME = (
+    "Policy(max_age=…) without verify: the client writes the time of its request itself, so max_age keeps out requests "
+    "that lay in a queue for too long, and not an attacker. With Policy(verify=…), a function that checks a signature "
+    "over body and time, it does both (docs/limits.md). This is said once"
+)
+
+
+def check_policy(policy: Policy | None, once: OnceKey) -> None:
+    """Raise ConfigurationError for a policy that needs a setting or a store which this OnceKey does not have."""
+    if policy is None:
+        return
+    # memory:// is for tests, and may stand in for a store that shares transactions.
+    shared = once.engine.transactions is not None or once.store.capabilities.embedded
+    if policy.effects_kind is Effects.TRANSACTIONAL and not shared:
+        raise ConfigurationError(
+            "effects='transactional' stores the response in the transaction of the handler, and this store has "
+            f"none to share: keep the keys in the app's own database, one of {WITH_TRANSACTIONS}, or declare "
+            "effects='phased' or 'repeatable'"
+        )
+    # A 202 without a Location gives the client no address at which it can ask for the result.
+    if policy.in_flight == "accepted" and once.status_url is None:
+        raise ConfigurationError(
+            "Policy(in_flight='accepted') sends clients to the status resource, and oncekey does not know where it "
+            "is: mount it, as in app.mount('/idempotency', status_app(once)), and say "
+            "OnceKey(status_url='/idempotency')"
+        )
+    if policy.bind is not None and not once.bind_secrets:
+        raise binding.need_secret()
+    if policy.max_age is not None and policy.verify is None and not once.told_unsigned_time:
+        once.told_unsigned_time = True
+        _log.warning(UNSIGNED_TIME)

@@ -1,0 +1,52 @@
+"""The apps of docs/limits.md, run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs/limits.md").read_text("utf-8")
+
+
+@pytest.fixture
+def names(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the example with this word defines."""
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (source,) = [example for example in examples if request.param in example]
+    made: dict[str, Any] = {"__name__": "example_of_the_docs"}
+    exec(compile(source, "docs/limits.md", "exec"), made)
+    return made
+
+
+def client_of(names: dict[str, Any]) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(names["app"]), base_url="http://docs")
+
+
+@pytest.mark.parametrize("names", ["max_age="], indirect=True)
+async def test_old_request_of_the_example_is_refused(names: dict[str, Any]) -> None:
+    async with client_of(names) as client:
+
+        async def ask(key: str, age: float) -> httpx.Response:
+            headers = {"Idempotency-Key": key, "Idempotency-Timestamp": str(time.time() - age)}
+            return await client.post("/orders", headers=headers, json={"item": "tea"})
+
+        answers = [await ask("k-1", 3600), await ask("k-1", 60), await ask("k-1", 3600), await ask("k-2", 3600)]
+    assert [answer.status_code for answer in answers] == [400, 201, 201, 400]
+    await names["once"].aclose()
+
+
+@pytest.mark.parametrize("names", ["bind="], indirect=True)
+async def test_key_of_the_example_is_of_one_user(names: dict[str, Any]) -> None:
+    async with client_of(names) as client:
+        answers = [
+            await client.post("/api-keys", headers={"Idempotency-Key": "k-1", "X-Token": token})
+            for token in ("token-1", "token-2", "token-1", "token-3")
+        ]
+    assert [answer.status_code for answer in answers] == [201, 422, 201, 401]
+    await names["once"].aclose()
