@@ -65,6 +65,10 @@ mysql: $(STAMP) ## the tests of MySQL, on MySQL itself, which `make servers ARGS
 frameworks: $(STAMP) ## the tests of single frameworks, servers and example apps in depth (marker `frameworks`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "frameworks and not stores and not faults" $(ARGS)
 
+.PHONY: consumers
+consumers: $(STAMP) ## consumers of queues with their brokers: RabbitMQ, NATS, Redis Streams, SQS, Kafka (marker `consumers`)
+	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "consumers and not faults" $(ARGS)
+
 .PHONY: coverage
 coverage: $(STAMP) ## test, stores and frameworks, measured: core, engine and stores must be covered to the gate
 	@rm -f .coverage .coverage.*

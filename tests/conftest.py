@@ -21,7 +21,9 @@ from oncekey.testing.servers import (
     DynaliteServer,
     MotoServer,
     MysqlServer,
+    NatsServer,
     PostgresServer,
+    RabbitServer,
     RedisServer,
     chosen_mysql,
 )
@@ -128,6 +130,20 @@ def ready_redis_url(redis_url: str) -> str:
     store.init()
     store.close()
     return redis_url
+
+
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    """One RabbitMQ per worker. A test that kills it starts it again."""
+    with running(RabbitServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    """One NATS with JetStream per worker."""
+    with running(NatsServer()) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

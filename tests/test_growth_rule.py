@@ -24,7 +24,8 @@ STORE_WORDS = "sqlite|postgres(?:ql)?|memory://|redis|dynamodb|mysql|mariadb"
 DRIVER_WORDS = "sqlite3|aiosqlite|psycopg|asyncpg|sqlalchemy|pymysql|asyncmy|aiomysql|boto3"
 FRAMEWORK_WORDS = "starlette|fastapi|flask|litestar|django|drf"
 EXPORTER_WORDS = "opentelemetry|prometheus"
-_WORD = re.compile(f"(?:{STORE_WORDS}|{DRIVER_WORDS}|{FRAMEWORK_WORDS}|{EXPORTER_WORDS})", re.IGNORECASE)
+BROKER_WORDS = "aio_pika|rabbitmq|jetstream|aiokafka|confluent_kafka"
+_WORD = re.compile(f"(?:{STORE_WORDS}|{DRIVER_WORDS}|{FRAMEWORK_WORDS}|{EXPORTER_WORDS}|{BROKER_WORDS})", re.IGNORECASE)
 
 ALLOWED = {
     "stores/registry.py": "the registry of stores",
@@ -61,10 +62,10 @@ def _named(path: Path) -> list[tuple[int, str]]:
 
 
 def _in_its_room(file: str) -> bool:
-    """A store's own folder, a framework's own files, adapters of drivers, a client's jar, and servers of tests."""
+    """A store's own folder, a framework's own files, adapters, a client's jar, and servers of tests."""
     folders = [f"stores/{Path(entry.package.replace('.', '/')).name}/*" for entry in STORES]
     frameworks = [f"web/{word}*" for word in FRAMEWORK_WORDS.split("|")]
-    others = ["engine/transactions/adapters/*", "testing/servers/*", "client/jar/*"]
+    others = ["engine/transactions/adapters/*", "consumers/*", "testing/servers/*", "client/jar/*"]
     return any(fnmatch(file, room) for room in (*folders, *frameworks, *others))
 
 

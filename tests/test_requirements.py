@@ -43,7 +43,7 @@ LIBRARIES = {"stripe"}
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"all"}))
 def test_extra_belongs_to_a_module_that_exists(extra: str) -> None:
     """`pip install 'oncekey[x]'` succeeds only where there is a feature that needs x."""
-    folders = ["oncekey.stores", "oncekey.web", "oncekey.engine.transactions.adapters", "oncekey"]
+    folders = ["oncekey.stores", "oncekey.web", "oncekey.consumers", "oncekey.engine.transactions.adapters", "oncekey"]
     assert extra in LIBRARIES or any(find_spec(f"{folder}.{extra}") for folder in folders)
 
 

@@ -12,6 +12,7 @@
     │   ├── IllegalTransition       code asked for a move that core/states.py or core/jobs.py does not have
     │   ├── JobLost                 another worker has the job: the result of this attempt is not stored
     │   ├── KeyReused               a function was called with a key that belongs to other arguments
+    │   ├── MessageNotRun           once.message: this delivery must not run; it says what to tell the broker
     │   ├── NoOperation             current() was called outside a protected request
     │   ├── NotAuthenticated        raised BY the app's scope function: the caller is not known (401)
     │   ├── NotAuthorized           raised BY the app's authorize function: the caller may not do this (403)
@@ -41,6 +42,8 @@ A mistake of a *client* of a protected API is never an exception of this tree: i
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class OnceKeyError(Exception):
@@ -97,6 +100,18 @@ class KeyReused(ApplicationError):
 
     Another piece of work needs a key of its own.
     """
+
+
+class MessageNotRun(ApplicationError):
+    """``once.message``: this delivery of a message was not run. ``outcome.action`` says what to tell the broker.
+
+    Most often the message is a duplicate of one that was handled, and the broker gets an acknowledgement.
+    """
+
+    def __init__(self, reason: str, outcome: Any) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        """An :class:`oncekey.consumers.Outcome`."""
 
 
 class NoOperation(ApplicationError, LookupError):

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 from oncekey.core.declarations import Declarations
 from oncekey.core.policy import Policy
 from oncekey.engine.request import SingleTenant
 from oncekey.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from oncekey.consumers.message import Body, Message, Queue
+    from oncekey.consumers.table import OnUnknown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -50,6 +54,7 @@ class Direct:
 
     def __init__(self) -> None:
         self._functions: dict[str, str] = {}
+        self._queues: dict[tuple[object, ...], Queue] = {}
 
     def function(
         self,
@@ -92,3 +97,30 @@ class Direct:
                 "get results of the other: give one of them another name"
             )
         self.declarations.policies[name] = policy
+
+    def message(
+        self,
+        queue: str,
+        message_id: object,
+        body: Body,
+        *,
+        policy: Policy | None = None,
+        scope: str | None = None,
+        content_type: str | None = None,
+        unknown: OnUnknown = "park",
+        max_attempts: int | None = 10,
+    ) -> Message:
+        """One delivery of a message. The block runs once, however often the broker delivers it. ::
+
+            async with once.message("payments", message.id, message.body):  # or `with`
+                await charge(message)
+
+        If the block must not run, entering raises MessageNotRun. Its ``outcome.action`` says what to tell the broker;
+        after the block, ``message.outcome`` says it. ``policy``: without one it is the app's, and keys are kept for 14
+        days. ``scope``: the tenant, unless this OnceKey has SINGLE_TENANT. docs/consumers.md says more.
+        """
+        settings = (queue, policy, unknown, max_attempts)
+        if settings not in self._queues:
+            make = import_module("oncekey.consumers.message").Queue
+            self._queues[settings] = make(self, queue, policy=policy, unknown=unknown, max_attempts=max_attempts)
+        return self._queues[settings].message(message_id, body, scope=scope, content_type=content_type)

@@ -81,6 +81,10 @@ class Attempt:
     record: Record | None = None
     """The key's row, as the store last returned it."""
     operation: Operation
+    move: Move | None = None
+    """How the body was judged. None: it did not run, or has not ended."""
+    finished: Finished | None = None
+    """What the store made of ``move``. None: it did not take it, and the keeper retries."""
 
     def __init__(
         self,
@@ -248,6 +252,7 @@ class Attempt:
 
     def _ended(self, move: Move, finished: Finished | None, error: BaseException | None) -> bool:
         """Set ``answer``, or raise. True: the body's exception is answered by another attempt's answer."""
+        self.move, self.finished = move, finished
         if error is not None and not (isinstance(error, LeaseLost) and finished is not None and not finished.stored):
             return False  # it goes on to the caller
         name = self.route.operation

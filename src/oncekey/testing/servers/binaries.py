@@ -100,6 +100,35 @@ _MYSQL = "sbin/mysqld"
 _MARIADB = ("sbin/mariadbd", "bin/mariadb-install-db")
 
 
+def find_rabbitmq() -> Path:
+    """The folder that stands for ``/`` above ``usr/lib/rabbitmq`` and ``usr/lib/erlang``."""
+    for root in (Path("/"), unpacked("rabbitmq")):
+        if root is not None and rabbitmq_home(root) is not None and erlang_bin(root) is not None:
+            return root
+    raise missing("RabbitMQ server")
+
+
+def rabbitmq_home(root: Path) -> Path | None:
+    """The folder of the newest RabbitMQ below ``root``, with ``plugins`` in it."""
+    homes = sorted((root / "usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
+    return homes[-1] if homes else None
+
+
+def erlang_bin(root: Path) -> Path | None:
+    """The folder of the newest Erlang below ``root`` with ``erlexec`` and ``epmd`` in it."""
+    return next((file.parent for file in sorted((root / "usr/lib/erlang").glob("erts-*/bin/erlexec"))[::-1]), None)
+
+
+def find_nats() -> Path:
+    """``nats-server``: on PATH, or from ``make servers``."""
+    if binary := shutil.which("nats-server"):
+        return Path(binary)
+    root = unpacked("nats")
+    if root is not None and (root / "usr/sbin/nats-server").is_file():
+        return root / "usr/sbin/nats-server"
+    raise missing("nats-server")
+
+
 def find_dynalite() -> tuple[Path, Path]:
     """Node.js, and the script that it runs."""
     root, node = unpacked("dynalite"), shutil.which("node")

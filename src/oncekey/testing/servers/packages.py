@@ -31,6 +31,12 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
         *("libzstd1", "zlib1g"),
     ),
     "redis": ("redis-server", "redis-tools", "libjemalloc2", "liblua5.1-0", "liblzf1", "lua-bitop", "lua-cjson"),
+    "rabbitmq": (
+        "rabbitmq-server",
+        *(f"erlang-{part}" for part in ("asn1", "base", "crypto", "eldap", "inets", "mnesia", "os-mon", "parsetools")),
+        *(f"erlang-{part}" for part in ("public-key", "runtime-tools", "ssl", "syntax-tools", "tools", "xmerl")),
+    ),
+    "nats": ("nats-server",),
 }
 """The packages of each server, with the libraries that a small system does not have."""
 SUITES: Final[Mapping[str, str]] = {"mysql": "sid"}

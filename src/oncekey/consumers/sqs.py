@@ -1,0 +1,127 @@
+"""Amazon SQS, with boto3. ::
+
+    sqs = boto3.client("sqs")
+    SqsConsumer(once, sqs, queue_url, charge, dead_letter=dead_url).run()
+
+The id is the message attribute ``message-id``, which the producer sets; for a FIFO queue, without that attribute, the
+MessageDeduplicationId. ``message_id=position`` takes the MessageId that SQS gives: then a message that its producer
+sent twice counts as two.
+
+SQS takes at most 10 attributes. A copy has up to three of ours: the id, the reason and the queue. If there is no room,
+the last two are left out; a message with 10 attributes of its own cannot be copied and stays in its queue.
+
+``run`` handles one message at a time; call it in several threads or processes for more. A message whose handler takes
+longer than the queue's visibility timeout is delivered again meanwhile, and goes back: it does not run twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from oncekey.consumers.consumer import QUEUE_HEADER, REASON_HEADER, BlockingConsumer
+from oncekey.engine.once import OnceKey
+
+SqsMessage = dict[str, Any]
+"""A message as ``receive_message`` returns it."""
+
+ID_ATTRIBUTE: Final = "message-id"
+_LONGEST_VISIBILITY: Final = 43_200
+_MOST_ATTRIBUTES: Final = 10
+_FIFO: Final = ".fifo"
+
+
+def position(raw: SqsMessage) -> str:
+    """The id that SQS gave the message: the same at every delivery, and new if its producer sends it again."""
+    return str(raw["MessageId"])
+
+
+class SqsConsumer(BlockingConsumer[SqsMessage]):
+    """Consumes one queue. ``settings`` are those of :class:`oncekey.consumers.Consumer`.
+
+    ``dead_letter`` and ``parking`` are URLs of queues. ``wait``: for how many seconds a call waits for messages.
+    """
+
+    id_hint = (
+        'Set the attribute when you send: MessageAttributes={"message-id": {"DataType": "String", "StringValue": …}}; '
+        "or pass message_id=position, of oncekey.consumers.sqs"
+    )
+
+    def __init__(
+        self,
+        once: OnceKey,
+        client: Any,
+        queue_url: str,
+        handler: Callable[[SqsMessage], Any],
+        *,
+        wait: int = 20,
+        **settings: Any,
+    ) -> None:
+        super().__init__(once, handler, **settings)
+        self.client = client
+        self.queue_url = queue_url
+        self.wait = wait
+
+    def run(self) -> None:
+        """Consume until :meth:`stop`."""
+        for place in set(self.places.values()):
+            self.client.get_queue_attributes(QueueUrl=place, AttributeNames=["QueueArn"])  # raises if there is none
+        while not self._stopping.is_set():
+            for raw in self.receive():
+                if self._stopping.is_set():
+                    self.retry(raw, 0.0)
+                else:
+                    self.on_message(raw)
+
+    def receive(self) -> list[SqsMessage]:
+        """Ask for messages, with the attributes that this adapter reads."""
+        answer = self.client.receive_message(
+            QueueUrl=self.queue_url,
+            MaxNumberOfMessages=10,
+            WaitTimeSeconds=self.wait,
+            MessageAttributeNames=["All"],
+            MessageSystemAttributeNames=["All"],
+        )
+        return list(answer.get("Messages", ()))
+
+    def queue_of(self, raw: SqsMessage) -> str:
+        del raw
+        return self.queue_url.rpartition("/")[2]
+
+    def id_of(self, raw: SqsMessage) -> object:
+        given = self.header_of(raw, ID_ATTRIBUTE)
+        return given or raw.get("Attributes", {}).get("MessageDeduplicationId")
+
+    def header_of(self, raw: SqsMessage, name: str) -> str | None:
+        found: str | None = raw.get("MessageAttributes", {}).get(name, {}).get("StringValue")
+        return found
+
+    def body_of(self, raw: SqsMessage) -> bytes:
+        return str(raw["Body"]).encode()
+
+    def ack(self, raw: SqsMessage) -> None:
+        self.client.delete_message(QueueUrl=self.queue_url, ReceiptHandle=raw["ReceiptHandle"])
+
+    def retry(self, raw: SqsMessage, delay: float) -> None:
+        seconds = min(math.ceil(delay), _LONGEST_VISIBILITY)
+        self.client.change_message_visibility(
+            QueueUrl=self.queue_url, ReceiptHandle=raw["ReceiptHandle"], VisibilityTimeout=seconds
+        )
+
+    def copy(self, raw: SqsMessage, place: str, headers: dict[str, str]) -> None:
+        own = {
+            name: {kind: content for kind, content in attribute.items() if not kind.endswith("ListValues")}
+            for name, attribute in raw.get("MessageAttributes", {}).items()
+        }
+        ours = {name: {"DataType": "String", "StringValue": text} for name, text in headers.items()}
+        both = own | ours
+        for name in (QUEUE_HEADER, REASON_HEADER):
+            if len(both) > _MOST_ATTRIBUTES and name not in own:
+                del both[name]
+        given: dict[str, Any] = {"QueueUrl": place, "MessageBody": raw["Body"], "MessageAttributes": both}
+        if place.endswith(_FIFO):
+            system = raw.get("Attributes", {})
+            given["MessageGroupId"] = system.get("MessageGroupId", "oncekey")
+            given["MessageDeduplicationId"] = raw["MessageId"]
+        self.client.send_message(**given)

@@ -1,0 +1,144 @@
+"""What a consumer tells its broker about one delivery: one literal table.
+
+A broker delivers a message at least once. Each delivery ends in one ``Situation``; ``TABLE`` says by which ``Action``
+the consumer answers the broker. The adapters do what the table says and decide nothing themselves.
+
+Two rules stand behind the rows. A message is acknowledged only if its outcome is in the store. And no row runs a
+message again whose outcome is not known: the handler runs only if the store reserved the message's key for this very
+delivery.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from oncekey.core.values import Word, value
+
+OnUnknown = Literal["park", "keep"]
+"""What becomes of a message whose outcome is unknown: it is parked beside the dead letters, or the broker keeps it and
+delivers it again later. In both cases it does not run."""
+
+
+class Situation(Word):
+    """How one delivery ended."""
+
+    # The handler ran.
+    HANDLED = "handled"
+    DEFERRED = "deferred"
+    REFUSED = "refused"
+    FAILED = "failed"
+    EXHAUSTED = "exhausted"
+    NOT_STORED = "not_stored"
+    # It may have run, now or before.
+    UNKNOWN = "unknown"
+    # The handler did not run.
+    DUPLICATE = "duplicate"
+    GIVEN_UP = "given_up"
+    IN_FLIGHT = "in_flight"
+    OTHER_BODY = "other_body"
+    NEWER_VERSION = "newer_version"
+    BAD_ID = "bad_id"
+    TOO_LARGE = "too_large"
+    NO_STORE = "no_store"
+
+
+class Action(Word):
+    """What the consumer does with the message at the broker."""
+
+    ACK = "ack"
+    """It is done with: the broker forgets it."""
+    RETRY = "retry"
+    """The broker keeps it, and delivers it again after a delay."""
+    PARK = "park"
+    """Copied to the parking place, then acknowledged. Move it back when its key is settled."""
+    DEAD_LETTER = "dead_letter"
+    """Copied to the dead letters, then acknowledged. A person must look at it."""
+
+
+Delay = Literal["none", "short", "growing", "long"]
+
+
+@value
+class Row:
+    """What one situation means, for each setting of ``unknown``."""
+
+    park: Action
+    keep: Action
+    delay: Delay
+    reason: str
+    """For the log, and for the header ``oncekey-reason`` of a copy. It contains no id and no body."""
+
+    def action(self, unknown: OnUnknown) -> Action:
+        return self.park if unknown == "park" else self.keep
+
+
+_ACK, _RETRY, _PARK, _DEAD = Action
+
+# fmt: off
+TABLE: Final[dict[Situation, Row]] = {
+    #                                unknown="park", "keep",  delay
+    Situation.HANDLED:       Row(_ACK,   _ACK,   "none",    "it was handled"),
+    Situation.DUPLICATE:     Row(_ACK,   _ACK,   "none",    "an earlier delivery was handled"),
+    Situation.DEFERRED:      Row(_ACK,   _ACK,   "none",    "its job is in the outbox, which finishes it"),
+    Situation.FAILED:        Row(_RETRY, _RETRY, "growing", "the handler failed, and what it did is undone, remembered "
+                                                            "or harmless to repeat"),
+    Situation.NOT_STORED:    Row(_RETRY, _RETRY, "short",   "the handler ended, and its outcome is not in the store "
+                                                            "yet: the next delivery looks again"),
+    Situation.IN_FLIGHT:     Row(_RETRY, _RETRY, "short",   "another delivery of it is being handled"),
+    Situation.NO_STORE:      Row(_RETRY, _RETRY, "short",   "the store did not answer, so it was not run"),
+    Situation.NEWER_VERSION: Row(_RETRY, _RETRY, "long",    "a newer version of oncekey wrote its key: deploy that "
+                                                            "version to this consumer, too"),
+    Situation.UNKNOWN:       Row(_PARK,  _RETRY, "long",    "it may have been handled: it does not run again until "
+                                                            "its key is settled (a resolver, or oncekey keys resolve)"),
+    Situation.REFUSED:       Row(_DEAD,  _DEAD,  "none",    "the handler refused it before it did anything"),
+    Situation.EXHAUSTED:     Row(_DEAD,  _DEAD,  "none",    "the handler failed at every attempt that it may have"),
+    Situation.GIVEN_UP:      Row(_DEAD,  _DEAD,  "none",    "it failed for good at an earlier delivery"),
+    Situation.OTHER_BODY:    Row(_DEAD,  _DEAD,  "none",    "a message with the same id and another body came before: "
+                                                            "give each message an id of its own"),
+    Situation.BAD_ID:        Row(_DEAD,  _DEAD,  "none",    "it has no id by which oncekey could recognise it"),
+    Situation.TOO_LARGE:     Row(_DEAD,  _DEAD,  "none",    "its body is larger than Policy(max_request_bytes=…)"),
+}
+# fmt: on
+
+SHORT_SECONDS: Final = 1.0
+LONG_SECONDS: Final = 60.0
+
+
+def delay_seconds(delay: Delay, attempt: int, short: float = SHORT_SECONDS) -> float:
+    """After how many seconds a message is delivered again. ``attempt``: how often it was run; ``short``: the policy's
+    ``retry_after``."""
+    if delay == "none":
+        return 0.0
+    if delay == "long":
+        return LONG_SECONDS
+    grown: float = short * 2 ** min(max(attempt - 1, 0), 16) if delay == "growing" else short
+    return min(grown, LONG_SECONDS)
+
+
+@value
+class Outcome:
+    """How one delivery ended, and what the consumer does with the message at the broker."""
+
+    situation: Situation
+    action: Action
+    delay: float = 0.0
+    """With RETRY: after how many seconds the broker should deliver it again."""
+    detail: str = ""
+    """More than the table's reason, if there is more."""
+
+    @property
+    def reason(self) -> str:
+        return self.detail or TABLE[self.situation].reason
+
+
+def outcome(
+    situation: Situation,
+    unknown: OnUnknown,
+    *,
+    attempt: int = 1,
+    short: float = SHORT_SECONDS,
+    detail: str = "",
+) -> Outcome:
+    row = TABLE[situation]
+    action = row.action(unknown)
+    return Outcome(situation, action, delay_seconds(row.delay, attempt, short) if action is _RETRY else 0.0, detail)

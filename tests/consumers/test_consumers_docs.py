@@ -1,0 +1,188 @@
+"""docs/consumers.md: its table is the table, and its examples run with the brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey.consumers import TABLE, Action, BlockingConsumer
+from oncekey.testing.servers import MotoServer, NatsServer, RabbitServer, RedisServer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_table_of_the_page_is_the_table() -> None:
+    rows = re.findall(r"^\| `(\w+)`: (.*) \| (\w+) \| (\w+) \|$", PAGE, re.MULTILINE)
+    assert rows == [(str(each), row.reason, str(row.park), str(row.keep)) for each, row in TABLE.items()]
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The names of the page's examples, and what ``print`` was given."""
+    monkeypatch.chdir(tmp_path)
+    printed: list[tuple[Any, ...]] = []
+    names: dict[str, Any] = {"__name__": "page", "print": lambda *words: printed.append(words), "printed": printed}
+    for block in BLOCKS:
+        exec(block, names)
+    yield names
+    names["once"].close()
+
+
+async def test_loop_of_the_page_runs_a_message_once(page: Any) -> None:
+    handled = []
+
+    async def handle(body: bytes) -> None:
+        handled.append(body)
+
+    actions = [await page["deliver"]("m-1", b"{}", handle) for _ in range(2)]
+    assert (actions, handled) == ([Action.ACK, Action.ACK], [b"{}"])
+    assert "an earlier delivery was handled" in str(page["printed"][0][0])
+
+    async def fail(body: bytes) -> None:
+        raise RuntimeError
+
+    assert await page["deliver"]("m-2", b"{}", fail) is Action.PARK
+
+
+async def charged(page: Any, run: Any, publish: Callable[[], Any], seconds: float = 60.0) -> list[Any]:
+    """Run an example until it has charged; publish the message twice, as soon as its queue exists."""
+    task = asyncio.create_task(run)
+    async with asyncio.timeout(seconds):
+        published = 0
+        while published < 2 or len(page["printed"]) < 1:
+            assert not task.done(), task.exception()
+            with contextlib.suppress(Exception):
+                if published < 2:
+                    await publish()
+                    published += 1
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # for a second charge, which must not come
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    words: list[Any] = page["printed"]
+    return words
+
+
+@pytest.mark.consumers
+@pytest.mark.timeout(240)
+async def test_example_of_rabbitmq_charges_once(page: Any, rabbit_server: RabbitServer) -> None:
+    import aio_pika
+
+    source = BLOCKS[0].replace("amqp://guest:guest@127.0.0.1/", rabbit_server.url)
+    exec(source, page)
+    connection = await aio_pika.connect_robust(rabbit_server.url)
+    channel = await connection.channel(on_return_raises=True)
+
+    async def publish() -> None:
+        message = aio_pika.Message(b"5", message_id="order-42")
+        await channel.default_exchange.publish(message, routing_key="payments")
+
+    assert await charged(page, page["main"](), publish) == [("charging", b"5")]
+    for name in ("payments", "payments.dead"):
+        await channel.queue_delete(name)
+    await connection.close()
+
+
+@pytest.mark.consumers
+async def test_example_of_nats_charges_once(page: Any, nats_server: NatsServer) -> None:
+    import nats
+
+    client = await nats.connect(nats_server.url)
+    js = client.jetstream()
+
+    async def publish() -> None:
+        await js.publish("payments", b"5", headers={"Nats-Msg-Id": "order-42"})
+
+    page["charge"].__code__ = compile_charge("raw.data").__code__
+    assert await charged(page, page["consume_nats"](nats_server.url), publish) == [("charging", b"5")]
+    await js.delete_stream("payments")
+    await client.close()
+
+
+@pytest.mark.consumers
+async def test_example_of_redis_streams_charges_once(page: Any, redis_server: RedisServer) -> None:
+    import redis.asyncio
+
+    page["charge"].__code__ = compile_charge("raw['amount']").__code__
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+
+    async def publish() -> None:
+        await client.xadd("payments", {"message-id": "order-42", "amount": "5"})
+
+    assert await charged(page, page["consume_redis"](redis_server.url), publish) == [("charging", b"5")]
+    await client.delete("payments", "payments:dead")
+    await client.aclose()
+
+
+def compile_charge(expression: str) -> Any:
+    """The page's handler, for a library whose message has no ``body``."""
+    names: dict[str, Any] = {}
+    exec(f"async def charge(raw):\n    print('charging', {expression})\n", names)
+    return names["charge"]
+
+
+async def blocking(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a blocking example in a thread, and stop it when this is cancelled."""
+    made: list[Any] = []
+    init = BlockingConsumer.__init__
+
+    def record(self: Any, *args: Any, **settings: Any) -> None:
+        init(self, *args, **settings)
+        made.append(self)
+
+    monkeypatch.setattr(BlockingConsumer, "__init__", record)
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        made[0].stop()
+        while thread.is_alive():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.consumers
+async def test_example_of_sqs_charges_once(page: Any, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+
+    settings = {"endpoint_url": moto_server.endpoint, "region_name": "eu-central-1"}
+    client: Any = boto3.client("sqs", **settings)  # type: ignore[call-overload]
+    url, dead = (client.create_queue(QueueName=name)["QueueUrl"] for name in ("payments", "payments-dead"))
+
+    async def publish() -> None:
+        attributes = {"message-id": {"DataType": "String", "StringValue": "order-42"}}
+        client.send_message(QueueUrl=url, MessageBody="5", MessageAttributes=attributes)
+
+    run = blocking(lambda: page["consume_sqs"](url, dead, **settings), monkeypatch)
+    assert await charged(page, run, publish) == [("charging", "5")]
+
+
+@pytest.mark.consumers
+@pytest.mark.parametrize("library", ["kafka", "confluent"])
+async def test_example_of_kafka_charges_once(page: Any, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from confluent_kafka import Producer
+
+    cluster = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1, "log_level": 0})
+    broker = next(iter(cluster.list_topics(timeout=20).brokers.values()))
+    servers = f"{broker.host}:{broker.port}"
+
+    async def publish() -> None:
+        cluster.produce("payments", b"5", headers={"message-id": "order-42"})
+        await asyncio.to_thread(cluster.flush, 10)
+
+    await publish()
+    if library == "kafka":
+        page["charge"].__code__ = compile_charge("raw.value").__code__
+        run = page["consume_kafka"](servers)
+    else:
+        run = blocking(lambda: page["consume_confluent"](servers), monkeypatch)
+    assert await charged(page, run, publish) == [("charging", b"5")]
