@@ -66,7 +66,7 @@ def test_stores_that_can_are_those_with_tables() -> None:
         ("to enlist", lambda op: op.enlist(object())),
     ],
 )
-@pytest.mark.parametrize("effects", ["external", "repeatable", "phased"])
+@pytest.mark.parametrize("effects", ["external", "phased"])
 async def test_verb_that_needs_a_transaction_is_refused_and_the_stores_that_can_are_named(
     url: str, effects: Any, verb: str, ask: Callable[[Operation], Any]
 ) -> None:
