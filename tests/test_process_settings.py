@@ -154,7 +154,8 @@ def test_app_without_asyncio_fails_to_start_with_one_clear_error(caplog: pytest.
     async def send(message: Any) -> None:
         sent.append(message)
 
-    outside_asyncio(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
+    with pytest.raises(ConfigurationError):
+        outside_asyncio(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
     (message,) = sent
     assert message["type"] == "lifespan.startup.failed"
     assert "oncekey runs on asyncio" in message["message"]

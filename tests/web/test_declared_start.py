@@ -78,14 +78,13 @@ async def refusal_at_start(app: Any) -> str:
         with pytest.raises(ConfigurationError) as refused:
             await ask(app, "GET /nowhere")
         return str(refused.value)
-    if isinstance(app, Litestar):
-        sent: list[dict[str, Any]] = []
-        with pytest.raises((ConfigurationError, ExceptionGroup)):
-            await start(app, sent)
-        assert sent[0]["type"] == "lifespan.startup.failed"
-        return str(sent[0]["message"])
-    first = (await start(app))[0]
+    sent: list[dict[str, Any]] = []
+    with pytest.raises((ConfigurationError, ExceptionGroup)):
+        await start(app, sent)
+    first = sent[0]
     assert first["type"] == "lifespan.startup.failed"
+    if isinstance(app, Litestar):
+        return str(first["message"])
     with pytest.raises(ConfigurationError):  # and where there is no lifespan, no request is served
         await ask(app, "GET /nowhere")
     message: str = first["message"]

@@ -11,12 +11,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.errors import ConfigurationError, SchemaError
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.registry import open_store
 from oncekey.telemetry import events
+from oncekey.web.fastapi import protect
 from tests.web.apps import Api, MakeApi, World, soon, until
 
 
@@ -105,7 +108,7 @@ async def test_wrong_schema_refuses_to_start_and_names_the_command(
     async def receive() -> Any:
         return {"type": "lifespan.startup"}
 
-    with caplog.at_level(logging.ERROR, "oncekey"):
+    with caplog.at_level(logging.ERROR, "oncekey"), pytest.raises(SchemaError):
         await soon(api.app({"type": "lifespan", "asgi": {}, "state": {}}, receive, send))
     assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
     assert words in sent[0]["message"]
@@ -188,8 +191,8 @@ async def test_a_store_that_is_down_at_the_start_does_not_keep_the_app_down(tmp_
 
 
 async def test_a_setting_that_makes_no_sense_at_the_start_refuses_to_start() -> None:
-    """An error that no waiting cures is a failed start, in words. Raised out of the lifespan, uvicorn takes it for an
-    app that has none, and serves: without the app's own start-up, and with a 503 for every request."""
+    """An error that no waiting cures is a failed start, in words. Only raised out of the lifespan, uvicorn takes it for
+    an app that has none, and serves: without the app's own start-up, and with a 503 for every request."""
 
     class Impossible(MemoryStore):
         def check(self) -> None:
@@ -204,7 +207,20 @@ async def test_a_setting_that_makes_no_sense_at_the_start_refuses_to_start() -> 
     async def receive() -> Any:
         return {"type": "lifespan.startup"}
 
-    await soon(api.app({"type": "lifespan", "asgi": {}, "state": {}}, receive, send))
+    with pytest.raises(ConfigurationError):
+        await soon(api.app({"type": "lifespan", "asgi": {}, "state": {}}, receive, send))
     assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
     assert "local disk" in sent[0]["message"]
     await api.close()
+
+
+@pytest.mark.timeout(20)
+def test_test_client_of_an_app_that_cannot_start_raises_and_does_not_wait_for_ever() -> None:
+    class Empty(MemoryStore):
+        def check(self) -> None:
+            raise SchemaError("run `oncekey migrate`")
+
+    app = FastAPI()
+    protect(app, OnceKey(Empty(), scope=SINGLE_TENANT))
+    with pytest.raises(SchemaError, match="run `oncekey migrate`"), TestClient(app):
+        pytest.fail("it has started")

@@ -282,9 +282,9 @@ class IdempotencyMiddleware:
             return
         lifespan = Lifespan(self.app, self.once, self._make_upkeep, tune=self.tune)
         first = await receive()
-        if await lifespan.start(lambda: self._prepare(scope), send):
-            self._misses_start = False
-            await lifespan.run(first, scope, receive, send)
+        await lifespan.start(lambda: self._prepare(scope), send)
+        self._misses_start = False
+        await lifespan.run(first, scope, receive, send)
 
     def _prepare(self, scope: Scope) -> None:
         """Before the first request: find the endpoints, and look through what their handlers declare."""

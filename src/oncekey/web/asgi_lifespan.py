@@ -28,8 +28,12 @@ class Lifespan:
         self.make_upkeep = make_upkeep
         self.tune = tune
 
-    async def start(self, prepare: Callable[[], None], send: Send) -> bool:
-        """Prepare, and check the tables. False: the app must not start, and the server was told why."""
+    async def start(self, prepare: Callable[[], None], send: Send) -> None:
+        """Prepare, and check the tables. If the app must not start, tell the server why, and raise.
+
+        Frameworks raise here, too. Starlette's test client takes a lifespan that ends without an error for a start: the
+        tests of an app would go on, and then wait for ever for its shutdown.
+        """
         try:
             require_asyncio()
             prepare()
@@ -37,10 +41,9 @@ class Lifespan:
         except (SchemaError, ConfigurationError) as error:
             _log.error("%s", error)
             await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return False
+            raise
         except OperatorError as error:
             _log.error("the store is not reachable at start; requests get 503 until it is: %s", error)
-        return True
 
     async def run(self, first: Message, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app until its end. ``first``: the message that was received already."""
