@@ -43,6 +43,20 @@ REDIS_STORE: tuple[Mutant, ...] = (
         ),
     ),
     _(
+        24,
+        "I7",
+        "init refuses an emptied Redis whose epoch is in the URL",
+        f"{EPOCHS}::test_init_of_emptied_redis_is_refused_if_the_url_names_an_epoch",
+        (f"{REDIS}.epochs", "        if self.settings.epoch is not None:\n", "        if False:\n"),
+    ),
+    _(
+        24,
+        "I7",
+        "init refuses keys without an epoch",
+        f"{EPOCHS}::test_init_of_redis_with_keys_and_without_epochs_is_refused",
+        (f"{REDIS}.epochs", "        elif any(self.calls.ask_of(left, deadline)):\n", "        elif False:\n"),
+    ),
+    _(
         1,
         "I3",
         "a swap compares the owner (Redis)",

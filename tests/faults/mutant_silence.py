@@ -30,6 +30,10 @@ SILENCE: tuple[Mutant, ...] = (
     # 48: how long a client waits for a dead owner, and for a live one
     _(48, "I4", "a duplicate of an overdue lease gets the remaining seconds", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_gets_the_remaining_seconds",
       ("oncekey.engine.engine", "decision = Busy(decision.record, self.overdue_lease(decision.record, policy))", "pass")),
+    _(48, "I4", "a renewal waits for the answer to the last one", "tests/engine/test_keeper.py::test_renewal_is_not_sent_again_while_the_store_is_slow_to_answer_it",
+      ("oncekey.engine.keeper", "        operation.renew_at = now + lease  # not", "        operation.renew_at = again_at  # not")),
+    _(48, "I4", "a key whose end is stored is not renewed", "tests/engine/test_keeper.py::test_end_of_this_owner_whose_answer_was_lost_is_not_called_a_lost_lease",
+      ("oncekey.engine.keeper", "            operation.renew_at = math.inf\n", "            pass\n")),
     _(48, "I4", "a live owner is not called overdue", "tests/engine/test_keeper.py::test_renewals_of_a_live_handler_are_never_overdue",
       (LEASES, "OVERDUE_AT = 1 / 2\n", "OVERDUE_AT = 2 / 3\n")),
     _(48, "I4", "a live owner of this process is not called overdue", "tests/engine/test_keeper.py::test_live_handler_of_this_process_is_not_overdue_whatever_its_row_says",
