@@ -141,8 +141,8 @@ def _make(settings: Settings) -> Any:
         ) from error
     except (BotoCoreError, ValueError) as error:
         raise ConfigurationError(
-            f"the SDK cannot be set up for {settings.where} ({type(error).__name__}): check region=, and endpoint=, which "
-            "begins with http:// or https://"
+            f"the SDK cannot be set up for {settings.where} ({type(error).__name__}): check region=, and endpoint=, "
+            "which begins with http:// or https://"
         ) from error
 
 
