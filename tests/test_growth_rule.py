@@ -17,6 +17,7 @@ import pytest
 from oncekey.engine.transactions.adapters import ADAPTERS
 from oncekey.stores.api import Outbox, Transactions
 from oncekey.stores.registry import STORES, Entry, open_store
+from oncekey.telemetry.registry import EXPORTERS
 
 SRC = Path(__file__).parent.parent / "src" / "oncekey"
 
@@ -29,6 +30,7 @@ _WORD = re.compile(f"(?:{STORE_WORDS}|{DRIVER_WORDS}|{FRAMEWORK_WORDS}|{EXPORTER
 
 ALLOWED = {
     "stores/registry.py": "the registry of stores",
+    "telemetry/registry.py": "the registry of exporters",
     "web/app_routes.py": "finds the routes of every framework; each framework's part belongs in its own file",
     "web/endpoints.py": "finds the Starlette app around a plain ASGI middleware",
     "web/asgi.py": "asks endpoints.py for it",
@@ -62,11 +64,12 @@ def _named(path: Path) -> list[tuple[int, str]]:
 
 
 def _in_its_room(file: str) -> bool:
-    """A store's own folder, a framework's own files, adapters, a client's jar, and servers of tests."""
+    """A store's folder, the files of a framework or exporter, adapters, a client's jar, servers of tests."""
     folders = [f"stores/{Path(entry.package.replace('.', '/')).name}/*" for entry in STORES]
     frameworks = [f"web/{word}*" for word in FRAMEWORK_WORDS.split("|")]
+    exporters = [f"telemetry/{entry.name}.py" for entry in EXPORTERS]
     others = ["engine/transactions/adapters/*", "consumers/*", "testing/servers/*", "client/jar/*"]
-    return any(fnmatch(file, room) for room in (*folders, *frameworks, *others))
+    return any(fnmatch(file, room) for room in (*folders, *frameworks, *exporters, *others))
 
 
 FILES = {str(path.relative_to(SRC)): path for path in sorted(SRC.rglob("*.py"))}
@@ -106,3 +109,9 @@ def test_every_file_of_a_driver_is_in_the_registry_of_adapters() -> None:
     helpers = {"__init__", "base", "one_message", "psycopg_watch", "texts", "sqlalchemy_guard"}
     files = {path.stem for path in folder.glob("*.py")} - helpers
     assert files == {where.partition(":")[0] for where in ADAPTERS.values()}
+
+
+def test_every_file_of_an_exporter_is_in_the_registry_of_exporters() -> None:
+    helpers = {"__init__", "bounds", "emitter", "exporter", "instruments", "redaction", "registry", "store_numbers"}
+    files = {path.stem for path in (SRC / "telemetry").glob("*.py")} - helpers
+    assert files == {entry.name for entry in EXPORTERS}

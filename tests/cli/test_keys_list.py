@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from oncekey.cli.output import plain
+from oncekey.core.record import ENDPOINT_MARK
 from oncekey.core.states import State
-from oncekey.engine.once import ENDPOINT_MARK
 from oncekey.telemetry.redaction import redact
 from tests.cli.key_table import KeyTable, Run
 

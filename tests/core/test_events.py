@@ -138,7 +138,7 @@ def test_an_event_is_a_frozen_value_without_a_key(kind: type[Event]) -> None:
     for name in names:
         with pytest.raises(FrozenInstanceError):
             setattr(event, name, "other")
-    assert event.amount == (3 if kind in (Pruned, LeaseRenewed, events.TimedOut) else 1)
+    assert event.amount == (3 if kind in (Pruned, LeaseRenewed, events.TimedOut, StoreFailed) else 1)
 
 
 def test_an_event_about_a_record_shows_a_hint_of_its_key() -> None:

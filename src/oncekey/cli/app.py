@@ -17,6 +17,7 @@ from oncekey.cli import (
     doctor,
     keys,
     ledger,
+    metrics,
     migrate,
     print_version,
     routes,
@@ -25,7 +26,7 @@ from oncekey.cli import (
     worker,
 )
 
-_GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes, send, client)
+_GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes, metrics, send, client)
 
 app = typer.Typer(
     help="Idempotency for HTTP APIs: a retried request runs once.",

@@ -34,6 +34,10 @@ def demo(
         Path | None,
         typer.Option("--provider-ledger", metavar="FILE", help="Where the provider keeps what it has charged."),
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Show the metrics of all its processes on /metrics.")
+    ] = False,
+    ttl: Annotated[float, typer.Option("--ttl", metavar="SECONDS", min=1, help="How long answers are kept.")] = 86_400,
 ) -> None:
     """Run a payments API, to retry it, kill it, and see one charge.
 
@@ -54,4 +58,5 @@ def demo(
         raise ConfigurationError(
             f"--background commits payments together with jobs: give it one of {WITH_TRANSACTIONS}"
         )
-    raise typer.Exit(run(store, port, background=background, honours=honours, ledger=ledger))
+    code = run(store, port, background=background, honours=honours, ledger=ledger, metrics=metrics, ttl=ttl)
+    raise typer.Exit(code)

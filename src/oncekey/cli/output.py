@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oncekey.engine.once import ENDPOINT_MARK
+from oncekey.core.record import ENDPOINT_MARK
 from oncekey.telemetry.redaction import redact
 
 _WIDE = 100_000

@@ -16,7 +16,8 @@ import typer
 
 from oncekey.cli.options import existing
 from oncekey.core.audit import Audit
-from oncekey.engine.once import ENDPOINT_MARK, SINGLE_SCOPE
+from oncekey.core.record import ENDPOINT_MARK
+from oncekey.engine.once import SINGLE_SCOPE
 from oncekey.errors import ConfigurationError, OperatorError
 from oncekey.stores.api import Store
 

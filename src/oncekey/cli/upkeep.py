@@ -65,6 +65,12 @@ def upkeep(
     reap_every: Annotated[float, _every("reaper (expired keys)")] = REAP_SECONDS,
     reconcile_every: Annotated[float, _every("reconciler (unknown outcomes)")] = RECONCILE_SECONDS,
     resume_every: Annotated[float, _every("resumer (half-done requests)")] = RESUME_SECONDS,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Serve the metrics page on this port.")
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where --metrics-port listens; 0.0.0.0: everywhere.")
+    ] = "127.0.0.1",
     log_level: LogLevel = Level.WARNING,
     log_format: LogFormat = Format.TEXT,
     as_json: AsJson = False,
@@ -80,6 +86,8 @@ def upkeep(
     """
     if path is not None and getattr(context.get_parameter_source("store"), "name", "") == "COMMANDLINE":
         raise ConfigurationError(f"--store and {path}: give one of them, an OnceKey has a store of its own")
+    if metrics_port is not None and (once or dry_run):
+        raise ConfigurationError("--metrics-port is for an upkeep that goes on: leave out --once and --dry-run")
     say = set_up(log_level, log_format)
     with _target(path, store) as target:
         service = Upkeep(
@@ -91,7 +99,11 @@ def upkeep(
             soft=soft,
             audit_retention=_retention(audit_retention),
         )
-        turns = service.run_once(dry_run=dry_run) if once or dry_run else _serve(service, say)
+        if once or dry_run:
+            turns = service.run_once(dry_run=dry_run)
+        else:
+            with _metrics(service, metrics_host, metrics_port, say):
+                turns = _serve(service, say)
         health = _health(service)
     if as_json:
         done = {turn.duty: turn.result.as_json() if turn.result else {"error": turn.error} for turn in turns}
@@ -101,6 +113,24 @@ def upkeep(
         _print(turns, health, "would be" if dry_run else "were")
     if any(turn.error for turn in turns):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _metrics(service: Upkeep, host: str, port: int | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Serve the metrics page while upkeep runs, if a port is given."""
+    if port is None:
+        yield
+        return
+    from oncekey.telemetry.registry import serving
+
+    exporter = serving(service.exporters)
+    service.export_to(exporter)
+    end = exporter.serve(host, port)
+    say(f"oncekey upkeep: metrics on http://{host}:{port}/metrics")
+    try:
+        yield
+    finally:
+        end()
 
 
 def _retention(text: str) -> timedelta | None:

@@ -17,6 +17,13 @@ DEFAULT_QUARANTINE_SECONDS = 300.0
 """What ``quarantine_seconds`` None means in a row. Rows outlive versions: another default must be written out."""
 RESPONSE_SCHEMA_VERSION = 1
 """The layout of ``StoredResponse`` in a row. A row with another version is replayed as a tombstone."""
+ENDPOINT_MARK = "\x1f"
+"""Between tenant and operation in the scope of a key per endpoint. No tenant may contain it."""
+
+
+def tenant_of(scope: str) -> str:
+    """The tenant of the keys in this scope."""
+    return scope.partition(ENDPOINT_MARK)[0]
 
 
 @value

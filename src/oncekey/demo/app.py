@@ -32,6 +32,7 @@ from oncekey.demo.provider import Charge, Provider
 from oncekey.demo.resolve import ask_the_ledger
 from oncekey.demo.settle import LARGE_BYTES, TASK
 from oncekey.upkeep import Upkeep
+from oncekey.upkeep.service import REAP_SECONDS
 from oncekey.web.fastapi import CurrentOperation, protect
 from oncekey.web.status import status_app, status_path
 
@@ -70,25 +71,41 @@ def signed_in(request: Request) -> str:
 Tenant = Annotated[str, Depends(signed_in)]
 
 
-def make_app(store: str, provider: Provider, *, payments: str | None = None, background: bool = False) -> FastAPI:
-    """``payments``: the database of the payments, if it is not the store."""
+def make_app(
+    store: str,
+    provider: Provider,
+    *,
+    payments: str | None = None,
+    background: bool = False,
+    metrics: bool = False,
+    ttl: float = 86_400.0,
+) -> FastAPI:
+    """``payments``: the database of the payments, if it is not the store. ``ttl``: how long keys are kept."""
     app = FastAPI(title="oncekey demo: payments", version="1")
     book = Book(payments or store)
     beside = payments not in (None, store)
     """The store keeps no tables, so its steps cannot commit together with rows: rows get names that a retry repeats."""
+    kept = timedelta(seconds=ttl)
     effects: Literal["transactional", "phased"] = "transactional" if background else "phased"
     once = OnceKey(
         store,
         scope=tenant_of,
         routes={
-            "POST /payments": Policy(effects=effects, lease=LEASE, quarantine=QUARANTINE),
-            "POST /refunds": Policy(effects="repeatable" if beside else "transactional", lease=LEASE),
+            "POST /payments": Policy(effects=effects, lease=LEASE, quarantine=QUARANTINE, ttl=kept),
+            "POST /refunds": Policy(effects="repeatable" if beside else "transactional", lease=LEASE, ttl=kept),
         },
         migrate=True,
+        telemetry="prometheus" if metrics else None,
     )
     once.resolve_with("POST /payments", ask_the_ledger(once, book, provider))
-    protect(app, once, upkeep=Upkeep(once, sweep_every=LOOK_SECONDS, reconcile_every=LOOK_SECONDS))
+    reap_every = min(REAP_SECONDS, ttl / 2)
+    upkeep = Upkeep(once, sweep_every=LOOK_SECONDS, reconcile_every=LOOK_SECONDS, reap_every=reap_every)
+    protect(app, once, upkeep=upkeep)
     app.mount("/idempotency", status_app(once))
+    if metrics:
+        from oncekey.telemetry.prometheus import metrics_app
+
+        app.mount("/metrics", metrics_app())
     app.exception_handler(RequestValidationError)(_invalid)
 
     def connection() -> Iterator[Connection]:

@@ -7,10 +7,14 @@ If the provider was killed, the app waits for it in the same way.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import socket
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -21,6 +25,7 @@ from oncekey.demo.provider import Provider
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Epochs
 from oncekey.stores.registry import find, open_store
+from oncekey.telemetry.registry import named
 
 _CURL = """\
   curl -i http://127.0.0.1:{port}/payments -H 'Authorization: Bearer tenant-a' -H 'Idempotency-Key: {first}' \\
@@ -49,9 +54,26 @@ def run(
     background: bool = False,
     honours: bool = True,
     ledger: Path | None = None,
+    metrics: bool = False,
+    ttl: float = 86_400.0,
     host: str = "127.0.0.1",
 ) -> int:
     """Serve until interrupted; restart every child that is killed."""
+    with _metrics_folder() if metrics else nullcontext() as ended:
+        return _run(store, port, background, honours, ledger, metrics, ttl, host, ended)
+
+
+def _run(
+    store: str,
+    port: int,
+    background: bool,
+    honours: bool,
+    ledger: Path | None,
+    metrics: bool,
+    ttl: float,
+    host: str,
+    ended: Callable[[int], None] | None,
+) -> int:
     listener, bank = _listen(host, port), _listen(host, 0)
     port = listener.getsockname()[1]
     ledger = ledger or ledger_of(store)
@@ -62,13 +84,16 @@ def run(
         print(f"keys and payments are kept in {_where(store)}")
     else:
         print(f"keys are kept in {_where(store)}, payments in {_where(book)}")
+    if metrics:
+        print(f"metrics are on http://{host}:{port}/metrics")
     print(f"the provider keeps its ledger in {ledger.resolve()}, and {_habit(honours)} idempotency keys")
     print(f"try these; {_WORDS[background, honours]}, and nothing is ever charged twice:")
     start = secrets.token_hex(3)  # new keys at each start: the keys of an earlier start are already used
     keys = {"first": f"first-{start}", "crash": f"crash-{start}"}
     print((_CURL + (_LATER if background else _NOW)).format(port=port, **keys), flush=True)
     provider = [f"http://{host}:{bank.getsockname()[1]}", "yes" if honours else "no"]
-    app = [str(listener.fileno()), store, book, *provider, "background" if background else "now"]
+    watched = "metrics" if metrics else "quiet"
+    app = [str(listener.fileno()), store, book, *provider, "background" if background else "now", watched, str(ttl)]
     members = [
         Member(
             "provider", "oncekey.demo.provider", [str(bank.fileno()), str(ledger), provider[1]], fds=[bank.fileno()]
@@ -76,8 +101,20 @@ def run(
         Member("app", "oncekey.demo.server", app, fds=[listener.fileno()]),
     ]
     if background:
-        members.append(Member("worker", "oncekey.demo.settle", [store, *provider]))
-    return Family(members).run()
+        members.append(Member("worker", "oncekey.demo.settle", [store, *provider, watched]))
+    return Family(members, ended).run()
+
+
+@contextmanager
+def _metrics_folder() -> Iterator[Callable[[int], None]]:
+    """A folder in which all processes keep their metrics, also those that are killed. Yields what to call with the id
+    of a process that has ended."""
+    with TemporaryDirectory(prefix="oncekey-demo-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # before the import below, and for the children
+        named("prometheus")  # ConfigurationError says what to install
+        from oncekey.telemetry.prometheus import mark_dead
+
+        yield mark_dead
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -126,12 +163,19 @@ def _where(store: str) -> str:
     return f"the database {parts.path.lstrip('/')} at {parts.netloc.rpartition('@')[2] or 'localhost'}"
 
 
-def serve(fd: str, store: str, book: str, provider: str, honours: str, mode: str) -> None:
+def serve(fd: str, store: str, book: str, provider: str, honours: str, mode: str, watched: str, ttl: str) -> None:
     """The child: serve the inherited socket."""
     from oncekey.demo.app import make_app
 
     follow_parent()
-    app = make_app(store, Provider(provider, honours=honours == "yes"), payments=book, background=mode == "background")
+    app = make_app(
+        store,
+        Provider(provider, honours=honours == "yes"),
+        payments=book,
+        background=mode == "background",
+        metrics=watched == "metrics",
+        ttl=float(ttl),
+    )
     with socket.socket(fileno=int(fd)) as listener:
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 

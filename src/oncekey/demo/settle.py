@@ -20,8 +20,8 @@ LARGE_BYTES = 2 * 1024 * 1024
 GRACE_SECONDS = 5.0
 
 
-def make_worker(store: str, provider: Provider) -> Worker:
-    worker = Worker(store, lease=LEASE_SECONDS, poll=0.2)
+def make_worker(store: str, provider: Provider, *, metrics: bool = False) -> Worker:
+    worker = Worker(store, lease=LEASE_SECONDS, poll=0.2, telemetry="prometheus" if metrics else None)
     book = Book(store)
     # A provider that does not honour keys must not be asked twice, so the job has one attempt. If that attempt does not
     # end, the job is a dead letter.
@@ -57,9 +57,10 @@ def _settle(book: Book, payment: Payment, status: str) -> Payment:
     return settled
 
 
-def main(store: str, provider: str, honours: str) -> None:
+def main(store: str, provider: str, honours: str, watched: str) -> None:
     follow_parent()
-    make_worker(store, Provider(provider, honours=honours == "yes")).run(grace=GRACE_SECONDS)
+    asked = Provider(provider, honours=honours == "yes")
+    make_worker(store, asked, metrics=watched == "metrics").run(grace=GRACE_SECONDS)
 
 
 if __name__ == "__main__":

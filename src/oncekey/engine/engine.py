@@ -37,7 +37,7 @@ from oncekey.engine.breaker import Breaker
 from oncekey.engine.drivers import Drivers
 from oncekey.engine.flows import Finished, Flow, Pause
 from oncekey.engine.keeper import Keeper, Unfinished
-from oncekey.engine.operation import Operation
+from oncekey.engine.operation import Operation, _current
 from oncekey.engine.process import Owners
 from oncekey.engine.transactions import completion
 from oncekey.errors import OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
@@ -80,6 +80,7 @@ LONGEST_WAIT_SECONDS = 1.0
 class Engine(Drivers):
     own_connection: Callable[[], Any] | None = None
     """Set by a framework that knows the app's own connection: what ``op.enlist()`` without an argument enlists."""
+    router_type: type[Router] = Router
 
     def __init__(
         self,
@@ -96,10 +97,14 @@ class Engine(Drivers):
         self.emitter = emitter or Emitter()
         self.breaker = Breaker(on_change=self._breaker_changed)
         prepare = (lambda: _ignore(store.migrate())) if migrate else None
-        router = Router(store, cache=cache, max_queued=max_queued, prepare=prepare, on_error=self._store_failed)
+        router = self.router_type(
+            store, cache=cache, max_queued=max_queued, prepare=prepare, on_error=self._store_failed
+        )
         super().__init__(router)
         self.keeper = Keeper(self)
         self.owners = Owners()
+        self.enter: Callable[[Operation], object] = _current.set
+        """Called with the operation, in the context in which its handler will run."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._opening = threading.Lock()
         self._warned: set[tuple[str, str]] = set()
@@ -143,8 +148,9 @@ class Engine(Drivers):
                 if isinstance(decision, Claim):
                     claims += 1
                     moved: Record | None = yield _claim(decision, wanted)
-                    if moved is not None and decision.event is not Event.RELEASE:
+                    if moved is not None:
                         self.emitter.claimed(decision, moved)
+                    if moved is not None and decision.event is not Event.RELEASE:
                         decision = Unknown(moved) if decision.event is Event.DOUBT else Execute(moved)
                         break
                     # The key was released from a dead owner, or another request moved it or holds its row. Look again.
@@ -169,7 +175,9 @@ class Engine(Drivers):
         """The store did not say whose the key is."""
         if isinstance(error, StoreOverloaded):
             self.emitter.emit(events.QueueFull(verb="reserve", error=describe(error)))
-        elif isinstance(error, StoreUnavailable | SchemaError):
+            return
+        self.emitter.send(events.StoreFailed(verb="reserve", error=describe(error)))
+        if isinstance(error, StoreUnavailable | SchemaError):
             self.breaker.failed(error)
         # Any other StoreError is about this request only. The store answers, so it is no failure for the breaker.
 
@@ -273,10 +281,15 @@ class Engine(Drivers):
         self.emitter.emit(events.LeaseLost(*about(operation.record), move=event))
         return Finished(False, seen)
 
+    def around_effect(self, operation: Operation, name: str, work: Callable[[], Any]) -> Callable[[], Any]:  # noqa: ARG002
+        """The function that is called in place of an effect's own."""
+        return work
+
     # -- trouble and the end -------------------------------------------------------------------------------------
 
     def _store_failed(self, verb: str, error: Exception) -> None:
-        self.emitter.emit(events.StoreFailed(verb=verb, error=describe(error)))
+        requests = 0 if verb == "reserve" else 1  # the requests report themselves, see begin_failed
+        self.emitter.emit(events.StoreFailed(verb=verb, error=describe(error), requests=requests))
 
     def _breaker_changed(self, is_open: bool, error: Exception | None) -> None:
         if is_open and error is not None:

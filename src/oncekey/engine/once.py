@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from oncekey.core import binding
 from oncekey.core.binding import BindSecrets
@@ -15,7 +15,7 @@ from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
 from oncekey.core.recipe import Parts
-from oncekey.core.record import Reservation
+from oncekey.core.record import ENDPOINT_MARK, Reservation
 from oncekey.core.routes import Route, Routes
 from oncekey.core.states import Effects
 from oncekey.core.steps import Find
@@ -34,6 +34,9 @@ from oncekey.stores.cache import open_cache
 from oncekey.stores.registry import KNOWN, open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
+if TYPE_CHECKING:
+    from oncekey.telemetry.registry import Telemetry
+
 _log = logging.getLogger("oncekey")
 
 MAX_SCOPE_LENGTH = 255
@@ -41,7 +44,6 @@ SINGLE_SCOPE = "single-tenant"
 _Resolver = TypeVar("_Resolver", bound=Resolver)
 _Handler = TypeVar("_Handler")
 _Resume = TypeVar("_Resume", bound=ResumeFunction)
-ENDPOINT_MARK = "\x1f"  # between tenant and operation; no scope may contain it, so the two cannot be confused
 
 
 class OnceKey(Direct, Lifespan):
@@ -67,6 +69,8 @@ class OnceKey(Direct, Lifespan):
     ``bind_secret`` the secret of keys that are bound to a user (``Policy(bind=…)``), the same in all processes; the new
                  and the old one while it is replaced
     ``on_event`` called with every event (oncekey.telemetry.events)
+    ``telemetry`` where metrics and traces go: ``"prometheus"``, ``"otel"``, an exporter, or a list of them
+                 (docs/metrics.md). Without it nothing is measured
     ``grace``    how many seconds running handlers get at a shutdown, before the app closes what they use
     """
 
@@ -89,6 +93,7 @@ class OnceKey(Direct, Lifespan):
         cache_ttl: float = 60.0,
         bind_secret: BindSecrets | None = None,
         on_event: Hook | None = None,
+        telemetry: Telemetry = None,
         max_queued: int = 10_000,
         grace: float = 10.0,
     ) -> None:
@@ -121,7 +126,8 @@ class OnceKey(Direct, Lifespan):
         self.bind_secrets = binding.secrets_of(bind_secret)
         store = open_store(url) if isinstance(url, str) else url
         front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)
-        engine = Engine(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
+        make = Engine if telemetry is None else _observed(telemetry, self.routes)
+        engine = make(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         Direct.__init__(self)
         Lifespan.__init__(self, engine, migrate=migrate, grace=grace)
         for each in (self.default_policy, *self.routes.listed.values()):
@@ -324,9 +330,15 @@ class OnceKey(Direct, Lifespan):
         return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
 
 
-def tenant_of(scope: str) -> str:
-    """The tenant of the keys in this scope."""
-    return scope.partition(ENDPOINT_MARK)[0]
+def _observed(telemetry: Telemetry, routes: Routes) -> Callable[..., Engine]:
+    """Makes the engine of an app that has exporters. Without them, neither this nor they are imported."""
+    from oncekey.engine.observed import ObservedEngine
+    from oncekey.telemetry.registry import exporters_of
+
+    exporters = exporters_of(telemetry)
+    for exporter in exporters:
+        exporter.expect(operation for operation, policy in routes.listed.items() if policy is not None)
+    return partial(ObservedEngine, exporters)
 
 
 def _names_a_tenant(tenant: object) -> bool:

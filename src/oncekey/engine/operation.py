@@ -60,6 +60,8 @@ class Operation:
     effect after that."""
     _word: HandlerWord | None = None
     renew_at = 0.0
+    observed: Any = None
+    """What exporters of metrics and traces keep of it. None: there is no exporter, or the handler has ended."""
     runs_until: float | None = None
     """When its ``max_run`` is over, as a time of time.monotonic()."""
 

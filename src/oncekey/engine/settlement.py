@@ -86,7 +86,8 @@ def _settle_one(
     for tries in range(SETTLE_TRIES):
         moved: Record | None = yield change
         if moved is not None:
-            engine.emitter.emit(events.ReconcileResolved(*about(moved), state=moved.state))
+            age = round(moved.now - moved.created_at, 3)
+            engine.emitter.emit(events.ReconcileResolved(*about(moved), state=moved.state, age_seconds=age))
             if moved.state is State.UNKNOWN:
                 settled = change.step.name if change.step else None
                 left = [step for step in doubts.in_doubt(record, steps) if step.name != settled]

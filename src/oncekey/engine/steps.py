@@ -176,7 +176,7 @@ def effect(
     provider_id: Callable[[Any], str] | None,
 ) -> Flow[Any]:
     """Call ``work`` once, with its intent on disk before and its result on disk after. Or return the stored result."""
-    _, steps = _enter(operation, name)
+    engine, steps = _enter(operation, name)
     try:
         if (remembered := (yield from _remembered(operation, steps, name, StepKind.EFFECT))) is not None:
             return orjson.loads(remembered.result or b"null")
@@ -186,7 +186,7 @@ def effect(
         yield from _intend(operation, step, without if repeatable else Effects.EXTERNAL)
         if not repeatable:
             steps.open_effects.append(name)
-        result = yield from _call(operation, step, without, work)
+        result = yield from _call(operation, step, without, engine.around_effect(operation, name, work))
         kept = remembered_result(name, result)
         taken = None if provider_id is None else checked_provider_id(name, provider_id(result))
         done = replace(step, state=StepState.DONE, result=kept, provider_id=taken)

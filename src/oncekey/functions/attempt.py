@@ -234,7 +234,7 @@ class Attempt:
         engine.keeper.watch(operation)
         self.runs = True
         self._outer = _current.get()
-        _current.set(operation)
+        engine.enter(operation)
 
     def _judged(self, error: BaseException | None) -> Move:
         """The owner's move. From here on, ``current()`` is again what it was around this attempt."""

@@ -13,7 +13,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -31,6 +31,9 @@ from oncekey.telemetry.emitter import Emitter, Hook
 from oncekey.telemetry.events import about_job
 from oncekey.telemetry.redaction import describe
 
+if TYPE_CHECKING:
+    from oncekey.telemetry.registry import Telemetry
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 GRACE_SECONDS = 30.0
@@ -47,6 +50,7 @@ class Worker:
     ``lease``        seconds after which the jobs of a dead worker are free; a live worker renews, so it limits no task
     ``poll``         seconds between two claims while no job is due
     ``on_event``     called with every event (oncekey.telemetry.events)
+    ``telemetry``    exporters of metrics and traces (docs/metrics.md), in addition to those of the OnceKey
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Worker:
         lease: float = 30.0,
         poll: float = 0.5,
         on_event: Hook | None = None,
+        telemetry: Telemetry = None,
     ) -> None:
         for name, number in (("concurrency", concurrency), ("lease", lease), ("poll", poll)):
             if number <= 0:
@@ -69,7 +74,9 @@ class Worker:
         self._emitter = Emitter(on_event)
         if isinstance(store, OnceKey):
             self._store = store.store
-            self._emitter = self._emitter if on_event else store.engine.emitter
+            self._emitter = Emitter(on_event, store.engine.emitter.exporters) if on_event else store.engine.emitter
+        if telemetry is not None:
+            self._emitter.add_all(telemetry)
         self._shift: Shift | None = None
 
     def task(
@@ -316,16 +323,19 @@ class Shift:
         task = attempt.task
         context = Context(attempt.job, task, lambda provider_id: self._pump.note(attempt, provider_id))
         payload = orjson.loads(attempt.job.payload)
+        function = task.function
+        if self._emitter.exporters:
+            function = self._observed(attempt, function)
         if task.is_async:
             limit = asyncio.timeout(task.timeout)
             try:
                 async with limit:
-                    return await task.function(context, payload)
+                    return await function(context, payload)
             except TimeoutError as error:
                 if limit.expired():
                     raise TimeoutError(f"took longer than {task.timeout:g} s") from error
                 raise
-        result = await self._in_thread(attempt, context, payload)
+        result = await self._in_thread(attempt, function, context, payload)
         if inspect.iscoroutine(result):
             result.close()
             raise ConfigurationError(
@@ -333,8 +343,17 @@ class Shift:
             )
         return result
 
-    async def _in_thread(self, attempt: Attempt, context: Context, payload: object) -> object:
-        future = asyncio.wrap_future(self._threads.submit(attempt.task.function, context, payload))
+    def _observed(self, attempt: Attempt, function: Callable[..., Any]) -> Callable[..., Any]:
+        from oncekey.telemetry.exporter import answer  # a worker without exporters does not import it
+
+        for exporter in self._emitter.exporters:
+            function = answer(exporter, "around_job", function, attempt.job, function)
+        return function
+
+    async def _in_thread(
+        self, attempt: Attempt, function: Callable[..., object], context: Context, payload: object
+    ) -> object:
+        future = asyncio.wrap_future(self._threads.submit(function, context, payload))
         done, _ = await asyncio.wait([future], timeout=attempt.task.timeout)
         if not done:
             attempt.renews = False

@@ -6,9 +6,10 @@ On the hot path ask :meth:`Emitter.wants` first, so that an event without a read
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
+from typing import TYPE_CHECKING
 
 from oncekey.core.decision import (
     LEASE_RAN_OUT,
@@ -28,6 +29,10 @@ from oncekey.core.states import Event as Move
 from oncekey.core.states import State
 from oncekey.telemetry import events
 from oncekey.telemetry.events import Event, about
+
+if TYPE_CHECKING:
+    from oncekey.telemetry.exporter import Exporter
+    from oncekey.telemetry.registry import Telemetry
 
 LOGGER = logging.getLogger("oncekey")
 
@@ -53,39 +58,59 @@ def _shown(value: object) -> str:
 
 
 class Emitter:
-    """Sends events to the log and to one hook. A hook that raises cannot break a request."""
+    """Sends events to the log, to the app's hook and to exporters. A hook that raises cannot break a request."""
 
-    __slots__ = ("_complained", "_hook", "wants_each")
+    __slots__ = ("_complained", "_hooks", "exporters", "wants_each")
 
-    def __init__(self, hook: Hook | None = None) -> None:
-        self._hook = hook
-        self._complained = False
+    def __init__(self, hook: Hook | None = None, exporters: Sequence[Exporter] = ()) -> None:
+        self._hooks: tuple[Hook, ...] = () if hook is None else (hook,)
+        self._complained: set[int] = set()
+        self.exporters: tuple[Exporter, ...] = ()
         self.wants_each: Callable[[], bool] = (
             partial(LOGGER.isEnabledFor, logging.DEBUG) if hook is None else lambda: True
         )
-        """Whether the log or the hook takes the events that every request has: Reserved, Replayed, Completed."""
+        """Whether the log or a hook takes the events that every request has: Reserved, Replayed, Completed."""
+        for exporter in exporters:
+            self.add(exporter)
+
+    def add(self, exporter: Exporter) -> None:
+        """Send events to this exporter, too."""
+        self.exporters = (*self.exporters, exporter)
+        self._hooks = (*self._hooks, exporter.on_event)
+        self.wants_each = lambda: True
+
+    def add_all(self, telemetry: Telemetry) -> None:
+        """Send events to these exporters, too. One that is here already is not added twice."""
+        from oncekey.telemetry.registry import exporters_of
+
+        for exporter in exporters_of(telemetry):
+            if exporter not in self.exporters:
+                self.add(exporter)
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether the log or the hook takes such an event. Cheap: loggers cache the answer."""
-        return self._hook is not None or LOGGER.isEnabledFor(event_type.level)
+        """Whether the log or a hook takes such an event. Cheap: loggers cache the answer."""
+        return True if self._hooks else LOGGER.isEnabledFor(event_type.level)
 
     def emit(self, event: Event, *, error: BaseException | None = None) -> None:
         log_event(event, error)
-        if self._hook is None:
-            return
-        try:
-            self._hook(event)
-        except Exception:
-            if not self._complained:  # once: a broken hook fails at every request
-                self._complained = True
-                LOGGER.exception(
-                    "the on_event hook failed on %s; its later failures are not logged", type(event).__name__
-                )
+        self.send(event)
+
+    def send(self, event: Event) -> None:
+        """As :meth:`emit`, without a line in the log."""
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:
+                if id(hook) not in self._complained:  # once: a broken hook fails at every request
+                    self._complained.add(id(hook))
+                    LOGGER.exception(
+                        "the on_event hook failed on %s; its later failures are not logged", type(event).__name__
+                    )
 
     # -- what the engine reports ---------------------------------------------------------------------------------
 
     def claimed(self, claim: Claim, moved: Record) -> None:
-        """Report a request that changed an existing key: it claimed the key, or made it unknown."""
+        """Report a request that changed an existing key: it claimed the key, released it, or made it unknown."""
         emit, event = self.emit, claim.event
         if event is Move.DOUBT:
             if claim.record.state is State.IN_PROGRESS:
@@ -99,6 +124,9 @@ class Emitter:
             emit(events.TakenOver(*about(moved)))
         elif event is Move.RETRY:
             emit(events.Retried(*about(moved)))
+        elif event is Move.RELEASE:
+            emit(events.ZombieFound(*about(moved)))
+            emit(events.Released(*about(moved), reason=claim.reason or ""))
         elif self.wants(events.Reserved):
             emit(events.Reserved(*about(moved)))
 

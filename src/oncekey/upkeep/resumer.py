@@ -24,7 +24,7 @@ from typing import Any
 from oncekey.core.audit import Audit
 from oncekey.core.judgment import Move
 from oncekey.core.policy import Policy
-from oncekey.core.record import Record, Reservation, StoredResponse
+from oncekey.core.record import Record, Reservation, StoredResponse, tenant_of
 from oncekey.core.responses import as_response
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepsOf
@@ -33,7 +33,7 @@ from oncekey.core.values import value
 from oncekey.engine.batching.ticket import Work
 from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.keeper import Unfinished
-from oncekey.engine.once import OnceKey, tenant_of
+from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.engine.resumption import ResumeFunction, Resumption
 from oncekey.engine.settlement import SETTLE_SECONDS, kept_words

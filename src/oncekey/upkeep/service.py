@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from random import SystemRandom
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from oncekey.core.values import value
 from oncekey.engine.once import OnceKey
@@ -30,6 +30,10 @@ from oncekey.upkeep.reconciler import Reconciler
 from oncekey.upkeep.resumer import Resumer
 from oncekey.upkeep.sweeper import Sweeper
 from oncekey.upkeep.unasked import Reporter
+
+if TYPE_CHECKING:
+    from oncekey.telemetry.exporter import Exporter
+    from oncekey.telemetry.registry import Telemetry
 
 _log = logging.getLogger("oncekey")
 
@@ -71,6 +75,8 @@ class Upkeep:
                         key is stuck for at most its lease and ``sweep_every``
     ``soft``            keep expired keys as tombstones for a second retention, instead of deleting them
     ``audit_retention`` how long a line of the audit is kept after its key is over; None: for ever
+    ``telemetry``       exporters of metrics, in addition to those of the OnceKey. While it runs, all of them show the
+                        numbers of the whole store (docs/metrics.md)
     ``sweeper``, ``reaper``, ``reconciler``, ``resumer``  your own, where a default does not fit
 
     ``with Upkeep(once):``, or in an event loop ``async with Upkeep(once):``; async resolvers and
@@ -88,6 +94,7 @@ class Upkeep:
         resume_every: float = RESUME_SECONDS,
         soft: bool = False,
         audit_retention: timedelta | None = AUDIT_RETENTION,
+        telemetry: Telemetry = None,
         sweeper: Sweeper | None = None,
         reaper: Reaper | None = None,
         reconciler: Reconciler | None = None,
@@ -110,6 +117,8 @@ class Upkeep:
         app = once if isinstance(once, OnceKey) else None
         self.store: Store = once.store if isinstance(once, OnceKey) else once
         self._emitter = app.engine.emitter if app else Emitter()
+        if telemetry is not None:
+            self._emitter.add_all(telemetry)
         self._sweeper = sweeper or Sweeper(self.store, emitter=self._emitter)
         self._reaper = reaper or Reaper(
             self.store,
@@ -165,6 +174,10 @@ class Upkeep:
         ]
         for thread in self._threads:
             thread.start()
+        if self._emitter.exporters:
+            from oncekey.upkeep import gauges  # an upkeep without exporters does not import them
+
+            gauges.show(self._emitter.exporters, self.store)
 
     def stop(self, timeout: float = 10.0) -> bool:
         """End after the running batch. Do not wait for resolvers; wait for resume functions until the time-out.
@@ -181,6 +194,10 @@ class Upkeep:
             for thread in self._threads:
                 thread.join(CUT_OFF_SECONDS)
         left = any(thread.is_alive() for thread in self._threads)
+        if self._threads and self._emitter.exporters:
+            from oncekey.upkeep import gauges
+
+            gauges.hide(self._emitter.exporters)
         self._threads = []
         return not left
 
@@ -189,6 +206,14 @@ class Upkeep:
         self._stop.set()
         if self._reconciler is not None:
             self._reconciler.interrupt()
+
+    @property
+    def exporters(self) -> tuple[Exporter, ...]:
+        return self._emitter.exporters
+
+    def export_to(self, exporter: Exporter) -> None:
+        """Send events to this exporter, too. Before :meth:`start`: it then shows the numbers of the store."""
+        self._emitter.add_all(exporter)
 
     @property
     def running(self) -> bool:

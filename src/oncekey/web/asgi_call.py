@@ -74,7 +74,7 @@ class AsgiCall(AsgiResponse):
         self.loop = loop
         self.done: asyncio.Future[None] = loop.create_future()
         self.context = context = contextvars.copy_context()
-        context.run(_current.set, operation)
+        context.run(engine.enter, operation)
         self.task = operation.task = loop.create_task(self._handle(self.done), context=context)
         engine.tasks.add(self.task)  # until _handle is done: the loop itself keeps only a weak reference
         engine.keeper.watch(operation)  # while the task lives

@@ -182,7 +182,7 @@ class WsgiShell:
         environ[ENVIRON_KEY] = self
         # The app runs in a context of its own, so that its variables do not leak into the thread's next request.
         context = contextvars.copy_context()
-        context.run(_current.set, operation)
+        context.run(self.once.engine.enter, operation)
         context.run(_running.set, self)
         try:
             iterable = context.run(self.app, environ, self._start)

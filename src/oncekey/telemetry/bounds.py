@@ -1,0 +1,95 @@
+"""Bounds for the values of labels: a metric must not get a series for every path or tenant that a client can invent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+OTHER = "other"
+"""The label of everything that has no series of its own."""
+WINDOW_SECONDS = 300.0
+CANDIDATES = 4
+"""How many tenants without a series are counted, for each that has one."""
+
+
+class FirstSeen:
+    """The first ``limit`` values keep their name. All later ones are ``other``."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: dict[str, str] = {}
+
+    def label(self, text: str) -> str:
+        known = self._known.get(text)
+        if known is not None:
+            return known
+        if len(self._known) >= self._limit:
+            return OTHER
+        return self._known.setdefault(text, text)
+
+
+class Busiest:
+    """The busiest ``limit`` tenants have a series each; all others share ``other``.
+
+    The first tenants take the free places. After that, a tenant takes the place of the least busy one if it was twice
+    as busy in a window of five minutes. ``freed`` is called with the tenant that lost its place, so that its series is
+    dropped. ``fixed``: no place changes its tenant, for series that cannot be dropped.
+
+    Its memory is bounded: candidates are counted by the Space-Saving algorithm, which overestimates rare ones.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        freed: Callable[[str], None],
+        *,
+        fixed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit
+        self._freed = freed
+        self._fixed = fixed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._places: dict[str, int] = {}
+        self._candidates: dict[str, int] = {}
+        self._window_ends = clock() + WINDOW_SECONDS
+
+    def label(self, tenant: str) -> str:
+        """Count one event of this tenant, and return its label."""
+        with self._lock:
+            if tenant in self._places:
+                self._places[tenant] += 1
+                return tenant
+            if len(self._places) < self._limit:
+                self._places[tenant] = 1
+                return tenant
+            if not self._fixed:
+                self._count(tenant)
+                if self._clock() >= self._window_ends:
+                    self._end_window()
+                    if tenant in self._places:
+                        return tenant
+        return OTHER
+
+    def _count(self, tenant: str) -> None:
+        counts = self._candidates
+        if tenant in counts or len(counts) < CANDIDATES * self._limit:
+            counts[tenant] = counts.get(tenant, 0) + 1
+            return
+        rarest = min(counts, key=counts.__getitem__)
+        counts[tenant] = counts.pop(rarest) + 1
+
+    def _end_window(self) -> None:
+        ranked = sorted(self._candidates, key=self._candidates.__getitem__, reverse=True)
+        for tenant in ranked[: self._limit]:
+            idlest = min(self._places, key=self._places.__getitem__)
+            if self._candidates[tenant] <= 2 * self._places[idlest]:
+                break
+            del self._places[idlest]
+            self._freed(idlest)
+            self._places[tenant] = self._candidates[tenant]
+        self._places = dict.fromkeys(self._places, 0)
+        self._candidates = {}
+        self._window_ends = self._clock() + WINDOW_SECONDS

@@ -1,0 +1,243 @@
+"""Metrics for Prometheus: ``OnceKey(telemetry="prometheus")``, and the page ``/metrics`` as an ASGI or WSGI app. ::
+
+    once = OnceKey("postgresql://…", scope=tenant_of, telemetry="prometheus")
+    app.mount("/metrics", metrics_app())
+
+**Several processes** (gunicorn, ``uvicorn --workers``): set ``PROMETHEUS_MULTIPROC_DIR`` to an empty folder before the
+server starts. Each process then writes its numbers into files there, and the page of any process shows the sum of all.
+A process that ends must be reported: ``from oncekey.telemetry.prometheus import child_exit`` in gunicorn's
+configuration. docs/metrics.md has the whole of it.
+
+The numbers of the store (unknown keys, dead letters, lag) are shown by the process that runs upkeep. They are read when
+the page is fetched, at most every 10 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from typing import Any
+from weakref import WeakKeyDictionary
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, multiprocess
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder
+
+from oncekey.errors import ConfigurationError
+from oncekey.telemetry import instruments
+from oncekey.telemetry.events import Event
+from oncekey.telemetry.exporter import Metrics
+from oncekey.telemetry.instruments import Instrument, Readings, counter_help, counter_name
+from oncekey.telemetry.store_numbers import StoreNumbers
+
+_MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
+_UNITS = {instruments.SECONDS: "_seconds"}
+
+
+def metric_name(name: str, unit: str = "") -> str:
+    """``api_idempotency_begin_duration_seconds``. The client library adds ``_total`` to a counter."""
+    return name.replace(".", "_") + _UNITS.get(unit, "")
+
+
+class Prometheus(Metrics):
+    """Counts into a registry of prometheus_client; by default into the one that every exporter of a process shares.
+
+    ``tenants``: the busiest so many tenants have counters of their own, all others are counted as ``other``. Names of
+    tenants are then on the metrics page: keep it inside of your network.
+    """
+
+    serves = True
+
+    def __init__(self, *, tenants: int = 0, registry: CollectorRegistry = REGISTRY) -> None:
+        super().__init__(tenants=tenants, fixed_tenants=_MULTIPROC in os.environ)
+        self.registry = registry
+        self._metrics = _shared(registry, self)
+        self._counters: dict[tuple[type[Event], tuple[str, ...]], Counter] = {}
+        self._others: dict[tuple[str, tuple[str, ...]], Any] = {}
+
+    def add(self, kind: type[Event], labels: tuple[str, ...], amount: int) -> None:
+        counter = self._counters.get((kind, labels))
+        if counter is None:
+            family = self._metrics[counter_name(kind)]
+            counter = self._counters[kind, labels] = family.labels(*labels) if labels else family
+        counter.inc(amount)
+
+    def record(self, histogram: Instrument, labels: tuple[str, ...], number: float) -> None:
+        self._of(histogram, labels).observe(number)
+
+    def shift(self, gauge: Instrument, labels: tuple[str, ...], by: int) -> None:
+        self._of(gauge, labels).inc(by)
+
+    def _of(self, instrument: Instrument, labels: tuple[str, ...]) -> Any:
+        found = self._others.get((instrument.name, labels))
+        if found is None:
+            family = self._metrics[instrument.name]
+            found = self._others[instrument.name, labels] = family.labels(*labels) if labels else family
+        return found
+
+    def drop_tenant(self, tenant: str) -> None:
+        for kind, labels in [each for each in self._counters if each[1] and each[1][-1] == tenant]:
+            if self.label_names(kind)[-1] == "tenant":
+                del self._counters[kind, labels]
+                self._metrics[counter_name(kind)].remove(*labels)
+
+    def show_store(self, read: Readings | None) -> None:
+        with _lock:
+            shown = _stores.get(self.registry)
+            if shown is None:
+                shown = _stores[self.registry] = StorePage()
+                self.registry.register(shown)
+        shown.show(read)
+
+    def serve(self, host: str, port: int) -> Callable[[], None]:
+        try:
+            server = make_server(host, port, metrics_wsgi_app(self.registry), ThreadingWSGIServer, _Silent)
+        except OSError as error:
+            raise ConfigurationError(
+                f"port {port} of {host} cannot be opened for metrics ({error.strerror}): try another"
+            ) from error
+        threading.Thread(target=server.serve_forever, name="oncekey-metrics", daemon=True).start()
+
+        def end() -> None:
+            server.shutdown()
+            server.server_close()
+
+        return end
+
+
+_families: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
+_with_tenants: WeakKeyDictionary[CollectorRegistry, bool] = WeakKeyDictionary()
+_stores: WeakKeyDictionary[CollectorRegistry, StorePage] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _shared(registry: CollectorRegistry, exporter: Metrics) -> dict[str, Any]:
+    """The metrics of a registry. All exporters of one registry share them: a name can be registered only once."""
+    with _lock:
+        if registry not in _families:
+            _families[registry] = _made(registry, exporter)
+            _with_tenants[registry] = bool(exporter.tenants)
+        elif _with_tenants[registry] != bool(exporter.tenants):
+            raise ConfigurationError(
+                "two exporters of one registry, one with tenants=… and one without: their counters cannot have both "
+                "kinds of labels. Say the same for both, or give one a registry of its own"
+            )
+        return _families[registry]
+
+
+def _made(registry: CollectorRegistry, exporter: Metrics) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        counter_name(kind): Counter(
+            metric_name(counter_name(kind)), counter_help(kind), exporter.label_names(kind), registry=registry
+        )
+        for kind in instruments.COUNTERS
+    }
+    for each in instruments.HISTOGRAMS:
+        name = metric_name(each.name, each.unit)
+        made[each.name] = Histogram(name, each.help, each.labels, registry=registry, buckets=each.buckets)
+    for each in instruments.PROCESS_GAUGES:
+        name = metric_name(each.name, each.unit)
+        made[each.name] = Gauge(name, each.help, each.labels, registry=registry, multiprocess_mode="livesum")
+    return made
+
+
+# -- the numbers of the store ------------------------------------------------------------------------------------------
+
+
+class StorePage(StoreNumbers):
+    """A collector of prometheus_client."""
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Without this, registering would ask the store."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        readings = self.now()
+        for gauge in instruments.STORE_GAUGES:
+            family = GaugeMetricFamily(metric_name(gauge.name, gauge.unit), gauge.help, labels=gauge.labels)
+            for of, labels, number in readings:
+                if of is gauge:
+                    family.add_metric(labels, number)
+            if family.samples:
+                yield family
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+AsgiApp = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def page(accept: str = "", registry: CollectorRegistry = REGISTRY) -> tuple[str, bytes]:
+    """The content type and the body of the metrics page. Blocks: it reads files, or asks the store."""
+    shown = registry
+    if _MULTIPROC in os.environ:
+        shown = CollectorRegistry()
+        multiprocess.MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+        if (store := _stores.get(registry)) is not None:
+            shown.register(store)
+    encode, content_type = choose_encoder(accept)
+    return content_type, encode(shown)
+
+
+_ALLOW = "GET, HEAD"
+_NOT_ALLOWED = b"the metrics page takes GET only\n"
+
+
+def metrics_app(registry: CollectorRegistry = REGISTRY) -> AsgiApp:
+    """An ASGI app that shows the metrics: ``app.mount("/metrics", metrics_app())``."""
+
+    async def app(
+        scope: Scope, _: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError("the metrics page speaks HTTP only: mount it in an app, which has the lifespan")
+        status, headers, body = 405, [(b"allow", _ALLOW.encode())], _NOT_ALLOWED
+        if scope["method"] in ("GET", "HEAD"):
+            accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
+            content_type, body = await asyncio.to_thread(page, accept, registry)
+            status, headers = 200, [(b"content-type", content_type.encode())]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    return app
+
+
+def metrics_wsgi_app(registry: CollectorRegistry = REGISTRY) -> WsgiApp:
+    """The same for WSGI: ``DispatcherMiddleware(app, {"/metrics": metrics_wsgi_app()})``."""
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        status, headers, body = "405 Method Not Allowed", [("Allow", _ALLOW)], _NOT_ALLOWED
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            content_type, body = page(environ.get("HTTP_ACCEPT", ""), registry)
+            status, headers = "200 OK", [("Content-Type", content_type)]
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
+
+    return app
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """A fetch every 15 seconds needs no line in the log."""
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+def mark_dead(pid: int) -> None:
+    """This process has ended: its gauges (running handlers, open breakers) no longer count. Its counters stay."""
+    if _MULTIPROC in os.environ:
+        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def child_exit(_: object, worker: Any) -> None:
+    """gunicorn's hook of that name. Write into gunicorn.conf.py: ``from oncekey.telemetry.prometheus import
+    child_exit``."""
+    mark_dead(worker.pid)
