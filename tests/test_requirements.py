@@ -43,7 +43,7 @@ LIBRARIES = {"stripe"}
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"all"}))
 def test_extra_belongs_to_a_module_that_exists(extra: str) -> None:
     """`pip install 'oncekey[x]'` succeeds only where there is a feature that needs x."""
-    folders = ["stores", "web", "consumers", "engine.transactions.adapters", "telemetry"]
+    folders = ["stores", "web", "consumers", "functions", "engine.transactions.adapters", "telemetry"]
     places = [f"oncekey.{extra}", *(f"oncekey.{folder}.{extra}" for folder in folders)]
     assert extra in LIBRARIES or any(find_spec(place) for place in places)
 

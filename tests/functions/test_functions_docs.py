@@ -7,12 +7,17 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import grpc
+import grpc.aio
 import pytest
+from mcp import Client
 
-from oncekey import KeyReused
+from oncekey import SINGLE_TENANT, KeyReused, OnceKey
+from oncekey.core.problem_texts import Situation
 from oncekey.functions.function import OPTIONS
+from oncekey.functions.grpc import CODES
 
 PAGE = Path(__file__).parents[2] / "docs" / "functions.md"
 
@@ -51,6 +56,43 @@ def test_functions_of_the_page_run_once(page: list[str], tmp_path: Path, monkeyp
             assert db.execute("SELECT * FROM payments").fetchall() == [("order-1", 5)]
     finally:
         names["once"].close()
+
+
+@pytest.mark.frameworks
+async def test_grpc_server_and_mcp_tool_of_the_page_run(page: list[str]) -> None:
+    with OnceKey("memory://", scope=SINGLE_TENANT) as once:
+        names: dict[str, Any] = {"once": once}
+        for block in page[3:]:
+            exec(block, names)
+        server, charged = names["server"], []
+
+        async def charge(request: bytes, context: Any) -> bytes:
+            charged.append(request)
+            return b"ok"
+
+        handlers: dict[str, Any] = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("shop.Payments", handlers)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary("/shop.Payments/Charge")
+            answers = [await call(b"500", metadata=[("idempotency-key", "k-1")]) for _ in range(2)]
+        await server.stop(None)
+        assert (answers, charged) == ([b"ok", b"ok"], [b"500"])
+
+        async with Client(names["mcp_server"]) as client:
+            arguments, meta = {"order_id": "42", "cents": 500}, cast("Any", {"idempotency-key": "k-1"})
+            answer = await client.call_tool("charge_card", arguments, meta=meta)
+        assert answer.structured_content == {"charged": 500}
+
+
+def test_page_has_the_status_of_every_situation() -> None:
+    text = PAGE.read_text("utf-8")
+    told = [Situation.KEY_MISSING, Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.IN_FLIGHT, Situation.UNKNOWN]
+    told += [Situation.STORE_UNAVAILABLE, Situation.NOT_STORED, Situation.NOT_AUTHENTICATED]
+    for situation in told:
+        [line] = [line for line in text.splitlines() if line.startswith("|") and f"`{situation}`" in line]
+        assert f"`{CODES[situation].name}`" in line
 
 
 def test_page_names_every_option() -> None:

@@ -53,8 +53,8 @@ from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.transactions import finishers
-from oncekey.errors import LeaseLost, NotExecuted, OperatorError, StepError, StoreUnavailable
-from oncekey.functions.refusals import refused
+from oncekey.errors import LeaseLost, NotExecuted, OperatorError, StepError
+from oncekey.functions.refusals import NotStored, refused
 from oncekey.web import endings
 
 JSON = "application/json"
@@ -102,6 +102,7 @@ class Attempt:
         self.policy = route.policy
         self._tenant = tenant
         self._kept = NULL
+        self._failure: BaseException | None = None
         self._task: _Body | None = None
         self.wanted = once.reservation(
             route,
@@ -117,6 +118,15 @@ class Attempt:
         if body is not None and len(body) > self.policy.max_response_bytes:
             body = None
         self._kept = StoredResponse(200, (("content-type", content_type),), body)
+
+    def fail(self, status: int, body: bytes, headers: tuple[tuple[str, str], ...], error: BaseException) -> None:
+        """The body ended with an error that has a status, as the HTTP exception of a framework has: it is judged by it.
+
+        The enlisted transaction is rolled back. With a final 4xx the key fails with this answer. Otherwise ``move``
+        says what became of it, and ``answer`` is None.
+        """
+        self._kept = StoredResponse(status, headers, body)
+        self._failure = error
 
     # -- blocking ------------------------------------------------------------------------------------------------
 
@@ -243,7 +253,10 @@ class Attempt:
         if error is not None:
             operation.evidence.raised_with(error, None)
             return endings.raised(operation, error, once)[0]
-        operation.evidence.returned_with(self._kept.status)
+        if self._failure is not None:
+            operation.evidence.raised_with(self._failure, self._kept.status)
+        else:
+            operation.evidence.returned_with(self._kept.status)
         move, _ = endings.answered(operation, self._kept.status, (), self._kept.body, once)
         if move.event not in _WITH_ANSWER:
             return move
@@ -256,10 +269,12 @@ class Attempt:
         if error is not None and not (isinstance(error, LeaseLost) and finished is not None and not finished.stored):
             return False  # it goes on to the caller
         name = self.route.operation
+        if self._failure is not None and move.event not in _WITH_ANSWER:
+            return False
         if error is None and move.event not in _WITH_ANSWER:
             raise StepError(f"{name}: {move.reason}, so it did not happen, and the result is not stored")
         if finished is None:
-            raise StoreUnavailable(
+            raise NotStored(
                 f"{name} ran, and the store did not take its result within {self.policy.begin_seconds:g} s: oncekey "
                 "goes on trying while this process lives. Call it again with the same key"
             )
@@ -274,7 +289,7 @@ class Attempt:
             )
         decision = decide(finished.record, self.wanted)
         if isinstance(decision, Claim) or decision.record is None:  # released by upkeep, or removed by an operator
-            raise StoreUnavailable(
+            raise NotStored(
                 f"{name} ran, and lost its key before its result was stored: call it again with the same key"
             ) from error
         if not isinstance(decision, Replay):

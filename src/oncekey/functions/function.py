@@ -102,8 +102,14 @@ class Definition:
         )
 
     def call(self, key: Any, scope: str | None, /, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self.attempt(key, scope, args, kwargs), args, kwargs)
+
+    async def call_async(self, key: Any, scope: str | None, /, *args: Any, **kwargs: Any) -> Any:
+        return await self.run_async(self.attempt(key, scope, args, kwargs), args, kwargs)
+
+    def run(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = None
-        with self.attempt(key, scope, args, kwargs) as attempt:
+        with attempt:
             if attempt.runs:
                 result = self.function(*args, **kwargs)
                 if inspect.iscoroutine(result):
@@ -115,9 +121,9 @@ class Definition:
                 kept = self.results.keep(attempt, result)
         return self._outcome(attempt, kept)
 
-    async def call_async(self, key: Any, scope: str | None, /, *args: Any, **kwargs: Any) -> Any:
+    async def run_async(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = None
-        async with self.attempt(key, scope, args, kwargs) as attempt:
+        async with attempt:
             if attempt.runs:
                 kept = self.results.keep(attempt, await self.function(*args, **kwargs))
         return self._outcome(attempt, kept)

@@ -10,6 +10,14 @@ from oncekey.telemetry.redaction import redact
 from oncekey.web.responses import busy_seconds
 
 
+class NotStored(StoreUnavailable):
+    """The work was done, and its end is not stored: call again with the same key."""
+
+
+class NotComparable(StoreUnavailable):
+    """A newer version of oncekey wrote the row, during a deploy: nothing ran."""
+
+
 def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
     """Why an attempt does not run. Messages show the key masked."""
     name, policy, masked = route.operation, route.policy, redact(key)
@@ -33,7 +41,7 @@ def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
                 f"{name}: another attempt with key {masked} is running: call again in {wait:g} s with the same key",
                 retry_after=wait,
             )
-    return StoreUnavailable(
+    return NotComparable(
         f"{name}: a newer version of oncekey wrote the row of key {masked}, and this version cannot compare the calls"
     )
 
