@@ -75,8 +75,8 @@ async def make_api(world: World, framework: str) -> AsyncIterator[Callable[..., 
         await api.close()
 
 
-DEEP_STACKS = ("django-sync",)
-"""Their code is that of another one of STACKS, too."""
+DEEP_STACKS = ("django-sync", "django-drf")
+"""Most of their code is that of another one of STACKS, too."""
 
 
 @pytest.fixture(

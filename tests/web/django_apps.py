@@ -34,12 +34,28 @@ def configure() -> None:
             INSTALLED_APPS=[
                 "django.contrib.contenttypes",
                 "django.contrib.auth",
+                "django.contrib.sessions",
+                "django.contrib.messages",
+                "django.contrib.admin",
                 "rest_framework",
                 "oncekey.web.django",
             ],
             DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
             LOGGING_CONFIG=None,
+            TEMPLATES=[
+                {
+                    "BACKEND": "django.template.backends.django.DjangoTemplates",
+                    "APP_DIRS": True,
+                    "OPTIONS": {
+                        "context_processors": [
+                            "django.template.context_processors.request",
+                            "django.contrib.auth.context_processors.auth",
+                            "django.contrib.messages.context_processors.messages",
+                        ]
+                    },
+                }
+            ],
             ONCEKEY={"STORE": "memory://", "SCOPE": "SINGLE_TENANT"},
             REST_FRAMEWORK={"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None},
         )
@@ -155,6 +171,10 @@ def django_app(payments: Payments, once: OnceKey, kind: str, declaring: bool) ->
     """``kind``: async or sync views under ASGI; otherwise WSGI."""
     configure()
     pay, other = django_views(payments, kind == "async")
+    from tests.web.drf_views import api_views  # REST framework wants the settings first
+
+    if kind == "drf":
+        pay, other = api_views(payments)
     asgi = kind in ("async", "sync")
     if declaring:
         made = urls(
@@ -162,14 +182,17 @@ def django_app(payments: Payments, once: OnceKey, kind: str, declaring: bool) ->
             path("exempt", once.exempt(other)),
         )
         app = make_handler(made, once, asgi=asgi)
-        late, _ = django_views(payments, kind == "async")
+        late, _ = api_views(payments) if kind == "drf" else django_views(payments, kind == "async")
         made.urlpatterns.append(path("late", late))
         return app
-    post = require_POST
-    made = urls(
-        path("payments", post(pay)),
-        path("payments/<id>/refunds", post(pay)),
+    post = pay if kind == "drf" else require_POST(pay)
+    return make_handler(_payment_urls(post, other), once, asgi=asgi)
+
+
+def _payment_urls(pay: Any, other: Any) -> ModuleType:
+    return urls(
+        path("payments", pay),
+        path("payments/<id>/refunds", pay),
         path("login", other),
         path("status", other),
     )
-    return make_handler(made, once, asgi=asgi)

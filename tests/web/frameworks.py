@@ -35,7 +35,7 @@ ASGI_STACKS = (
     "django-async",
     "django-sync",
 )
-WSGI_STACKS = ("wsgi", "flask", "django")
+WSGI_STACKS = ("wsgi", "flask", "django", "django-drf")
 STACKS = (*ASGI_STACKS, *WSGI_STACKS)
 RAW = ("asgi", "wsgi")
 """No framework: nothing tells a 500 that was raised from one that was returned, and there is no exception for a 4xx."""

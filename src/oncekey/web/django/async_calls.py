@@ -35,7 +35,7 @@ class AsyncCall(Call):
     """The view begins the request, after it has authenticated its caller (``oncekey.web.drf``)."""
 
     async def run(self, get_response: GetResponse) -> HttpResponseBase:
-        refused = self.read() if self.in_view else await self._begin()
+        refused = self.read_for_view() if self.in_view else await self._begin()
         if refused is not None:
             return self.respond(refused)
         loop, engine = asyncio.get_running_loop(), self.once.engine
@@ -113,17 +113,12 @@ class AsyncCall(Call):
                 except BaseException as error:
                     return await self._raised(error)
         finally:
-            enlisted = None if self._is_waiting else self.exchange.operation.enlisted
+            enlisted = None if self.waiting else self.exchange.operation.enlisted
             if enlisted is not None:
                 enlisted.release()  # in every case other requests must be able to write
 
-    @property
-    def _is_waiting(self) -> bool:
-        """The view has not asked for the key."""
-        return not hasattr(self.exchange, "operation")
-
     async def _raised(self, error: BaseException) -> HttpResponseBase:
-        if not self._is_waiting:
+        if not self.waiting:
             answer = await self._failed(error)
             await self._settle()
             if answer is not None:

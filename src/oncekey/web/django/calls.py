@@ -56,9 +56,9 @@ class Call:
         setattr(request, MARK, self)
 
     @property
-    def unprotected(self) -> bool:
-        """There is no key, and the policy does not require one."""
-        return self.raw_key is None and not self.policy.required
+    def waiting(self) -> bool:
+        """The key was not asked for yet, or this request did not get it."""
+        return self.exchange.stage is READING
 
     def read(self) -> Answer | None:
         """Read the body, once. Returns the answer that refuses it."""
@@ -73,11 +73,21 @@ class Call:
     def admit(self) -> Answer | None:
         """Check the key and the body. Returns the answer that refuses them."""
         length = body_length(self.request.META.get("CONTENT_LENGTH"))
-        keys = [] if self.raw_key is None else [self.raw_key.encode("latin-1", "replace")]
-        refused = self.exchange.admit(keys, length) or self.read()
+        refused = self.exchange.admit(self._keys, length) or self.read()
         if refused is None and self.policy.guarded:
             refused = admission.check(self.exchange, plain_request(self.request, self.method), self.body or b"")
         return refused
+
+    def read_for_view(self) -> Answer | None:
+        """Read the body before the view authenticates its caller. A view may read the body itself."""
+        refused = self.read()
+        if refused is not None:
+            self.exchange.admit(self._keys, None)  # only so that the answer repeats the key
+        return refused
+
+    @property
+    def _keys(self) -> list[bytes]:
+        return [] if self.raw_key is None else [self.raw_key.encode("latin-1", "replace")]
 
     def reserve(self, tenant: str) -> None:
         parts = parts_of(self.request, self.method, self.body or b"")
@@ -181,7 +191,7 @@ class SyncCall(Call):
 
     def run_until_view(self, get_response: GetResponse) -> HttpResponseBase:
         """The view begins the request, after it has authenticated its caller (``oncekey.web.drf``)."""
-        if (refused := self.read()) is not None:
+        if (refused := self.read_for_view()) is not None:
             return self.respond(refused)
         return self._run(get_response, _current.get())
 
@@ -191,7 +201,7 @@ class SyncCall(Call):
                 response: HttpResponseBase = get_response(self.request)
             return self._ended(response)
         except BaseException as error:
-            if self.exchange.stage is READING:
+            if self.waiting:
                 raise
             answer = self.failed(error)
             self.settle()

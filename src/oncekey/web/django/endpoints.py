@@ -17,12 +17,11 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.core.handlers.base import BaseHandler
 from django.http import Http404, HttpRequest, HttpResponseNotAllowed
 from django.http.multipartparser import MultiPartParserError
-from django.urls import Resolver404, URLPattern, URLResolver, get_resolver
+from django.urls import Resolver404, ResolverMatch, URLPattern, URLResolver, get_resolver
 
 from oncekey.core.declarations import Declaration, Declarations
 from oncekey.engine.operation import _current
 from oncekey.engine.transactions.adapters.django import changes_before
-from oncekey.web.declared import Handler
 from oncekey.web.endpoints import wrapped
 
 _CONVERTED = re.compile(r"<(?:(\w+):)?(\w+)>")
@@ -53,7 +52,7 @@ def report_views() -> None:
         engine = operation.engine
         if engine is not None and engine.own_connection is not None and not iscoroutinefunction(atomic):
             atomic = _noting_changes(atomic, engine.own_connection)
-        return wrapped(atomic, _returned, _raised, awaited=iscoroutinefunction(atomic))
+        return wrapped(atomic, _returned, raised_status, awaited=iscoroutinefunction(atomic))
 
     reporting.__wrapped__ = make_view_atomic  # type: ignore[attr-defined]
     BaseHandler.make_view_atomic = reporting  # type: ignore[method-assign]
@@ -83,20 +82,30 @@ def _returned(result: Any, _: dict[str, Any]) -> int:
     return status if isinstance(status, int) else 200
 
 
-def _raised(error: BaseException) -> int | None:
+def raised_status(error: BaseException) -> int | None:
+    """The status that Django itself gives to this exception."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
 
 
 # -- the handler of a request ------------------------------------------------------------------------------------------
 
 
-def view_of(request: HttpRequest) -> Handler | None:
-    """The view that Django's router will find for this request, and the pattern of its route."""
+def match_of(request: HttpRequest) -> ResolverMatch | None:
+    """What Django's router will find for this request."""
     try:
-        match = get_resolver(getattr(request, "urlconf", None)).resolve(request.path_info)
+        return get_resolver(getattr(request, "urlconf", None)).resolve(request.path_info)
     except Resolver404:
         return None
-    return Handler(match.func, "/" + pattern_of(match.route))
+
+
+def path_of(match: ResolverMatch) -> str:
+    return "/" + pattern_of(match.route)
+
+
+def is_admin(match: ResolverMatch) -> bool:
+    """Whether this is a page of Django's admin. Its forms come from browsers, which send no key, so they pass unless
+    ``ROUTES`` lists them."""
+    return "admin" in match.app_names
 
 
 def declaration_of(declarations: Declarations, view: Any, method: str) -> Declaration | None:
@@ -152,7 +161,8 @@ def _without_groups(regex: str) -> str:
 
 
 def views(urlconf: Any = None) -> Iterator[tuple[str, str, Any]]:
-    """Method, path and view of every route of a URLconf. A view that does not say its methods takes any."""
+    """Method, path and view of every route of a URLconf but Django's admin. A view that does not say its methods takes
+    any."""
     for path, view in _patterns(get_resolver(urlconf), ""):
         for method in _methods(view):
             yield method, "/" + pattern_of(path), view
@@ -161,7 +171,7 @@ def views(urlconf: Any = None) -> Iterator[tuple[str, str, Any]]:
 def _patterns(resolver: URLResolver, prefix: str) -> Iterator[tuple[str, Any]]:
     for each in resolver.url_patterns:
         path = prefix + str(each.pattern)
-        if isinstance(each, URLResolver):
+        if isinstance(each, URLResolver) and each.app_name != "admin":
             yield from _patterns(each, path)
         elif isinstance(each, URLPattern):
             yield path, each.callback

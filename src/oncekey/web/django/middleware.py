@@ -21,8 +21,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.apps import apps
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.urls import ResolverMatch
 
 from oncekey.core.declarations import SAFE_METHODS
 from oncekey.core.evidence import SPEAKING_ERRORS
@@ -31,7 +33,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.upkeep.in_app import LazyUpkeep, UpkeepChoice
 from oncekey.web.app_routes import Layer, Place, Spot
-from oncekey.web.declared import Handler, Only, check_declarations, checked_only
+from oncekey.web.declared import Only, check_declarations, checked_only
 from oncekey.web.django import conf, endpoints
 from oncekey.web.django.async_calls import AsyncCall
 from oncekey.web.django.calls import Call, GetResponse, SyncCall
@@ -101,11 +103,11 @@ class OnceKeyMiddleware:
         method = (request.method or "").upper()
         if method in SAFE_METHODS and not protection.safe_methods:
             return None
-        route, view = protection.route(request, method)
+        route, match = protection.route(request, method)
         if route is None or (not route.policy.required and "HTTP_IDEMPOTENCY_KEY" not in request.META):
             return None
         protection.upkeep.start()
-        in_view = view is not None and any(begins(view.endpoint) for begins in begins_in_view)
+        in_view = match is not None and any(begins(match.func) for begins in begins_in_view)
         return protection.once, route, request, method, in_view
 
     def protection(self, urlconf: Any = None) -> Protection:
@@ -141,18 +143,23 @@ class Protection:
         """The URLconf of the first request; None: ROOT_URLCONF."""
         self.routes = once.routes if only is None else once.routes.only_listed()
         self.upkeep = LazyUpkeep(once, upkeep)
+        self.has_admin = apps.is_installed("django.contrib.admin")
         listed = {operation.partition(" ")[0] for operation in once.routes.listed}
         self.safe_methods = bool(SAFE_METHODS & (once.default_policy.methods | listed))
 
-    def route(self, request: HttpRequest, method: str) -> tuple[Route | None, Handler | None]:
-        view: Handler | None = None
-        if begins_in_view or self.once.declarations.exist:
-            view = endpoints.view_of(request)
-        if view is not None and self.once.declarations.exist and method not in SAFE_METHODS:
-            declaration = endpoints.declaration_of(self.once.declarations, view.endpoint, method)
+    def route(self, request: HttpRequest, method: str) -> tuple[Route | None, ResolverMatch | None]:
+        """The policy of this request, and the view to which it goes, if that was looked up."""
+        declarations, match = self.once.declarations, None
+        if begins_in_view or declarations.exist or self.has_admin:
+            match = endpoints.match_of(request)
+        if match is not None and declarations.exist and method not in SAFE_METHODS:
+            declaration = endpoints.declaration_of(declarations, match.func, method)
             if declaration is not None:
-                return declaration.route(method, view.path), view
-        return route_by_path(request, method, self.routes), view
+                return declaration.route(method, endpoints.path_of(match)), match
+        routes = self.routes
+        if self.has_admin and match is not None and endpoints.is_admin(match):
+            routes = routes.only_listed()
+        return route_by_path(request, method, routes), match
 
     def spots(self, place: Place) -> Iterator[Spot]:
         """Every route of the project (``app_routes.walk``)."""

@@ -42,6 +42,15 @@ def middleware_of(handler: Any) -> Any:
     return None
 
 
+def __getattr__(name: str) -> Any:
+    """``application``: the WSGI app of the project, for ``oncekey routes oncekey.web.django.project:application``."""
+    if name != "application":
+        raise AttributeError(name)
+    from django.core.wsgi import get_wsgi_application
+
+    return get_wsgi_application()
+
+
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
