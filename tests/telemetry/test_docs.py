@@ -18,7 +18,10 @@ from fastapi import FastAPI
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from oncekey import OnceKey
+from oncekey.core.states import TABLE, Actor
+from oncekey.engine.observed import WORDS
 from oncekey.telemetry import instruments, monitoring, prometheus
+from oncekey.telemetry.exporter import FAILED
 from oncekey.telemetry.instruments import Instrument, counter_help, counter_name
 from oncekey.telemetry.prometheus import metric_name
 from oncekey.web.fastapi import protect
@@ -73,8 +76,8 @@ def test_page_has_the_tables_of_the_source(name: str) -> None:
     assert between.findall(PAGE.read_text("utf-8")) == [tables()[name]]
 
 
-def blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+def blocks(page: Path = PAGE) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -148,3 +151,20 @@ def test_hook_of_gunicorn_in_the_page_exists() -> None:
     found: dict[str, Any] = {}
     exec(compile(source, "metrics.md", "exec"), found)
     assert callable(found["child_exit"])
+
+
+TRACING = PAGE.with_name("tracing.md")
+
+
+async def test_example_of_traces_runs_without_an_sdk(names: dict[str, Any]) -> None:
+    [source] = blocks(TRACING)
+    exec(compile(source, "tracing.md", "exec"), names)
+    await (await paid(names)).aclose()
+    await names["once"].aclose()
+
+
+def test_page_of_traces_has_every_decision_and_outcome() -> None:
+    text = TRACING.read_text("utf-8")
+    ends = {move.event.value for move in TABLE if Actor.OWNER in move.by} - {"renew", "advance"}
+    for word in {*WORDS.values(), *ends, FAILED, "lost"}:
+        assert f"`{word}`" in text, word

@@ -332,7 +332,7 @@ def test_app_without_exporters_imports_none_of_it() -> None:
 
 @pytest.mark.parametrize("telemetry", ["promteheus", 5, ["prometheus", 7], object()])
 def test_setting_that_names_no_exporter_is_refused(telemetry: Any) -> None:
-    with pytest.raises(ConfigurationError, match="it takes the name of an exporter, 'prometheus'"):
+    with pytest.raises(ConfigurationError, match="it takes the name of an exporter, 'prometheus', 'otel'"):
         OnceKey("memory://", scope=SINGLE_TENANT, telemetry=telemetry)
 
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, get_args
 
-from oncekey.core.decision import decide
+from oncekey.core.decision import Decision, decide
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import Event
 from oncekey.core.swaps import End, Swap
@@ -38,10 +39,12 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.process import Owners
 from oncekey.stores.api import InLoop, Store
 from oncekey.telemetry.emitter import Emitter
-from oncekey.telemetry.exporter import Asked, Exporter, answer, tell
+from oncekey.telemetry.exporter import FAILED, Asked, Exporter, answer, tell
 
-_T = TypeVar("_T")
-FAILED = "failed"
+WORDS: Mapping[type, str] = {
+    kind: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Decision)
+}
+"""A decision in one word: ``execute``, ``turned_away``."""
 
 
 class ObservedEngine(Engine):
@@ -133,7 +136,7 @@ class ObservedRouter(Router):
 def _asked(wanted: Reservation, began_ns: int, seconds: float, found: Any) -> Asked:
     if not isinstance(found, Found):
         return Asked(wanted.operation, began_ns, seconds, FAILED)
-    decision = type(decide(found.record, wanted)).__name__.lower()
+    decision = WORDS[type(decide(found.record, wanted))]
     record = found.record
     other = record.owner if record is not None and record.owner != wanted.owner else None
     return Asked(wanted.operation, began_ns, seconds, decision, other)

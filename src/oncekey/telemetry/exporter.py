@@ -17,7 +17,7 @@ from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 from oncekey.telemetry import events, instruments
 from oncekey.telemetry.bounds import Busiest, FirstSeen
-from oncekey.telemetry.events import Event, KeyEvent
+from oncekey.telemetry.events import Event
 from oncekey.telemetry.instruments import Instrument, Readings
 
 _log = logging.getLogger("oncekey")
@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 MAX_OPERATIONS = 200
 """How many operations have series of their own. If the app lists no routes, every path counts as an operation."""
 MAX_TENANTS = 1_000
+FAILED = "failed"
+"""The word of :class:`Asked` for a question without an answer."""
 
 
 class Attempt(Protocol):
@@ -49,7 +51,7 @@ class Asked:
     """Nanoseconds since the epoch."""
     seconds: float
     decision: str
-    """What the answer means for the request, in one word: ``execute``, ``replay``; ``failed`` if there was none."""
+    """What the answer means for the request, in one word, such as ``execute``. ``failed``: none came."""
     other_owner: str | None = None
     """The owner token in the row, if another attempt had reserved the key. It carries that attempt's trace context."""
 
@@ -162,13 +164,14 @@ class Metrics(Exporter):
     # -- what they share
 
     def label_names(self, kind: type[Event]) -> tuple[str, ...]:
-        return (*kind.labels, "tenant") if self.tenants and issubclass(kind, KeyEvent) else kind.labels
+        return (*kind.labels, "tenant") if self.tenants and _has_tenant(kind) else kind.labels
 
     def on_event(self, event: Event) -> None:
         kind = type(event)
         values = [self._bounded(name, getattr(event, name)) for name in kind.labels]
-        if self.tenants and isinstance(event, KeyEvent):
-            values.append(self._busiest.label(tenant_of(event.scope)))
+        if self.tenants and _has_tenant(kind):
+            scope: str = getattr(event, "scope")  # noqa: B009 - not every event has one
+            values.append(self._busiest.label(tenant_of(scope)))
         self.add(kind, tuple(values), event.amount)
         if isinstance(event, events.ReconcileResolved):
             self.record(instruments.AGE, (values[0],), event.age_seconds)
@@ -209,3 +212,7 @@ class Metrics(Exporter):
                     self.add(kind, (self._operations.label(operation),), 0)
         self.add(events.StoreFailed, ("reserve",), 0)
         self.shift(instruments.BREAKER, (), 0)
+
+
+def _has_tenant(kind: type[Event]) -> bool:
+    return "scope" in kind.__dataclass_fields__

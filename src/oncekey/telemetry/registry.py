@@ -21,7 +21,10 @@ class Entry:
     """The class in that module."""
 
 
-EXPORTERS = (Entry("prometheus", "Prometheus"),)
+EXPORTERS = (
+    Entry("prometheus", "Prometheus"),
+    Entry("otel", "OpenTelemetry"),
+)
 KNOWN = ", ".join(repr(entry.name) for entry in EXPORTERS)
 
 

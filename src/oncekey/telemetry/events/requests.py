@@ -79,6 +79,7 @@ class TurnedAway(Event):
 
     metric = "api.idempotency.reserve.turned_away.count"
     level = INFO
+    labels = ("operation", "reason")
     scope: str
     operation: str
     reason: str
