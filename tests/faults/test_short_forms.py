@@ -14,16 +14,22 @@ from pathlib import Path
 import pytest
 
 from oncekey.testing.servers import PostgresServer
-from tests.faults.campaign import ON_REQUEST, Fault, Run
+from tests.faults.campaign import Fault, Run
 from tests.faults.table import faults
 
 _numbers = count(1)
 SHORT = [
     pytest.param(fault, store, id=f"{fault.name}-{store}".replace(" ", "_"))
     for number, fault in enumerate(faults())
-    for stores in [[store for store in fault.counts if store not in ON_REQUEST]]
+    for stores in [fault.usual_stores]
     if fault.short and stores
     for store in [stores[number % len(stores)]]
+]
+SERVERS = [
+    pytest.param(fault, store, id=f"{fault.name}-{store}".replace(" ", "_"))
+    for fault in faults()
+    for store in ("redis", "dynamodb")
+    if fault.short and store in fault.counts and store not in fault.usual_stores
 ]
 
 
@@ -47,3 +53,10 @@ def test_short(fault: Fault, store: str, make_database: Callable[[], str], tmp_p
         run.close()
     assert not run.violations, f"seed {seed}\n" + "\n".join(run.violations)
     assert run.hits >= run.count, f"seed {seed}: only {run.hits} of {run.count} {fault.unit} were hit"
+
+
+@pytest.mark.stores
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("fault", "store"), SERVERS)
+def test_short_on_redis_and_dynamodb(fault: Fault, store: str, tmp_path: Path) -> None:
+    test_short(fault, store, lambda: "", tmp_path)
