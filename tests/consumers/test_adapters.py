@@ -246,6 +246,22 @@ async def test_consumer_that_is_stopped_ends_the_message_in_hand(broker: Broker,
     await until(lambda: _nothing_left(broker))
 
 
+@pytest.mark.parametrize("broker", ["rabbitmq", "nats"], indirect=True)
+async def test_handler_that_answers_the_broker_itself_is_told_so(
+    broker: Broker, once: OnceKey, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(raw: Any) -> None:
+        await raw.ack()
+
+    await broker.publish("secret-id", b"body")
+    async with broker.consuming(once, handler):
+        await until(lambda: broker.outcomes)
+    assert "answered the broker itself" in caplog.text
+    assert "secret-id" not in caplog.text
+    assert broker.situations == [HANDLED]
+    await until(lambda: _nothing_left(broker))
+
+
 async def test_copy_that_fails_leaves_the_message_with_the_broker(
     broker: Broker, once: OnceKey, caplog: pytest.LogCaptureFixture
 ) -> None:

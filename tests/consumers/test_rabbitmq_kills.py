@@ -89,7 +89,9 @@ async def test_message_has_one_effect_though_its_consumer_is_killed_again_and_ag
         assert worker.wait(60) == 0
         took = time.monotonic() - began
 
-        counts = dict(db.execute("SELECT n, count(*) FROM (SELECT count(*) n FROM effects GROUP BY id) x GROUP BY n"))
+        counts: dict[int, int] = dict(
+            db.execute("SELECT n, count(*) FROM (SELECT count(*) n FROM effects GROUP BY id) x GROUP BY n")
+        )
         again = db.execute("SELECT count(*) FROM idempotency_keys WHERE attempt > 1").fetchone()
     with capsys.disabled():
         print(

@@ -37,6 +37,10 @@ _COPY_FAILED = (
     "a message of %s could not be copied to %s, so it is not acknowledged and will be delivered again: does that place "
     "exist, and may this consumer write to it?"
 )
+_ANSWERED = (
+    "the handler of %s answered the broker itself, before the outcome was stored: a crash between the two would lose "
+    "the message. Leave the answer to the consumer"
+)
 
 
 class Consumer(Generic[Raw]):
@@ -196,6 +200,11 @@ class AsyncConsumer(Consumer[Raw]):
         """Return when the broker has stored the copy."""
         raise NotImplementedError
 
+    def is_answered(self, raw: Raw) -> bool:
+        """Whether the handler answered the broker itself, as far as the library knows."""
+        del raw
+        return False
+
     # --
 
     async def on_message(self, raw: Raw) -> Outcome:
@@ -205,6 +214,9 @@ class AsyncConsumer(Consumer[Raw]):
         except Exception:
             await self.retry(raw, LONG_SECONDS)
             raise
+        if self.is_answered(raw):
+            _log.error(_ANSWERED, self.queue_of(raw))
+            return outcome
         if outcome.action is Action.ACK:
             await self.ack(raw)
         elif outcome.action is Action.RETRY:

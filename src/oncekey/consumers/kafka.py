@@ -60,6 +60,8 @@ class KafkaConsumer(AsyncConsumer[ConsumerRecord]):
         **settings: Any,
     ) -> None:
         super().__init__(once, handler, **settings)
+        if not isinstance(consumer, AIOKafkaConsumer) or not isinstance(producer, AIOKafkaProducer):
+            raise ConfigurationError("KafkaConsumer takes an AIOKafkaConsumer, and producer=, an AIOKafkaProducer")
         self.group = consumer._group_id
         if self.group is None:
             raise ConfigurationError("KafkaConsumer needs AIOKafkaConsumer(group_id=…): a group has offsets to commit")

@@ -215,7 +215,10 @@ class Message:
         self.outcome = self._outcome(situation, detail=detail)
         if isinstance(error, InProgress) and situation is Situation.IN_FLIGHT:
             self.outcome = replace(self.outcome, delay=max(self.outcome.delay, error.retry_after))
-        return MessageNotRun(f"{self.queue.route.operation} was not run: {self.outcome.reason}", self.outcome)
+        told = (
+            f"{self.queue.route.operation} was not run: {self.outcome.reason}. Tell the broker: {self.outcome.action}"
+        )
+        return MessageNotRun(told, self.outcome)
 
     def _ended(self, attempt: Attempt, error: BaseException | None) -> None:
         situation = ended(attempt.move, attempt.finished, refused=isinstance(error, Refused))

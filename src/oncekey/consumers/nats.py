@@ -21,6 +21,7 @@ from nats.js import JetStreamContext
 
 from oncekey.consumers.consumer import AsyncConsumer, Handler
 from oncekey.engine.once import OnceKey
+from oncekey.errors import ConfigurationError
 
 ID_HEADER: Final = "Nats-Msg-Id"
 _FETCH_SECONDS: Final = 5.0
@@ -48,6 +49,13 @@ class NatsConsumer(AsyncConsumer[Msg]):
         **settings: Any,
     ) -> None:
         super().__init__(once, handler, **settings)
+        if not hasattr(js, "find_stream_name_by_subject"):
+            raise ConfigurationError("NatsConsumer(js=…): it takes a JetStream context, as client.jetstream() returns")
+        if not hasattr(subscription, "fetch"):
+            raise ConfigurationError(
+                "NatsConsumer(subscription=…): it takes a pull subscription, such as "
+                "await js.pull_subscribe('payments', durable='billing')"
+            )
         self.js = js
         self.subscription = subscription
 
@@ -77,6 +85,9 @@ class NatsConsumer(AsyncConsumer[Msg]):
 
     def body_of(self, raw: Msg) -> bytes:
         return raw.data
+
+    def is_answered(self, raw: Msg) -> bool:
+        return raw.is_acked
 
     async def ack(self, raw: Msg) -> None:
         await raw.ack()

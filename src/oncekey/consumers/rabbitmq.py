@@ -23,6 +23,7 @@ from pamqp.commands import Basic
 
 from oncekey.consumers.consumer import AsyncConsumer, Handler
 from oncekey.engine.once import OnceKey
+from oncekey.errors import ConfigurationError
 
 
 class RabbitConsumer(AsyncConsumer[AbstractIncomingMessage]):
@@ -37,6 +38,10 @@ class RabbitConsumer(AsyncConsumer[AbstractIncomingMessage]):
         self, once: OnceKey, queue: AbstractQueue, handler: Handler[AbstractIncomingMessage], **settings: Any
     ) -> None:
         super().__init__(once, handler, **settings)
+        if not hasattr(queue, "consume"):
+            raise ConfigurationError(
+                "RabbitConsumer(queue=…): it takes a queue of aio-pika, such as await channel.declare_queue('payments')"
+            )
         self.queue = queue
 
     async def run(self) -> None:
@@ -71,6 +76,9 @@ class RabbitConsumer(AsyncConsumer[AbstractIncomingMessage]):
 
     def content_type_of(self, raw: AbstractIncomingMessage) -> str | None:
         return raw.content_type
+
+    def is_answered(self, raw: AbstractIncomingMessage) -> bool:
+        return raw.processed
 
     async def ack(self, raw: AbstractIncomingMessage) -> None:
         await raw.ack()

@@ -12,6 +12,7 @@ than ``idle``: entries of consumers that died, and entries that are to be delive
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 from datetime import timedelta
@@ -71,6 +72,10 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
         **settings: Any,
     ) -> None:
         super().__init__(once, handler, **settings)
+        if not inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+            raise ConfigurationError(
+                "RedisStreamConsumer(client=…): it takes an async client, such as redis.asyncio.Redis.from_url(url)"
+            )
         if idle < timedelta(milliseconds=1):
             raise ConfigurationError("RedisStreamConsumer(idle=…): it must be at least a millisecond")
         self.client = client

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from oncekey.consumers.consumer import QUEUE_HEADER, REASON_HEADER, BlockingConsumer
 from oncekey.engine.once import OnceKey
+from oncekey.errors import ConfigurationError
 
 SqsMessage = dict[str, Any]
 """A message as ``receive_message`` returns it."""
@@ -59,6 +60,11 @@ class SqsConsumer(BlockingConsumer[SqsMessage]):
         **settings: Any,
     ) -> None:
         super().__init__(once, handler, **settings)
+        if not hasattr(client, "receive_message") or "://" not in str(queue_url):
+            raise ConfigurationError(
+                "SqsConsumer(client, queue_url): it takes boto3.client('sqs') and the URL of a queue, as "
+                "client.get_queue_url(QueueName='payments')['QueueUrl'] returns it"
+            )
         self.client = client
         self.queue_url = queue_url
         self.wait = wait
