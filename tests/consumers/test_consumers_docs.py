@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -186,3 +191,35 @@ async def test_example_of_kafka_charges_once(page: Any, library: str, monkeypatc
     else:
         run = blocking(lambda: page["consume_confluent"](servers), monkeypatch)
     assert await charged(page, run, publish) == [("charging", b"5")]
+
+
+@pytest.mark.consumers
+@pytest.mark.timeout(240)
+async def test_example_file_takes_each_payment_once(rabbit_server: RabbitServer, postgres_url: str) -> None:
+    """``examples/rabbitmq_payments.py``, as its first line says."""
+    import aio_pika
+    import psycopg
+
+    example = Path(__file__).parents[2] / "examples" / "rabbitmq_payments.py"
+    environ = os.environ | {"ONCEKEY_STORE": postgres_url, "PAYMENTS_BROKER": rabbit_server.url}
+    process = subprocess.Popen([sys.executable, str(example)], env=environ)
+    connection = await aio_pika.connect(rabbit_server.url)
+    channel = await connection.channel()
+    queue, dead = [await channel.declare_queue(name, durable=True) for name in ("payments", "payments.dead")]
+    for message_id, cents in [("p-1", 500), ("p-2", 700), ("p-1", 500), ("p-3", 0)]:
+        message = aio_pika.Message(json.dumps({"cents": cents}).encode(), message_id=message_id)
+        await channel.default_exchange.publish(message, routing_key="payments")
+    async with asyncio.timeout(120):
+        while (letter := await dead.get(fail=False)) is None:
+            assert process.poll() is None
+            await asyncio.sleep(0.1)
+        while (await queue.declare()).message_count:
+            await asyncio.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 60) == 0
+    assert letter.message_id == "p-3"
+    with psycopg.connect(postgres_url) as db:
+        assert db.execute("SELECT * FROM payments ORDER BY 1").fetchall() == [("p-1", 500), ("p-2", 700)]
+    for name in ("payments", "payments.dead"):
+        await channel.queue_delete(name)
+    await connection.close()

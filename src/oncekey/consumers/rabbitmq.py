@@ -53,7 +53,7 @@ class RabbitConsumer(AsyncConsumer[AbstractIncomingMessage]):
             await self.queue.channel.closed()  # connect_robust opens it again by itself, and this goes on waiting
             raise ConnectionError(f"the channel of queue {self.queue.name} was closed, so it is no longer consumed")
         finally:
-            with suppress(aio_pika.exceptions.AMQPError):
+            with suppress(Exception):  # a channel that is closed has no consumer to cancel
                 await self.queue.cancel(tag)
             await self._drain()
 
