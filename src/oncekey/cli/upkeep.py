@@ -16,6 +16,7 @@ import typer
 
 from oncekey.cli.loader import load
 from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
+from oncekey.cli.metrics import MetricsHost, MetricsPort, metrics_page
 from oncekey.cli.options import AsJson, StoreUrl, existing, print_json
 from oncekey.cli.prompts import seconds
 from oncekey.core.states import State
@@ -65,12 +66,8 @@ def upkeep(
     reap_every: Annotated[float, _every("reaper (expired keys)")] = REAP_SECONDS,
     reconcile_every: Annotated[float, _every("reconciler (unknown outcomes)")] = RECONCILE_SECONDS,
     resume_every: Annotated[float, _every("resumer (half-done requests)")] = RESUME_SECONDS,
-    metrics_port: Annotated[
-        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Serve the metrics page on this port.")
-    ] = None,
-    metrics_host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where --metrics-port listens; 0.0.0.0: everywhere.")
-    ] = "127.0.0.1",
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     log_level: LogLevel = Level.WARNING,
     log_format: LogFormat = Format.TEXT,
     as_json: AsJson = False,
@@ -102,7 +99,7 @@ def upkeep(
         if once or dry_run:
             turns = service.run_once(dry_run=dry_run)
         else:
-            with _metrics(service, metrics_host, metrics_port, say):
+            with metrics_page(service, metrics_host, metrics_port, say):
                 turns = _serve(service, say)
         health = _health(service)
     if as_json:
@@ -113,24 +110,6 @@ def upkeep(
         _print(turns, health, "would be" if dry_run else "were")
     if any(turn.error for turn in turns):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _metrics(service: Upkeep, host: str, port: int | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve the metrics page while upkeep runs, if a port is given."""
-    if port is None:
-        yield
-        return
-    from oncekey.telemetry.registry import serving
-
-    exporter = serving(service.exporters)
-    service.export_to(exporter)
-    end = exporter.serve(host, port)
-    say(f"oncekey upkeep: metrics on http://{host}:{port}/metrics")
-    try:
-        yield
-    finally:
-        end()
 
 
 def _retention(text: str) -> timedelta | None:

@@ -12,6 +12,7 @@ import typer
 
 from oncekey.cli.loader import load
 from oncekey.cli.logs import Format, Level, LogFormat, LogLevel, set_up
+from oncekey.cli.metrics import MetricsHost, MetricsPort, metrics_page
 from oncekey.cli.options import AsJson, StoreUrl, existing, print_json
 from oncekey.errors import ConfigurationError
 from oncekey.outbox.attempts import Counts
@@ -35,6 +36,8 @@ def worker(
     ] = GRACE_SECONDS,
     once: Annotated[bool, typer.Option("--once", help="Run one batch, and end.")] = False,
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is due any more.")] = False,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     log_level: LogLevel = Level.WARNING,
     log_format: LogFormat = Format.TEXT,
     as_json: AsJson = False,
@@ -50,7 +53,8 @@ def worker(
     say = set_up(log_level, log_format)
     found = load(path, Worker, "the module and name of your Worker, such as app.jobs:worker")
     progress = _progress(say, on_terminal=log_format is Format.TEXT and sys.stderr.isatty())
-    with existing(store) if store else nullcontext() as given, progress as (show, interval):
+    page = metrics_page(found, metrics_host, metrics_port, say)
+    with page, existing(store) if store else nullcontext() as given, progress as (show, interval):
         counts = found.run(
             store=given, concurrency=concurrency, grace=grace, until=until, progress=show, interval=interval
         )

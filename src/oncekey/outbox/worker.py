@@ -32,6 +32,7 @@ from oncekey.telemetry.events import about_job
 from oncekey.telemetry.redaction import describe
 
 if TYPE_CHECKING:
+    from oncekey.telemetry.exporter import Exporter
     from oncekey.telemetry.registry import Telemetry
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -78,6 +79,14 @@ class Worker:
         if telemetry is not None:
             self._emitter.add_all(telemetry)
         self._shift: Shift | None = None
+
+    @property
+    def exporters(self) -> tuple[Exporter, ...]:
+        return self._emitter.exporters
+
+    def export_to(self, exporter: Exporter) -> None:
+        """Send events to this exporter, too."""
+        self._emitter.add_all(exporter)
 
     def task(
         self,
