@@ -8,9 +8,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import psycopg
@@ -31,6 +33,7 @@ from oncekey.client import (
 )
 from oncekey.client.jar.table import TABLE
 from oncekey.errors import ConfigurationError
+from oncekey.testing.servers import free_port
 from tests.client.server import Reply, Server, problem, serving
 
 OK = Reply(201, b'{"id": 1}', (("Content-Type", "application/json"),))
@@ -520,3 +523,97 @@ def test_old_answers_can_be_forgotten(server: Server, jar: KeyJar, clock: Clock)
         assert jar.forget_finished(older_than=30 * DAY) == 1
     assert jar.finished() == {"b": 201}
     assert len(jar.open_intents()) == 1
+
+
+def test_intent_sends_in_another_thread_and_not_after_its_block(server: Server, jar: KeyJar) -> None:
+    with client_of(server, jar) as client:
+        with client.intent("order-1") as intent, ThreadPoolExecutor(1) as pool:
+            assert pool.submit(intent.post, "/pay", json={}).result().status_code == 201
+        with pytest.raises(ConfigurationError, match="is over"):
+            intent.post("/pay", json={})
+    assert server.keys == [intent.key]
+
+
+def test_block_in_which_a_library_sends_past_oncekey_is_warned_about(
+    server: Server, jar: KeyJar, caplog: pytest.LogCaptureFixture
+) -> None:
+    with jar.intent("order-1"), httpx.Client(verify=False) as plain:
+        plain.post(f"{server.url}/pay", json={})
+    assert "intent 'order-1': nothing was sent through oncekey" in caplog.text
+    caplog.clear()
+    with pytest.raises(ZeroDivisionError), jar.intent("order-2"):
+        _ = 1 / 0
+    assert caplog.text == ""
+
+
+def test_resume_does_not_wait_for_a_server_that_is_down(jar: KeyJar) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    for number in range(10):
+        jar.prepare(f"order-{number}", "POST", f"{url}/pay")
+    transport = httpx.HTTPTransport(verify=False)
+    with Client(url, jar=jar, budget=Budget(tries=1), transport=transport) as client:
+        outcomes = client.resume()
+    assert len(outcomes) == 10
+    assert sum("not tried" in each.note for each in outcomes) == 7
+    assert [row.first_sent_at is None for row in jar.open_intents()] == [False] * 3 + [True] * 7
+
+
+def test_jar_waits_for_the_disk(url: str, file: Path) -> None:
+    """Also if the database says that commits need not."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(file)) as other:
+            other.execute("PRAGMA journal_mode = WAL")
+        jar = KeyJar(url)
+        assert jar.run(lambda execute: execute("PRAGMA synchronous", ()).fetchone(), writes=False) == (2,)
+    else:
+        with psycopg.connect(url, autocommit=True) as other:
+            name = other.info.dbname
+            other.execute(f"ALTER DATABASE {name} SET synchronous_commit = off".encode())
+        jar = KeyJar(url)
+        assert jar.run(lambda execute: execute("SHOW synchronous_commit", ()).fetchone(), writes=False) == ("on",)
+    jar.close()
+
+
+def test_role_that_may_not_create_tables_can_use_the_jar(postgres_url: str) -> None:
+    KeyJar(postgres_url).close()
+    with psycopg.connect(postgres_url, autocommit=True) as owner:
+        role = f"clerk_{os.getpid()}"
+        owner.execute(f"CREATE ROLE {role} LOGIN".encode())
+        owner.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLE} TO {role}".encode())
+        parts = urlsplit(postgres_url)
+        netloc = f"{role}@{parts.netloc.rpartition('@')[2]}"
+        jar = KeyJar(urlunsplit(parts._replace(netloc=netloc)))
+        jar.prepare("order-1", "POST", "https://api.example.com/pay")
+        assert len(jar.open_intents()) == 1
+        jar.close()
+        owner.execute(f"DROP OWNED BY {role}".encode())
+        owner.execute(f"DROP ROLE {role}".encode())
+
+
+# -- options that httpx would lead past the transport ------------------------------------------------------------------
+
+
+def test_proxy_does_not_lead_requests_past_the_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stands for the proxy: a proxy for http gets the whole URL."""
+    with Client("http://api.example.com", proxy=server.url, budget=Budget(tries=1)) as client:
+        assert client.post("/pay").status_code == 201
+    monkeypatch.setenv("http_proxy", server.url)
+    with Client("http://api.example.com", budget=Budget(tries=1)) as client:
+        assert client.post("/pay").status_code == 201
+    assert [asked.path for asked in server.asked] == ["http://api.example.com/pay"] * 2
+    assert None not in server.keys
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Client(server.url, budget=Budget(tries=1)) as client:
+        client.post("/pay")
+    assert server.asked[2].path == "/pay"
+
+
+def test_options_that_would_be_ignored_are_refused(server: Server) -> None:
+    with pytest.raises(ConfigurationError, match="verify="):
+        Client(server.url, transport=httpx.HTTPTransport(verify=False), verify=False)
+    with pytest.raises(ConfigurationError, match="mounts="):
+        Client(server.url, mounts={})
+    with pytest.raises(ConfigurationError, match=r"https://api\.example\.com"):
+        Client("api.example.com")
+    with pytest.raises(TypeError, match="jarr"):
+        Client(server.url, jarr="sqlite:///x.db")

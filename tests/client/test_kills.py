@@ -30,7 +30,7 @@ from tests.client import key_server
 ROOT = Path(__file__).parents[2]
 SCALE = float(os.environ.get("ONCEKEY_CLIENT_SCALE", "0.04"))
 INTENTS, KILLS = round(1000 * SCALE), max(3, round(50 * SCALE))
-SECONDS = 40 + 500 * SCALE
+SECONDS = 50 + 1500 * SCALE
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 import orjson
 
 from oncekey.client.client import Client
-from oncekey.client.resumption import Ended, Outcome, result_of
+from oncekey.client.resumption import Ended, Outcome, Silence, result_of
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError, IntentChanged, JarError
 
@@ -102,6 +102,7 @@ class Bulk:
         self._at_once = at_once
         self._tell = on_outcome
         self._lock = threading.Lock()
+        self._silence = Silence()
         self.counts: Counter[str] = Counter()
 
     def send(self, lines: Iterator[Line]) -> None:
@@ -127,6 +128,11 @@ class Bulk:
 
     def _one(self, line: Line) -> None:
         jar = self._client.jar
+        with self._lock:
+            skipped = self._silence.skipped(line.name, "")
+        if skipped is not None:
+            self._add(skipped)
+            return
         try:
             with self._client.intent(line.name) as intent:
                 response = intent.request(line.method, line.url, headers=list(line.headers), content=line.body)
@@ -146,6 +152,8 @@ class Bulk:
     def _add(self, outcome: Outcome, *, before: bool = False, kind: str | None = None) -> None:
         with self._lock:
             self.counts[kind or outcome.ended] += 1
+            if kind is None and not before:
+                self._silence.note(outcome)
             if outcome.ended is Ended.ANSWERED:
                 self.counts["before" if before else "now"] += 1
                 self.counts["ok" if (outcome.status or 0) < 400 else "refused"] += 1

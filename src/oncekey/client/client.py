@@ -25,6 +25,7 @@ from oncekey.client.budget import Budget
 from oncekey.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from oncekey.client.jar import Intent, KeyJar, Row
 from oncekey.client.jar.jar import KNOWN, entered
+from oncekey.client.network import network_options
 from oncekey.client.reading import Answer
 from oncekey.client.resumption import Outcome, Resumption, result_of
 from oncekey.client.spelling import Spelling
@@ -90,7 +91,8 @@ class ClientIntent:
         return self._intent.answer
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
-        return self._http.request(method, url, **options)
+        with self._intent.current():
+            return self._http.request(method, url, **options)
 
     def post(self, url: str, **options: Any) -> httpx.Response:
         return self.request("POST", url, **options)
@@ -124,7 +126,8 @@ class Client(_Shared):
         super().__init__(
             base_url, jar=jar, account=account, budget=budget, spelling=spelling, header=header, rules=rules
         )
-        inner = IdempotentTransport(transport, rules=self.rules)
+        network = network_options(base_url, options, given=transport is not None)
+        inner = IdempotentTransport(transport or httpx.HTTPTransport(**network), rules=self.rules)
         self.http = httpx.Client(base_url=base_url, transport=inner, **options)
 
     @contextmanager
@@ -213,7 +216,8 @@ class AsyncClientIntent:
         return self._intent.answer
 
     async def request(self, method: str, url: str, **options: Any) -> httpx.Response:
-        return await self._http.request(method, url, **options)
+        with self._intent.current():
+            return await self._http.request(method, url, **options)
 
     async def post(self, url: str, **options: Any) -> httpx.Response:
         return await self.request("POST", url, **options)
@@ -247,7 +251,8 @@ class AsyncClient(_Shared):
         super().__init__(
             base_url, jar=jar, account=account, budget=budget, spelling=spelling, header=header, rules=rules
         )
-        inner = AsyncIdempotentTransport(transport, rules=self.rules)
+        network = network_options(base_url, options, given=transport is not None)
+        inner = AsyncIdempotentTransport(transport or httpx.AsyncHTTPTransport(**network), rules=self.rules)
         self.http = httpx.AsyncClient(base_url=base_url, transport=inner, **options)
 
     @asynccontextmanager

@@ -168,6 +168,8 @@ def _to_send(attempts: Attempts, request: httpx.Request) -> httpx.Request:
 
 def _is_buffered(attempts: Attempts, response: httpx.Response) -> bool:
     """Whether the body is needed before the decision. That of a download is not."""
+    if attempts.call is not None:
+        return True  # the jar keeps it
     if attempts.kind is Kind.KEYED:
         return not response.headers.get("content-type", "").startswith("text/event-stream")
     return response.status_code >= 300

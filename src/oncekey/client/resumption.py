@@ -34,6 +34,25 @@ class Outcome:
     note: str = ""
 
 
+class Silence:
+    """Counts requests in a row that got no answer at all: after a few, the server is down, and the rest need not wait."""
+
+    MOST = 3
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def note(self, outcome: Outcome) -> None:
+        silent = outcome.ended is Ended.OPEN and outcome.status is None
+        self._in_a_row = self._in_a_row + 1 if silent else 0
+
+    def skipped(self, name: str, key: str) -> Outcome | None:
+        if self._in_a_row < self.MOST:
+            return None
+        note = f"not tried, since the server did not answer the last {self.MOST} requests"
+        return Outcome(name, key, Ended.OPEN, note=note)
+
+
 class Resumption:
     """The rows to finish, and what became of them."""
 
@@ -42,6 +61,7 @@ class Resumption:
         self._one = name
         self.rows = jar.open_intents() if name is None else [_named(jar, name)]
         self.outcomes: list[Outcome] = []
+        self.silence = Silence()
 
     def skipped(self, row: Row) -> Outcome | None:
         """Why this one is not sent now; None: send it."""
@@ -57,10 +77,11 @@ class Resumption:
         if row.not_before is not None and now < row.not_before and self._one is None:
             wait = f"the server asked to come back in {row.not_before - now:.0f} seconds"
             return Outcome(row.name, row.key, Ended.NOT_YET, note=wait)
-        return None
+        return self.silence.skipped(row.name, row.key)
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+        self.silence.note(outcome)
 
     def end(self) -> list[Outcome]:
         """What became of all of them. IntentExpired names those that were not sent because of their age."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from oncekey.client.attempts import CURRENT
 from oncekey.client.calls import Request
 from oncekey.client.jar import table
 from oncekey.client.jar.table import Execute, Row
 from oncekey.client.reading import Answer
-from oncekey.errors import IntentChanged, IntentExpired, JarError
+from oncekey.errors import ConfigurationError, IntentChanged, IntentExpired, JarError
 
 if TYPE_CHECKING:
     from oncekey.client.jar.jar import KeyJar
 
-_LOG = logging.getLogger("oncekey.client")
+_log = logging.getLogger("oncekey.client")
 
 UNTOLD_SECONDS: Final = 86_400.0
 """How long a server is taken to keep a key if it never said: a day, as most do."""
@@ -38,6 +40,9 @@ class Intent:
         self.key = key
         self.row = row
         self.again = again
+        self.ended = False
+        """The ``with`` block is over: nothing is sent under this intent any more."""
+        self._used = False
 
     @property
     def answer(self) -> Answer | None:
@@ -45,6 +50,7 @@ class Intent:
 
     def begin(self, request: Request) -> tuple[Answer | None, Request]:
         """Put the request on disk, or find it there. Raises what forbids to send it."""
+        self._used = True
         now = self._jar.clock()
         wanted = self._jar.row_of(self.name, self.key, request)
 
@@ -76,6 +82,26 @@ class Intent:
     def left_open(self, note: str, expires: float | None, not_before: float | None) -> None:
         values = (note, expires, not_before, *self._place())
         self._note(lambda execute: execute(table.LEFT_OPEN, values))
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """For one request of this intent, in whatever thread it is sent."""
+        if self.ended:
+            raise ConfigurationError(f"the block of intent '{self.name}' is over: send in `with ….intent(…)`")
+        token = CURRENT.set(self)
+        try:
+            yield
+        finally:
+            CURRENT.reset(token)
+
+    def check_used(self) -> None:
+        """Warn if the block ended without a request: perhaps a library sent one past oncekey, without a key."""
+        if not self._used and self.answer is None:
+            _log.warning(
+                "intent '%s': nothing was sent through oncekey in its block. If a library sent a request there, it had no "
+                "key: give that library a transport or an adapter of oncekey.client, and send in the thread of the block",
+                self.name,
+            )
 
     def check_same(self, found: Row, request: Request) -> None:
         if found.fingerprint == request.fingerprint():
@@ -110,7 +136,7 @@ class Intent:
         try:
             self._jar.run(work, writes=True)
         except JarError as error:
-            _LOG.warning(
+            _log.warning(
                 "intent '%s' was sent, but what came back cannot be put into the key jar (%s): it stays open, and "
                 "resume asks again with the same key",
                 self.name,

@@ -94,8 +94,8 @@ class KeyJar:
     def intent(self, name: str, *, key: str | None = None, again: bool = False) -> Iterator[Intent]:
         """Every request in this block that changes state is sent under this intent, by whatever library.
 
-        The library must send through oncekey: a transport, an adapter or a session of ``oncekey.client``. ``key``: for
-        an operation whose key exists already. ``again``: send although the server may have forgotten the key, and may
+        The library must send through oncekey (a transport, an adapter or a session of ``oncekey.client``), and in the
+        thread or task of this block. ``key``: for an operation whose key exists already. ``again``: send although the server may have forgotten the key, and may
         run it as new.
         """
         with entered(self.find(name, key=key, again=again)) as intent:
@@ -183,7 +183,9 @@ def entered(intent: Intent) -> Iterator[Intent]:
     token = CURRENT.set(intent)
     try:
         yield intent
+        intent.check_used()
     finally:
+        intent.ended = True
         CURRENT.reset(token)
 
 

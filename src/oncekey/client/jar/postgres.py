@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from oncekey.client.jar.table import CREATE, CREATE_INDEX, Execute, placeholders
+from oncekey.client.jar.table import CREATE, CREATE_INDEX, TABLE, Execute, placeholders
 from oncekey.errors import JarError
 from oncekey.stores.registry import plain_url
 from oncekey.telemetry.redaction import describe
@@ -72,8 +72,10 @@ class PostgresDatabase:
             try:
                 with connection.transaction():
                     connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
-                    connection.execute(CREATE.format(bytes="BYTEA", seconds="DOUBLE PRECISION").encode())
-                    connection.execute(CREATE_INDEX)
+                    # A role that may not create tables can use one that is there.
+                    if connection.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
+                        connection.execute(CREATE.format(bytes="BYTEA", seconds="DOUBLE PRECISION").encode())
+                        connection.execute(CREATE_INDEX)
                 # The role or database may have it off, and then a commit is lost with the server.
                 connection.execute(
                     "SELECT set_config('synchronous_commit', 'on', false) "
