@@ -69,6 +69,10 @@ frameworks: $(STAMP) ## the tests of single frameworks, servers and example apps
 consumers: $(STAMP) ## consumers of queues with their brokers: RabbitMQ, NATS, Redis Streams, SQS, Kafka (marker `consumers`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "consumers and not faults" $(ARGS)
 
+.PHONY: client
+client: $(STAMP) ## a client killed 50 times behind a network that cuts, 1,000 requests: one effect and one answer each (6 minutes)
+	@$(in_memory); ONCEKEY_CLIENT_SCALE=1 $(BIN)/python -m pytest tests/client/test_kills.py -s $(ARGS)
+
 .PHONY: coverage
 coverage: $(STAMP) ## test, stores and frameworks, measured: core, engine and stores must be covered to the gate
 	@rm -f .coverage .coverage.*

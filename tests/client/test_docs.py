@@ -17,6 +17,7 @@ from tests.cli.key_table import runner
 from tests.client.server import Asked, Reply, Server, serving
 
 PAGE = (Path(__file__).parents[2] / "docs/client.md").read_text("utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 OURS, OTHERS = PAGE.split("\n# Other clients of your API\n")
 
 
@@ -55,6 +56,13 @@ def test_examples_of_the_client_run_in_the_order_of_the_page(
         names["db"].close()
         names["jar"].close()
         asyncio.run(names["async_http"].aclose())
+
+
+def test_example_of_the_readme_is_that_of_the_page() -> None:
+    (shown,) = [
+        one for one in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if "client.intent" in one
+    ]
+    assert shown in OURS
 
 
 def test_commands_of_the_page_print_what_it_shows(

@@ -31,6 +31,7 @@ from oncekey.client import (
     KeyJar,
     Outcome,
 )
+from oncekey.client.calls import Request
 from oncekey.client.jar.table import TABLE
 from oncekey.errors import ConfigurationError
 from oncekey.testing.servers import free_port
@@ -144,6 +145,15 @@ def test_bytes_of_the_first_request_are_sent_again_though_json_is_in_another_ord
             with client.intent("order-1") as intent:
                 intent.post("/pay", content=body, headers={"Content-Type": "application/json"})
     assert [asked.body for asked in server.asked] == [b'{"a": 1, "b": 2}'] * 2
+
+
+def test_two_processes_that_open_an_intent_at_once_send_one_key(server: Server, jar: KeyJar) -> None:
+    request = Request("POST", f"{server.url}/pay", (), b"{}")
+    first, second = jar.find("order-1"), jar.find("order-1")
+    assert first.key != second.key
+    for intent in (first, second):
+        intent.begin(request)
+    assert first.key == second.key == jar.find("order-1").key
 
 
 def test_final_refusal_closes_the_intent_and_a_corrected_body_needs_another(server: Server, jar: KeyJar) -> None:

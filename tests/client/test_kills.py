@@ -1,6 +1,6 @@
 """A client that is killed, behind a network that cuts: every intent has one effect and one answer.
 
-``ONCEKEY_CLIENT_SCALE=1`` is the full form: 1,000 intents, 50 kills. The default is a tenth of it.
+``make client`` runs the full form: 1,000 intents and 50 kills for each of two servers.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ SERVERS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], list[str]]]] = 
 
 
 class Cuts:
-    """Cuts at random: before the request arrives, after it (the answer is lost), in the answer, and everything."""
+    """Cuts at random: before the request arrives, before its answer, in the answer, after it, and all at once."""
 
     def __init__(self, proxy: TcpProxy, chance: random.Random) -> None:
         self._chance = chance
@@ -86,6 +86,7 @@ class Cuts:
             proxy.cut_on("to_server", self._match(0.04, "request"), when="before", times=10**9),
             proxy.cut_on("to_server", self._match(0.04, "answer"), when="after", times=10**9),
             proxy.cut_on("to_client", self._match(0.04, "answer"), when="before", times=10**9),
+            proxy.cut_on("to_client", self._match(0.04, "answer"), when="after", times=10**9),
         ]
 
     def _match(self, share: float, kind: str) -> Callable[[bytes], bool]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -129,6 +131,18 @@ def test_retry_after_is_waited_for(send: Sender, serve: Serve) -> None:
     send("POST", f"{server.url}/pay", content=b"{}")
     (wait,) = send.wait.waits
     assert 7.0 <= wait <= 7.5
+
+
+def test_one_try_does_not_outlast_the_budget(send: Sender, serve: Serve) -> None:
+    """Though the time-out of the library is longer."""
+    send.rules = Rules(budget=Budget(tries=3, seconds=0.3))
+    server, over = serve(OK), threading.Event()
+    server.answer = lambda asked: Reply(200 if over.wait(20) else 500)  # type: ignore[method-assign]
+    began = time.monotonic()
+    with pytest.raises(NETWORK_ERRORS):
+        send("POST", f"{server.url}/pay", content=b"{}", timeout=15.0)
+    over.set()
+    assert time.monotonic() - began < 10
 
 
 def test_unknown_outcome_is_an_error_of_its_own_with_the_key(send: Sender, serve: Serve) -> None:

@@ -75,7 +75,8 @@ class IdempotentSession:
         await self._blocking(attempts, attempts.begin)
         while attempts.kept is None:
             try:
-                answer = await self._send(attempts, options)
+                async with asyncio.timeout(attempts.seconds_left):
+                    answer = await self._send(attempts, options)
             except (TimeoutError, *_NOT_CONNECTED, *_LOST) as error:
                 step = attempts.failed(_seen(error), error)
                 await self._blocking(attempts, attempts.save)
@@ -93,14 +94,13 @@ class IdempotentSession:
 
     async def _send(self, attempts: Attempts, options: Mapping[str, Any]) -> Answer:
         now = attempts.request
-        ours: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=attempts.seconds_left)}
+        options = dict(options)
         if attempts.kind is Kind.KEYED:  # Attempts follows those that may have the key
-            ours["allow_redirects"] = False
-            options = {name: option for name, option in options.items() if name != "allow_redirects"}
+            options["allow_redirects"] = False
         async with self._session.request(
             now.method,
             URL(now.url, encoded=True),
-            **{**ours, **options},
+            **options,
             headers=[line for line in now.headers if line[0].lower() not in ("content-length", "transfer-encoding")],
             data=now.body or None,
             raise_for_status=False,

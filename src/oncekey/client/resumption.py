@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Silence:
-    """Counts requests in a row that got no answer at all: after a few, the server is down, and the rest need not wait."""
+    """Counts requests in a row that got no answer at all: after a few, the rest are not tried."""
 
     MOST = 3
 

@@ -98,8 +98,9 @@ class Intent:
         """Warn if the block ended without a request: perhaps a library sent one past oncekey, without a key."""
         if not self._used and self.answer is None:
             _log.warning(
-                "intent '%s': nothing was sent through oncekey in its block. If a library sent a request there, it had no "
-                "key: give that library a transport or an adapter of oncekey.client, and send in the thread of the block",
+                "intent '%s': nothing was sent through oncekey in its block. If a library sent a request there, it had "
+                "no key: give that library a transport or an adapter of oncekey.client, and send in the thread of the "
+                "block",
                 self.name,
             )
 

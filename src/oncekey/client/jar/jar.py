@@ -95,8 +95,8 @@ class KeyJar:
         """Every request in this block that changes state is sent under this intent, by whatever library.
 
         The library must send through oncekey (a transport, an adapter or a session of ``oncekey.client``), and in the
-        thread or task of this block. ``key``: for an operation whose key exists already. ``again``: send although the server may have forgotten the key, and may
-        run it as new.
+        thread or task of this block. ``key``: for an operation whose key exists already. ``again``: send although the
+        server may have forgotten the key, and may run it as new.
         """
         with entered(self.find(name, key=key, again=again)) as intent:
             yield intent
