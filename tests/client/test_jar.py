@@ -523,6 +523,15 @@ async def test_async_client_keeps_intents_and_resumes(server: Server, jar: KeyJa
     assert len(set(server.keys)) == 1
 
 
+def test_printed_intents_and_outcomes_show_no_key_and_no_body(server: Server, jar: KeyJar) -> None:
+    key = jar.prepare("order-1", "POST", f"{server.url}/pay", json={"card": "4242"})
+    with client_of(server, jar) as client:
+        printed = repr((jar.open_intents(), client.resume(), jar.read("order-1")))
+    assert "order-1" in printed
+    assert key not in printed
+    assert "4242" not in printed
+
+
 def test_old_answers_can_be_forgotten(server: Server, jar: KeyJar, clock: Clock) -> None:
     with client_of(server, jar) as client:
         for name in ("a", "b"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import field
 
 from oncekey.client.jar import KeyJar, Row
 from oncekey.client.jar.intent import expires_at
@@ -28,7 +29,7 @@ class Outcome:
     """One intent after ``resume``: its ``status`` if it has an answer, and a ``note`` if it has none."""
 
     name: str
-    key: str
+    key: str = field(repr=False)
     ended: Ended
     status: int | None = None
     note: str = ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -91,9 +92,9 @@ class Row:
 
     account: str
     name: str
-    key: str
+    key: str = field(repr=False)  # keys and bodies are not for logs
     fingerprint: bytes
-    request: Request
+    request: Request = field(repr=False)
     created_at: float
     first_sent_at: float | None = None
     """When the first byte may have been sent. None: nothing was sent yet."""
@@ -104,7 +105,7 @@ class Row:
     note: str = ""
     finished_at: float | None = None
     status: int | None = None
-    answer: Answer | None = None
+    answer: Answer | None = field(default=None, repr=False)
     """None after the end: the body was too large to keep."""
 
     def values(self) -> list[Any]:
