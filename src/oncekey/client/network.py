@@ -12,14 +12,14 @@ from urllib.request import getproxies, proxy_bypass
 
 from oncekey.errors import ConfigurationError
 
-_OF_THE_TRANSPORT: Final = ("verify", "cert", "http1", "http2", "limits", "proxy", "trust_env")
+_OF_THE_TRANSPORT: Final[tuple[str, ...]] = ("verify", "cert", "http1", "http2", "limits", "proxy", "trust_env")
 
 
 def network_options(base_url: str, options: dict[str, Any], *, given: bool) -> dict[str, Any]:
     """Take the options of the transport out of ``options``. ``given``: the caller brings a transport."""
     if "mounts" in options:
         raise ConfigurationError("mounts= would send requests past the client, without a key: leave it out")
-    network = {name: options.pop(name) for name in _OF_THE_TRANSPORT if name in options}
+    network: dict[str, Any] = {name: options.pop(name) for name in _OF_THE_TRANSPORT if name in options}
     if given:
         if network:
             names = ", ".join(f"{name}=" for name in network)
