@@ -70,7 +70,7 @@ class Arguments:
         for name, argument in bound.items():
             if name in self._ignored or (counted is not None and name not in counted):
                 continue
-            plain = self._plain(f"argument {name!r}", argument)
+            plain = self._plain(f"argument {name!r}", argument, name)
             if _text(plain) != self._defaults.get(name):
                 chosen[name] = plain
         return _text(chosen)
@@ -106,7 +106,10 @@ class Arguments:
             if self._rest is not None:  # it may come in the function's **kwargs
                 return chosen
             listed = ", ".join(parameters) or "none"
-            raise ConfigurationError(f"{self._at(what)}: {unknown[0]!r} is no parameter; the function has: {listed}")
+            constant = f". For a constant, write {what}=lambda: {unknown[0]!r}" if what in ("key", "scope") else ""
+            raise ConfigurationError(
+                f"{self._at(what)}: {unknown[0]!r} is no parameter; the function has: {listed}{constant}"
+            )
         return chosen
 
     def _flat(self, bound: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +119,7 @@ class Arguments:
     def _at(self, what: str) -> str:
         return f"@once.function({self.name!r}, {what}=…)"
 
-    def _plain(self, what: str, value: Any) -> Any:
+    def _plain(self, what: str, value: Any, name: str = "…") -> Any:
         try:
             plain = _plain(value)
             _text(plain)
@@ -125,7 +128,7 @@ class Arguments:
             raise ConfigurationError(
                 f"{self.name}: {what} cannot be fingerprinted, so a repeated call could not be recognised, and nothing "
                 f"ran: {why}. If it does not belong to what is asked, leave it out with "
-                f"@once.function({self.name!r}, ignore=(…)); otherwise choose what counts with arguments=…"
+                f"@once.function({self.name!r}, ignore=[{name!r}]); otherwise choose what counts with arguments=…"
             ) from error
         return plain
 

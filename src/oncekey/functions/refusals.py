@@ -25,7 +25,8 @@ def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
         case Mismatch():
             return KeyReused(
                 f"{name}: key {masked} was used for another call, with other arguments. Nothing ran: take a new key "
-                "for other work, and the first arguments for a retry"
+                "for other work, and the first arguments for a retry. An argument that differs from one try to the "
+                "next, such as a time, belongs into @once.function(…, ignore=[…])"
             )
         case Unknown():
             return OutcomeUnknown(

@@ -104,4 +104,4 @@ async def detached(once: OnceKey, work: Coroutine[Any, Any, _T]) -> _T:
 
 def _log_failure(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("a call failed after its client had left", exc_info=error)
+        _log.error("a handler failed after its client had left", exc_info=error)
