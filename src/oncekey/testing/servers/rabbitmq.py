@@ -16,7 +16,7 @@ from oncekey.testing.servers.server import Server
 
 
 class RabbitServer(Server):
-    """One RabbitMQ node without plugins. The user is ``guest``. Durable queues survive a kill.
+    """One RabbitMQ node without plugins. The user is ``guest``. A kill may lose queues that were declared just before.
 
     It runs Erlang directly, not Debian's scripts, which want a system user and folders below ``/var``. Erlang would
     start ``epmd``, its directory of nodes, as a daemon that outlives the test: so each server has an ``epmd`` of its
