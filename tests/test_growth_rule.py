@@ -35,6 +35,7 @@ ALLOWED = {
     "web/endpoints.py": "finds the Starlette app around a plain ASGI middleware",
     "web/asgi.py": "asks endpoints.py for it",
     "web/responses.py": "a message shows a URL as an example",
+    "limits.py": "the addresses of the library `limits`, which has storages of its own",
     "demo/*": "the demo is an app: it has a database and a framework, as an app has",
 }
 

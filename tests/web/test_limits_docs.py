@@ -50,3 +50,22 @@ async def test_key_of_the_example_is_of_one_user(names: dict[str, Any]) -> None:
         ]
     assert [answer.status_code for answer in answers] == [201, 422, 201, 401]
     await names["once"].aclose()
+
+
+@pytest.mark.parametrize("names", ["max_active_keys="], indirect=True)
+async def test_limits_of_the_example_bound_one_tenant(names: dict[str, Any]) -> None:
+    async with client_of(names) as client:
+
+        async def ask(key: str, token: str = "ann-secret") -> int:
+            headers = {"Idempotency-Key": key, "X-Token": token}
+            return (await client.post("/orders", headers=headers, json={"item": "tea"})).status_code
+
+        async def look(key: str, token: str = "ann-secret") -> int:
+            return (await client.get(f"/idempotency/{key}", headers={"X-Token": token})).status_code
+
+        taken = [await ask(f"k-{number}") for number in range(102)]
+        assert taken == [201] * 100 + [429] * 2
+        assert (await ask("k-1"), await ask("k-1", "bob-secret")) == (201, 201)
+        assert [await look(f"g-{number}") for number in range(61)] == [404] * 60 + [429]
+        assert (await look("k-1"), await look("k-1", "bob-secret")) == (429, 201)
+    await names["once"].aclose()

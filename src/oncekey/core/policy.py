@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from oncekey.core.documented import with_fields
 from oncekey.core.guards import SENDER_MARK, Bind, KeySource, Verify, check_guards
 from oncekey.core.policy_headers import NEVER_IN_A_FINGERPRINT, NEVER_STORED, STORED_HEADERS
+from oncekey.core.rates import Rate
 from oncekey.core.recipe import DEFAULT_HEADERS, Recipe
 from oncekey.core.record import DEFAULT_QUARANTINE_SECONDS
 from oncekey.core.states import Effects
@@ -152,6 +153,10 @@ class Policy:
     """With ``max_age``: the header with the time of the request, in RFC 3339 or in seconds since the epoch. It is not
     compared between a request and its retry."""
 
+    limit: str | None = None
+    """How many new keys a tenant may use: ``100/minute``. More get 429 + Retry-After, and nothing is written. A retry
+    of a known key does not count. Routes with the same limit count together (docs/limits.md)."""
+
     bind: Bind | None = None
     """Whose key it is within its tenant: a function of the request, sync or async, that names the user, the client or
     the device. The key of one is a mismatch for the others, and its status a 404. Never bind to a token, which is
@@ -166,6 +171,7 @@ class Policy:
     unusual_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
     flat: bool = field(init=False, repr=False, compare=False)
     sender_scope: str = field(init=False, repr=False, compare=False)
+    rate: Rate | None = field(init=False, repr=False, compare=False)
     guarded: bool = field(init=False, repr=False, compare=False)
     stored_names: dict[bytes, str] = field(init=False, repr=False, compare=False)
     quarantine_seconds: float | None = field(init=False, repr=False, compare=False)
@@ -184,7 +190,8 @@ class Policy:
         derive(self, "sender_scope", f"{SENDER_MARK}{self.sender}")
         guards = (self.key_from, self.verify, self.max_age, self.bind)
         derive(self, "guarded", any(guard is not None for guard in guards))
-        derive(self, "flat", self.key_syntax == "any" and self.key_format is None and not self.guarded)
+        derive(self, "rate", None if self.limit is None else Rate.of(self.limit, "Policy(limit"))
+        derive(self, "flat", self.takes_any_key and not self.guarded and self.limit is None)
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
         derive(self, "retention_seconds", self.ttl.total_seconds())
@@ -192,6 +199,10 @@ class Policy:
         derive(self, "quarantine_seconds", None if quarantine == DEFAULT_QUARANTINE_SECONDS else quarantine)
         # Never longer than the lease: otherwise a request could begin work after its own lease has run out.
         derive(self, "begin_seconds", min(self.begin_timeout, self.lease).total_seconds())
+
+    @property
+    def takes_any_key(self) -> bool:
+        return self.key_syntax == "any" and self.key_format is None
 
     def _check_types(self) -> None:
         for name in (

@@ -25,10 +25,12 @@ from oncekey.engine.direct import Direct
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.lifespan import Lifespan
-from oncekey.engine.policy_checks import check_policy
+from oncekey.engine.limiter import Limiter
+from oncekey.engine.policy_checks import check_limits, check_policy, checked_cap
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
+from oncekey.limits import Limits
 from oncekey.stores.api import Store
 from oncekey.stores.cache import open_cache
 from oncekey.stores.registry import KNOWN, open_store
@@ -68,6 +70,8 @@ class OnceKey(Direct, Lifespan):
                  many seconds an entry counts (docs/stores.md)
     ``bind_secret`` the secret of keys that are bound to a user (``Policy(bind=…)``), the same in all processes; the new
                  and the old one while it is replaced
+    ``max_active_keys`` how many keys the store may hold for one tenant; more get 429
+    ``limits``   where rates are counted, and what happens if they cannot be (:class:`oncekey.limits.Limits`)
     ``on_event`` called with every event (oncekey.telemetry.events)
     ``telemetry`` where metrics and traces go: ``"prometheus"``, ``"otel"``, an exporter, or a list of them
                  (docs/metrics.md). Without it nothing is measured
@@ -92,6 +96,8 @@ class OnceKey(Direct, Lifespan):
         cache_secret: str | bytes | None = None,
         cache_ttl: float = 60.0,
         bind_secret: BindSecrets | None = None,
+        max_active_keys: int | None = None,
+        limits: Limits | None = None,
         on_event: Hook | None = None,
         telemetry: Telemetry = None,
         max_queued: int = 10_000,
@@ -123,6 +129,8 @@ class OnceKey(Direct, Lifespan):
         self.profile = profile
         self.docs_url = docs_url
         self.status_url = status_url
+        self.max_active_keys = checked_cap(max_active_keys)
+        self.limiter = Limiter(limits or Limits(), self.max_active_keys)
         self.bind_secrets = binding.secrets_of(bind_secret)
         store = open_store(url) if isinstance(url, str) else url
         front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)
@@ -130,10 +138,16 @@ class OnceKey(Direct, Lifespan):
         engine = make(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         Direct.__init__(self)
         Lifespan.__init__(self, engine, migrate=migrate, grace=grace)
+        check_limits(self)
+        self.on_close(self._close_limiter)
         for each in (self.default_policy, *self.routes.listed.values()):
             self.check_policy(each)
         self.resolvers: Resolvers = ByOperation("resolver")
         self.resumes: ByOperation[Registered] = ByOperation("resume function")
+
+    def _close_limiter(self) -> None:
+        self.limiter.close()
+        self.on_close(self._close_limiter)  # for the next close: a OnceKey opens again when it is used
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise ConfigurationError for a policy that needs a setting or a store which this OnceKey does not have."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncekey.core import binding
 from oncekey.core.policy import Policy
 from oncekey.core.states import Effects
 from oncekey.errors import ConfigurationError
+from oncekey.stores.api import Tallies
 from oncekey.stores.registry import WITH_TRANSACTIONS
 
 if TYPE_CHECKING:
@@ -21,6 +22,29 @@ UNSIGNED_TIME = (
     "that lay in a queue for too long, and not an attacker. With Policy(verify=…), a function that checks a signature "
     "over body and time, it does both (docs/limits.md). This is said once"
 )
+
+
+CANNOT_COUNT = (
+    "{option} counts the keys of a tenant, and this store cannot: keep the keys in a database with SQL, or bound new "
+    "keys with Policy(limit='100/minute') instead"
+)
+
+
+def checked_cap(given: Any) -> int | None:
+    if given is not None and (type(given) is not int or given < 1):
+        raise ConfigurationError(f"OnceKey(max_active_keys={given!r}): it takes a whole number, 1 or more")
+    number: int | None = given
+    return number
+
+
+def check_limits(once: OnceKey) -> None:
+    """Raise ConfigurationError for limits that the store of this OnceKey cannot count."""
+    if isinstance(once.store, Tallies):
+        return
+    if once.max_active_keys is not None:
+        raise ConfigurationError(CANNOT_COUNT.format(option="OnceKey(max_active_keys=…)"))
+    if once.limiter.counts_in_store:
+        raise ConfigurationError(CANNOT_COUNT.format(option="Limits(storage='store')"))
 
 
 def check_policy(policy: Policy | None, once: OnceKey) -> None:
@@ -42,6 +66,8 @@ def check_policy(policy: Policy | None, once: OnceKey) -> None:
             "is: mount it, as in app.mount('/idempotency', status_app(once)), and say "
             "OnceKey(status_url='/idempotency')"
         )
+    if policy.rate is not None:
+        once.limiter.open()
     if policy.bind is not None and not once.bind_secrets:
         raise binding.need_secret()
     if policy.max_age is not None and policy.verify is None and not once.told_unsigned_time:

@@ -12,6 +12,7 @@ can do, it says by having the methods of these protocols:
 :class:`SharedCommit`  reservations and swaps in one commit
 :class:`SharedTurn`    the ends of a worker's jobs and its next claim in one commit
 :class:`EventLoops`    reserve and swap in an event loop, without a thread
+:class:`Tallies`       the keys of one tenant can be counted, for limits
 :class:`Epochs`        the store notices that it was emptied, and refuses until an operator accepts it
 =====================  ============================================================================================
 
@@ -38,6 +39,7 @@ from oncekey.core.audit import Audit, AuditLine
 from oncekey.core.diagnosis import Diagnosis
 from oncekey.core.health import StoreHealth
 from oncekey.core.jobs import Conclusion, DeferredTo, Job, JobState, OutboxHealth
+from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -285,6 +287,15 @@ class SharedTurn(Protocol):
         self, ended: Sequence[Conclusion], owner: str, tasks: Sequence[str], limit: int, lease_seconds: float
     ) -> tuple[list[bool], list[Job]]:
         """``conclude`` and then ``claim``, in one commit. It never takes a job that is among ``ended``."""
+        ...
+
+
+@runtime_checkable
+class Tallies(Protocol):
+    """The store can count the keys of one tenant without reading those of others."""
+
+    def tally(self, asked: Tally) -> int:
+        """How many keys the tenant has, in any state and with any endpoint; at most ``asked.limit``."""
         ...
 
 

@@ -13,7 +13,6 @@ import time
 from oncekey.core.decision import TurnedAway
 from oncekey.core.guards import unusable, why_not_now
 from oncekey.core.problems import Answer, Situation
-from oncekey.engine.admission import Admission
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated
 from oncekey.web.exchange import Exchange
@@ -39,7 +38,7 @@ def check(exchange: Exchange, request: Request, body: bytes) -> Answer | None:
     if policy.max_age is not None:
         detail = why_not_now(request.headers.get(policy.timestamp_header), policy, time.time())
         if detail is not None:
-            exchange.admission = Admission(TurnedAway(Situation.TIMESTAMP_REFUSED, detail))
+            exchange.too_old = TurnedAway(Situation.TIMESTAMP_REFUSED, detail)
     if policy.key_from is not None:
         return _find_key(exchange, request, body)
     return None

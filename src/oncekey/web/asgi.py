@@ -18,8 +18,8 @@ point              what leaves there
 =================  ===================================================================================================
 the head           no key, several, or a key with escapes, spaces or parameters; a policy that narrows keys, or
                    asks more of a request than its key (``core/guards.py``); no content type; a body of unknown length
-                   or over 64 KiB; headers that are part of the fingerprint; a OnceKey that is closed, or whose store
-                   failed the last time
+                   or over 64 KiB; headers that are part of the fingerprint; a OnceKey that is closed, that has a
+                   ``max_active_keys``, or whose store failed the last time
 the body           it is not as long as its header says
 the store's word   a key that is in flight, unknown, deferred, expired, of another request, or to be retried; a
                    reservation whose answer was lost and asked for again
@@ -148,6 +148,7 @@ class IdempotencyMiddleware:
             or not policy.key_min_length <= len(key) <= policy.key_max_length
             or key.isspace()
             or not policy.flat
+            or once.max_active_keys is not None
             or not engine.breaker.calm
             or engine.closed
         ):

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final
 
-from oncekey.core.decision import Decision, Execute
+from oncekey.core.decision import Decision, Execute, TurnedAway
 from oncekey.core.judgment import Move, is_false_success
 from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
@@ -80,8 +80,8 @@ class Exchange:
     operation: Operation
     bound_to: str | None = None
     """What the route's bind function returned."""
-    admission: Admission | None = None
-    """Set if a key that is not known may be refused."""
+    too_old: TurnedAway | None = None
+    """The answer to this request if its key is not known: the request is too old for a new one."""
     key_header: bytes | None = None
     """The key as the client wrote it in Idempotency-Key, for the response. None: it has no valid one there."""
     record: Record | None = None
@@ -148,7 +148,11 @@ class Exchange:
 
         ``first``: what the store has answered already.
         """
-        return self.once.engine.begin(self.wanted, self.policy, first, self.admission)
+        once, policy = self.once, self.policy
+        admission = None
+        if self.too_old is not None or policy.rate is not None or once.max_active_keys is not None:
+            admission = Admission(policy, once.limiter, self.tenant, self.too_old)
+        return once.engine.begin(self.wanted, policy, first, admission)
 
     def unavailable(self) -> Answer:
         """The store cannot be asked, so the app is not called."""

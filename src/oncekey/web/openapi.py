@@ -119,6 +119,10 @@ def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool =
         found.append(Situation.ACCEPTED)
     found += [Situation.BODY_TOO_LARGE, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED]
     found += [Situation.NOT_EXECUTED, Situation.NOT_FINISHED]
+    if policy.max_age is not None:
+        found.append(Situation.TIMESTAMP_REFUSED)
+    if policy.limit is not None:
+        found.append(Situation.LIMITED)
     if policy.verify is not None:
         found.append(Situation.SIGNATURE_INVALID)
     if authenticates and policy.sender is None:

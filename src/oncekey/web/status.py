@@ -31,7 +31,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, quote
 
@@ -42,11 +44,12 @@ from oncekey.core.header import BadKey, parse_key
 from oncekey.core.problems import WHICH_KEY, Answer, Situation
 from oncekey.core.record import Record, Reservation
 from oncekey.core.states import FINAL, Event, State
-from oncekey.engine.flows import Flow
+from oncekey.engine.flows import Call, Flow
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.limits import RatesDown
 from oncekey.web import wsgi_environ
 from oncekey.web.asgi_scope import Receive, Scope, Send, route_path
 from oncekey.web.responses import answer_headers, busy_seconds, refusal, replay, status_location, unknown
@@ -56,6 +59,7 @@ __all__ = ["StatusApp", "StatusWsgi", "status_app", "status_path", "status_wsgi"
 MAX_KEY_LENGTH = 255
 MAX_OPERATION_LENGTH = 400
 _NOT_ALLOWED = Answer(405, ((b"allow", b"GET, HEAD"), (b"cache-control", b"no-store"), (b"content-length", b"0")), b"")
+TOO_MANY_MISSES = "This caller has asked for more keys that do not exist than this API allows in this time."
 _CACHING = frozenset({b"cache-control", b"expires", b"etag", b"last-modified"})
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
@@ -89,6 +93,8 @@ class _Asked:
         """The operation that ``authorize`` gets before the look-up."""
         self.key: str | None = None
         self.record: Record | None = None
+        self.refused: Answer | None = None
+        """Why the row was not looked up."""
 
     def read_key(self, path: str) -> Answer | None:
         """Find the key in the path, or otherwise in the header. Returns an Answer if there is none."""
@@ -109,9 +115,28 @@ class _Asked:
         return None
 
     def look(self, tenant: str) -> Flow[Record | None]:
-        """Read the row."""
+        """Read the row, unless this caller has asked for too many keys that do not exist."""
+        limiter = self.once.limiter
+        if limiter.lookups is not None:
+            try:
+                wait: float | None = yield Call(partial(limiter.lookup, tenant, missed=False))
+            except RatesDown:
+                self.refused = refusal(self.once, Situation.STORE_UNAVAILABLE)
+                return None
+            if wait is not None:
+                self.refused = refusal(self.once, Situation.LIMITED, detail=TOO_MANY_MISSES, retry_after=wait)
+                return None
         record: Record | None = yield (self.once.key_scope(tenant, self.operation), self.key or "")
         return record
+
+    def counts_miss(self, answer: Answer) -> bool:
+        """Whether this look-up found nothing for its caller, and such look-ups are limited."""
+        return self.once.limiter.lookups is not None and self.refused is None and answer.status == 404
+
+    def miss(self, tenant: str) -> Flow[None]:
+        """Count it. If the storage of limits is down, the answer stays what it is: the next question is refused."""
+        with suppress(RatesDown):
+            yield Call(partial(self.once.limiter.lookup, tenant, missed=True))
 
     def binds(self, record: Record) -> Bind | None:
         """The function that says to what this caller's keys are bound; None: this key is not bound."""
@@ -129,6 +154,8 @@ class _Asked:
 
     def answer(self, record: Record | None) -> Answer:
         """The answer for this row."""
+        if self.refused is not None:
+            return self.refused
         answer = self._meaning(record)
         if answer.status in (404, 410):
             self.record = None
@@ -247,7 +274,10 @@ class StatusApp:
                 record = asked.bound(record, await bound_to if inspect.isawaitable(bound_to) else bound_to)
         except (NotAuthenticated, NotAuthorized):
             record = None
-        return asked.answer(record)
+        answer = asked.answer(record)
+        if asked.counts_miss(answer):
+            await once.engine.run(asked.miss(tenant), once.default_policy.begin_seconds)
+        return answer
 
     async def _authorize(self, asked: _Asked, operation: str) -> None:
         if self.once.authorize is not None:
@@ -297,7 +327,10 @@ class StatusWsgi:
                 record = asked.bound(record, not_async(bind(asked.request), "bind"))
         except (NotAuthenticated, NotAuthorized):
             record = None
-        return asked.answer(record)
+        answer = asked.answer(record)
+        if asked.counts_miss(answer):
+            once.engine.run_blocking(asked.miss(tenant), once.default_policy.begin_seconds)
+        return answer
 
     def _authorize(self, asked: _Asked, operation: str) -> None:
         if self.once.authorize is not None:

@@ -26,6 +26,7 @@ from enum import Enum
 from typing import Any
 
 from oncekey.core.jobs import DeferredTo, Job
+from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Event, State
 from oncekey.core.steps import Find, StepsOf
@@ -33,7 +34,7 @@ from oncekey.core.swaps import Swap, undo
 from oncekey.engine.batching.batch import MAX_BATCH, batches
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
-from oncekey.stores.api import Outbox, SharedCommit, Store
+from oncekey.stores.api import Outbox, SharedCommit, Store, Tallies
 from oncekey.stores.cache.front import Cache, reserve_behind, swap_behind
 
 _log = logging.getLogger("oncekey")
@@ -78,6 +79,7 @@ class ThreadLane:
             (StepsOf, "steps", store.steps),
             (Find, "find", lambda asked: [_find(store, each) for each in asked]),
             (DeferredTo, "deferred_to", lambda asked: [_deferred_to(outbox, each) for each in asked]),
+            (Tally, "tally", lambda asked: [_tally(store, each) for each in asked]),
         )
         self._to_undo: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
@@ -351,6 +353,12 @@ def _took(work: Reservation | Swap, result: Any) -> bool:
 
 def _find(store: Store, asked: Find) -> list[tuple[str, str]]:
     return store.find(downstream_key=asked.downstream_key, provider_id=asked.provider_id)
+
+
+def _tally(store: Store, asked: Tally) -> int:
+    if not isinstance(store, Tallies):  # a OnceKey with such a limit refuses the store at its start
+        raise StoreError("this store cannot count the keys of a tenant")
+    return store.tally(asked)
 
 
 def _deferred_to(outbox: Outbox | None, asked: DeferredTo) -> Job | None:

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.core.jobs import DeferredTo
+from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.steps import Find, StepsOf
 from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreUnavailable
 
-Work = Reservation | Swap | End | tuple[str, str] | StepsOf | Find | DeferredTo
+Work = Reservation | Swap | End | tuple[str, str] | StepsOf | Find | DeferredTo | Tally
 """What one caller asks of a store: to reserve, swap, end its attempt, read (scope, key), list the steps of a key, find
-keys, or name the job that a request was deferred to."""
+keys, name the job that a request was deferred to, or count the keys of a tenant."""
 
 GAVE_UP = "the store did not answer in time"
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from oncekey.core.audit import AuditLine
 from oncekey.core.diagnosis import Diagnosis, Level
 from oncekey.core.health import StoreHealth, health_of
+from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -137,6 +138,12 @@ class MemoryStore:
                 if row.meets(state, scope, operation, None if older_than is None else now - older_than)
                 and (after is None or at > after)
             ][:limit]
+
+    def tally(self, asked: Tally) -> int:
+        with self._lock:
+            since = None if asked.newer_than is None else self._clock() - asked.newer_than
+            rows = [row for (scope, _), row in self._rows.items() if asked.tenant <= scope < asked.end]
+            return min(asked.limit, len([row for row in rows if since is None or row.created_at > since]))
 
     def counts(self) -> StoreHealth:
         with self._lock:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.audit import AuditLine
 from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, WAITING_SECONDS, HalfDoneOf, StoreHealth, UnknownsOf
+from oncekey.core.rates import Tally
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -21,7 +22,7 @@ _OWN_DUTY = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.EX
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS, _HALF_DONE = (
     statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns", "half_done")
 )
-_LISTING, _IDENTITY = statement("listing", slim(NOW)), statement("identity")
+_LISTING, _IDENTITY, _TALLY = statement("listing", slim(NOW)), statement("identity"), statement("tally")
 
 
 class Lookups:
@@ -84,6 +85,13 @@ class Lookups:
             limit=limit,
         )
         return [rows.record(row) for row in found]
+
+    def tally(self, asked: Tally) -> int:
+        self._start_clock()
+        (((number,),),) = self._send(
+            _TALLY, tenant=asked.tenant, end=asked.end, newer_than=micros(asked.newer_than), limit=asked.limit
+        )
+        return int(number)
 
     def counts(self) -> StoreHealth:
         self._start_clock()

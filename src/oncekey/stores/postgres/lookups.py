@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 from oncekey.core.audit import AuditLine
 from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, WAITING_SECONDS, HalfDoneOf, StoreHealth, UnknownsOf
+from oncekey.core.rates import Tally
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -25,7 +26,7 @@ _OWN_INDEX = frozenset({State.IN_PROGRESS, State.PENDING, State.UNKNOWN, State.E
 _STEPS, _AUDIT, _FIND, _COUNTS, _WAITING, _UNKNOWNS = (
     statement(name) for name in ("steps", "audit", "find", "counts", "waiting", "unknowns")
 )
-_HALF_DONE, _IDENTITY = statement("half_done"), statement("identity")
+_HALF_DONE, _IDENTITY, _TALLY = statement("half_done"), statement("identity"), statement("tally")
 _LISTING = statement("listing", SLIM)
 
 
@@ -79,6 +80,12 @@ class Lookups:
             "after_key": after_key,
         }
         return [rows.record(row) for row in self._execute(listing_statement(state, scope), asked)]
+
+    def tally(self, asked: Tally) -> int:
+        self._start_clock()
+        values = {"tenant": asked.tenant, "end": asked.end, "newer_than": asked.newer_than, "limit": asked.limit}
+        ((number,),) = self._execute(_TALLY, values)
+        return int(number)
 
     def counts(self) -> StoreHealth:
         self._start_clock()

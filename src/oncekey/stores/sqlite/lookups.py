@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from oncekey.core.audit import AuditLine
 from oncekey.core.health import COUNTED, NO_RESOLVER, OPERATIONS, WAITING_SECONDS, HalfDoneOf, StoreHealth, UnknownsOf
+from oncekey.core.rates import Tally
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
@@ -22,7 +23,7 @@ from oncekey.stores.sqlite.connections import Connections
 _STEPS, _AUDIT, _FIND, _LISTING, _COUNTS, _WAITING = (
     queries.statement(schema.PACKAGE, name) for name in ("steps", "audit", "find", "listing", "counts", "waiting")
 )
-_HALF_DONE = queries.statement(schema.PACKAGE, "half_done")
+_HALF_DONE, _TALLY = queries.statement(schema.PACKAGE, "half_done"), queries.statement(schema.PACKAGE, "tally")
 _UNKNOWNS, _COUNTED_UNKNOWNS = queries.statement(schema.PACKAGE, "unknowns"), (COUNTED, NO_RESOLVER, OPERATIONS)
 
 _INDEXES = {
@@ -69,6 +70,12 @@ class Lookups:
             parameters = (*(after or ("", "")), scope, operation, created_by, limit)
             found = connection.execute(listing_statement(state, scope), parameters)
             return [rows.record(row, None, now) for row in found]
+
+    def tally(self, asked: Tally) -> int:
+        with self._reading() as connection:
+            since = None if asked.newer_than is None else self.clock() - asked.newer_than
+            (number,) = connection.execute(_TALLY, (asked.tenant, asked.end, since, asked.limit)).fetchone()
+            return int(number)
 
     def counts(self) -> StoreHealth:
         with self._reading() as connection:

@@ -197,6 +197,16 @@ WHERE
 ORDER BY k.scope, k.`key`
 LIMIT :limit
 
+-- name: tally
+-- How many keys a tenant has, for limits; no more than the limit are read. Scopes are compared as bytes.
+SELECT count(*) FROM (
+    SELECT 1 FROM idempotency_keys AS k FORCE INDEX (PRIMARY)
+    WHERE
+        k.scope >= :tenant AND k.scope < :end
+        AND (:newer_than IS NULL OR k.created_at > utc_timestamp(6) - INTERVAL :newer_than MICROSECOND)
+    LIMIT :limit
+) AS counted
+
 -- name: both
 -- As `end`, and then as `reserve`, in one commit.
 {begin};

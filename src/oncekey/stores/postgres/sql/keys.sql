@@ -314,6 +314,19 @@ WHERE
     AND (w.from_effects IS NULL OR k.effects = w.from_effects)
 RETURNING {columns}
 
+-- name: tally
+-- How many keys a tenant has, for limits; no more than the limit are read. Scopes are compared as bytes.
+SELECT count(*) FROM (
+    SELECT FROM idempotency_keys AS k
+    WHERE
+        k.scope >= %(tenant)s AND k.scope < %(end)s
+        AND (
+            %(newer_than)s::double precision IS NULL
+            OR k.created_at > now() - %(newer_than)s::double precision * interval '1 second'
+        )
+    LIMIT %(limit)s
+) AS counted
+
 -- name: swap_beside
 -- The same as swap.sql, and in the same commit a step, an audit line, and the reconciler's tries.
 -- All of these come from `moved`, not from `held`: a row that changed between the snapshot and the lock is held, but

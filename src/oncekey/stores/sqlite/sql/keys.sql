@@ -92,6 +92,15 @@ WHERE {state} AND {scope}
   AND (?5 IS NULL OR created_at <= ?5)
 ORDER BY scope, key LIMIT ?6
 
+-- name: tally
+-- How many keys a tenant has, for limits; no more than the limit are read. Scopes are compared as bytes.
+-- ?1 tenant · ?2 the end of its scopes · ?3 created after then · ?4 limit
+SELECT count(*) FROM (
+    SELECT 1 FROM idempotency_keys
+    WHERE scope >= ?1 AND scope < ?2 AND (?3 IS NULL OR created_at > ?3)
+    LIMIT ?4
+)
+
 -- name: moved
 -- The row that swap.sql just moved, without the response: the swap has it.
 SELECT scope, key, operation, fingerprint, fingerprint_version, effects, state, attempt, owner, lease_until,

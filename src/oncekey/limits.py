@@ -1,0 +1,132 @@
+"""Limits of a OnceKey: where rates are counted, and what happens if they cannot be counted (docs/limits.md).
+
+``Policy(limit="100/minute")`` bounds the new keys of a tenant, ``OnceKey(max_active_keys=…)`` the keys that it has, and
+``Limits(lookups="60/minute")`` the questions for keys that it does not have. :class:`Rates` counts with the library
+``limits``, which is imported when the first limit is declared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal
+
+from oncekey.core.rates import Rate
+from oncekey.errors import ConfigurationError
+
+Fails = Literal["open", "closed"]
+
+IN_STORE = "store"
+STORAGE_TIMEOUT_SECONDS = 1.0
+"""How long a request waits for a Redis with counters. Rates are not worth more than that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How a OnceKey counts: ``OnceKey(limits=Limits(storage="redis://…"))``."""
+
+    storage: str = "memory://"
+    """Where rates are counted. ``memory://``: in each process by itself, so four workers let four times as many pass.
+    ``redis://…`` (or another storage of the library ``limits``): for all processes. ``store``: by the keys in the store
+    of the OnceKey, for all processes and without another server; a count reads the tenant's keys."""
+
+    lookups: str | None = None
+    """How many questions for keys that do not exist a caller of the status endpoint may ask: ``60/minute``."""
+
+    rates_fail: Fails = "open"
+    """What happens if the storage of rates does not answer. ``open``: new keys are not limited meanwhile, since a limit
+    that is down must not stop payments. ``closed``: 503."""
+
+    caps_fail: Fails = "closed"
+    """What happens if the store cannot count the keys of a tenant. ``closed``: 503, since a store that cannot count is
+    about to fail anyway, and a cap protects it. ``open``: the key is taken."""
+
+    def __post_init__(self) -> None:
+        for name in ("rates_fail", "caps_fail"):
+            if getattr(self, name) not in ("open", "closed"):
+                raise ConfigurationError(f"Limits({name}={getattr(self, name)!r}): it takes 'open' or 'closed'")
+        if self.lookups is not None:
+            Rate.of(self.lookups, "Limits(lookups")
+        text: Any = self.storage
+        if not isinstance(text, str) or (text != IN_STORE and "://" not in text):
+            raise ConfigurationError(
+                f"Limits(storage={text!r}): it takes 'memory://', a redis:// address, or 'store', the keys' own store"
+            )
+        if text == IN_STORE and self.lookups is not None:
+            raise ConfigurationError(
+                "Limits(storage='store', lookups=…): questions for keys that do not exist leave nothing to count in "
+                "the store; take storage='memory://' or a redis:// address"
+            )
+
+
+class RatesDown(Exception):
+    """The storage of rates did not answer."""
+
+
+class Rates:
+    """Counts by a moving window: at no time more than ``amount`` in the last ``seconds``."""
+
+    def __init__(self, storage: str) -> None:
+        library = _library()
+        options = (
+            {}
+            if storage.startswith("memory:")
+            else {
+                "socket_timeout": STORAGE_TIMEOUT_SECONDS,
+                "socket_connect_timeout": STORAGE_TIMEOUT_SECONDS,
+            }
+        )
+        self.blocks = not storage.startswith("memory:")
+        """A count may wait for a server: not in an event loop."""
+        try:
+            opened = library.storage.storage_from_string(storage, **options)
+            self._window = library.strategies.MovingWindowRateLimiter(opened)
+            self._client = getattr(opened, "storage", None)
+        except Exception as error:  # noqa: BLE001 - the library and its drivers raise their own
+            # Not the library's own words: they may have the address, and its password.
+            raise ConfigurationError(
+                f"Limits(storage={_without_password(storage)!r}): {type(error).__name__}. It takes 'memory://', or an "
+                "address of the library 'limits', whose driver is installed"
+            ) from None
+        self._item = library.RateLimitItemPerSecond
+
+    def close(self) -> None:
+        """Close the connections of a storage on a server. The next count opens others."""
+        if self.blocks and (close := getattr(self._client, "close", None)) is not None:
+            close()
+
+    def hit(self, rate: Rate, what: str, tenant: str) -> float | None:
+        """Count one. None: it was within the rate; otherwise it is not counted, and the seconds until one is again."""
+        return self._ask(rate, what, tenant, self._window.hit)
+
+    def full(self, rate: Rate, what: str, tenant: str) -> float | None:
+        """As ``hit``, without counting."""
+        return self._ask(rate, what, tenant, self._window.test)
+
+    def _ask(self, rate: Rate, what: str, tenant: str, verb: Any) -> float | None:
+        item = self._item(rate.amount, rate.seconds, namespace="oncekey")
+        # A hash, so that the storage does not show tenants, and no tenant can be written as another.
+        name = sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        try:
+            if verb(item, what, name):
+                return None
+            return max(0.0, float(self._window.get_window_stats(item, what, name).reset_time) - time.time())
+        except Exception as error:
+            raise RatesDown(str(error)) from error
+
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("limits")
+        importlib.import_module("limits.storage")
+        importlib.import_module("limits.strategies")
+    except ImportError as error:
+        raise ConfigurationError("limits need the library 'limits': pip install 'oncekey[limits]'") from error
+    return library
+
+
+def _without_password(address: str) -> str:
+    head, at, tail = address.rpartition("@")
+    return f"{head.partition('://')[0]}://…@{tail}" if at else address

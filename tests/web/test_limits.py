@@ -1,0 +1,410 @@
+"""Limits: new keys per time, keys per tenant, and look-ups that find nothing. All before any write."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from oncekey import OnceKey, Policy
+from oncekey.core.rates import Rate, Tally
+from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.swaps import Swap
+from oncekey.engine.limiter import Counts
+from oncekey.errors import ConfigurationError, StoreUnavailable
+from oncekey.limits import Limits, Rates, RatesDown
+from oncekey.stores.api import Tallies
+from oncekey.stores.registry import open_store
+from oncekey.telemetry import events
+from oncekey.testing.http.stack import FlakyStore, Stack
+from oncekey.web.status import status_app, status_wsgi
+
+on_both = pytest.mark.parametrize("name", ["asgi", "wsgi"])
+THREE = Policy(limit="3/minute", effects="repeatable")
+
+
+class CountingStore(FlakyStore):
+    """Counts what it is asked, and the rows that it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.rows_written = 0
+
+    def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
+        self.asked.append("reserve")
+        before = len(self._rows)
+        found = super().reserve(batch)
+        self.rows_written += len(self._rows) - before
+        return found
+
+    def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
+        self.asked.append("swap")
+        self.rows_written += len(batch)
+        return super().swap(batch)
+
+    def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
+        self.asked.append("read")
+        return super().read(keys)
+
+    def tally(self, asked: Tally) -> int:
+        self.asked.append("tally")
+        if "tally" in self.down:
+            raise StoreUnavailable("the test has switched it off")
+        return super().tally(asked)
+
+    def since(self, before: int) -> list[str]:
+        return self.asked[before:]
+
+
+@pytest.fixture
+def make(make_stack: Any, name: str) -> Callable[..., Stack]:
+    def made(policy: Policy = THREE, **options: Any) -> Stack:
+        options = {"scope": lambda request: request.headers.get("x-tenant", "ann"), **options}
+        options.setdefault("store", CountingStore())
+        stack: Stack = make_stack(name, policy=policy, **options)
+        return stack
+
+    return made
+
+
+def ask(stack: Stack, key: str, tenant: str = "ann", **more: Any) -> httpx.Response:
+    return stack.post(key, headers={"X-Tenant": tenant}, **more)
+
+
+def statuses(stack: Stack, count: int, first: int = 1, tenant: str = "ann") -> list[int]:
+    return [ask(stack, f"k-{number}", tenant).status_code for number in range(first, first + count)]
+
+
+# -- the rate of new keys ----------------------------------------------------------------------------------------------
+
+
+def test_new_keys_beyond_the_rate_get_429_in_every_framework(make: Callable[..., Stack]) -> None:
+    stack = make()
+    assert statuses(stack, 5) == [201, 201, 201, 429, 429]
+    answer = ask(stack, "k-9")
+    assert answer.json()["type"] == "urn:oncekey:problem:limited"
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert (len(stack.store.listing()), stack.runs) == (3, 3)
+    assert statuses(stack, 3, tenant="bob") == [201] * 3
+
+
+@on_both
+def test_replay_is_no_new_key(make: Callable[..., Stack]) -> None:
+    """It neither counts nor is refused; nor are a retry of a failed request and a mismatch."""
+    stack = make()
+    assert statuses(stack, 1) == [201]
+    assert {ask(stack, "k-1").status_code for _ in range(10)} == {201}
+    assert statuses(stack, 3, first=2) == [201, 201, 429]
+    assert ask(stack, "k-1").headers["idempotency-replayed"] == "true"
+    assert ask(stack, "k-1", body={"amount": 1}).status_code == 422
+    other = make(Policy(limit="1/hour", effects="repeatable"))
+    assert [ask(other, "k-1", m="return-500").status_code for _ in range(3)] == [500] * 3
+    assert other.runs == 3
+
+
+@on_both
+def test_limited_request_costs_one_read_and_no_row(make: Callable[..., Stack]) -> None:
+    stack = make()
+    store: Any = stack.store
+    statuses(stack, 3)
+    before, rows = len(store.asked), store.rows_written
+    assert statuses(stack, 20, first=4) == [429] * 20
+    assert (store.since(before), store.rows_written - rows) == (["read"] * 20, 0)
+    before = len(store.asked)
+    ask(stack, "k-1")
+    assert store.since(before) == ["read"]
+
+
+@on_both
+def test_routes_with_the_same_limit_count_together(make: Callable[..., Stack]) -> None:
+    stack = make(routes={"POST /payments/{id}/refunds": Policy(limit="1/hour")})
+    assert statuses(stack, 3) == [201] * 3
+    refunds = [ask(stack, f"r-{n}", path=f"/payments/{n}/refunds").status_code for n in (1, 2)]
+    assert refunds == [201, 429]
+
+
+@on_both
+@pytest.mark.parametrize("profile", ["ietf", "stripe", "governance"])
+def test_429_has_the_form_of_each_profile(make: Callable[..., Stack], profile: str) -> None:
+    stack = make(Policy(limit="1/hour"), profile=profile)
+    ask(stack, "k-1")
+    answer = ask(stack, "k-2")
+    words = {"ietf": "problem:limited", "stripe": "rate_limit", "governance": "IDEMPOTENCY_LIMIT_REACHED"}
+    assert (answer.status_code, words[profile] in answer.text) == (429, True)
+    assert 3500 < int(answer.headers["retry-after"]) <= 3600
+    assert answer.headers.get("stripe-should-retry") == ("true" if profile == "stripe" else None)
+    assert [(event.scope, event.reason) for event in stack.saw(events.TurnedAway)] == [("ann", "limited")]
+
+
+@on_both
+def test_rate_can_be_counted_by_the_store_itself(make: Callable[..., Stack]) -> None:
+    """For all processes: a second OnceKey on the same store counts the same keys."""
+    options: dict[str, Any] = {"limits": Limits(storage="store"), "store": CountingStore()}
+    first, second = make(**options), make(**options)
+    assert statuses(first, 2) == [201, 201]
+    assert statuses(second, 2, first=3) == [201, 429]
+    first.store._clock = lambda: 1_800_000_061.0
+    assert statuses(first, 1, first=9) == [201]
+
+
+@on_both
+def test_rate_fails_open_and_says_so(
+    make: Callable[..., Stack], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, closed = make(), make(limits=Limits(rates_fail="closed"))
+
+    def down(*_: Any) -> None:
+        raise RatesDown("connection refused")
+
+    monkeypatch.setattr(Rates, "hit", down)
+    assert statuses(stack, 6) == [201] * 6
+    assert caplog.text.count("nothing is limited meanwhile") == 1
+    assert (statuses(closed, 2), closed.runs) == ([503, 503], 0)
+
+
+@pytest.mark.stores
+@on_both
+def test_rate_is_counted_in_redis_for_all_processes(make: Callable[..., Stack], request: pytest.FixtureRequest) -> None:
+    address = request.getfixturevalue("redis_url").partition("?")[0]
+    first, second = (make(limits=Limits(storage=address)) for _ in range(2))
+    assert statuses(first, 2) == [201, 201]
+    assert statuses(second, 2, first=3) == [201, 429]
+
+
+@on_both
+def test_redis_that_is_not_there_does_not_stop_payments(
+    make: Callable[..., Stack], caplog: pytest.LogCaptureFixture
+) -> None:
+    stack = make(limits=Limits(storage="redis://127.0.0.1:1"))
+    assert statuses(stack, 5) == [201] * 5
+    assert "the storage of limits does not answer" in caplog.text
+
+
+# -- how many keys a tenant has ----------------------------------------------------------------------------------------
+
+
+@on_both
+def test_tenant_cannot_have_more_keys_than_the_cap(make: Callable[..., Stack]) -> None:
+    stack = make(Policy(), max_active_keys=4)
+    assert statuses(stack, 6) == [201] * 4 + [429, 429]
+    assert ask(stack, "k-9").headers["retry-after"] == "60"
+    assert statuses(stack, 1, tenant="bob") == [201]
+    assert ask(stack, "k-1").headers["idempotency-replayed"] == "true"
+    assert len(stack.store.listing(scope="ann")) == 4
+
+
+@on_both
+def test_refused_request_at_the_cap_costs_one_read(make: Callable[..., Stack]) -> None:
+    """The count is asked for once a second, however many requests are refused in it."""
+    stack = make(Policy(), max_active_keys=2)
+    assert stack.once.limiter.caps is not None
+    stack.once.limiter.caps._clock = lambda: 7.0
+    store: Any = stack.store
+    statuses(stack, 2)
+    assert store.asked == ["read", "tally", "reserve", "swap", "read", "reserve", "swap"]
+    before, rows = len(store.asked), store.rows_written
+    assert statuses(stack, 50, first=3) == [429] * 50
+    assert (store.since(before), store.rows_written - rows) == (["read"] * 50, 0)
+    stack.once.limiter.caps._clock = lambda: 8.0
+    statuses(stack, 2, first=3)
+    assert store.since(before)[50:] == ["read", "tally", "read"]
+
+
+@on_both
+def test_keys_of_all_endpoints_count_for_the_cap(make: Callable[..., Stack]) -> None:
+    stack = make(Policy(key_per="endpoint"), max_active_keys=2)
+    paths = [f"/payments/{number}/refunds" for number in (1, 2, 3)]
+    answers = [ask(stack, "k-1", path=path).status_code for path in paths]
+    assert answers == [201, 201, 429]
+    assert statuses(stack, 1, tenant="an") == [201]
+    assert statuses(stack, 1, tenant="anna") == [201]
+
+
+@on_both
+def test_concurrent_requests_do_not_pass_the_cap(make: Callable[..., Stack]) -> None:
+    stack = make(Policy(), max_active_keys=10)
+    answers = [stack.start(f"k-{number}") for number in range(60)]
+    found = [answer.result(30).status_code for answer in answers]
+    # A count that was asked for while a key was on its way may have it twice, until the next count.
+    assert 5 < found.count(201) <= 10
+    assert len(found) == found.count(201) + found.count(429)
+    assert len(stack.store.listing()) == found.count(201)
+
+
+@on_both
+def test_key_that_is_forgotten_makes_room(make: Callable[..., Stack]) -> None:
+    stack = make(Policy(), max_active_keys=1)
+    assert stack.once.limiter.caps is not None
+    stack.once.limiter.caps._recount_seconds = 0.0
+    assert statuses(stack, 2) == [201, 429]
+    stack.store._rows.clear()
+    assert statuses(stack, 2, first=2) == [201, 429]
+
+
+@on_both
+def test_cap_fails_closed_and_the_handler_does_not_run(
+    make: Callable[..., Stack], caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = make(Policy(), max_active_keys=4)
+    opened = make(Policy(), max_active_keys=4, limits=Limits(caps_fail="open"))
+    for stack in (closed, opened):
+        stack.store.down.add("tally")
+    assert (statuses(closed, 1), closed.runs) == ([503], 0)
+    assert statuses(opened, 6) == [201] * 6
+    assert "cannot count the keys of a tenant" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["asgi"])
+def test_every_store_with_a_tally_counts_one_tenant(make: Callable[..., Stack], store_url: str) -> None:
+    store: Any = open_store(store_url)
+    store.migrate()
+    options: dict[str, Any] = {"max_active_keys": 3, "store": store}
+    if not isinstance(store, Tallies):
+        with pytest.raises(ConfigurationError, match="this store cannot"):
+            make(**options)
+        store.close()
+        return
+    stack = make(Policy(key_per="endpoint", effects="repeatable"), **options)
+    assert statuses(stack, 5) == [201] * 3 + [429] * 2
+    assert statuses(stack, 2, tenant="anna") == [201, 201]
+    asked = [("ann", 9, None), ("ann", 2, None), ("an", 9, None), ("anna", 9, 3600.0), ("anna", 9, 0.0)]
+    assert [store.tally(Tally(*each)) for each in asked] == [3, 2, 0, 2, 0]
+
+
+def test_count_never_forgets_keys_that_are_on_their_way() -> None:
+    """A key that was let pass, and that the store has not answered for, counts beside what the store says."""
+    counts = Counts(2, recount_seconds=0.0)
+
+    def take(stored: int) -> bool:
+        flow = counts.take("ann")
+        assert next(flow) == Tally("ann", 2)
+        try:
+            flow.send(stored)
+        except StopIteration as end:
+            return bool(end.value)
+        raise AssertionError("it asks once")
+
+    assert (take(0), take(0), take(0)) == (True, True, False)
+    counts.taken("ann")
+    assert not take(1)
+    counts.taken("ann")
+    assert take(0)
+
+
+# -- look-ups that find nothing ----------------------------------------------------------------------------------------
+
+
+def look(stack: Stack, key: str, tenant: str = "ann") -> httpx.Response:
+    headers = {"X-Tenant": tenant}
+    if not stack.framework.is_async:
+        with httpx.Client(transport=httpx.WSGITransport(status_wsgi(stack.once)), base_url="http://s") as client:
+            return client.get(f"/{key}", headers=headers)
+
+    async def get() -> httpx.Response:
+        transport = httpx.ASGITransport(status_app(stack.once))
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            return await client.get(f"/{key}", headers=headers)
+
+    assert stack._loop is not None
+    answer: httpx.Response = stack._loop.start(get()).result(10)
+    return answer
+
+
+@on_both
+def test_guessing_keys_at_the_status_endpoint_is_limited(make: Callable[..., Stack]) -> None:
+    stack = make(Policy(), limits=Limits(lookups="3/hour"))
+    store: Any = stack.store
+    ask(stack, "k-1")
+    assert [look(stack, "k-1").status_code for _ in range(10)] == [201] * 10
+    assert [look(stack, f"g-{n}").status_code for n in range(3)] == [404] * 3
+    before = len(store.asked)
+    limited = [look(stack, key) for key in ("g-4", "k-1")]
+    assert [answer.status_code for answer in limited] == [429, 429], "a hit would tell the guesser that it is one"
+    assert store.since(before) == []
+    assert int(limited[0].headers["retry-after"]) > 3500
+    assert look(stack, "k-1", "bob").status_code == 404
+    assert ask(stack, "k-1").status_code == 201, "requests are not look-ups"
+
+
+@on_both
+def test_lookups_fail_open(make: Callable[..., Stack], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = make(Policy(), limits=Limits(lookups="1/hour"))
+    closed = make(Policy(), limits=Limits(lookups="1/hour", rates_fail="closed"))
+
+    def down(*_: Any) -> None:
+        raise RatesDown("connection refused")
+
+    monkeypatch.setattr(Rates, "hit", down)
+    monkeypatch.setattr(Rates, "full", down)
+    assert [look(opened, "g").status_code for _ in range(3)] == [404] * 3
+    assert [look(closed, "g").status_code for _ in range(3)] == [503] * 3
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("100/minute", (100, 60)), (" 5 / seconds ", (5, 1)), ("7 per hour", (7, 3600)), ("1/day", (1, 86_400))],
+)
+def test_rate_is_read(text: str, rate: tuple[int, int]) -> None:
+    assert Policy(limit=text).rate == Rate(*rate)
+
+
+@pytest.mark.parametrize("text", ["", "100", "0/minute", "-1/minute", "100/fortnight", "x/minute", 100, "1.5/second"])
+def test_rate_that_makes_no_sense_is_refused(text: Any) -> None:
+    with pytest.raises(ConfigurationError, match="such as '100/minute'"):
+        Policy(limit=text)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"storage": "redis"}, "redis://"),
+        ({"storage": 7}, "redis://"),
+        ({"lookups": "often"}, "100/minute"),
+        ({"rates_fail": "maybe"}, "'open' or 'closed'"),
+        ({"caps_fail": ""}, "'open' or 'closed'"),
+        ({"storage": "store", "lookups": "1/hour"}, "nothing to count"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        Limits(**options)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "10", True])
+def test_cap_takes_a_whole_number(number: Any) -> None:
+    with pytest.raises(ConfigurationError, match="whole number"):
+        OnceKey("memory://", scope=lambda request: "ann", max_active_keys=number)
+
+
+def test_unknown_storage_is_named_without_its_password() -> None:
+    limits = Limits(storage="nosuch://user:hunter2@host")
+    with pytest.raises(ConfigurationError, match="storage=") as raised:
+        OnceKey("memory://", scope=lambda request: "ann", policy=THREE, limits=limits)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "limits", None)
+    with pytest.raises(ConfigurationError, match=r"oncekey\[limits\]"):
+        OnceKey("memory://", scope=lambda request: "ann", policy=THREE)
+    OnceKey("memory://", scope=lambda request: "ann", max_active_keys=5).close()  # needs no library
+
+
+async def test_redis_is_not_asked_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    monkeypatch.setattr(Rates, "hit", lambda *_: threads.append(threading.current_thread()))
+    limits = Limits(storage="redis://127.0.0.1:1")
+    with OnceKey("memory://", scope=lambda request: "ann", policy=THREE, limits=limits) as once:
+        await once.engine.run(once.limiter.hit(Rate(1, 60), "ann"), 5.0)
+        await asyncio.to_thread(once.engine.run_blocking, once.limiter.hit(Rate(1, 60), "ann"), 5.0)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
