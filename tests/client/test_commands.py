@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -154,6 +157,25 @@ def test_summary_counts_refused_and_open_lines(run: Run, server: Server) -> None
     assert code == 1
     assert [summary[name] for name in ("lines", "ok", "refused", "open", "unsettled")] == [4, 1, 1, 1, 1]
     assert [each["intent"] for each in summary["troubles"]] == ["order-1", "order-2", "order-3"]
+
+
+@pytest.mark.frameworks
+def test_progress_is_shown_on_a_terminal_and_the_summary_after_it(run: Run, server: Server, tmp_path: Path) -> None:
+    requests_file(30)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "oncekey", "send", "requests.ndjson", "--to", server.url]
+    environ = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=theirs, stdout=subprocess.PIPE, env=environ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the end of a terminal
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        assert process.stdout is not None
+        assert process.stdout.read() == b"30 lines: 30 done\n"
+    os.close(ours)
+    assert b"sending" in shown
+    assert b"30/30" in shown
 
 
 def test_bodies_are_sent_as_they_stand(run: Run, server: Server) -> None:

@@ -71,7 +71,7 @@ def resume(
         typer.Option("--again", help="Also send what the server may have forgotten, and may run a second time."),
     ] = False,
     tries: Tries = 5,
-    seconds: Seconds = 60.0,
+    seconds: Seconds = 90.0,
     as_json: AsJson = False,
 ) -> None:
     """Finish what was left open: send each open intent again, with its own key, and keep the answer.

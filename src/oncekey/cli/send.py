@@ -50,7 +50,7 @@ def send(
         Path | None, typer.Option(metavar="FILE", help="Write the answers here, in the order of the lines.")
     ] = None,
     tries: Tries = 5,
-    seconds: Seconds = 60.0,
+    seconds: Seconds = 90.0,
     as_json: AsJson = False,
 ) -> None:
     """Send the requests of a file, each once. If it is stopped or killed, run it again: it goes on.

@@ -20,13 +20,16 @@ class Budget:
     waits that long, plus up to ``first_wait``. If it is more than ``longest_wait``, or more than the time that is left,
     the client hands the answer back at once: it neither waits so long nor comes back too early.
 
+    The defaults outlast oncekey's default lease of 60 seconds: if the server was killed while it worked on a request, a
+    retry after that time runs it or learns its outcome.
+
     Questions after a request that the server still works on (409 in flight, 202) cost time, and no tries.
     """
 
     tries: int = 5
-    seconds: float = 60.0
+    seconds: float = 90.0
     first_wait: float = 0.5
-    longest_wait: float = 30.0
+    longest_wait: float = 60.0
 
     def __post_init__(self) -> None:
         if self.tries < 1:

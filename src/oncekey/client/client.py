@@ -12,11 +12,13 @@ After a crash the same lines run again: the response comes from the jar, or the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
 import anyio.to_thread
 import httpx
 
@@ -64,6 +66,10 @@ class _Shared:
         if self._jar is None:
             raise ConfigurationError(f"an intent needs a key jar: Client(…, jar=URL), with one of {KNOWN}")
         return self._jar
+
+    def _resumption(self, name: str | None, again: bool) -> Resumption:
+        longest = self.rules.budget.longest_wait
+        return Resumption(self.jar, self.base_url, name, again=again, longest_wait=longest)
 
     def _close_jar(self) -> None:
         if self._opened_jar:
@@ -166,9 +172,12 @@ class Client(_Shared):
         An intent whose key the server may have forgotten is not sent without ``again``: IntentExpired names them, after
         the others are done. Credentials come from this client, and go only to its own origin.
         """
-        work = Resumption(self.jar, self.base_url, name, again=again)
+        work = self._resumption(name, again)
         for row in work.rows:
-            outcome = work.skipped(row) or self._finish(row, again)
+            outcome = work.skipped(row)
+            if outcome is None:
+                time.sleep(work.wait(row))
+                outcome = self._finish(row, again)
             work.add(outcome)
             if on_outcome is not None:
                 on_outcome(outcome)
@@ -289,9 +298,12 @@ class AsyncClient(_Shared):
         on_outcome: Callable[[Outcome], None] | None = None,
     ) -> list[Outcome]:
         """As ``Client.resume``."""
-        work = await anyio.to_thread.run_sync(lambda: Resumption(self.jar, self.base_url, name, again=again))
+        work = await anyio.to_thread.run_sync(lambda: self._resumption(name, again))
         for row in work.rows:
-            outcome = work.skipped(row) or await self._finish(row, again)
+            outcome = work.skipped(row)
+            if outcome is None:
+                await anyio.sleep(work.wait(row))
+                outcome = await self._finish(row, again)
             work.add(outcome)
             if on_outcome is not None:
                 on_outcome(outcome)

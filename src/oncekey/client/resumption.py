@@ -57,9 +57,9 @@ class Silence:
 class Resumption:
     """The rows to finish, and what became of them."""
 
-    def __init__(self, jar: KeyJar, base_url: str, name: str | None, *, again: bool) -> None:
+    def __init__(self, jar: KeyJar, base_url: str, name: str | None, *, again: bool, longest_wait: float) -> None:
         self._jar, self._origin, self._again = jar, origin(base_url), again
-        self._one = name
+        self._longest_wait = longest_wait
         self.rows = jar.open_intents() if name is None else [_named(jar, name)]
         self.outcomes: list[Outcome] = []
         self.silence = Silence()
@@ -75,10 +75,14 @@ class Resumption:
             return Outcome(row.name, row.key, Ended.OTHER_SERVER, note=f"it goes to {scheme}://{host}:{port}")
         if end is not None and now >= end and not self._again:
             return Outcome(row.name, row.key, Ended.EXPIRED, note="the server may have forgotten its key")
-        if row.not_before is not None and now < row.not_before and self._one is None:
-            wait = f"the server asked to come back in {row.not_before - now:.0f} seconds"
-            return Outcome(row.name, row.key, Ended.NOT_YET, note=wait)
+        if (wait := self.wait(row)) > self._longest_wait:
+            note = f"the server asked to come back in {wait:.0f} seconds"
+            return Outcome(row.name, row.key, Ended.NOT_YET, note=note)
         return self.silence.skipped(row.name, row.key)
+
+    def wait(self, row: Row) -> float:
+        """The seconds until the time that the server last gave with Retry-After."""
+        return max(0.0, (row.not_before or 0.0) - self._jar.clock())
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
