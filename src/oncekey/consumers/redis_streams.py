@@ -26,6 +26,7 @@ from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 
 ID_FIELD: Final = b"message-id"
+_BEGINNING: Final = "0-0"
 _OURS: Final = b"oncekey-"
 _BLOCK_MILLISECONDS: Final = 1_000
 
@@ -83,6 +84,7 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
         self.group = group
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self._idle = int(idle.total_seconds() * 1000)
+        self._next = _BEGINNING
 
     async def run(self) -> None:
         """Consume until cancelled. Creates the group at the beginning of the stream, if it does not exist."""
@@ -93,19 +95,23 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
                 raise
         try:
             while True:
-                for raw in await self._claimed() or await self._new():
+                claimed = await self._claimed()
+                seen_all = self._next == _BEGINNING
+                for raw in [*claimed, *await self._new(wait=seen_all and not claimed)]:
                     await self._spawn(raw)
         finally:
             await self._drain()
 
     async def _claimed(self) -> list[Entry]:
+        """Entries that were idle for long. Redis looks at some of the pending ones, and says where to go on."""
         found = await self.client.xautoclaim(
-            self.stream, self.group, self.name, min_idle_time=self._idle, start_id="0-0", count=self.concurrency
+            self.stream, self.group, self.name, min_idle_time=self._idle, start_id=self._next, count=self.concurrency
         )
+        self._next = _text(found[0])
         return [_entry(*each) for each in found[1] if each[0] is not None]
 
-    async def _new(self) -> list[Entry]:
-        block = min(_BLOCK_MILLISECONDS, self._idle)
+    async def _new(self, *, wait: bool) -> list[Entry]:
+        block = min(_BLOCK_MILLISECONDS, self._idle) if wait else None
         found = await self.client.xreadgroup(
             self.group, self.name, {self.stream: ">"}, count=self.concurrency, block=block
         )
