@@ -198,7 +198,12 @@ def test_a_key_is_new_again_after_its_retention(demo: Demo) -> None:
     """When the time that Idempotency-Expires named is over, the same key is another payment."""
     first = demo.pay("expires-0001", 60)
     update = "UPDATE idempotency_keys SET expires_at = {} WHERE key = 'expires-0001'"
-    if demo.store.startswith("sqlite"):
+    if demo.store.startswith("mysql"):
+        from tests.stores import mysql
+
+        statement = update.replace("WHERE key", "WHERE `key`").format("UTC_TIMESTAMP(6) - INTERVAL 1 SECOND")
+        mysql.run(demo.store, statement)
+    elif demo.store.startswith("sqlite"):
         with closing(sqlite3.connect(demo.store.removeprefix("sqlite:///"), timeout=10)) as file:
             file.execute(update.format(1))
             file.commit()
@@ -216,7 +221,7 @@ def test_a_hung_store_is_503_and_nothing_is_charged(demo: Demo, request: pytest.
     """The database stops answering: refused in time, the handler is not called, and afterwards the key works."""
     if demo.store.startswith("sqlite"):
         pytest.skip("an embedded store has no server to stop; tests/web/test_store_faults.py locks the file")
-    server = request.getfixturevalue("postgres_server")
+    server = request.getfixturevalue("mysql_server" if demo.store.startswith("mysql") else "postgres_server")
     before = len(demo.payments())
     server.pause()
     try:
