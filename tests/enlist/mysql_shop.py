@@ -94,6 +94,13 @@ class SaMariadb(SaSession):
         return self.shop.url.replace("mysql:", "mariadb+pymysql:")
 
 
+class SaMysqlclient(SaSession):
+    """mysqlclient is written in C and needs a library of MySQL or MariaDB, so it is not in requirements/dev.txt."""
+
+    def url(self) -> str:
+        return self.shop.url.replace("mysql:", "mysql+mysqldb:")
+
+
 class SaScoped(_Sa, Scoped): ...
 
 
@@ -124,6 +131,7 @@ MYSQL: dict[str, type[Payer]] = {
     "asyncmy": Asyncmy,
     "sa-session": SaSession,
     "sa-mariadb": SaMariadb,
+    "sa-mysqlclient": SaMysqlclient,
     "sa-scoped": SaScoped,
     "sa-connection": SaConnection,
     "sa-asyncmy": SaAsyncmy,

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.api import EventLoops, InLoop, SharedCommit, Store
+from oncekey.stores.api import EventLoops, InLoop, Outbox, SharedCommit, Store
 from oncekey.testing.proxy import TcpProxy
 
 Kind = Literal["refused", "hung", "slow"]
@@ -95,6 +95,8 @@ class StoreFault:
                 setattr(store, verb, self._watched(verb, getattr(store, verb)))
         if isinstance(store, SharedCommit):
             store.both = self._watched("both", store.both)  # type: ignore[method-assign]
+        if isinstance(store, Outbox):
+            store.turn = self._watched("turn", store.turn)  # type: ignore[method-assign]
         if isinstance(store, EventLoops):
             inner = store.in_loop
             store.in_loop = lambda: self._watch_loop(inner())  # type: ignore[method-assign]
@@ -116,6 +118,11 @@ class StoreFault:
             begins, ends = args
             self.pass_by("swap", (ends,))
             self.pass_by("reserve", (begins,))
+            return
+        if verb == "turn":
+            ended, *claim = args
+            self.pass_by("conclude", (ended,))
+            self.pass_by("claim", tuple(claim))
             return
         keys = set(self._hit(args)) - self.hits if verb == self._verb else set()
         if keys and len(self.hits) < self._enough:

@@ -14,6 +14,7 @@ TESTS = (
     "tests/web",
     "tests/enlist",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/stores").glob("test_postgres*.py")),
+    *("tests/stores/test_mysql.py", "tests/stores/test_mysql_locks.py"),
 )
 """Everything that touches a web framework, SQLAlchemy or a driver."""
 

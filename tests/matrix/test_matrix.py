@@ -16,8 +16,8 @@ from tests.matrix.runs import Run
 
 CELLS = {cell.name: cell for cell in cells()}
 SHORT = ("tests/web/test_frameworks.py", "tests/enlist/test_drivers.py", "tests/enlist/test_base_http_middleware.py")
-NOT_OURS_TO_INSTALL = {"werkzeug", "psycopg-binary", "async-timeout", "aiosqlite"}
-"""pyproject.toml does not name them: they come with flask, psycopg and asyncpg, and no extra needs the last."""
+NOT_OURS_TO_INSTALL = {"werkzeug", "psycopg-binary", "async-timeout", "aiosqlite", "aiomysql", "asyncmy"}
+"""pyproject.toml does not name them: they come with flask, psycopg and asyncpg, and no extra needs the last three."""
 
 
 def floors() -> dict[str, str]:
