@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.api import EventLoops, InLoop, Outbox, SharedCommit, Store
+from oncekey.stores.api import EventLoops, InLoop, SharedCommit, SharedTurn, Store
 from oncekey.testing.proxy import TcpProxy
 
 Kind = Literal["refused", "hung", "slow"]
@@ -95,7 +95,7 @@ class StoreFault:
                 setattr(store, verb, self._watched(verb, getattr(store, verb)))
         if isinstance(store, SharedCommit):
             store.both = self._watched("both", store.both)  # type: ignore[method-assign]
-        if isinstance(store, Outbox):
+        if isinstance(store, SharedTurn):
             store.turn = self._watched("turn", store.turn)  # type: ignore[method-assign]
         if isinstance(store, EventLoops):
             inner = store.in_loop

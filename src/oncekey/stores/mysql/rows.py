@@ -214,16 +214,17 @@ def record(row: Sequence[Any], response: StoredResponse | None = None) -> Record
     )  # fmt: skip
 
 
-def ended(change: Swap, expires_at: int, now: int) -> Record:
-    """The record of a row that its owner has just ended (``Swap.ends``)."""
+def ended(change: Swap, now: int) -> Record:
+    """The record of a row that its owner has just ended (``Swap.ends``). Its expiry is what ``end_rows`` has set."""
     seen = change.seen
     assert seen is not None  # noqa: S101 - a swap that ends has it
     assert change.to_state in FINAL  # noqa: S101
+    expires_at = max(seen.expires_at, (now + round(seen.retention_seconds * 1e6)) / 1e6)
     return Record(
         seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,
         change.to_state, seen.attempt, seen.owner, seen.lease_until, seen.recovery_point, change.response,
         change.last_error, None, seen.reconcile_tries, seen.created_at, now / 1e6, seen.retention_seconds,
-        expires_at / 1e6, now / 1e6, seen.fingerprint_recipe, seen.quarantine_seconds,
+        expires_at, now / 1e6, seen.fingerprint_recipe, seen.quarantine_seconds,
     )  # fmt: skip
 
 

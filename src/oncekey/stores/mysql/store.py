@@ -235,7 +235,9 @@ def by_key(records: Iterable[Record]) -> Moved:
 
 
 def _ended(batch: Sequence[Swap], answer: rows.Rows) -> Moved:
-    return by_key(rows.ended(batch[number - 1], expires_at, now) for number, expires_at, now in answer)
+    ((numbers, count, now),) = answer
+    held = range(1, count + 1) if count == len(batch) else [int(number) for number in numbers.split(",") if number]
+    return by_key(rows.ended(batch[number - 1], now) for number in held)
 
 
 def _size(response: StoredResponse | None) -> int:

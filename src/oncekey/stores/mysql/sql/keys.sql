@@ -29,7 +29,8 @@ NOT EXISTS (
 
 -- name: end
 -- The owner ends its attempt: the row becomes final, with its response. Every request waits for this packet, so it sets
--- only what such a move can change; `swap` does every other move. It returns the numbers of the moved rows in the batch.
+-- only what such a move can change; `swap` does every other move. It returns the numbers of the moved rows in the batch, how
+-- many there are, and the time: the caller has the rest of each row, and a third look at the rows would cost as much as the first.
 {begin};
 {end_rows};
 {whole};
@@ -61,9 +62,7 @@ UPDATE ({ending}) AS w {at_keys} SET
     k.finished_at = {now},
     k.expires_at = greatest(k.expires_at, {now} + INTERVAL {retention} MICROSECOND)
 WHERE {is_held} AND k.state = 'in_progress' AND k.owner = w.was_owner;
-SELECT w.n, timestampdiff(MICROSECOND, '1970-01-01', k.expires_at), timestampdiff(MICROSECOND, '1970-01-01', {now})
-FROM ({compared}) AS w {at_keys}
-WHERE {is_held}
+SELECT CAST(coalesce(@oncekey_held, '') AS CHAR), @oncekey_count, timestampdiff(MICROSECOND, '1970-01-01', {now})
 
 -- name: retention
 -- The retention of a row as microseconds.
