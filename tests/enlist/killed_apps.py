@@ -1,4 +1,4 @@
-"""Four toy apps that enlist, two as they should and two as people do, in processes that are killed at named points.
+"""Six toy apps that enlist, four as they should and two as people do, in processes that are killed at named points.
 
 A child of a warm fork server serves one request to itself. ``fault`` says at which point it is killed
 (``kill:written``) or stopped (``stop:begun``).
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -29,7 +30,7 @@ from oncekey.web import fastapi as web
 from oncekey.web import flask as flask_web
 
 POINTS = ("begun", "enlisted", "written", "completing", "completed", "committed", "answered")
-GOOD = ("flask-sqlalchemy", "fastapi-yield")
+GOOD = ("flask-sqlalchemy", "fastapi-yield", "django", "django-asgi")
 BAD = ("with-session", "commits-itself")
 POLICY = Policy(effects="transactional", lease=timedelta(seconds=30))
 INSERT = sa.text("INSERT INTO payments (key, cents) VALUES (:key, 5)")
@@ -49,28 +50,31 @@ def make_point(fault: str) -> Point:
     return point
 
 
-def watch_the_end(point: Point) -> None:
+def watch_the_end(point: Point, link: Any = SqlAlchemyLink) -> None:
     """Points inside of the engine's own ending."""
-    complete, commit = SqlAlchemyLink.complete, SqlAlchemyLink.commit
+    complete, commit = link.complete, link.commit
 
-    def watched_complete(self: SqlAlchemyLink, statements: Any, parameters: Any) -> Any:
+    def watched_complete(self: Any, statements: Any, parameters: Any) -> Any:
         point("completing")
         rows = complete(self, statements, parameters)
         point("completed")
         return rows
 
-    def watched_commit(self: SqlAlchemyLink) -> None:
+    def watched_commit(self: Any) -> None:
         commit(self)
         point("committed")
 
-    SqlAlchemyLink.complete, SqlAlchemyLink.commit = watched_complete, watched_commit  # type: ignore[method-assign]
+    link.complete, link.commit = watched_complete, watched_commit
 
 
 def serve(toy: str, url: str, fault: str, answers: Any) -> None:
     """One request, in a process of its own."""
     point = make_point(fault)
-    watch_the_end(point)
-    answer = _flask(url, point) if toy == "flask-sqlalchemy" else asyncio.run(_asgi(toy, url, point))
+    if toy.startswith("django"):
+        answer = _django(toy, url, point)
+    else:
+        watch_the_end(point)
+        answer = _flask(url, point) if toy == "flask-sqlalchemy" else asyncio.run(_asgi(toy, url, point))
     point("answered")
     answers.put(answer)
 
@@ -94,6 +98,30 @@ def _flask(url: str, point: Point) -> Answer:
     answer = app.test_client().post("/payments", headers={"Idempotency-Key": "k-1"}, json={})
     once.close()
     return answer.status_code, answer.data
+
+
+def _django(toy: str, url: str, point: Point) -> Answer:
+    """``ATOMIC_REQUESTS`` under WSGI, a block of the view under ASGI."""
+    from tests.enlist.django_site import Site
+
+    from django.db import transaction  # isort: skip
+    from django.http import JsonResponse  # isort: skip
+    from oncekey.engine.transactions.adapters.django import DjangoLink  # isort: skip
+
+    def pay(site: Site, request: Any) -> Any:
+        point("begun")
+        with transaction.atomic(using=site.alias):
+            current().blocking.enlist()
+            point("enlisted")
+            site.pay()
+            point("written")
+        return JsonResponse({"paid": current().key}, status=201)
+
+    watch_the_end(point, DjangoLink)
+    site = Site(SimpleNamespace(url=url), pay, asgi=toy == "django-asgi", atomic_requests=toy == "django")  # type: ignore[arg-type]
+    answer = site.post()
+    site.close()
+    return answer.status_code, answer.content
 
 
 async def _asgi(toy: str, url: str, point: Point) -> Answer:
@@ -147,7 +175,9 @@ def _url(url: str) -> str:
 # ---------------------------------------------------------------- the test's side
 
 _warm = multiprocessing.get_context("forkserver")
-_warm.set_forkserver_preload(["pytest", "tests.enlist.killed_apps"])  # pytest: a child looks into our main module
+_warm.set_forkserver_preload(
+    ["pytest", "tests.enlist.killed_apps", "tests.enlist.django_site"]
+)  # pytest: a child looks into our main module
 
 
 class Child:

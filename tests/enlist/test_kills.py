@@ -6,6 +6,7 @@ import os
 import signal
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,13 @@ from oncekey.core.states import State
 from tests.enlist.killed_apps import BAD, GOOD, POINTS, child, run
 from tests.enlist.shop import Shop
 from tests.web.apps import until
+
+_DEPTH: dict[str, Any] = {
+    "flask-sqlalchemy": (),
+    "fastapi-yield": pytest.mark.faults,
+    "django": pytest.mark.frameworks,
+    "django-asgi": pytest.mark.frameworks,
+}
 
 
 def let_the_lease_end(shop: Shop) -> None:
@@ -32,8 +40,9 @@ def agree(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("toy", "point"),
     [
-        # Every point of the one here, and of the others in `make faults`, which kills at each of them anyway.
-        pytest.param(toy, point, marks=[pytest.mark.faults] if toy != GOOD[0] else [])
+        # Every point of the one here, of Django in `make frameworks`, and of the others in `make faults`, which kills
+        # at each of them anyway.
+        pytest.param(toy, point, marks=_DEPTH[toy])
         for toy, point in product(GOOD, POINTS)
     ],
 )

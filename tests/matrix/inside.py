@@ -17,10 +17,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+MODULES = {"djangorestframework": "rest_framework"}
+"""Packages whose module has another name."""
+NOT_TRIED = frozenset({"sse-starlette"})
+"""Packages of features that no test of a cell imports (it comes with ``mcp``)."""
+
 
 def complaints(pins: Mapping[str, str]) -> Iterator[str]:
     for name, pinned in pins.items():
-        spec = find_spec(name.replace("-", "_"))
+        spec = find_spec(MODULES.get(name, name.replace("-", "_")))
         if spec is None or spec.origin is None or not Path(spec.origin).is_relative_to(sys.prefix):
             yield f"{name} is imported from {spec and spec.origin}, which is not in {sys.prefix}"
         if version(name) != pinned:
@@ -39,6 +44,8 @@ def _unmet(pins: Mapping[str, str]) -> Iterator[str]:
     """What a pinned package needs of others, and what others need of a pinned package."""
     first_found = {canonicalize_name(found.name): found for found in reversed(list(distributions()))}
     for name, found in first_found.items():
+        if name in NOT_TRIED:
+            continue
         for text in found.requires or ():
             needed = Requirement(text)
             other = canonicalize_name(needed.name)

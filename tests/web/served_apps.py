@@ -129,3 +129,41 @@ def serve_starlette() -> Any:
     )
     app.add_middleware(IdempotencyMiddleware, once=_served_once())
     return app
+
+
+def serve_django(*, asgi: bool = False) -> Any:
+    """The same in Django, for gunicorn; with async views for uvicorn."""
+    from django.http import HttpResponse, JsonResponse
+    from django.urls import path
+
+    from tests.web.django_apps import configure, make_handler, urls
+
+    configure()
+    folder = Path(os.environ["ONCEKEY_TEST_FOLDER"])
+
+    def pay(asked: Any, name: str) -> Any:
+        go = _effect(folder, name)
+        while (folder / f"{name}.gate").exists() and not go.exists():
+            time.sleep(0.005)
+        return JsonResponse({"paid": name, "by": os.getpid()}, status=201)
+
+    async def pay_async(asked: Any, name: str) -> Any:
+        go = _effect(folder, name)
+        while (folder / f"{name}.gate").exists() and not go.exists():
+            await asyncio.sleep(0.005)
+        return JsonResponse({"paid": name, "by": os.getpid()}, status=201)
+
+    view = pay_async if asgi else pay
+    patterns = [path(f"{kind}/<name>", view) for kind in ("pay", "wait", "lease")]
+    app = make_handler(urls(*patterns, path("", lambda asked: HttpResponse("up"))), _served_once(), asgi=asgi)
+    if os.environ.get("ONCEKEY_TEST_WARM") and not asgi:
+        import httpx
+
+        with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://served") as client:
+            first = client.post("/pay/warm", json={}, headers={"Idempotency-Key": "warm"})
+        mark(folder / "warm.pid", f"{os.getpid()} {first.status_code}")
+    return app
+
+
+def serve_django_asgi() -> Any:
+    return serve_django(asgi=True)

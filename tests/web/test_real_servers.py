@@ -29,14 +29,17 @@ START_SECONDS = 20.0
 _databases = count(1)
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
 
+UVICORN = [
+    *(sys.executable, "-m", "uvicorn", "--factory", "--app-dir", str(ROOT)),
+    *("--workers", "2", "--timeout-graceful-shutdown", "15"),
+]
 GUNICORN = [sys.executable, "-m", "gunicorn", "--pythonpath", str(ROOT), "--graceful-timeout", "15", "--preload"]
 COMMANDS = {
     "forked": [*GUNICORN, "--workers", "2", "tests.web.served_apps:serve_flask()"],
     "threads": [*GUNICORN, "--workers", "1", "--threads", "16", "tests.web.served_apps:serve_flask()"],
-    "uvicorn": [
-        *(sys.executable, "-m", "uvicorn", "--factory", "--app-dir", str(ROOT)),
-        *("--workers", "2", "--timeout-graceful-shutdown", "15", "tests.web.served_apps:serve_starlette"),
-    ],
+    "uvicorn": [*UVICORN, "tests.web.served_apps:serve_starlette"],
+    "django": [*GUNICORN, "--workers", "2", "tests.web.served_apps:serve_django()"],
+    "djangoasgi": [*UVICORN, "tests.web.served_apps:serve_django_asgi"],
 }
 
 
@@ -49,7 +52,7 @@ class Server:
         self.folder = folder
         self.log = folder / "server.log"
         port = free_port()
-        where = ["--port", str(port)] if kind == "uvicorn" else ["--bind", f"127.0.0.1:{port}"]
+        where = ["--port", str(port)] if "uvicorn" in COMMANDS[kind] else ["--bind", f"127.0.0.1:{port}"]
         folder.mkdir(exist_ok=True)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -165,7 +168,10 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         server.end()
 
 
-KINDS = ("forked-sqlite", "forked-postgres", "threads-sqlite", "uvicorn-postgres")
+KINDS = (
+    *("forked-sqlite", "forked-postgres", "threads-sqlite", "uvicorn-postgres"),
+    *("django-sqlite", "django-postgres", "djangoasgi-sqlite", "djangoasgi-postgres"),
+)
 
 
 @pytest.fixture(scope="module", params=KINDS)
