@@ -175,6 +175,16 @@ def test_expired_keys_are_counted_when_they_are_deleted(tmp_path: Path) -> None:
         compare(client, prometheus)
 
 
+def test_metrics_of_the_demo_have_the_jobs_of_its_worker(tmp_path: Path) -> None:
+    """App and worker are two processes, and the app's page shows both."""
+    with Demo(f"sqlite:///{tmp_path / 'demo.db'}", tmp_path, "--metrics", "--background") as demo:
+        for number in range(5):
+            assert demo.pay(f"deferred-key-{number}").status_code == 202
+        done = "api_idempotency_outbox_done_total"
+        demo.until(lambda: total(demo.http.get("/metrics/").text, done) == 5, "the page has not the worker's jobs")
+        assert total(demo.http.get("/metrics/").text, "api_idempotency_reserve_created_total") == 5
+
+
 def total(page: str, name: str) -> float:
     """The sum of a counter over its labels."""
     lines = [line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]

@@ -26,7 +26,7 @@ from oncekey.telemetry import instruments
 from oncekey.telemetry.events import BreakerClosed, BreakerOpened, ReconcileResolved, Reserved
 from oncekey.telemetry.exporter import Exporter
 from oncekey.telemetry.prometheus import Prometheus, metrics_app, metrics_wsgi_app, page
-from oncekey.upkeep import Upkeep
+from oncekey.upkeep import Upkeep, gauges
 from oncekey.web import fastapi, flask
 from tests.telemetry.pages import number, series
 
@@ -221,15 +221,13 @@ def test_numbers_of_the_store_are_shown_while_upkeep_runs(
     assert f"{P}keys" not in shown(registry)
 
 
-def test_store_is_read_at_most_every_ten_seconds(
-    registry: CollectorRegistry, watched: tuple[CountedStore, Upkeep]
-) -> None:
-    store, upkeep = watched
-    with upkeep:
-        before = store.looks
-        for _ in range(50):
-            shown(registry)
-        assert store.looks == before + 1
+def test_store_is_read_at_most_every_ten_seconds(registry: CollectorRegistry) -> None:
+    store = CountedStore()
+    gauges.show([Prometheus(registry=registry)], store)
+    assert store.looks == 0, "not before the page is fetched"
+    for _ in range(50):
+        shown(registry)
+    assert store.looks == 1
 
 
 def test_page_is_shown_while_the_store_is_down(
@@ -336,13 +334,40 @@ def test_setting_that_names_no_exporter_is_refused(telemetry: Any) -> None:
         OnceKey("memory://", scope=SINGLE_TENANT, telemetry=telemetry)
 
 
+def test_class_in_place_of_an_exporter_is_refused_with_what_to_write() -> None:
+    wrong: Any = Prometheus
+    with pytest.raises(ConfigurationError, match=r"write Prometheus\(\)"):
+        OnceKey("memory://", scope=SINGLE_TENANT, telemetry=wrong)
+
+
+def test_empty_list_of_exporters_is_as_none() -> None:
+    once = OnceKey("memory://", scope=SINGLE_TENANT, telemetry=[])
+    assert type(once.engine) is Engine
+    once.close()
+
+
+def test_folder_of_several_processes_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "missing"))
+    with pytest.raises(ConfigurationError, match="there is no such folder: create it"):
+        Prometheus(registry=CollectorRegistry())
+
+
+def test_folder_of_several_processes_must_be_set_before_the_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="was set after prometheus_client was imported"):
+        Prometheus(registry=CollectorRegistry())
+
+
 def test_same_exporter_twice_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="would count everything twice"):
         OnceKey("memory://", scope=SINGLE_TENANT, telemetry=["prometheus", "prometheus"])
 
 
 def test_tenants_out_of_range_are_refused(registry: CollectorRegistry) -> None:
-    for wrong in (-1, 100_000):
+    wrong: Any
+    for wrong in (-1, 100_000, "20"):
         with pytest.raises(ConfigurationError, match="it takes 0 to 1000"):
             Prometheus(tenants=wrong, registry=registry)
 

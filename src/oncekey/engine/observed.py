@@ -121,7 +121,7 @@ class ObservedRouter(Router):
         failed = future.cancelled() or future.exception() is not None
         result = None if failed else future.result()
         if isinstance(work, Reservation):
-            tell(self._exporters, "began", _asked(work, began_ns, seconds, whole(work, result)))
+            tell(self._exporters, "began", _asked(self._exporters, work, began_ns, seconds, result))
         elif isinstance(work.of, Operation):
             word = FAILED if failed else "lost" if result is None else Event.COMPLETE.value
             tell(self._exporters, "finished", Asked(work.of.name, began_ns, seconds, word))
@@ -133,9 +133,11 @@ class ObservedRouter(Router):
         return super()._connected(ObservedInLoop(self._exporters, connection))
 
 
-def _asked(wanted: Reservation, began_ns: int, seconds: float, found: Any) -> Asked:
-    if not isinstance(found, Found):
-        return Asked(wanted.operation, began_ns, seconds, FAILED)
+def _asked(exporters: Sequence[Exporter], wanted: Reservation, began_ns: int, seconds: float, result: Any) -> Asked:
+    """``result``: what a lane answered; None: it did not. Only traces need the decision, which costs a Record."""
+    if result is None or not any(exporter.traces for exporter in exporters):
+        return Asked(wanted.operation, began_ns, seconds, FAILED if result is None else "")
+    found: Found = whole(wanted, result)
     decision = WORDS[type(decide(found.record, wanted))]
     record = found.record
     other = record.owner if record is not None and record.owner != wanted.owner else None
@@ -159,7 +161,8 @@ class ObservedTicket(SyncTicket):
             found = super().wait(timeout)
             return found
         finally:
-            tell(self._exporters, "began", _asked(self.work, began_ns, time.monotonic() - began, found))
+            asked = _asked(self._exporters, self.work, began_ns, time.monotonic() - began, found)
+            tell(self._exporters, "began", asked)
 
 
 class ObservedLane(ThreadLane):

@@ -350,6 +350,8 @@ def _observed(telemetry: Telemetry, routes: Routes) -> Callable[..., Engine]:
     from oncekey.telemetry.registry import exporters_of
 
     exporters = exporters_of(telemetry)
+    if not exporters:
+        return Engine
     for exporter in exporters:
         exporter.expect(operation for operation, policy in routes.listed.items() if policy is not None)
     return partial(ObservedEngine, exporters)

@@ -138,8 +138,8 @@ class Metrics(Exporter):
     """
 
     def __init__(self, *, tenants: int = 0, fixed_tenants: bool = False) -> None:
-        if not 0 <= tenants <= MAX_TENANTS:
-            raise ConfigurationError(f"tenants={tenants}: it takes 0 to {MAX_TENANTS}, each is a series per counter")
+        if tenants not in range(MAX_TENANTS + 1):
+            raise ConfigurationError(f"tenants={tenants!r}: it takes 0 to {MAX_TENANTS}, each is a series per counter")
         self.tenants = tenants
         self._operations = FirstSeen(MAX_OPERATIONS)
         self._tasks = FirstSeen(MAX_OPERATIONS)

@@ -18,11 +18,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, multiprocess
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, multiprocess, values
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder
 
@@ -52,7 +53,10 @@ class Prometheus(Metrics):
     serves = True
 
     def __init__(self, *, tenants: int = 0, registry: CollectorRegistry = REGISTRY) -> None:
-        super().__init__(tenants=tenants, fixed_tenants=_MULTIPROC in os.environ)
+        folder = os.environ.get(_MULTIPROC)
+        super().__init__(tenants=tenants, fixed_tenants=folder is not None)
+        if folder is not None:
+            _check(folder)
         self.registry = registry
         self._metrics = _shared(registry, self)
         self._counters: dict[tuple[type[Event], tuple[str, ...]], Counter] = {}
@@ -229,6 +233,19 @@ class _Silent(WSGIRequestHandler):
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
+
+
+def _check(folder: str) -> None:
+    """Raise ConfigurationError if the processes cannot write their numbers into this folder."""
+    if not Path(folder).is_dir():
+        raise ConfigurationError(
+            f"{_MULTIPROC} is {folder!r}, and there is no such folder: create it, empty, before the server starts"
+        )
+    if not values.ValueClass._multiprocess:
+        raise ConfigurationError(
+            f"{_MULTIPROC} was set after prometheus_client was imported, so this process counts for itself: set it in "
+            "the environment of the server"
+        )
 
 
 def mark_dead(pid: int) -> None:

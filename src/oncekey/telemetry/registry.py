@@ -32,9 +32,7 @@ def exporters_of(given: Telemetry) -> tuple[Exporter, ...]:
     """The exporters that an app asks for, each once."""
     if given is None:
         return ()
-    several = [given] if isinstance(given, str | Exporter) else given
-    if not isinstance(several, Iterable):
-        raise ConfigurationError(_WRONG.format(given))
+    several = [given] if isinstance(given, str) or not isinstance(given, Iterable) else given
     found = tuple(named(each) if isinstance(each, str) else _checked(each) for each in several)
     kinds = [type(each) for each in found]
     if len(set(kinds)) < len(kinds):
@@ -46,6 +44,8 @@ _WRONG = "telemetry={!r}: it takes the name of an exporter, " + KNOWN + ", an ex
 
 
 def _checked(given: object) -> Exporter:
+    if isinstance(given, type) and issubclass(given, Exporter):
+        raise ConfigurationError(f"telemetry={given.__name__}: that is the class; write {given.__name__}()")
     if not isinstance(given, Exporter):
         raise ConfigurationError(_WRONG.format(given))
     return given
