@@ -19,6 +19,13 @@ def test_first_values_keep_their_names() -> None:
     assert [bound.label(text) for text in "abcab"] == ["a", "b", OTHER, "a", "b"]
 
 
+def test_name_is_cut_and_has_no_lone_surrogates() -> None:
+    bound = FirstSeen(3)
+    assert bound.label("POST /caf\udce9") == "POST /caf?"
+    assert bound.label("POST /caf\udce9") == "POST /caf?"
+    assert len(bound.label("POST /" + "x" * 8000)) == 200
+
+
 def test_busy_tenant_takes_the_place_of_an_idle_one_after_a_window() -> None:
     clock = Clock()
     freed: list[str] = []

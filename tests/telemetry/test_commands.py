@@ -48,7 +48,7 @@ def running(*arguments: str, cwd: Path) -> Iterator[httpx.Client]:
         assert process.wait(20) == 0
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.frameworks)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store with three keys whose outcome is unknown."""
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else f"sqlite:///{tmp_path / 'k.db'}"
@@ -86,6 +86,7 @@ def test_upkeep_of_an_app_counts_what_its_reconciler_does(url: str, tmp_path: Pa
         assert number(page, f"{P}keys", state="unknown") == 3
 
 
+@pytest.mark.frameworks
 def test_port_that_is_taken_is_an_error_in_one_sentence(tmp_path: Path) -> None:
     OnceKey(f"sqlite:///{tmp_path / 'k.db'}", scope=SINGLE_TENANT, migrate=True).start()
     store = ("--store", f"sqlite:///{tmp_path / 'k.db'}")

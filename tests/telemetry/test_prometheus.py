@@ -173,6 +173,11 @@ def test_operations_that_clients_can_invent_are_bounded(registry: CollectorRegis
     assert number(shown(registry), f"{P}reserve_created_total", operation="other") == 800
 
 
+def test_path_that_is_not_unicode_does_not_break_the_page(registry: CollectorRegistry) -> None:
+    Prometheus(registry=registry).on_event(Reserved("acme", "~1", 'POST /caf\udce9"\n', 1))
+    assert number(shown(registry), f"{P}reserve_created_total", operation='POST /caf?"\n') == 1
+
+
 def test_tenants_are_no_label_unless_asked_for(registry: CollectorRegistry) -> None:
     Prometheus(registry=registry).on_event(Reserved("acme", "~1", "POST /pay", 1))
     assert series(shown(registry), f"{P}reserve_created_total") == [{"operation": "POST /pay"}]

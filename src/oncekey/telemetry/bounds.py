@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 OTHER = "other"
 """The label of everything that has no series of its own."""
+LONGEST = 200
+"""How many characters of a name are shown."""
 WINDOW_SECONDS = 300.0
 CANDIDATES = 4
 """How many tenants without a series are counted, for each that has one."""
 
 
 class FirstSeen:
-    """The first ``limit`` values keep their name. All later ones are ``other``."""
+    """The first ``limit`` values keep their name, as far as it is readable and short. All later ones are ``other``."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -26,7 +28,9 @@ class FirstSeen:
             return known
         if len(self._known) >= self._limit:
             return OTHER
-        return self._known.setdefault(text, text)
+        # A path may have bytes that are not UTF-8, as lone surrogates. The whole page could not be sent with one.
+        shown = text.encode("utf-8", "replace").decode()[:LONGEST]
+        return self._known.setdefault(text, shown)
 
 
 class Busiest:
