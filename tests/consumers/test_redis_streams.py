@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,4 +32,33 @@ async def test_entry_of_a_dead_consumer_is_claimed_behind_many_that_are_being_ha
             await until(lambda: handler.runs == [b"300"])
             await broker.publish("new", b"new")
             await until(lambda: handler.runs == [b"300", b"new"])
+    await broker.close()
+
+
+class SwallowsCancellation:
+    """A client whose look for entries swallows one cancellation, as ``asyncio.wait_for`` of Python 3.11 may."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.waits = asyncio.Event()
+
+    async def execute_command(self) -> None: ...
+
+    async def xreadgroup(self, *args: Any, **options: Any) -> list[Any]:
+        self.waits.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+async def test_consumer_ends_although_its_library_swallows_the_cancellation(redis_url: str) -> None:
+    broker = RedisStream(redis_url)
+    await broker.connect()
+    broker.client = client = SwallowsCancellation(broker.client)
+    with OnceKey("memory://", scope=SINGLE_TENANT) as once:
+        async with asyncio.timeout(20), broker.consuming(once, Handler(broker)):
+            await client.waits.wait()
     await broker.close()

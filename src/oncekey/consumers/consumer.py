@@ -253,6 +253,17 @@ class AsyncConsumer(Consumer[Raw]):
 
     # -- for ``run``
 
+    def _goes_on(self) -> bool:
+        """True, unless the task was cancelled. The condition of every loop of ``run``.
+
+        A client library may swallow a cancellation: ``asyncio.wait_for`` of Python 3.11 does, if the result comes at the
+        same moment. The loop would then never end.
+        """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return True
+
     async def _spawn(self, raw: Raw) -> asyncio.Task[Outcome]:
         """Handle one delivery in a task of its own, when fewer than ``concurrency`` are running."""
         while len(self._tasks) >= self.concurrency:
@@ -287,7 +298,8 @@ class AsyncConsumer(Consumer[Raw]):
 
         async def wait_and_answer() -> None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._stopping.wait()
             await answer()
 
         task = asyncio.create_task(wait_and_answer())

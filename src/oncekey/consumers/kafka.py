@@ -77,7 +77,7 @@ class KafkaConsumer(AsyncConsumer[ConsumerRecord]):
     async def run(self) -> None:
         """Consume until cancelled. Start the aiokafka consumer and producer before, and stop them after."""
         try:
-            while True:
+            while self._goes_on():
                 found = await self.consumer.getmany(timeout_ms=_POLL_MILLISECONDS)
                 if found:
                     await asyncio.shield(self._handle(found))

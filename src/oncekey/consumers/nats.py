@@ -64,7 +64,7 @@ class NatsConsumer(AsyncConsumer[Msg]):
         for place in set(self.places.values()):
             await self.js.find_stream_name_by_subject(place)  # raises now if no stream keeps the dead letters
         try:
-            while True:
+            while self._goes_on():
                 try:
                     batch = await self.subscription.fetch(self.concurrency, timeout=_FETCH_SECONDS)
                 except TimeoutError:  # nats.errors.TimeoutError is one

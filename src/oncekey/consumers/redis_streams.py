@@ -94,7 +94,7 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
             if "BUSYGROUP" not in str(error):
                 raise
         try:
-            while True:
+            while self._goes_on():
                 claimed = await self._claimed()
                 seen_all = self._next == _BEGINNING
                 for raw in [*claimed, *await self._new(wait=seen_all and not claimed)]:
