@@ -636,3 +636,12 @@ def test_options_that_would_be_ignored_are_refused(server: Server) -> None:
         Client("api.example.com")
     with pytest.raises(TypeError, match="jarr"):
         Client(server.url, jarr="sqlite:///x.db")
+
+
+def test_events_that_answer_an_intent_are_kept_whole(server: Server, jar: KeyJar) -> None:
+    server.replies = [Reply(200, b"data: 1\n\n", (("Content-Type", "text/event-stream"),))]
+    with client_of(server, jar) as client:
+        for _ in range(2):
+            with client.intent("order-1") as intent:
+                assert intent.post("/pay", json={}).content == b"data: 1\n\n"
+    assert len(server.asked) == 1
