@@ -256,8 +256,8 @@ class AsyncConsumer(Consumer[Raw]):
     def _goes_on(self) -> bool:
         """True, unless the task was cancelled. The condition of every loop of ``run``.
 
-        A client library may swallow a cancellation: ``asyncio.wait_for`` of Python 3.11 does, if the result comes at the
-        same moment. The loop would then never end.
+        A client library may swallow a cancellation: ``asyncio.wait_for`` of Python 3.11 does, if the result comes at
+        the same moment. The loop would then never end.
         """
         task = asyncio.current_task()
         if task is not None and task.cancelling():
