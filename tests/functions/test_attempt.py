@@ -23,9 +23,11 @@ from oncekey import (
 )
 from oncekey.core.record import Record
 from oncekey.core.routes import Route
-from oncekey.core.states import State
-from oncekey.errors import NoOperation, StepError, StoreUnavailable
+from oncekey.core.states import Actor, Event, State
+from oncekey.core.swaps import swap
+from oncekey.errors import LeaseLost, NoOperation, StepError, StoreUnavailable
 from oncekey.functions.attempt import Attempt
+from oncekey.functions.refusals import NotStored
 from oncekey.stores.api import Store
 
 EXTERNAL = Policy()
@@ -247,3 +249,74 @@ class SwapsFail:
         if name != "capabilities" and not hasattr(Store, name):
             raise AttributeError(name)  # neither an outbox nor a connection in the event loop: all goes by swap()
         return getattr(self._store, name)
+
+
+def test_attempt_that_finds_its_key_lost_in_the_body_takes_the_other_answer(once: OnceKey) -> None:
+    """``enlist`` raises LeaseLost. The caller gets the answer of the attempt that took the key over."""
+    lost = attempt(once, REPEATABLE)
+    with lost:
+        raise_lost(once, lost)
+    assert lost.answer is not None
+    assert lost.answer.body == b"2"
+
+
+def release(once: OnceKey, lost: Attempt) -> None:
+    """As upkeep does after the end of a lease."""
+    move = swap(lost.operation.record, Event.RELEASE, Actor.OWNER, last_error="as after the end of its lease")
+    assert once.store.swap([move])[0] is not None
+
+
+def raise_lost(once: OnceKey, lost: Attempt) -> None:
+    """Another attempt takes the key over and ends; this one hears of it."""
+    once.engine.keeper.unwatch(lost.operation)
+    release(once, lost)
+    with attempt(once, REPEATABLE) as second:
+        second.keep(b"2")
+    raise LeaseLost("the key went to another attempt")
+
+
+def test_attempt_whose_key_was_released_says_that_its_result_is_not_stored(once: OnceKey) -> None:
+    """Upkeep released it, because its lease was over: the next call runs again, so this result does not count."""
+    first = attempt(once, REPEATABLE)
+    with pytest.raises(NotStored, match="lost its key"), first:
+        release(once, first)
+    with attempt(once, REPEATABLE) as again:
+        assert again.runs
+
+
+async def test_late_cancellation_of_max_run_does_not_hit_the_caller(once: OnceKey) -> None:
+    async with attempt(once, REPEATABLE) as first:
+        body = cast("asyncio.Task[None]", first.operation.task)
+    body.cancel("max_run is over")
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_loop_that_closes_while_storing_leaves_the_end_to_the_keeper(once: OnceKey) -> None:
+    """``asyncio.run`` cancels every task that is left, also the one that stores."""
+
+    async def work() -> None:
+        async with attempt(once) as cut:
+            cut.keep(b"1")
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, lambda: [each.cancel() for each in asyncio.all_tasks(loop)])
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.to_thread(asyncio.run, work())
+    once.engine.keeper.look()
+    assert state_of(once) is State.COMPLETED
+    assert not once.engine.keeper._live
+
+
+def test_unexpected_error_at_the_end_leaves_the_key_to_its_lease(
+    once: OnceKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("a bug")
+
+    first = attempt(once)
+    with pytest.raises(RuntimeError, match="a bug"), first:
+        monkeypatch.setattr(once.engine, "finish", broken)
+    assert not once.engine.keeper._live

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import uvloop
 
 from oncekey import (
     SINGLE_TENANT,
@@ -84,6 +85,24 @@ def test_each_event_loop_may_call_an_async_function(once: OnceKey, provider: Pro
     assert asyncio.run(charge("a")) == asyncio.run(charge("a"))
     asyncio.run(charge("b"))
     assert provider.charged == ["a", "b"]
+
+
+def test_event_loops_of_several_threads_have_one_effect(once: OnceKey, provider: Provider) -> None:
+    """Half of them are uvloop's."""
+
+    @once.function("charge", key="order", in_flight="wait", wait=timedelta(seconds=30))
+    async def charge(order: str) -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return provider.charge(order)
+
+    def run(number: int) -> Any:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop if number % 2 else None) as runner:
+            return runner.run(charge("a"))
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(run, range(8)))
+    assert provider.charged == ["a"]
+    assert results == [results[0]] * 8
 
 
 def test_threads_that_call_at_once_have_one_effect(once: OnceKey, provider: Provider) -> None:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from oncekey import InProgress, NotExecuted, OnceKey, OutcomeUnknown, current
-from oncekey.errors import StepError
+from oncekey.errors import EnlistError, StepError
 from oncekey.outbox import Worker
 from oncekey.upkeep import Upkeep
 from tests.enlist.shop import Shop
@@ -101,6 +101,17 @@ def test_connection_that_the_function_closes_is_told_and_nothing_is_stored(once:
         with pytest.raises(NotExecuted, match="let its caller open and close it"):
             charge("a")
     assert shop.payments("a") == 0
+
+
+def test_transaction_that_the_function_leaves_to_its_caller_is_refused(once: OnceKey, shop: Shop) -> None:
+    """A function is over when it returns, so no caller can commit for it."""
+
+    @once.function("charge", key="order", effects="transactional", ignore=["connection"])
+    def charge(connection: Any, order: str) -> None:
+        current().blocking.enlist(connection, commit="caller")
+
+    with connected(shop) as connection, pytest.raises(EnlistError, match="leave commit='caller' out"):
+        charge(connection, "a")
 
 
 def test_result_that_is_not_json_commits_the_enlisted_writes(once: OnceKey, shop: Shop) -> None:

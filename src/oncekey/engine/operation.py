@@ -55,6 +55,8 @@ class Operation:
     """The handler used a verb of this operation: from then on the request cannot be discarded."""
     commits = False
     """The judgment: the enlisted transaction is committed with the key's move."""
+    is_request = True
+    """False: it belongs to a function or a message, which has ended when its body has."""
     judged_effects: Effects | None = None
     """The record's effects when the attempt was judged. If middleware answered, the handler may still run and begin an
     effect after that."""

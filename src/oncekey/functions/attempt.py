@@ -146,11 +146,9 @@ class Attempt:
     def _store_blocking(self, move: Move) -> Finished | None:
         """Make the owner's move; None: the store did not take it, and the keeper retries."""
         engine, operation, seconds = self.once.engine, self.operation, self.policy.begin_seconds
-        finished: Finished | None = None
         try:
-            while finished is None or operation.enlisted is not None:  # the latter: the body had to commit, and is over
-                flow = engine.finish(operation, move.event, move.response, move.reason)
-                finished = engine.run_blocking(flow, seconds)
+            flow = engine.finish(operation, move.event, move.response, move.reason)
+            finished = engine.run_blocking(flow, seconds)
         except OperatorError:
             engine.adopt(Unfinished(operation, move.event, move.response, move.reason))
             return None
@@ -187,12 +185,11 @@ class Attempt:
         """As :meth:`_store_blocking`."""
         engine, operation, seconds = self.once.engine, self.operation, self.policy.begin_seconds
         item = Unfinished(operation, move.event, move.response, move.reason)
-        finished: Finished | None = None
         try:
             if operation.enlisted is None:
                 flow = engine.finish(operation, move.event, move.response, move.reason)
                 finished = await engine.run(flow, seconds)
-            while finished is None or operation.enlisted is not None:
+            else:
                 finished = await finishers.run(engine, item, seconds)
         except OperatorError:
             engine.adopt(item)
@@ -235,6 +232,7 @@ class Attempt:
             raise refused(decision, self.route, self.wanted.key)
         policy, engine = self.policy, self.once.engine
         self.operation = operation = Operation(decision.record, policy, self._tenant, engine, loop, covered=True)
+        operation.is_request = False
         if policy.keep_request:
             operation.request = kept_request(self.wanted.parts, policy.recipe.headers)
         if loop is not None:

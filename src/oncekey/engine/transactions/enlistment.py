@@ -108,6 +108,11 @@ def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool =
         raise NoOperation("this operation belongs to no request, so there is nothing to enlist in")
     if commit not in ("engine", "caller"):
         raise EnlistError(f"enlist(commit={commit!r}): it takes 'engine' or 'caller'")
+    if commit == "caller" and not operation.is_request:
+        raise EnlistError(
+            "enlist(commit='caller') is for HTTP requests, where code around the handler commits before the response "
+            "is sent. A function or a message has ended when it returns: leave commit='caller' out, and oncekey commits"
+        )
     if operation.enlisted is not None:
         raise EnlistError("this operation has enlisted a transaction already: one request, one transaction")
     if operation.steps is not None and operation.steps.under_way is not None:
