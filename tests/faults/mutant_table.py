@@ -12,6 +12,7 @@ from tests.faults.mutant_dynamodb import DYNAMODB
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_flat import FLAT_WAY
+from tests.faults.mutant_guards import GUARDS
 from tests.faults.mutant_mysql import MYSQL
 from tests.faults.mutant_redis import REDIS_STORE
 from tests.faults.mutant_silence import SILENCE
@@ -312,6 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.engine.once", "        if not _names_a_tenant(tenant):\n", "        if False:\n")),
     _(30, "I6", "the tenant of every request is checked on the flat way", "tests/web/test_asgi_auth.py::test_a_tenant_that_cannot_be_one_never_runs",
       ("oncekey.web.asgi", "            if tenant is SINGLE_SCOPE and of_tenant\n", "            if of_tenant\n")),
+    *GUARDS,
     *ENDINGS,
     *ENLISTED,
     *DECLARED,

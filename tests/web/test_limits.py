@@ -21,10 +21,11 @@ from oncekey.limits import Limits, Rates, RatesDown
 from oncekey.stores.api import Tallies
 from oncekey.stores.registry import open_store
 from oncekey.telemetry import events
-from oncekey.testing.http.stack import FlakyStore, Stack
+from oncekey.testing.http.stack import FlakyStore, Stack, request
 from oncekey.web.status import status_app, status_wsgi
 
 on_both = pytest.mark.parametrize("name", ["asgi", "wsgi"])
+LARGE = b"x" * (1024 * 1024 + 1)
 THREE = Policy(limit="3/minute", effects="repeatable")
 
 
@@ -170,8 +171,8 @@ def test_rate_fails_open_and_says_so(
 
 @pytest.mark.stores
 @on_both
-def test_rate_is_counted_in_redis_for_all_processes(make: Callable[..., Stack], request: pytest.FixtureRequest) -> None:
-    address = request.getfixturevalue("redis_url").partition("?")[0]
+def test_rate_is_counted_in_redis_for_all_processes(make: Callable[..., Stack], redis_url: str) -> None:
+    address = redis_url.partition("?")[0]
     first, second = (make(limits=Limits(storage=address)) for _ in range(2))
     assert statuses(first, 2) == [201, 201]
     assert statuses(second, 2, first=3) == [201, 429]
@@ -346,6 +347,42 @@ def test_lookups_fail_open(make: Callable[..., Stack], monkeypatch: pytest.Monke
     assert [look(closed, "g").status_code for _ in range(3)] == [503] * 3
 
 
+# -- a hostile tenant --------------------------------------------------------------------------------------------------
+
+ODD_HEADERS: list[dict[str, str]] = [
+    {},
+    {"Idempotency-Key": ""},
+    {"Idempotency-Key": "a,b"},
+    {"Idempotency-Key": "k" * 300},
+]
+
+
+@on_both
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.faults)])
+def test_hostile_requests_cost_exactly_one_read_or_nothing(make: Callable[..., Stack], count: int) -> None:
+    """New keys beyond the limit and the cap, guessed keys, huge bodies and odd headers of one tenant; what each costs
+    is counted. Another tenant goes on."""
+    stack = make(Policy(limit="20/hour"), max_active_keys=15, limits=Limits(lookups="10/hour"))
+    assert stack.once.limiter.caps is not None
+    stack.once.limiter.caps._clock = lambda: 7.0
+    store: Any = stack.store
+    assert statuses(stack, 25) == [201] * 15 + [429] * 10
+    assert [look(stack, f"g-{n}").status_code for n in range(11)] == [404] * 10 + [429]
+    before, rows = len(store.asked), store.rows_written
+    new = [request(f"n-{n}", headers={"X-Tenant": "ann"}) for n in range(count // 4)]
+    large = [request(f"l-{n}", headers={"X-Tenant": "ann"}, content=LARGE) for n in range(count // 4)]
+    odd = [request(None, headers={"X-Tenant": "ann", **ODD_HEADERS[n % 4]}) for n in range(count // 4)]
+    assert {answer.status_code for answer in stack.together(new)} == {429}
+    assert (store.since(before), store.rows_written - rows) == (["read"] * (count // 4), 0)
+    before = len(store.asked)
+    assert {answer.status_code for answer in stack.together(large)} == {413}
+    assert {answer.status_code for answer in stack.together(odd)} == {400}
+    assert {look(stack, f"h-{n}").status_code for n in range(min(count // 4, 100))} == {429}
+    assert (store.since(before), store.rows_written - rows) == ([], 0)
+    assert len(store.listing(scope="ann", limit=count)) == 15
+    assert statuses(stack, 3, tenant="bob") == [201] * 3
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
@@ -359,7 +396,7 @@ def test_rate_is_read(text: str, rate: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "100", "0/minute", "-1/minute", "100/fortnight", "x/minute", 100, "1.5/second"])
 def test_rate_that_makes_no_sense_is_refused(text: Any) -> None:
-    with pytest.raises(ConfigurationError, match="such as '100/minute'"):
+    with pytest.raises(ConfigurationError, match=r"^Policy\(limit=.*\): .*such as '100/minute'"):
         Policy(limit=text)
 
 

@@ -324,7 +324,7 @@ def test_preset_wants_effects_declared(which: str) -> None:
 
 @pytest.mark.parametrize("secret", ["", " ", [], [SECRET, ""], None])
 def test_preset_refuses_an_empty_secret(which: str, secret: Any) -> None:
-    with pytest.raises((ConfigurationError, TypeError)):
+    with pytest.raises(ConfigurationError, match="missing or empty"):
         SENDERS[which][0](secret, effects="external")
 
 
@@ -343,6 +343,7 @@ async def _async(request: Any, body: bytes) -> Any: ...
     ("options", "word"),
     [
         ({"key_from": "id"}, "function"),
+        ({"key_from": header}, r"header\('webhook-id'\)"),
         ({"verify": True}, "function"),
         ({"key_from": _async}, "async"),
         ({"verify": _async}, "async"),

@@ -27,6 +27,7 @@ Bind = Callable[[Any], str | Awaitable[str]]
 
 SENDER_MARK: Final = "sender:"
 _MAX_SENDER_LENGTH = 100
+_SUCH_AS = {"key_from": "header('webhook-id')", "verify": "hmac_sha256('X-Signature', secret)"}
 
 
 def check_guards(policy: Policy) -> None:
@@ -35,8 +36,10 @@ def check_guards(policy: Policy) -> None:
         function = getattr(policy, name)
         if function is None:
             continue
-        if not callable(function):
-            raise ConfigurationError(f"Policy({name}=…): it takes a function of the request and its body")
+        if not callable(function) or isinstance(function, type):  # a class: header, and not header("webhook-id")
+            raise ConfigurationError(
+                f"Policy({name}=…): it takes a function of the request and its body, such as {_SUCH_AS[name]}"
+            )
         if _is_async(function):
             raise ConfigurationError(
                 f"Policy({name}=…): it takes a plain function; this one is async, and is not awaited before the look-up"

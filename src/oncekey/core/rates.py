@@ -24,7 +24,7 @@ class Rate:
         found = _RATE(text) if isinstance(text, str) else None
         if found is None or int(found[1]) < 1:
             raise ConfigurationError(
-                f"{option}={text!r}: it takes a number per second, minute, hour or day, such as '100/minute'"
+                f"{option}={text!r}): it takes a number per second, minute, hour or day, such as '100/minute'"
             )
         return cls(int(found[1]), _SECONDS[found[2]])
 

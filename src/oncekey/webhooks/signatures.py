@@ -63,9 +63,9 @@ def stripe_signature(secret: Secrets, tolerance: timedelta = TOLERANCE) -> Verif
 
 def standard_signature(secret: Secrets) -> Verifier:
     """``webhook-signature`` of Standard Webhooks, by their library, which allows five minutes."""
-    library = _library("standardwebhooks", "webhooks")
+    library, keys = _library("standardwebhooks", "webhooks"), secrets_of(secret)
     try:
-        hooks = [library.Webhook(text) for text in secrets_of(secret)]
+        hooks = [library.Webhook(text) for text in keys]
     except Exception as error:
         raise ConfigurationError(
             "standard_webhooks(secret): it takes the secret as the sender shows it, in base64, with or without whsec_"
@@ -80,7 +80,8 @@ def standard_signature(secret: Secrets) -> Verifier:
 
 def secrets_of(secret: Secrets) -> list[str]:
     """The secrets as a list. An empty one would let every sender sign."""
-    found: list[Any] = [secret] if isinstance(secret, str) else list(secret)
+    given: Any = secret
+    found: list[Any] = [given] if given is None or isinstance(given, str) else list(given)
     if not found or not all(isinstance(text, str) and text.strip() for text in found):
         raise ConfigurationError(
             "the secret of a webhook is missing or empty: is the variable of the environment set? It takes a text, or "
