@@ -269,7 +269,7 @@ def test_delivery_that_lost_its_key_takes_the_outcome_of_the_other(once: OnceKey
 
 def test_transactional_writes_commit_with_the_message(once: OnceKey, url: str) -> None:
     if not url.startswith("sqlite"):
-        pytest.skip("the same in PostgreSQL is tests/consumers/test_rabbitmq_kills.py")
+        pytest.skip("the same in PostgreSQL is tests/consumers/test_kills.py")
     connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
     connection.execute("CREATE TABLE payments (id TEXT)")
     policy = Policy(effects="transactional")
