@@ -125,6 +125,8 @@ class SqsConsumer(BlockingConsumer[SqsMessage]):
         for name in (QUEUE_HEADER, REASON_HEADER):
             if len(both) > _MOST_ATTRIBUTES and name not in own:
                 del both[name]
+        if len(both) > _MOST_ATTRIBUTES:
+            raise ValueError("SQS takes 10 attributes, and the copy needs one for the id: send messages with at most 9")
         given: dict[str, Any] = {"QueueUrl": place, "MessageBody": raw["Body"], "MessageAttributes": both}
         if place.endswith(_FIFO):
             system = raw.get("Attributes", {})
