@@ -36,6 +36,7 @@ class Site:
         asynchronous: bool = False,
         atomic_requests: bool = False,
         effects: str = "transactional",
+        wrap: Callable[[Any], Any] = lambda view: view,
     ) -> None:
         self.alias = add_database(shop.url, atomic_requests=atomic_requests)
         self.atomic_requests = atomic_requests
@@ -49,7 +50,7 @@ class Site:
         async def awaited(request: Any) -> Any:
             return await view(self, request)
 
-        urlconf = urls(path("payments", awaited if asynchronous else plain))
+        urlconf = urls(path("payments", wrap(awaited if asynchronous else plain)))
         self.app = make_handler(urlconf, self.once, asgi=asgi, upkeep=False)
         self._loop = Loop() if asgi else None
 

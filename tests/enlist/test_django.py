@@ -19,6 +19,9 @@ from oncekey.errors import EnlistError
 from tests.enlist.django_site import Site, make_site
 from tests.enlist.shop import Shop
 
+from rest_framework.decorators import api_view  # isort: skip - Django is configured by django_site
+from rest_framework.exceptions import APIException  # isort: skip
+
 ENDS = ("wsgi", pytest.param("asgi", marks=pytest.mark.frameworks))
 
 
@@ -381,6 +384,47 @@ def test_read_before_enlist_is_allowed(make: Callable[..., Site], shop: Shop) ->
 
     assert make(view).post().status_code == 201
     assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+
+
+# ---------------------------------------------------------------- Django REST framework
+
+
+class Declined(APIException):
+    status_code = 402
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_rest_view_pays_once(make: Callable[..., Site], shop: Shop, view: Any) -> None:
+    site = make(view, wrap=api_view(["POST"]))
+    first = site.post()
+    assert first.status_code == 201, first.text
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+    assert site.post().content == first.content
+    assert shop.payments() == 1
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_rest_exception_rolls_back_and_is_stored(make: Callable[..., Site], shop: Shop, view: Any) -> None:
+    """REST framework answers it inside of the view, and the view's block ends without an exception."""
+
+    def declining(site: Site, request: Any) -> HttpResponse:
+        view(site, request)
+        raise Declined
+
+    site = make(declining, wrap=api_view(["POST"]))
+    first = site.post()
+    assert first.status_code == 402
+    assert (shop.payments(), shop.state()) == (0, State.FAILED)
+    assert site.post().content == first.content
+
+
+def test_rest_view_that_raises_anything_else_may_run_again(make: Callable[..., Site], shop: Shop) -> None:
+    def failing(site: Site, request: Any) -> HttpResponse:
+        pay_in_block(site, request)
+        raise RuntimeError("the view broke")
+
+    assert make(failing, wrap=api_view(["POST"])).post().status_code == 500
+    assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
 
 
 # ---------------------------------------------------------------- async views

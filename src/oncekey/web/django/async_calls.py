@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
@@ -24,6 +26,9 @@ from oncekey.web.asgi_shell import LARGE_BODY_BYTES
 from oncekey.web.django.calls import Call, GetResponse
 from oncekey.web.django.messages import headers_of, set_headers, uncompressed
 from oncekey.web.exchange import HELD, RUNNING, STORING
+from oncekey.web.responses import Headers
+
+_log = logging.getLogger("oncekey")
 
 _END = object()
 
@@ -49,6 +54,7 @@ class AsyncCall(Call):
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             await asyncio.wait([task])  # Django ends the request next: it must not close what the view uses
+            _log_failure(task)
             raise
         finally:
             self._show_outside()
@@ -119,8 +125,8 @@ class AsyncCall(Call):
 
     async def _raised(self, error: BaseException) -> HttpResponseBase:
         if not self.waiting:
-            answer = await self._failed(error)
-            await self._settle()
+            answer = await self.failed(error)
+            await self.settle()
             if answer is not None:
                 return self.respond(self.exchange.instead or answer)
         if isinstance(error, Exception):
@@ -136,7 +142,7 @@ class AsyncCall(Call):
         if response.streaming:
             return await self._streamed(response)
         body: bytes = response.content  # type: ignore[attr-defined]
-        await self._conclude(response, body)
+        await self.conclude(response.status_code, headers_of(response), body)
         return self.sent(response, len(body))
 
     async def _streamed(self, response: Any) -> HttpResponseBase:
@@ -147,28 +153,28 @@ class AsyncCall(Call):
             chunks.append(chunk)
             size += len(chunk)
             if exchange.cannot_store(size, headers):
-                sent = exchange.stream(response.status_code, headers)
-                response.streaming_content = _Pump(self, response, chunks, pieces).run()
-                set_headers(response, sent)
+                set_headers(response, exchange.stream(response.status_code, headers))
+                response.streaming_content = _Stream(_Pump(self, response.status_code, headers, chunks, pieces))
                 return response  # type: ignore[no-any-return]
         body = b"".join(chunks)
         response.streaming_content = _one(body)
-        await self._conclude(response, body)
+        await self.conclude(response.status_code, headers, body)
         return self.sent(response, len(body))
 
-    async def _conclude(self, response: HttpResponseBase, body: bytes | None) -> None:
-        if self.exchange.answered(response.status_code, headers_of(response), body):
+    async def conclude(self, status: int, headers: Headers, body: bytes | None) -> None:
+        """The response is complete: store it. ``body`` None: it was streamed."""
+        if self.exchange.answered(status, headers, body):
             await self._store()
-        await self._settle()
+        await self.settle()
 
-    async def _failed(self, error: BaseException) -> Answer | None:
+    async def failed(self, error: BaseException) -> Answer | None:
         if self.exchange.stage is not RUNNING:
             return None
         answer = self.exchange.raised(error)
         await self._store()
         return answer
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
         while self.exchange.stage is HELD:
             await self._store()
 
@@ -193,6 +199,11 @@ class AsyncCall(Call):
                 engine.keeper.unwatch(exchange.operation)
 
 
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a handler failed after its client had left", exc_info=error)
+
+
 async def _pieces(response: Any) -> AsyncIterator[Any]:
     """The body of a streaming response, piece by piece. One of a plain iterator is read in the request's thread."""
     if response.is_async:
@@ -208,35 +219,61 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-class _Pump:
-    """A response that passes through. Its last piece waits for the store; a disconnect does not stop the handler."""
+class _Stream:
+    """The content of a response that passes through. Django closes it, or drops it: then the client is gone."""
 
-    def __init__(self, call: AsyncCall, response: Any, chunks: list[bytes], rest: AsyncIterator[bytes]) -> None:
+    def __init__(self, pump: _Pump) -> None:
+        self._pump = pump
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pump.pieces()
+
+    def close(self) -> None:
+        """Called in any thread."""
+        with suppress(RuntimeError):  # the loop is closed, and the pump's task with it
+            self._pump.loop.call_soon_threadsafe(self._pump.leave)
+
+    __del__ = close
+
+
+class _Pump:
+    """Reads the app's pieces in a task of its own. The last one waits for the store. If the client leaves, the handler
+    still runs to its end."""
+
+    def __init__(
+        self, call: AsyncCall, status: int, headers: Headers, chunks: list[bytes], rest: AsyncIterator[bytes]
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
         self._call = call
-        self._response = response
+        self._response = status, headers
         self._chunks = chunks
         self._rest = rest
         self._queue: asyncio.Queue[Any] = asyncio.Queue(1)
         self._gone = False
-        self._task: asyncio.Task[None] | None = None
-
-    async def run(self) -> AsyncIterator[bytes]:
-        engine = self._call.once.engine
-        # In the context of the app, where ``current()`` is the operation.
-        context = contextvars.copy_context()
-        context.run(_current.set, self._call.exchange.operation)
-        self._task = asyncio.get_running_loop().create_task(self._work(), context=context)
+        engine = call.once.engine
+        self._task = self.loop.create_task(self._work())  # in the context of the app, where ``current()`` works
         engine.tasks.add(self._task)
         self._task.add_done_callback(engine.tasks.discard)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._gone:
+            _log_failure(task)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
         try:
             while (piece := await self._queue.get()) is not _END:
                 yield piece
             await self._task  # raises what the app raised
         finally:
-            self._gone = True
-            if not self._queue.empty():
-                self._queue.get_nowait()
-            await asyncio.wait([self._task])  # the client disconnected, but the handler must run to its end
+            self.leave()
+            await asyncio.wait([self._task])
+
+    def leave(self) -> None:
+        """The client takes no more pieces."""
+        self._gone = True
+        while not self._queue.empty():
+            self._queue.get_nowait()
 
     async def _work(self) -> None:
         call = self._call
@@ -248,12 +285,12 @@ class _Pump:
                 await self._pass(last)
                 last = chunk
             if call.exchange.stage is RUNNING:
-                await call._conclude(self._response, None)
+                await call.conclude(*self._response, None)
             call.exchange.check_stream()
             await self._pass(last)
         except BaseException as error:
-            await call._failed(error)
-            await call._settle()
+            await call.failed(error)
+            await call.settle()
             raise
         finally:
             await self._pass(_END)
