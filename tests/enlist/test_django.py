@@ -355,6 +355,39 @@ def test_commit_by_the_caller_is_refused(make: Callable[..., Site], shop: Shop) 
     assert "leave commit= out" in said[0]
 
 
+def test_transaction_of_a_test_case_is_refused(make: Callable[..., Site], shop: Shop) -> None:
+    """It is never committed, so the key would stay in progress."""
+    said: list[str] = []
+
+    def view(site: Site, request: Any) -> HttpResponse:
+        with transaction.atomic(using=site.alias):
+            site.connection.atomic_blocks[0]._from_testcase = True
+            with pytest.raises(EnlistError) as raised:
+                current().enlist()
+        said.append(str(raised.value))
+        return HttpResponse(status=201)
+
+    make(view).post()
+    assert "TransactionTestCase" in said[0]
+
+
+def test_block_of_another_database_is_refused(make: Callable[..., Site], shop: Shop) -> None:
+    """The view writes there, and the key would be committed elsewhere."""
+    said: list[str] = []
+
+    def view(site: Site, request: Any) -> HttpResponse:
+        with transaction.atomic(using="default"), pytest.raises(EnlistError) as raised:
+            current().enlist()
+        said.append(str(raised.value))
+        return HttpResponse(status=201)
+
+    site = make(view)
+    if site.atomic_requests:
+        pytest.skip("Django's own block is on the database of the keys, too")
+    site.post()
+    assert "keep the keys where the view writes" in said[0]
+
+
 def test_write_before_enlist(make: Callable[..., Site], shop: Shop) -> None:
     """SQLite has one writer, so it is refused there. On PostgreSQL it is part of the transaction, and is undone with
     the view's block."""

@@ -169,6 +169,7 @@ def test_project_from_migrate_to_the_admin(project: Project) -> None:
     routes = project.manage("oncekey", "routes")
     assert "/orders" in routes
     assert "/admin" not in routes
+    project.manage("oncekey", "upkeep", "oncekey.web.django:once", "--once")
     helped = project.manage("oncekey", "--help")
     assert "dead-letters" in helped
 

@@ -138,6 +138,13 @@ def test_wrong_option_of_a_declaration_raises_at_the_view() -> None:
         conf.once.policy(effcts="repeatable")
 
 
+def test_once_is_a_once_key_for_the_command_line() -> None:
+    from oncekey.cli.loader import load
+
+    found: Any = load("oncekey.web.django:once", OnceKey, "an example")
+    assert found is conf.once
+
+
 def test_once_has_the_methods_of_a_once_key() -> None:
     with override_settings(ONCEKEY=GOOD):
         assert isinstance(conf.once.get(), OnceKey)

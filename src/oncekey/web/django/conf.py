@@ -157,7 +157,7 @@ def _postgres_url(alias: str) -> str:
     parameters = {
         name: value
         for name, value in connections[alias].get_connection_params().items()
-        if name not in ours and isinstance(value, str | int)
+        if name not in ours and isinstance(value, str | int) and not isinstance(value, bool)
     }
     return f"postgresql:///?{urlencode(parameters, quote_via=quote)}"
 
@@ -209,6 +209,11 @@ class LazyOnce:
         self._lock = threading.RLock()
         self._made: OnceKey | None = None
         self._declared: list[Callable[[OnceKey], Any]] = []
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """A OnceKey for ``isinstance``: ``oncekey upkeep oncekey.web.django:once`` takes it, too."""
+        return OnceKey
 
     def get(self) -> OnceKey:
         """The OnceKey itself."""

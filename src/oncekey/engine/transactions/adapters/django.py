@@ -139,6 +139,12 @@ class DjangoLink(Link):
                 f"{self.what} has autocommit turned off, so that a block of transaction.atomic() commits nothing: take "
                 "AUTOCOMMIT out of DATABASES, and set_autocommit() out of the view"
             )
+        others = [each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block]
+        if others and not wrapper.in_atomic_block:
+            raise EnlistError(
+                f"the view is in a transaction of Django's connection {others[0]!r}, and the keys are kept in that of "
+                f"{self._alias!r}: one commit needs one database, so keep the keys where the view writes"
+            )
         if wrapper.needs_rollback:
             raise EnlistError(f"{self.what} is in a failed transaction: enlist at the beginning of the block")
 
