@@ -7,7 +7,9 @@ from tests.faults.mutant import mutant as _
 
 SESSIONS, STORE = "oncekey.stores.mysql.sessions", "oncekey.stores.mysql.store"
 LINKS = "oncekey.engine.transactions.adapters.mysql"
+QUERIES = "oncekey.stores.mysql"
 LOCKS, ENLIST = "tests/stores/test_mysql_locks.py", "tests/enlist/test_mysql.py"
+TORN = "tests/stores/test_mysql_torn.py"
 
 MYSQL: tuple[Mutant, ...] = (
     _(
@@ -37,5 +39,37 @@ MYSQL: tuple[Mutant, ...] = (
         "an owner that lost its key leaves no lock in MySQL",
         f"{ENLIST}::test_enlist_of_an_owner_that_lost_its_key_leaves_no_lock[pymysql]",
         (LINKS, "        return self if self._guarded else None\n", "        return self\n"),
+    ),
+    _(
+        1,
+        "I1",
+        "a claim compares its jobs again (MySQL)",
+        f"{TORN}::test_job_that_a_rival_claims_meanwhile_stays_the_rivals",
+        (f"{QUERIES}/claim_rows", "\nWHERE j.state IN ('ready', 'running') AND j.due_at <= {now};", ";"),
+    ),
+    _(
+        1,
+        "I1",
+        "the end of a job compares its owner again (MySQL)",
+        f"{TORN}::test_job_that_a_rival_takes_over_is_not_concluded_and_its_key_not_settled",
+        (f"{QUERIES}/conclude_rows", " AND j.state = 'running' AND j.owner = w.owner;", ";"),
+    ),
+    _(
+        11,
+        "I1",
+        "the purge compares its keys again (MySQL)",
+        f"{TORN}::test_key_that_a_rival_starts_over_is_not_purged",
+        (
+            f"{QUERIES}/purge",
+            "utc_timestamp(6);\nSELECT @oncekey_count;",
+            "utc_timestamp(6) OR {is_held};\nSELECT @oncekey_count;",
+        ),
+    ),
+    _(
+        1,
+        "I1",
+        "a step belongs to the move of its key (MySQL)",
+        f"{TORN}::test_key_that_a_rival_takes_over_is_not_moved[advance]",
+        (f"{QUERIES}/is_moved", "NOT (o.state <=> w.moved_to AND o.owner = w.moved_owner)", "false"),
     ),
 )

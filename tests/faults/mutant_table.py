@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(26, "I4", "lanes belong to a process", "tests/engine/test_lanes_ending.py::test_a_forked_child_has_lanes_of_its_own",
       ("oncekey.engine.batching.router", "        self._lanes = None\n        _inherited", "        _inherited")),
     _(26, "I5", "connections belong to a process", "tests/stores/test_postgres_connections.py::test_a_child_uses_and_closes_nothing_of_its_parents",
-      (f"{POSTGRES}.store", "if getattr(local, \"pid\", None) != os.getpid():", "if getattr(local, \"pid\", None) is None:")),
+      ("oncekey.stores.sql.connections", "if getattr(local, \"pid\", None) != os.getpid():", "if getattr(local, \"pid\", None) is None:")),
     _(26, "I1", "owner tokens belong to a process", "tests/engine/test_operation.py::test_a_forked_child_takes_other_tokens",
       ("oncekey.engine.process", "        enroll(self)\n", "")),
     _(26, "I2", "SQLite is closed before a fork", "tests/stores/test_sqlite_files.py::test_no_connection_is_open_at_the_moment_of_a_fork",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pymysql
@@ -90,6 +90,7 @@ class Connection(pymysql.Connection):
 
     max_packet = 0
     galera = False
+    _deadline = 0.0
 
     def _create_ssl_ctx(self, sslp: Any) -> Any:
         """PyMySQL makes one for each connection, which takes longer than all the rest of connecting."""
@@ -100,13 +101,25 @@ class Connection(pymysql.Connection):
             _tls_contexts[key] = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
         return _tls_contexts[key]
 
-    def set_deadline(self, deadline: float) -> None:
+    @property
+    def deadline(self) -> float:
         """Every wait for the server ends about then, a time.monotonic()."""
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._deadline = deadline
         self._read_timeout = self._write_timeout = max(0.001, deadline - time.monotonic())
 
     @property
-    def alive(self) -> bool:
-        return bool(self.open)
+    def closed(self) -> bool:
+        return not self.open
+
+    def close(self) -> None:
+        """Say goodbye, without a wait for a server that hangs."""
+        self.deadline = time.monotonic() + 0.1
+        with suppress(OSError, ValueError):
+            super().close()
 
     def run(self, text: str) -> list[Any]:
         """Send one packet. Return, for each of its statements, the rows, or the number of rows that it matched."""
@@ -150,7 +163,7 @@ def _connect(
         defer_connect=True,
         **dict(address.options),
     )
-    connection.set_deadline(deadline)
+    connection.deadline = deadline
     try:
         connection.connect()
     except RuntimeError as error:  # so PyMySQL says that it cannot encrypt a password: MySQL 8's default, without TLS

@@ -56,7 +56,7 @@ def run(connection: Connection) -> list[str]:
     """Run the migrations that have not run. Return the names of those that no other process has run meanwhile."""
     until = time.monotonic() + MIGRATION_SECONDS
     connection.run(_SETTINGS)
-    connection.set_deadline(until)  # the server has answered, so it is alive: now a statement may take long
+    connection.deadline = until  # the server has answered, so it is alive: now a statement may take long
     _patiently(connection, _TABLE, until)
     there = applied(connection)
     ran = []

@@ -1,17 +1,12 @@
 """The reference store: PostgreSQL by psycopg 3, one statement and one commit per batch.
 
-Owns connections (one per thread and process) and their time limits. The .sql files say what the statements do;
-``core/states.py`` says what a transition means.
+``stores/sql/connections.py`` keeps the connections, one per thread and process. The .sql files say what the statements
+do; ``core/states.py`` says what a transition means.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, LiteralString
 
 import psycopg
@@ -42,6 +37,7 @@ from oncekey.stores.postgres.statements import (
 )
 from oncekey.stores.postgres.transactions import PostgresTransactions
 from oncekey.stores.sql import queries
+from oncekey.stores.sql.connections import Connections
 
 _THERE: LiteralString = "SELECT name, to_regclass(name) IS NOT NULL FROM unnest(%s::text[]) AS name"
 _TRIES = 5  # measured: a lost race needed at most five statements to see the winner's row
@@ -51,18 +47,13 @@ class _LostRace(Exception):
     """A rival inserted one of our keys at the same moment."""
 
 
-class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes):
+class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes, Connections[DeadlineConnection]):
+    driver_error = psycopg.Error
     capabilities = Capabilities(durable=True, shared=True, server_clock=True, writers=2)
 
     def __init__(self, url: str, *, timeout: float = 5.0, lock_timeout: float = 0.5) -> None:
-        self.url = url
-        self.timeout = timeout
-        self.lock_timeout = lock_timeout
+        super().__init__(url, timeout=timeout, lock_timeout=lock_timeout)
         self._where = _describe(url)
-        self._local = threading.local()
-        self._open: weakref.WeakSet[DeadlineConnection] = weakref.WeakSet()
-        self._inherited: list[DeadlineConnection] = []
-        self._pid = os.getpid()
         self._swap_beside = statement("swap_beside", SLIM)
         self._restart = statement("restart", SLIM)
         # UPDATE skips a row that a business table references in an open transaction. A weaker lock would let the
@@ -205,52 +196,11 @@ class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes):
                 self.disconnect()
             raise trouble from error
 
-    def _start_clock(self) -> None:
-        """A verb begins: all its round trips, including the connect, share one deadline."""
-        self._local.deadline = time.monotonic() + self.timeout
-
-    def _connection(self, *, checked: bool = True) -> DeadlineConnection:
-        """This thread's connection, under the deadline of the verb that asks for it."""
-        local = self._local
-        if getattr(local, "pid", None) != os.getpid():
-            self._after_fork()
-            local.connection, local.checked, local.pid = None, False, os.getpid()
-            self._start_clock()
-        connection: DeadlineConnection | None = local.connection
-        if connection is None or connection.closed:
-            try:
-                connection = connect(
-                    self.url, timeout=self.timeout, lock_timeout=self.lock_timeout, deadline=local.deadline
-                )
-            except psycopg.Error as error:
-                raise explain(error, self._where) from error
-            local.connection, local.checked = connection, False
-            self._open.add(connection)
-        connection.deadline = local.deadline
-        if checked and not local.checked:
-            self._check(connection)
-        return connection
-
-    def _after_fork(self) -> None:
-        """A forked child inherits the parent's sockets. It keeps references to them, and never uses or closes them."""
-        if self._pid != os.getpid():
-            self._inherited = list(self._open)
-            self._open = weakref.WeakSet()
-            self._pid = os.getpid()
-
-    def disconnect(self) -> None:
-        local = self._local
-        connection: DeadlineConnection | None = getattr(local, "connection", None)
-        if connection is not None and local.pid == os.getpid():
-            with suppress(psycopg.Error):
-                connection.close()
-        local.connection, local.checked = None, False
-
-    def close(self) -> None:
-        if self._pid == os.getpid():
-            for connection in list(self._open):
-                with suppress(psycopg.Error):
-                    connection.close()
+    def _connect(self, deadline: float) -> DeadlineConnection:
+        try:
+            return connect(self.url, timeout=self.timeout, lock_timeout=self.lock_timeout, deadline=deadline)
+        except psycopg.Error as error:
+            raise explain(error, self._where) from error
 
 
 def _describe(url: str) -> str:
