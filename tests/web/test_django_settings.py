@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,8 @@ def test_once_has_the_methods_of_a_once_key() -> None:
         assert conf.once.profile == "ietf"
         registered = conf.once.resolver("POST /pay")(lambda inquiry: None)
         assert conf.once.resolvers.of("POST /pay") is registered
+
+
+def test_every_option_of_a_oncekey_has_a_setting() -> None:
+    options = set(inspect.signature(OnceKey).parameters)
+    assert set(conf._OPTIONS.values()) == options

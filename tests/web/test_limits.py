@@ -422,6 +422,12 @@ def test_cap_takes_a_whole_number(number: Any) -> None:
         OnceKey("memory://", scope=lambda request: "ann", max_active_keys=number)
 
 
+@pytest.mark.parametrize("wrong", [{"lookups": "1/hour"}, "redis://host", 5])
+def test_limits_takes_a_limits(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Limits of oncekey\.limits"):
+        OnceKey("memory://", scope=lambda request: "ann", limits=wrong)
+
+
 def test_unknown_storage_is_named_without_its_password() -> None:
     limits = Limits(storage="nosuch://user:hunter2@host")
     with pytest.raises(ConfigurationError, match="storage=") as raised:

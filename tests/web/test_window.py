@@ -149,6 +149,11 @@ def test_refusal_has_the_form_of_each_profile(make: Callable[..., Stack], profil
     assert [event.reason for event in stack.saw(events.TurnedAway)] == ["timestamp-refused"]
 
 
+@pytest.mark.parametrize("name", ["asgi"])
+def test_milliseconds_are_named_in_the_answer(make: Callable[..., Stack]) -> None:
+    assert "not milliseconds" in ask(make(), str(int(time.time() * 1000))).text
+
+
 @on_both
 def test_store_that_is_down_is_503_for_an_old_request(make: Callable[..., Stack]) -> None:
     stack = make()

@@ -127,7 +127,7 @@ def _is_async(function: Callable[..., object]) -> bool:
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
-_EPOCH = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?").fullmatch
+_EPOCH = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?").fullmatch
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})", re.ASCII
 ).fullmatch

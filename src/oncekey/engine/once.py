@@ -26,14 +26,14 @@ from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.lifespan import Lifespan
 from oncekey.engine.limiter import Limiter
-from oncekey.engine.policy_checks import check_limits, check_policy, checked_cap
+from oncekey.engine.policy_checks import check_limits, check_options, check_policy, checked_cap, checked_limits
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.limits import Limits
 from oncekey.stores.api import Store
 from oncekey.stores.cache import open_cache
-from oncekey.stores.registry import KNOWN, open_store
+from oncekey.stores.registry import open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
 if TYPE_CHECKING:
@@ -103,20 +103,7 @@ class OnceKey(Direct, Lifespan):
         max_queued: int = 10_000,
         grace: float = 10.0,
     ) -> None:
-        if not isinstance(url, str) and not hasattr(url, "reserve"):
-            raise ConfigurationError(f"OnceKey(url): it takes the URL of a store, one of {KNOWN}, or a store")
-        if policy is not None and not isinstance(policy, Policy):
-            raise ConfigurationError("OnceKey(policy=…): it takes a Policy, such as Policy(effects='repeatable')")
-        if profile not in ("ietf", "stripe", "governance"):
-            raise ConfigurationError(f"OnceKey(profile={profile!r}): it takes ietf, stripe or governance")
-        if not (isinstance(scope, SingleTenant) or callable(scope)):
-            raise ConfigurationError("OnceKey(scope=…): it takes a function of the request, or SINGLE_TENANT")
-        if authorize is not None and not callable(authorize):
-            raise ConfigurationError(
-                "OnceKey(authorize=…): it takes a function of the request and the operation's name"
-            )
-        if grace < 0:
-            raise ConfigurationError(f"OnceKey(grace={grace}): it takes 0 seconds or more")
+        check_options(url, policy, profile, scope, authorize, grace)
         self.scope = scope
         self.authorize = authorize
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
@@ -130,7 +117,7 @@ class OnceKey(Direct, Lifespan):
         self.docs_url = docs_url
         self.status_url = status_url
         self.max_active_keys = checked_cap(max_active_keys)
-        self.limiter = Limiter(limits or Limits(), self.max_active_keys)
+        self.limiter = Limiter(checked_limits(limits), self.max_active_keys)
         self.bind_secrets = binding.secrets_of(bind_secret)
         store = open_store(url) if isinstance(url, str) else url
         front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)

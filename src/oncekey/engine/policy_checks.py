@@ -1,4 +1,4 @@
-"""What a policy needs of its OnceKey: a setting, or a store that can do it. Checked when both are known."""
+"""Checks of a OnceKey: its arguments, and what a policy needs of it (a setting, or a store that can do it)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core import binding
 from oncekey.core.policy import Policy
 from oncekey.core.states import Effects
+from oncekey.engine.request import SingleTenant
 from oncekey.errors import ConfigurationError
+from oncekey.limits import Limits
 from oncekey.stores.api import Tallies
-from oncekey.stores.registry import WITH_TRANSACTIONS
+from oncekey.stores.registry import KNOWN, WITH_TRANSACTIONS
 
 if TYPE_CHECKING:
     from oncekey.engine.once import OnceKey
@@ -30,11 +32,35 @@ CANNOT_COUNT = (
 )
 
 
+def check_options(url: Any, policy: Any, profile: Any, scope: Any, authorize: Any, grace: float) -> None:
+    """Raise ConfigurationError for an argument of a OnceKey that cannot be one."""
+    if not isinstance(url, str) and not hasattr(url, "reserve"):
+        raise ConfigurationError(f"OnceKey(url): it takes the URL of a store, one of {KNOWN}, or a store")
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigurationError("OnceKey(policy=…): it takes a Policy, such as Policy(effects='repeatable')")
+    if profile not in ("ietf", "stripe", "governance"):
+        raise ConfigurationError(f"OnceKey(profile={profile!r}): it takes ietf, stripe or governance")
+    if not (isinstance(scope, SingleTenant) or callable(scope)):
+        raise ConfigurationError("OnceKey(scope=…): it takes a function of the request, or SINGLE_TENANT")
+    if authorize is not None and not callable(authorize):
+        raise ConfigurationError("OnceKey(authorize=…): it takes a function of the request and the operation's name")
+    if grace < 0:
+        raise ConfigurationError(f"OnceKey(grace={grace}): it takes 0 seconds or more")
+
+
 def checked_cap(given: Any) -> int | None:
     if given is not None and (type(given) is not int or given < 1):
         raise ConfigurationError(f"OnceKey(max_active_keys={given!r}): it takes a whole number, 1 or more")
     number: int | None = given
     return number
+
+
+def checked_limits(given: Any) -> Limits:
+    if given is not None and not isinstance(given, Limits):
+        raise ConfigurationError(
+            "OnceKey(limits=…): it takes a Limits of oncekey.limits, such as Limits(lookups='60/minute')"
+        )
+    return given or Limits()
 
 
 def check_limits(once: OnceKey) -> None:

@@ -38,7 +38,11 @@ _OPTIONS = {
     "CACHE": "cache",
     "CACHE_SECRET": "cache_secret",
     "CACHE_TTL": "cache_ttl",
+    "BIND_SECRET": "bind_secret",
+    "MAX_ACTIVE_KEYS": "max_active_keys",
+    "LIMITS": "limits",
     "ON_EVENT": "on_event",
+    "TELEMETRY": "telemetry",
     "MAX_QUEUED": "max_queued",
     "GRACE": "grace",
 }
