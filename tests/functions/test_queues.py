@@ -56,7 +56,7 @@ def test_dramatiq_actor_runs_once_and_is_retried_with_its_key(once: OnceKey, bro
     results: list[Any] = []
     refused = threading.Event()
 
-    @dramatiq.actor
+    @dramatiq.actor(max_retries=50, min_backoff=1, max_backoff=5)  # a retry for InProgress
     @once.function("charge", key="order")
     def charge(order: str, cents: int) -> None:
         charged.append(order)
