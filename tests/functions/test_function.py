@@ -338,11 +338,15 @@ def test_functions_do_not_share_keys(once: OnceKey) -> None:
     def charge(order: str) -> str:
         return "charged"
 
-    @once.function("ship", key="order")
+    @once.function("ship", key="order", effects="repeatable")
     def ship(order: str) -> str:
         return "shipped"
 
-    assert (charge("a"), ship("a"), charge("a")) == ("charged", "shipped", "charged")
+    @once.function("pack", key="order", effects="repeatable")
+    def pack(order: str) -> str:
+        return "packed"
+
+    assert (charge("a"), ship("a"), pack("a"), charge("a")) == ("charged", "shipped", "packed", "charged")
 
 
 @pytest.mark.parametrize("key", ["order-1", 42, UUID(int=7)])

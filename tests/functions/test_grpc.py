@@ -134,12 +134,12 @@ async def test_call_in_flight_is_told_when_to_come_back(shop: Shop) -> None:
 
 
 async def test_handler_goes_on_when_its_client_has_left(shop: Shop) -> None:
-    entered, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    entered, left, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow(request: Any, context: Any) -> Any:
+        context.add_done_callback(lambda _: left.set())  # the server has seen that the client is gone
         entered.set()
         await release.wait()
-        ended.set()
         return {"slow": True}
 
     shop.payments.behave = slow
@@ -147,8 +147,9 @@ async def test_handler_goes_on_when_its_client_has_left(shop: Shop) -> None:
     await entered.wait()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
+    await asyncio.wait_for(left.wait(), 20)
+    await asyncio.sleep(0)
     release.set()
-    await asyncio.wait_for(ended.wait(), 20)
     await shop.once.drain(20)
     assert (await shop.call({}))[0] == {"slow": True}
     assert len(shop.payments.charged) == 1
