@@ -14,7 +14,7 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse, HttpResponseNotAllowed, StreamingHttpResponse
 from django.test import override_settings
 from django.urls import path
 from django.views.decorators.http import require_POST
@@ -185,8 +185,20 @@ def django_app(payments: Payments, once: OnceKey, kind: str, declaring: bool) ->
         late, _ = api_views(payments) if kind == "drf" else django_views(payments, kind == "async")
         made.urlpatterns.append(path("late", late))
         return app
-    post = pay if kind == "drf" else require_POST(pay)
-    return make_handler(_payment_urls(post, other), once, asgi=asgi)
+    if kind == "async":
+        return make_handler(_payment_urls(_only_post(pay), other), once, asgi=True)
+    return make_handler(_payment_urls(pay if kind == "drf" else require_POST(pay), other), once, asgi=asgi)
+
+
+def _only_post(view: Any) -> Any:
+    """As ``require_POST``, which takes no async view before Django 5.0."""
+
+    async def only_post(request: Any, **parameters: Any) -> Any:
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        return await view(request, **parameters)
+
+    return only_post
 
 
 def _payment_urls(pay: Any, other: Any) -> ModuleType:

@@ -67,7 +67,7 @@ def wrapped(
     if hasattr(call, MARK):
         return call
     if awaited is None:
-        awaited = _is_coroutine_function(call)
+        awaited = is_coroutine_function(call)
     wrap = _wrapped_coroutine if awaited else _wrapped_function
     endpoint = functools.update_wrapper(wrap(call, returned, raised), call, updated=())
     setattr(endpoint, MARK, True)
@@ -114,7 +114,7 @@ def _wrapped_function(call: Callable[..., Any], returned: ReturnedStatus, raised
     return endpoint
 
 
-def _is_coroutine_function(call: Any) -> bool:
+def is_coroutine_function(call: Any) -> bool:
     while isinstance(call, functools.partial):
         call = call.func
     inner = inspect.unwrap(call)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.http.response import HttpResponseBase
 
 from oncekey.core.problems import Answer
@@ -25,6 +25,7 @@ from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.asgi_shell import LARGE_BODY_BYTES
 from oncekey.web.django.calls import Call, GetResponse
 from oncekey.web.django.messages import headers_of, set_headers, uncompressed
+from oncekey.web.endpoints import is_coroutine_function
 from oncekey.web.exchange import HELD, RUNNING, STORING
 from oncekey.web.responses import Headers
 
@@ -99,7 +100,7 @@ class AsyncCall(Call):
 
     async def _ask(self, function: Any, *arguments: Any) -> Any:
         """Call a function of the app. A plain one may use the database, so it runs in the request's thread."""
-        if iscoroutinefunction(function):
+        if is_coroutine_function(function):
             return await function(*arguments)
         answer = await sync_to_async(function)(*arguments)
         return await answer if inspect.isawaitable(answer) else answer
