@@ -8,7 +8,8 @@ else names it. ``table.py`` has every situation and what the broker is told; doc
 
 from __future__ import annotations
 
-from oncekey.consumers.consumer import AsyncConsumer, BlockingConsumer, Consumer
+from oncekey.consumers.blocking import BlockingConsumer
+from oncekey.consumers.consumer import AsyncConsumer, Consumer
 from oncekey.consumers.message import Message, Queue
 from oncekey.consumers.table import TABLE, Action, OnUnknown, Outcome, Situation
 from oncekey.errors import MessageNotRun

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from oncekey.consumers.consumer import BlockingConsumer
+from oncekey.consumers.blocking import BlockingConsumer
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 

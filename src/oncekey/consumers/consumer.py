@@ -1,8 +1,8 @@
 """What every adapter has in common: take a delivery, let :class:`Message` decide and run, and answer the broker.
 
-An adapter is a subclass of :class:`AsyncConsumer` or :class:`BlockingConsumer` for one client library. It reads an id
-and a body from the library's message, and has three verbs for the broker: acknowledge, deliver again later, copy
-elsewhere. ``table.py`` says which of them follows.
+An adapter is a subclass of :class:`AsyncConsumer` or of ``BlockingConsumer`` (``blocking.py``) for one client library.
+It reads an id and a body from the library's message, and has three verbs for the broker: acknowledge, deliver again
+later, copy elsewhere. ``table.py`` says which of them follows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -33,7 +32,7 @@ REASON_HEADER = "oncekey-reason"
 QUEUE_HEADER = "oncekey-queue"
 """On such a copy: the queue from which it came."""
 
-_COPY_FAILED = (
+COPY_FAILED = (
     "a message of %s could not be copied to %s, so it is not acknowledged and will be delivered again: does that place "
     "exist, and may this consumer write to it?"
 )
@@ -226,7 +225,7 @@ class AsyncConsumer(Consumer[Raw]):
             try:
                 await self.copy(raw, place, self._headers(raw, outcome))
             except Exception:
-                _log.exception(_COPY_FAILED, self.queue_of(raw), place)
+                _log.exception(COPY_FAILED, self.queue_of(raw), place)
                 await self.retry(raw, LONG_SECONDS)
             else:
                 await self.ack(raw)
@@ -305,67 +304,6 @@ class AsyncConsumer(Consumer[Raw]):
         task = asyncio.create_task(wait_and_answer())
         self._waiting.add(task)
         task.add_done_callback(self._over)
-
-
-class BlockingConsumer(Consumer[Raw]):
-    """For client libraries that block. ``stop`` ends ``run`` after the message in hand."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        if inspect.iscoroutinefunction(self.handler):
-            raise ConfigurationError(
-                f"{type(self).__name__}(handler=…): this client library blocks, so it takes a plain function"
-            )
-        self._stopping = threading.Event()
-
-    def ack(self, raw: Raw) -> None:
-        raise NotImplementedError
-
-    def retry(self, raw: Raw, delay: float) -> None:
-        raise NotImplementedError
-
-    def copy(self, raw: Raw, place: str, headers: dict[str, str]) -> None:
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """End ``run``, from another thread or a signal handler."""
-        self._stopping.set()
-
-    def on_message(self, raw: Raw) -> Outcome:
-        """As :meth:`AsyncConsumer.on_message`."""
-        try:
-            outcome = self._deliver(raw)
-        except Exception:
-            self.retry(raw, LONG_SECONDS)
-            raise
-        if outcome.action is Action.ACK:
-            self.ack(raw)
-        elif outcome.action is Action.RETRY:
-            self.retry(raw, outcome.delay)
-        else:
-            place = self.places[outcome.action]
-            try:
-                self.copy(raw, place, self._headers(raw, outcome))
-            except Exception:
-                _log.exception(_COPY_FAILED, self.queue_of(raw), place)
-                self.retry(raw, LONG_SECONDS)
-            else:
-                self.ack(raw)
-        return outcome
-
-    def _deliver(self, raw: Raw) -> Outcome:
-        message = self._message(raw)
-        raised: Exception | None = None
-        try:
-            with message:
-                self.handler(raw)
-        except MessageNotRun:
-            pass
-        except Exception as error:
-            if message.outcome is None:  # a setting is wrong, so the message was not even looked up
-                raise
-            raised = error
-        return self._ended(raw, message, raised)
 
 
 Handler = Callable[[Raw], Awaitable[Any] | Any]

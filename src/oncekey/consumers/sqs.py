@@ -20,7 +20,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from oncekey.consumers.consumer import QUEUE_HEADER, REASON_HEADER, BlockingConsumer
+from oncekey.consumers.blocking import BlockingConsumer
+from oncekey.consumers.consumer import QUEUE_HEADER, REASON_HEADER
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 
