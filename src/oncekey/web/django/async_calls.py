@@ -10,11 +10,12 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from oncekey.core.problems import Answer
@@ -46,7 +47,7 @@ class AsyncCall(Call):
             return self.respond(refused)
         loop, engine = asyncio.get_running_loop(), self.once.engine
         self._context = context = contextvars.copy_context()
-        self._task = task = loop.create_task(self._handle(get_response), context=context)
+        task = loop.create_task(self._handle(get_response), context=context)
         if not self.in_view:
             self.exchange.operation.task = task  # type: ignore[assignment]
         engine.tasks.add(task)  # type: ignore[arg-type]
@@ -205,15 +206,21 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         _log.error("a handler failed after its client had left", exc_info=error)
 
 
-async def _pieces(response: Any) -> AsyncIterator[Any]:
-    """The body of a streaming response, piece by piece. One of a plain iterator is read in the request's thread."""
-    if response.is_async:
-        async for piece in response.streaming_content:
-            yield piece
+def _pieces(response: Any) -> AsyncIterator[bytes]:
+    """The body of a streaming response, piece by piece. It does not hold the response: if Django drops that, its client
+    is gone (``_Stream``)."""
+    to_bytes = HttpResponse(charset=response.charset).make_bytes
+    return _read(response._iterator, response.is_async, to_bytes)
+
+
+async def _read(pieces: Any, is_async: bool, to_bytes: Callable[[Any], bytes]) -> AsyncIterator[bytes]:
+    if is_async:
+        async for piece in pieces:
+            yield to_bytes(piece)
         return
-    pieces = iter(response.streaming_content)
+    # A plain iterator is read in the request's thread.
     while (piece := await sync_to_async(lambda: next(pieces, _END))()) is not _END:
-        yield piece
+        yield to_bytes(piece)
 
 
 async def _one(body: bytes) -> AsyncIterator[bytes]:
@@ -253,6 +260,8 @@ class _Pump:
         self._gone = False
         engine = call.once.engine
         self._task = self.loop.create_task(self._work())  # in the context of the app, where ``current()`` works
+        # The task before it is done, and holds the response: the keeper must not take the request for ended.
+        call.exchange.operation.task = self._task
         engine.tasks.add(self._task)
         self._task.add_done_callback(engine.tasks.discard)
         self._task.add_done_callback(self._ended)
