@@ -99,9 +99,11 @@ def test_an_engine_that_fails_open_is_found(run: Run, monkeypatch: pytest.Monkey
     """Hazard 12: what cannot be reserved is run all the same."""
     begin = Engine.begin
 
-    def open_door(self: Engine, wanted: Reservation, policy: Policy, first: Found | None = None) -> Flow[Decision]:
+    def open_door(
+        self: Engine, wanted: Reservation, policy: Policy, first: Found | None = None, admission: Any = None
+    ) -> Flow[Decision]:
         try:
-            return (yield from begin(self, wanted, policy, first))
+            return (yield from begin(self, wanted, policy, first, admission))
         except StoreUnavailable:
             return Execute(wanted.record(time.time()))
 

@@ -41,7 +41,7 @@ _RECORD = (*items.SLIM, *items.RESPONSE)
 _PLACES = {
     Duty.LEASES: (State.IN_PROGRESS,),
     Duty.EXPIRED: (State.COMPLETED, State.FAILED, State.FAILED_RETRYABLE),
-    Duty.ABANDONED: (),  # there is no outbox, so no key is ever pending
+    Duty.ABANDONED: (State.PENDING,),
     Duty.UNKNOWNS: (State.UNKNOWN,),
     Duty.LAPSED: (items.HALF_DONE,),
     Duty.RESUMABLE: (items.HALF_DONE,),
