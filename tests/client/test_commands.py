@@ -149,6 +149,29 @@ def test_line_that_changed_after_it_was_sent_is_refused(run: Run, server: Server
     assert "1 changed" in out
 
 
+def test_file_without_names_whose_lines_moved_is_not_sent_at_all(run: Run, server: Server) -> None:
+    """A line that was sent would stand under a number that is new, and run again."""
+    path = Path("bodies.ndjson")
+    path.write_text('{"n": 1}\n{"n": 2}\n')
+    ask = ("send", str(path), "--bodies", "--to", server.url)
+    assert run(*ask)[0] == 0
+    path.write_text('{"n": 0}\n{"n": 1}\n{"n": 2}\n')
+    code, _, error = run(*ask)
+    assert (code != 0, len(server.asked)) == (True, 2)
+    assert "bodies.ndjson:1: another request was sent as line 1" in error
+    path.write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    assert run(*ask)[:2] == (0, "3 lines: 3 done (2 answered by an earlier run)\n")
+
+
+@pytest.mark.parametrize("command", ["list", "resume", "forget"])
+def test_jar_that_is_not_there_is_no_empty_jar(run: Run, server: Server, command: str, tmp_path: Path) -> None:
+    more = {"list": (), "resume": ("--to", server.url), "forget": ("order-1",)}[command]
+    code, out, error = run("client", command, "--jar", "sqlite:///jra.db", *more)
+    assert (code != 0, out) == (True, "")
+    assert "there is no key jar at" in error
+    assert not (tmp_path / "jra.db").exists()
+
+
 def test_summary_counts_refused_and_open_lines(run: Run, server: Server) -> None:
     requests_file(4)
     server.replies = [OK, Reply(422), Reply(520), problem(409, "outcome-unknown")]

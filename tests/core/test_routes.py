@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oncekey.core.by_operation import ByOperation
 from oncekey.core.policy import Policy
 from oncekey.core.routes import MAX_NAME_LENGTH, REMEMBERED, Routes
 from oncekey.errors import ConfigurationError
@@ -124,3 +125,16 @@ def test_remembered_routes_are_bounded() -> None:
     for number in range(REMEMBERED + 100):
         routes.match("POST", f"/{number}")
     assert len(routes._remembered) == REMEMBERED
+
+
+def test_function_of_an_operation_is_found_for_a_route_a_function_and_a_queue() -> None:
+    functions: ByOperation[str] = ByOperation("resolver")
+    for operation in ("POST /payments/{id}", "charge", "message payments/billing"):
+        functions.add(operation, operation)
+    assert functions.of("POST /payments/7") == "POST /payments/{id}"
+    assert [functions.of(each) for each in ("charge", "message payments/billing")] == [
+        "charge",
+        "message payments/billing",
+    ]
+    with pytest.raises(ConfigurationError, match="nor 'message QUEUE'"):
+        functions.add("msg payments", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -194,6 +195,24 @@ async def test_transactional_route_that_enlists_nothing_is_warned_about_once(
         await api.post("k-1")
         await api.post("k-2")
     told = [line for line in caplog.messages if "enlisted no transaction" in line]
+    assert len(told) == 1
+    assert "POST /payments" in told[0]
+
+
+async def test_transactional_handler_that_raises_before_it_enlists_is_warned_about_once(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is rolled back then, and each retry runs: that must not be silent."""
+
+    async def pay(request: Any) -> Any:
+        raise RuntimeError("after a commit of its own")
+
+    api = shop.api(pay)
+    with caplog.at_level(logging.WARNING, "oncekey"):
+        for _ in range(2):
+            with suppress(RuntimeError):
+                await api.post("k-1")
+    told = [line for line in caplog.messages if "without having enlisted a transaction" in line]
     assert len(told) == 1
     assert "POST /payments" in told[0]
 

@@ -12,14 +12,18 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import JSONResponse
+from fastapi.testclient import TestClient
 from standardwebhooks import Webhook
 from stripe import WebhookSignature
 
-from oncekey import NotAuthenticated, NotAuthorized, Policy
+from oncekey import SINGLE_TENANT, NotAuthenticated, NotAuthorized, OnceKey, Policy
 from oncekey.core.policy import EffectsName
 from oncekey.core.record import Record
 from oncekey.errors import ConfigurationError
 from oncekey.testing.http.stack import Stack
+from oncekey.web.fastapi import protect
 from oncekey.webhooks import github, header, hmac_sha256, json_field, shopify, standard_webhooks, stripe
 
 SECRET, OLD, FOREIGN = "whsec_" + base64.b64encode(b"n" * 24).decode(), "whsec_b2xk" + "b2xk" * 6, "whsec_" + "Zm9y" * 8
@@ -379,3 +383,60 @@ def test_openapi_declares_the_signature_and_no_header(make: Callable[..., Stack]
     assert not any(one["name"] == "Idempotency-Key" for one in operation.get("parameters", []))
     assert "signature-invalid" in operation["responses"]["401"]["content"]["application/problem+json"]["examples"]
     assert "403" not in operation["responses"]
+
+
+# -- what a sender cannot know -----------------------------------------------------------------------------------------
+
+
+def _hook(effects: Any, answers: list[int], **options: Any) -> tuple[TestClient, OnceKey]:
+    app = FastAPI()
+    once = OnceKey("memory://", scope=SINGLE_TENANT, routes={"POST /hook": github(SECRET, effects=effects, **options)})
+    protect(app, once)
+
+    @app.post("/hook")
+    async def hook() -> JSONResponse:
+        return JSONResponse({}, answers.pop(0))
+
+    return TestClient(app), once
+
+
+def _deliver(client: TestClient, path: str = "/hook") -> int:
+    body = json.dumps(EVENT).encode()
+    return client.post(path, content=body, headers=sign_github(body, SECRET, 0, "d-1")).status_code
+
+
+@pytest.mark.parametrize(
+    ("effects", "options", "second"),
+    [
+        ("repeatable", {}, 200),
+        ("external", {}, 404),
+        ("external", {"final_client_errors": False}, 200),
+        ("repeatable", {"final_client_errors": True}, 404),
+    ],
+)
+def test_delivery_after_a_4xx_of_the_handler_runs_unless_effects_forbid_it(
+    effects: str, options: dict[str, Any], second: int
+) -> None:
+    """A sender cannot change its event, so a stored 404 would lose it for ever."""
+    client, once = _hook(effects, [404, 200], **options)
+    with client:
+        assert (_deliver(client), _deliver(client)) == (404, second)
+    once.close()
+
+
+def test_signed_route_that_no_route_of_the_app_has_is_an_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """With only='declared' the real route would take unsigned webhooks, and the log would not say so."""
+    app, router = FastAPI(), APIRouter()
+    once = OnceKey("memory://", scope=SINGLE_TENANT, routes={"POST /hook": github(SECRET, effects="repeatable")})
+    protect(app, once, only="declared")
+
+    @router.post("/hook")
+    async def hook() -> dict[str, str]:
+        return {}
+
+    app.include_router(router, prefix="/v1")
+    with caplog.at_level("ERROR", "oncekey"), TestClient(app):
+        pass
+    (told,) = [line for line in caplog.messages if "no signature is checked" in line]
+    assert "POST /hook" in told
+    once.close()

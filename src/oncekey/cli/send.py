@@ -57,7 +57,7 @@ def send(
 
     A line: {"intent": "order-42", "path": "/payments", "json": {"amount": 500}}.
     It may also have "method", "headers", and "text" in place of "json".
-    Without "intent" it is named by its number, so lines must stay in their places between two runs.
+    Without "intent" it is named by its number: lines must stay in their places between two runs, or nothing is sent.
     Nothing is sent if a line cannot be read, or if the jar cannot be written.
 
     Exit codes: 0 each line was answered below 400, 1 some were not, or are still open.
@@ -77,6 +77,7 @@ def send(
                 advance()
 
             bulk = Bulk(client, at_once=at_once, on_outcome=note)
+            bulk.refuse_moved(file, read_lines(file, to, bodies=bodies))
             bulk.send(read_lines(file, to, bodies=bodies))
         if answers is not None:
             _write(answers, lambda out: write_answers(client, read_lines(file, to, bodies=bodies), out))

@@ -34,6 +34,8 @@ class Line:
 
     number: int
     name: str
+    named: bool
+    """It has a name of its own. Otherwise it is called by its place."""
     method: str
     url: str
     headers: tuple[tuple[str, str], ...]
@@ -65,7 +67,7 @@ def _line(path: Path, number: int, text: bytes, to: str, bodies: bool) -> Line:
         raise ConfigurationError(f"{place}: not JSON ({error})") from None
     json_type = (("content-type", "application/json"),)
     if bodies:
-        return Line(number, f"line {number}", "POST", to, json_type, text.strip())
+        return Line(number, f"line {number}", False, "POST", to, json_type, text.strip())
     if not isinstance(members, dict):
         raise ConfigurationError(f"{place}: a JSON object is expected; with --bodies a line may be any JSON")
     if unknown := members.keys() - _MEMBERS:
@@ -91,7 +93,7 @@ def _line(path: Path, number: int, text: bytes, to: str, bodies: bool) -> Line:
         if not any(header.lower() == "content-type" for header in headers):
             lines += json_type
     url = urljoin(to if to.endswith("/") else f"{to}/", members["path"].lstrip("/")) if members.get("path") else to
-    return Line(number, name, method, url, lines, body)
+    return Line(number, name, "intent" in members, method, url, lines, body)
 
 
 class Bulk:
@@ -104,6 +106,17 @@ class Bulk:
         self._lock = threading.Lock()
         self._silence = Silence()
         self.counts: Counter[str] = Counter()
+
+    def refuse_moved(self, path: Path, lines: Iterator[Line]) -> None:
+        """ConfigurationError if a line without a name is not what was sent under its number: then lines have moved,
+        and one that was sent may now stand under a number that is new, and would be sent twice."""
+        for line in lines:
+            if not line.named and self._is_changed(line):
+                raise ConfigurationError(
+                    f"{path}:{line.number}: another request was sent as line {line.number} of this file, so its lines "
+                    "have moved or changed, and one that was sent could be sent again. Nothing was sent. Put the lines "
+                    'back as they were and add new ones at the end, or give each line a name: "intent": "order-42"'
+                )
 
     def send(self, lines: Iterator[Line]) -> None:
         """JarError ends it: without the jar nothing may be sent."""

@@ -16,6 +16,7 @@ from uuid import UUID
 import orjson
 
 from oncekey.consumers.table import OnUnknown, Outcome, Situation, outcome
+from oncekey.core.by_operation import OF_MESSAGES
 from oncekey.core.judgment import Move
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
@@ -95,7 +96,7 @@ class Queue:
         self.unknown: OnUnknown = unknown
         self.max_attempts = max_attempts
         # An id belongs to its queue. A duplicate in flight goes back to the broker, so that it holds up no other.
-        self.route = Route(f"message {name}", replace(policy, key_per="endpoint", in_flight="conflict"))
+        self.route = Route(f"{OF_MESSAGES}{name}", replace(policy, key_per="endpoint", in_flight="conflict"))
         once.declarations.policies[self.route.operation] = self.route.policy  # once.ingest(…, operation=…) needs it
 
     def message(

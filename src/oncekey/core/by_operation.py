@@ -10,6 +10,8 @@ from oncekey.core.routes import MAX_NAME_LENGTH, METHOD_AND_PATH, compiled
 from oncekey.errors import ConfigurationError
 
 _F = TypeVar("_F")
+OF_MESSAGES = "message "
+"""The operation of a queue's messages is this and the name of the queue."""
 
 
 def is_name(operation: object) -> bool:
@@ -24,8 +26,8 @@ def is_name(operation: object) -> bool:
 
 
 class ByOperation(Generic[_F]):
-    """One function for each operation: ``POST /payments``, a pattern as in routes, ``POST /payments/{id}``, or the name
-    of a protected function, ``charge``."""
+    """One function for each operation: ``POST /payments``, a pattern as in routes, ``POST /payments/{id}``, the name of
+    a protected function, ``charge``, or ``message payments``, the messages of a queue."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -35,9 +37,10 @@ class ByOperation(Generic[_F]):
 
     def add(self, operation: str, function: _F) -> None:
         split = METHOD_AND_PATH.fullmatch(operation)
-        if split is None and not is_name(operation):
+        if split is None and not is_name(operation.removeprefix(OF_MESSAGES)):
             raise ConfigurationError(
-                f"{self._what}: {operation!r} is neither of the form 'POST /path' nor the name of a function"
+                f"{self._what}: {operation!r} is neither of the form 'POST /path', nor the name of a function, nor "
+                "'message QUEUE'"
             )
         method, path = ("", "") if split is None else (split[1].upper(), split[2])
         name = operation if split is None else f"{method} {path}"

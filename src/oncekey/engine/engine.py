@@ -64,6 +64,11 @@ NOT_ENLISTED = (
     "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
     "commit, a retry runs it again. Use op.enlist(session), or another declaration"
 )
+RAISED_BEFORE_ENLIST = (
+    "%s is declared effects='transactional', and its handler raised, or answered 5xx, without having enlisted a "
+    "transaction. If it had written something, that is not rolled back, and the retry writes it again. Use "
+    "op.enlist(session) before the first write, or another declaration. This is said once per route"
+)
 NOT_COMMITTED = (
     "%s: its response could not be stored within %s s, because another connection has the write lock of the database "
     "file. The client got 503, and oncekey goes on trying. If this handler wrote through a session or connection of "
@@ -198,9 +203,11 @@ class Engine(Drivers):
         """Move the owner's record. The result has ``stored`` set exactly when the store holds what was asked for."""
         if operation.enlisted is not None:
             return completion.finish(self, operation, event, response, reason)
-        transactional = operation.record.effects is Effects.TRANSACTIONAL and event is Event.COMPLETE
-        if transactional and self.transactions is not None:
-            self.tell_once(operation.name, NOT_ENLISTED)
+        if operation.record.effects is Effects.TRANSACTIONAL and self.transactions is not None:
+            if event is Event.COMPLETE:
+                self.tell_once(operation.name, NOT_ENLISTED)
+            elif event is Event.RELEASE and operation.evidence.calls:
+                self.tell_once(operation.name, RAISED_BEFORE_ENLIST)
         return self.move(operation, event, response, reason)
 
     def move(

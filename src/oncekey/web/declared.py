@@ -64,7 +64,10 @@ def matcher(endpoints: Iterable[tuple[str, str, Any]], once: OnceKey, only: Only
 
 def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
     """ConfigurationError if a declaration has no effect, or a route has two. Logs a WARNING if it may be intended."""
-    if not Declarations.in_process and only is None and not once.resolvers and not once.resumes:
+    signed = {
+        listed for listed, policy in once.routes.listed.items() if policy is not None and policy.verify is not None
+    }
+    if not (Declarations.in_process or only is not None or once.resolvers or once.resumes or signed):
         return
     from oncekey.web import route_audit
     from oncekey.web.app_routes import Place, walk
@@ -84,6 +87,12 @@ def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
             "stands between the two, put @once.policy directly below the route's own decorator. If it is a websocket, "
             "or its router is not part of this app, nothing is wrong",
             ", ".join(unused),
+        )
+    if (unchecked := signed.intersection(found.unused)) and not cannot_see:
+        _log.error(
+            "no signature is checked by the policy of %s: no route of this app has that path, so whatever does get the "
+            "webhooks takes unsigned ones. Compare the path with `oncekey routes`: a prefix may be missing",
+            ", ".join(sorted(unchecked)),
         )
     if found.unused_functions:
         _log.warning(

@@ -209,12 +209,15 @@ def _unused(spots: list[Spot]) -> Iterator[str]:
 
 
 def _unused_functions(spots: list[Spot]) -> Iterator[str]:
-    """Resolvers and resume functions of operations that no endpoint has: a typo, and the function is never called."""
+    """Resolvers and resume functions of operations that no endpoint has: a typo, and the function is never called.
+    Those of protected functions and of messages belong to no endpoint."""
     at = [(spot, layer) for spot in spots for layer in spot.place.layers]
     for once in dict.fromkeys(layer.once for _, layer in at):
         for what, operations in (("resolver", once.resolvers), ("resume function", once.resumes)):
             for operation in operations:
-                if not any(layer.once is once and _may_be(spot, layer, operation) for spot, layer in at):
+                if " /" in operation and not any(
+                    layer.once is once and _may_be(spot, layer, operation) for spot, layer in at
+                ):
                     yield f"{what} of {operation}"
 
 

@@ -98,5 +98,7 @@ def _policy(sender: str, retries: timedelta, effects: EffectsName, options: dict
             f"ttl={ttl}: {sender} sends an event again for {retries}, and its key is kept for a day longer: {least} or "
             "more"
         )
-    # Two endpoints of one app may get the same event, and each must run.
-    return Policy(**{"key_per": "endpoint", **options, **own, "effects": effects, "sender": sender, "ttl": ttl})
+    # Two endpoints of one app may get the same event, and each must run. A sender cannot change what it sends, so a
+    # 4xx that is stored would lose the event: the next delivery runs, unless the handler's effects forbid it.
+    usual = {"key_per": "endpoint", "final_client_errors": effects == "external"}
+    return Policy(**{**usual, **options, **own, "effects": effects, "sender": sender, "ttl": ttl})

@@ -102,7 +102,7 @@ class KeyJar:
             yield intent
 
     def find(self, name: str, *, key: str | None = None, again: bool = False) -> Intent:
-        if not name.strip():
+        if not str(name).strip() or str(name) != name:  # 42 is not "42": another process may look for the text
             raise ConfigurationError("an intent needs a name of your own that you find again, such as 'order-42'")
         found = self.read(name)
         if found is not None and key is not None and key != found.key:

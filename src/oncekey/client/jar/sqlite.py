@@ -21,10 +21,14 @@ from oncekey.stores.sqlite.connections import Connections
 
 
 def from_url(url: str, timeout: float) -> SqliteDatabase:
+    return SqliteDatabase(file_of(url), timeout)
+
+
+def file_of(url: str) -> Path:
     path = unquote(url.removeprefix("sqlite://").removeprefix("/"))
     if not path or path == ":memory:":
         raise ConfigurationError("a key jar must outlive the process: name a file, as in sqlite:///intents.db")
-    return SqliteDatabase(Path(path).absolute(), timeout)
+    return Path(path).absolute()
 
 
 class SqliteDatabase:

@@ -175,7 +175,8 @@ def _scope(given: dict[str, Any]) -> Any:
             5,
             "ONCEKEY['SCOPE'] is missing: without it, a stored response would go to every client that knows the key",
             "Write the dotted path of a function that takes the request and returns the tenant, such as "
-            'str(request.user.pk), or "SINGLE_TENANT" if all clients are one',
+            "str(request.user.pk), and raises oncekey.NotAuthenticated if request.user.is_authenticated is false; or "
+            '"SINGLE_TENANT" if all clients are one',
         )
     return _function("SCOPE", scope)
 

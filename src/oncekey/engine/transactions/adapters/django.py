@@ -26,7 +26,7 @@ from django.db import connections, transaction
 
 from oncekey.engine.transactions.adapters import link_to, sqlite
 from oncekey.engine.transactions.adapters.base import ForwardingLink, Link, Rows
-from oncekey.errors import EnlistError
+from oncekey.errors import EnlistError, OutcomeUnknown
 
 _log = logging.getLogger("oncekey")
 
@@ -153,14 +153,19 @@ class DjangoLink(Link):
         PostgreSQL, where each statement sees what is committed."""
         raw, before = self._raw, changes_before.get()
         sqlite.refuse_other_file(raw, self.database.file, self.what)
-        if self._opened_block or (before is not None and raw.total_changes == (before[1] if before[0] is raw else 0)):
+        if before is not None and raw.total_changes != (before[1] if before[0] is raw else 0):
+            why = f"{self.what} has written already: enlist before the first write of the view"
+            if self._wrapper.settings_dict["ATOMIC_REQUESTS"] and not self._opened_block:
+                raise EnlistError(why)  # Django rolls all of it back
+            # Outside of a block Django commits each statement. A retry would write it again, so no retry may run.
+            _log.error("%s. Some of it may be committed, so the key is unknown", why)
+            raise OutcomeUnknown(why)
+        if self._opened_block or before is not None:
             if raw.in_transaction:
                 raw.execute("ROLLBACK")
             sqlite.begin(raw)
             for sid in filter(None, self._wrapper.savepoint_ids):
                 self._wrapper._savepoint(sid)
-        elif before is not None:
-            raise EnlistError(f"{self.what} has written already: enlist before the first write of the view")
         elif raw.execute("PRAGMA synchronous").fetchone()[0] < 2:
             raise EnlistError(
                 f"{self.what} does not wait for the disk, so a crash could lose what it commits: take PRAGMA "

@@ -40,7 +40,7 @@ class Command(BaseCommand):
             url = conf.store_url(conf.read().get("STORE"))
         except conf.Wrong as wrong:
             raise CommandError(str(wrong)) from wrong
-        if arguments == ["routes"]:
+        if arguments[:1] == ["routes"] and all(str(each).startswith("-") for each in arguments[1:]):
             arguments.append(WSGI)
         # By name: the command line is a floor above the web modules, and is imported only by this command.
         main = import_module("oncekey.cli").main
