@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
 import sqlalchemy as sa
@@ -42,5 +43,6 @@ def pay_once(connection: sa.Connection, order_id: str, cents: int) -> int:
     op = current()
     op.enlist(connection)
     connection.execute(sa.text("INSERT INTO payments VALUES (:key, :cents)"), {"key": order_id, "cents": cents})
-    os.write(int(os.environ["TOLD"]), f"{os.getpid()}\n".encode())  # the test may kill this process now
+    os.write(int(os.environ["TOLD"]), f"{os.getpid()}\n".encode())
+    time.sleep(0.1)  # the test may kill this process now, in the middle of its transaction
     return op.attempt
