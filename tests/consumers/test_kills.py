@@ -84,9 +84,14 @@ async def test_message_has_one_effect_though_its_consumer_is_killed_again_and_ag
         async def all_answered() -> bool:
             return await broker.left() == 0
 
-        await until(all_answered)  # the duplicates
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
+        for _ in range(10):
+            await until(all_answered)  # the duplicates
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 0
+            if await all_answered():
+                break
+            worker = start()  # RabbitMQ does not count what the worker had, and gave back at its end
+            await asyncio.sleep(2)
         took = time.monotonic() - began
         counts: dict[int, int] = dict(
             db.execute("SELECT n, count(*) FROM (SELECT count(*) n FROM effects GROUP BY id) x GROUP BY n").fetchall()
