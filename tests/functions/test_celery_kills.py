@@ -24,9 +24,8 @@ from oncekey.testing.servers import RedisServer
 from tests.enlist.shop import Shop
 from tests.test_examples import provider
 
-pytestmark = (
-    pytest.mark.faults
-)  # a worker takes seconds to start again, and on a busy machine many: part of `make faults`
+# Part of `make faults`: a worker takes seconds to start again, and many on a busy machine.
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 ORDERS = 16
