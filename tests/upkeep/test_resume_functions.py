@@ -306,7 +306,7 @@ def test_invalid_resume_function_is_refused() -> None:
     assert list(once.resumes) == ["POST /rides", "POST /rides/{id}"]
     with pytest.raises(ConfigurationError, match="has a resume function already"):
         once.resume("POST /rides", go_on)
-    with pytest.raises(ConfigurationError, match="neither of the form 'POST /path' nor"):
+    with pytest.raises(ConfigurationError, match="neither of the form 'POST /path', nor"):
         once.resume("POST rides", go_on)
     with pytest.raises(ConfigurationError, match="takes a function"):
         once.resume("POST /x", 7)  # type: ignore[call-overload]

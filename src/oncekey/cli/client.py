@@ -21,8 +21,7 @@ from oncekey.cli.options import AsJson, print_json
 from oncekey.cli.output import key_shown, moment, plain, table
 from oncekey.client.jar import KeyJar, Row
 from oncekey.client.jar.intent import expires_at
-from oncekey.client.jar.jar import KNOWN
-from oncekey.client.jar.sqlite import file_of
+from oncekey.client.jar.jar import KNOWN, existing
 from oncekey.errors import ConfigurationError, IntentExpired
 
 Jar = Annotated[
@@ -39,16 +38,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="client")
 
 
-def _existing(jar: str) -> str:
-    """The jar, if it exists. A misspelt path would be a new, empty jar, in which nothing is ever open."""
-    if jar.startswith("sqlite:") and not (path := file_of(jar)).exists():
-        raise ConfigurationError(f"there is no key jar at {path}: check --jar. A client makes it with its first intent")
-    return jar
-
-
 def list_intents(jar: Jar, account: Account = "", reveal: Reveal = False, as_json: AsJson = False) -> None:
     """List the intents that have no answer yet, the oldest first."""
-    opened = KeyJar(_existing(jar), account=account)
+    opened = KeyJar(existing(jar), account=account)
     try:
         rows = opened.open_intents()
     finally:
@@ -101,7 +93,7 @@ def resume(
             print(f"{plain(outcome.name)}  {outcome.ended}{status}{note}")
 
     problem = ""
-    with opened_client(to, _existing(jar), account, headers, tries=tries, seconds=seconds) as client:
+    with opened_client(to, existing(jar), account, headers, tries=tries, seconds=seconds) as client:
         try:
             client.resume(name, again=again, on_outcome=show)
         except IntentExpired as error:
@@ -128,7 +120,7 @@ def forget(
     """Delete an intent, or old answered ones. A request under a forgotten name gets a new key, and may run again."""
     if (name is None) == (finished_days is None):
         raise typer.BadParameter("give the name of an intent, or --finished DAYS")
-    opened = KeyJar(_existing(jar), account=account)
+    opened = KeyJar(existing(jar), account=account)
     try:
         if name is not None:
             if not opened.forget(name):

@@ -189,11 +189,24 @@ def entered(intent: Intent) -> Iterator[Intent]:
         CURRENT.reset(token)
 
 
-def _open(url: str, timeout: float) -> Database:
+def existing(url: str) -> str:
+    """The URL, if its jar is there. A misspelt path would be a new, empty jar, in which nothing is ever open."""
+    file_of = getattr(import_module(_module(url)), "file_of", None)
+    if file_of is not None and not (path := file_of(url)).exists():
+        raise ConfigurationError(f"there is no key jar at {path}: check --jar. A client makes it with its first intent")
+    return url
+
+
+def _module(url: str) -> str:
     scheme = url.partition("://")[0].partition("+")[0] if "://" in url else ""
     module = DATABASES.get(scheme)
     if module is None:
         raise ConfigurationError(f"no key jar is known for this URL: use one of {KNOWN}")
+    return module
+
+
+def _open(url: str, timeout: float) -> Database:
+    module = _module(url)
     try:
         database: Database = import_module(module).from_url(url, timeout)
     except ModuleNotFoundError as error:
