@@ -1,1 +1,1 @@
-"""What an operator can see and change. The command line (``oncekey.cli``) is the interface to it."""
+"""The queries and changes of an operator. The command line (``oncekey.cli``) is the interface to them."""

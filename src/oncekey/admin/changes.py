@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+from oncekey.admin.encryption import plain_text_refused
 from oncekey.admin.key_view import look_at
 from oncekey.core import doubts
 from oncekey.core.audit import Audit
@@ -206,17 +207,22 @@ def cut_short(seen: Record, quarantine_seconds: float | None) -> str:
 def forget(store: Store, seen: Record, audit: Audit, cache: CacheClient | None = None) -> Record:
     """Delete a final key, so that the next request with it runs as new. ``cache``: the one in front of the store."""
     if cache is not None:
-        try:
-            if isinstance(store, Identified):
-                mark_forgotten(cache, store, seen.scope, seen.key)
-        except CacheDown as error:
-            raise MoveRefused(
-                f"nothing was changed: the cache does not answer ({error}). Try again; or leave --cache out, and the "
-                "app may replay the answer for up to its cache_ttl"
-            ) from error
-        finally:
-            cache.close()
+        forget_in_cache(store, seen.scope, seen.key, cache)
     return _move(store, seen, Event.FORGET, audit)
+
+
+def forget_in_cache(store: Store, scope: str, key: str, cache: CacheClient) -> None:
+    """Let no process replay this key from the cache. It is harmless: the next request asks the store."""
+    try:
+        if isinstance(store, Identified):
+            mark_forgotten(cache, store, scope, key)
+    except CacheDown as error:
+        raise MoveRefused(
+            f"nothing was changed: the cache does not answer ({error}). Try again; or leave --cache out, and the "
+            "app may replay the answer for up to its cache_ttl"
+        ) from error
+    finally:
+        cache.close()
 
 
 def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
@@ -226,6 +232,14 @@ def ask_again(store: Store, seen: Record, audit: Audit) -> Record:
     For a dead letter, and for a key that still waits although its resolver or its function has been corrected.
     """
     return _move(store, seen, Event.POSTPONE, audit, reconcile_in=0.0, last_error=seen.last_error)
+
+
+def changeable(store: Store, scope: str, key: str, event: Event) -> Record:
+    """The record as it is now. A move that is not possible is refused, before the operator is asked for a reason."""
+    record = look_at(store, scope, key)
+    if (refusal := refused(record, event) or plain_text_refused(store, record)) is not None:
+        raise refusal
+    return record
 
 
 def refused(record: Record, event: Event) -> MoveRefused | None:
@@ -309,6 +323,8 @@ def dead_job(store: Store, job_id: str) -> Job:
         )
     if job.state is not JobState.DEAD:
         raise MoveRefused(f"job {job_id} is {job.state}, and no dead letter: nothing was changed")
+    if (refusal := plain_text_refused(store, job)) is not None:
+        raise refusal
     return job
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from oncekey.admin.encryption import examine_encryption
 from oncekey.core.diagnosis import Diagnosis, Level
 from oncekey.core.health import COUNTED, WAITING_SECONDS
 from oncekey.core.states import State
@@ -16,6 +17,9 @@ from oncekey.upkeep.unasked import advice, no_resolver
 
 RUNNING_SECONDS = 3_600.0
 """A handler that takes longer than this hangs, or should be a job of the outbox."""
+ASKED_SECONDS = 60.0
+"""How long an unknown outcome may be due before upkeep has asked a resolver. Upkeep looks every few seconds."""
+WITH_THE_APP = "run `oncekey upkeep MODULE:ONCE` with the app (or Upkeep inside it), and look at its log"
 NAMED = 3
 """How many such keys the message names."""
 
@@ -38,6 +42,7 @@ def _ask(asked: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
 def _of_the_rows(store: Store) -> list[Diagnosis]:
     seen = health.look(store)
     found = [_upkeep(seen), _running(store), _unknown(seen), _resolvers(seen), _half_done(seen), _dead_keys(seen)]
+    found = [*examine_encryption(store), *found]
     return [*found, _outbox(seen), _dead_jobs(seen)] if isinstance(store, Outbox) else found
 
 
@@ -48,6 +53,9 @@ def _upkeep(seen: Health) -> Diagnosis:
     if leases > health.UNDONE_SECONDS:
         found = f"a lease has been over for {span(leases)} and was not swept: upkeep does not run, or fails"
         return Diagnosis("upkeep", Level.WARN, found, advice)
+    if seen.reconcile_over_seconds > ASKED_SECONDS:
+        found = f"an unknown outcome has been due for {span(seen.reconcile_over_seconds)} and no resolver was asked: "
+        return Diagnosis("upkeep", Level.WARN, f"{found}no upkeep of the app runs, or it fails", WITH_THE_APP)
     if expired > health.REAPED_SECONDS:
         found = f"a key expired {span(expired)} ago and is still there: upkeep does not run, or does not keep up"
         return Diagnosis("upkeep", Level.WARN, found, advice)
@@ -77,10 +85,8 @@ def _unknown(seen: Health) -> Diagnosis:
     if number == 0:
         return Diagnosis("unknown", Level.OK, "no key has an unknown outcome")
     found = f"{counted(number, 'key')} with an unknown outcome, the oldest {span(oldest)} old; their clients get 409"
-    if seen.reconcile_over_seconds > health.UNDONE_SECONDS:
+    if seen.reconcile_over_seconds > ASKED_SECONDS:
         found += f"; one should have been asked about {span(seen.reconcile_over_seconds)} ago"
-    elif oldest <= health.UNKNOWN_SECONDS:
-        return Diagnosis("unknown", Level.OK, found)
     return Diagnosis(
         "unknown",
         Level.WARN,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from oncekey.core.decision import Claim, Replay, Unknown, decide
+from oncekey.core.by_operation import delivered_again
+from oncekey.core.decision import Claim, Replay, Unknown, Unreadable, decide
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
 from oncekey.core.record import Record, Reservation
@@ -45,7 +46,10 @@ def outlook(record: Record | None) -> Outlook:
             case Event.DOUBT:
                 decision = Unknown(record)  # a real request would make the key unknown first
             case _:
-                return Outlook(True, None, None, f"it runs, as attempt {record.attempt + 1}{_resuming(record)}")
+                then = f", {again}" if (again := delivered_again(record.operation)) else ""
+                return Outlook(True, None, None, f"it runs, as attempt {record.attempt + 1}{_resuming(record)}{then}")
+    if isinstance(decision, Unreadable) and record.response is not None:  # this command has no keyring; the app has one
+        return Outlook(False, record.response.status, None, "the stored response, which is encrypted")
     answer = answer_to(decision, Policy(), _Voice())
     if isinstance(decision, Replay):
         kept = record.response is not None and record.response.replayable

@@ -1,4 +1,4 @@
-"""Functions of the app by operation: resolvers, and functions that resume a half-done request."""
+"""What belongs to an operation, by its name: resolvers, functions that resume a half-done request, and words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from oncekey.core.routes import MAX_NAME_LENGTH, METHOD_AND_PATH, compiled
+from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 
 _F = TypeVar("_F")
@@ -22,6 +23,54 @@ def is_name(operation: object) -> bool:
         and operation.isprintable()
         and " " not in operation
         and not operation.startswith("/")
+    )
+
+
+@value
+class Words:
+    """What log lines call the parts of an operation: a route's, a function's or a queue's."""
+
+    unit: str
+    """What is declared."""
+    work: str
+    """What runs."""
+    answer: str
+    """What is stored of it."""
+    again: str
+    """What comes a second time."""
+    told: str
+    """What the caller gets if the answer is not stored."""
+    view: str
+    """What runs, in Django."""
+
+
+_OF_ROUTES = Words("route", "handler", "response", "retries", "The client got 503", "view")
+_OF_FUNCTIONS = Words("function", "function", "result", "repeated calls", "Its caller got StoreUnavailable", "function")
+_OF_QUEUES = Words("queue", "handler", "outcome", "repeated deliveries", "The message will come again", "handler")
+
+
+def words_for(operation: str) -> Words:
+    if operation.startswith(OF_MESSAGES):
+        return _OF_QUEUES
+    return _OF_FUNCTIONS if is_name(operation) else _OF_ROUTES
+
+
+def worded(text: str, operation: str) -> str:
+    """The text with the words of this operation for ``{unit}``, ``{work}`` and the other fields of ``Words``."""
+    words = words_for(operation)
+    for name in ("unit", "work", "answer", "again", "told", "view"):
+        text = text.replace(f"{{{name}}}", getattr(words, name))
+    return text
+
+
+def delivered_again(operation: str) -> str:
+    """For a message whose key may run again: what must happen at the broker. Empty for a request or a function."""
+    if not operation.startswith(OF_MESSAGES):
+        return ""
+    queue = operation.removeprefix(OF_MESSAGES)
+    return (
+        f"when the message is delivered again. A parked message was acknowledged, so the broker does not deliver it by "
+        f"itself: move its copy back to {queue} (docs/consumers.md, Moving copies back)"
     )
 
 

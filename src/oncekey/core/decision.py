@@ -7,9 +7,12 @@ becomes of the row when the handler has ended.
 from __future__ import annotations
 
 from oncekey.core.binding import is_bound_to
+from oncekey.core.fingerprint import KEY_STEP, LOST_KEY, one_key
+from oncekey.core.personal_data import Personal
 from oncekey.core.problem_texts import Situation
 from oncekey.core.recipe import same_request
-from oncekey.core.record import Record, Reservation
+from oncekey.core.record import Record, Reservation, StoredResponse
+from oncekey.core.sealed import SEALED_RESPONSE, key_id_of
 from oncekey.core.states import FINAL, MAY_RERUN, Effects, Event, State
 from oncekey.core.values import value
 
@@ -63,20 +66,32 @@ class Unknown:
     record: Record
 
 
+NEWER_VERSION = "a newer version of oncekey wrote the row, and this version cannot compare the requests"
+
+
 @value
 class Unreadable:
-    """A newer version wrote the row. This version cannot compute its fingerprint, so it cannot compare the requests."""
+    """This process cannot compute the fingerprint of the row, so it cannot compare the requests: a newer version wrote
+    it, or its key is not in the keyring. Or the stored response is encrypted, and this process has no keyring at all.
+    """
 
     record: Record
+    reason: str = NEWER_VERSION
+    """For developers."""
+    is_lost: bool = False
+    """The row is final, and its encryption key is declared lost: no retry can ever be compared with it."""
 
 
 @value
 class TurnedAway:
-    """The key is new, and this route does not take it: its request is too old, or its tenant has reached a limit."""
+    """The key is new, and this route does not take it: its request is too old, its tenant has reached a limit, or the
+    key looks like personal data."""
 
     situation: Situation
     detail: str | None = None
     retry_after: float | None = None
+    personal: Personal | None = None
+    """What the key looks like, if it is refused for that."""
     record: None = None
 
 
@@ -93,18 +108,30 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
         return Execute(record)
     if free_for_a_new_request(record):
         return Claim(record, Event.RESERVE)
+    # This need not take constant time: a request meets only rows of its own tenant. Its client cannot compute a keyed
+    # fingerprint, so the number of equal bytes tells it nothing. Without a keyring, that number could at most tell it
+    # about a request which its own tenant has sent.
     same: bool | None = record.fingerprint == wanted.fingerprint
     if (
         record.fingerprint_recipe != wanted.fingerprint_recipe
         or record.fingerprint_version != wanted.fingerprint_version
     ):
         same = _same_by_the_row(record, wanted)
-        if same is None:
-            return Unreadable(record)
+    elif (
+        not same
+        and wanted.under_key is not None
+        and wanted.fingerprint_version >= KEY_STEP  # two plain fingerprints name no key
+        and not one_key(record.fingerprint, wanted.fingerprint)
+    ):
+        same = None  # two processes have different keys under one id
+    if same is None:
+        return _unreadable(record, wanted)
     if not same:
         # Compared before the state: a different request gets a mismatch, also while the first is in flight (I5).
         return Mismatch(record)
     if record.state in FINAL:
+        if (response := record.response) is not None and response.schema_version == SEALED_RESPONSE and response.body:
+            return Unreadable(record, _no_keyring(response))
         return Replay(record)
     match record.state:
         case State.PENDING:
@@ -127,13 +154,51 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
 
 
 def _same_by_the_row(record: Record, wanted: Reservation) -> bool | None:
-    """The row has another binding, or a deploy has changed what is hashed, so the recipe of the row is used."""
+    """The row has another binding, or a deploy has changed what is hashed or under which key, so the recipe and the key
+    of the row are used."""
     if not is_bound_to(record.fingerprint_recipe, wanted.bindings):
         return False
     if wanted.parts is None:
         return None
     version, recipe = record.fingerprint_version, record.fingerprint_recipe
-    return same_request(version, recipe, record.fingerprint, wanted.parts, wanted.fingerprint_recipe)
+    ours = wanted.fingerprint_recipe
+    return same_request(version, recipe, record.fingerprint, wanted.parts, ours, wanted.fingerprint_under)
+
+
+def _unreadable(record: Record, wanted: Reservation) -> Unreadable:
+    key_id = record.fingerprint_version // KEY_STEP
+    keyed = wanted.fingerprint_under(key_id, b"") if key_id else None
+    is_lost = keyed == LOST_KEY and record.state in FINAL  # another state can still change: the operator settles it
+    return Unreadable(record, _why_unreadable(record, key_id, keyed), is_lost)
+
+
+def _why_unreadable(record: Record, key_id: int, keyed: bytes | None) -> str:
+    if key_id == 0:
+        return NEWER_VERSION
+    if keyed == LOST_KEY:
+        return (
+            f"its fingerprint was made with encryption key {key_id}, which the keyring of this process declares lost. "
+            "So it cannot be compared, and it does not run again"
+        )
+    if keyed is None:
+        return (
+            f"its fingerprint needs encryption key {key_id}, which is not in the keyring of this process. Add key "
+            f"{key_id} to OnceKey(encryption=…), and keep it there until the rows that need it have expired"
+        )
+    if not one_key(keyed, record.fingerprint):
+        return (
+            f"its fingerprint was made with another encryption key {key_id} than this process has. Give the new key a "
+            f"number of its own, and put the earlier key {key_id} back into OnceKey(encryption=…)"
+        )
+    return NEWER_VERSION
+
+
+def _no_keyring(response: StoredResponse) -> str:
+    key_id = key_id_of(response.body or b"")
+    return (
+        f"its response is encrypted with key {key_id}, and this process has no keyring. Give it the keyring of the "
+        "other processes, OnceKey(encryption=…); until then it refuses every retry of such a key"
+    )
 
 
 def free_for_a_new_request(record: Record) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from oncekey.core.audit import Audit
 from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import Record
+from oncekey.core.sealed import is_sealed_text
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import Find, Step, StepKind, StepState
 from oncekey.core.swaps import Swap, swap
@@ -27,6 +28,8 @@ _OR_FINAL = "or Confirmed(…, final=True) if nothing is to follow, as after a d
 def with_cause(last_answer: str, record: Record) -> str:
     """What the last try said about an unknown key, and why the key became unknown. Both stand in ``last_error``."""
     before = record.last_error or ""
+    if is_sealed_text(before):
+        return before  # this process cannot read the cause, and another one can
     _, mark, cause = before.rpartition(WHY_UNKNOWN)
     if not mark and record.reconcile_tries:
         cause = ""  # an earlier version of oncekey wrote over the cause
@@ -53,7 +56,9 @@ def skips_phases(record: Record, steps: Sequence[Step]) -> str | None:
 
 def words_of_deferral(job: Job) -> str:
     """Why no verdict lets a deferred request run again, and what to do instead."""
-    again = f"run it again with `oncekey dead-letters retry {job.id}`, or " if job.state is JobState.DEAD else ""
+    again = (
+        f"run it again with `oncekey dead-letters retry {job.id} --why TEXT`, or " if job.state is JobState.DEAD else ""
+    )
     return (
         "the request itself is done: it was answered 202, and its rows are committed, so it is not run again. Only its "
         f"job {job.id} ('{job.task}', {job.state}) may not have done its work: {again}confirm or fail the key with the "

@@ -21,6 +21,11 @@ several lines keep their order, and if a policy names one more header, requests 
 Version 1, which rows of older deploys have, has no form of the query (it is RAW), no headers (five lengths), and no
 PAIRS. In version 1, JSON may have any number of fractions (core/json_form.py).
 
+**Keyed fingerprints.** A reader of the database could guess a body and compare hashes. So an app with a keyring
+(``OnceKey(encryption=…)``) stores an HMAC of the row's name and the version 2 hash (encryption/fingerprints.py), after
+CHECK_BYTES bytes that identify the key. The version in the row then is the id of the key times KEY_STEP, plus the
+version of the hash. Below KEY_STEP there is no key.
+
 If in doubt, the form is RAW. Then a retry with another spelling is a mismatch, which the client can correct. The other
 error, two requests with one fingerprint, would give one request the other's answer, and must not happen.
 
@@ -32,7 +37,7 @@ hashed changes, FINGERPRINT_VERSION changes too. Old versions stay computable, b
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from struct import Struct
 from typing import Final
@@ -42,10 +47,28 @@ from oncekey.core.json_form import MAX_FLOATS, fast, select, slow
 from oncekey.core.media_type import FIELDS, JSON, MULTIPART, PAIRS, RAW, media_type, read_media_type
 from oncekey.core.multipart import canonical_parts
 
-__all__ = ["FINGERPRINT_VERSION", "KNOWN_VERSIONS", "digest", "fingerprint"]
+__all__ = [
+    "CHECK_BYTES",
+    "FINGERPRINT_VERSION",
+    "KEY_STEP",
+    "KNOWN_VERSIONS",
+    "LOST_KEY",
+    "UnderKey",
+    "digest",
+    "fingerprint",
+    "one_key",
+]
 
 FINGERPRINT_VERSION: Final = 2
 KNOWN_VERSIONS: Final = frozenset({1, 2})
+KEY_STEP: Final = 256
+CHECK_BYTES: Final = 4
+
+UnderKey = Callable[[int, str, str, bytes], bytes | None]
+"""The keyed fingerprint of a hash, under the key with this id, in the row of this scope and key. None: there is no such
+key. ``LOST_KEY``: the keyring declares this key lost for good."""
+LOST_KEY: Final = b""
+"""Equals no keyed fingerprint."""
 
 _head_1 = Struct(">BBQQQQQ").pack
 _head = Struct(">BBBQQQQQQ").pack
@@ -73,6 +96,11 @@ def fingerprint(
     if isinstance(fields, str):
         raise TypeError("fields is a sequence of names, not one string")
     return digest(method, path, query, content_type, body, headers, fields, version)
+
+
+def one_key(keyed: bytes, other: bytes) -> bool:
+    """Whether one key made these two keyed fingerprints."""
+    return keyed[:CHECK_BYTES] == other[:CHECK_BYTES]
 
 
 def digest(

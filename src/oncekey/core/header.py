@@ -44,7 +44,7 @@ _WORDS = {
     "missing": "The request has no Idempotency-Key header: send one with a new unique value, such as a UUID.",
     "empty": "The Idempotency-Key is empty or blank: send a unique value, such as a UUID.",
     "repeated": "There is more than one Idempotency-Key: send the header once, with a single value"
-    " (a value that contains a comma must be in double quotes).",
+    " (a comma separates two keys in this header, so a key that contains one must be in double quotes).",
     "too_long": "The Idempotency-Key is longer than {max_length} characters: send a shorter one, such as a UUID.",
     "too_short": "The Idempotency-Key is shorter than {min_length} characters: send a longer one, such as a UUID.",
     "not_ascii": "The Idempotency-Key has a character outside ASCII: send printable ASCII characters only.",
@@ -155,3 +155,14 @@ def _why_no_string(raw: bytes) -> str:
             return "bad_character"
         at += 1
     return "unterminated"
+
+
+def as_header(key: str) -> bytes:
+    """The key as a client may send it: bare if possible, otherwise quoted."""
+    try:
+        if parse_key([key.encode("ascii")]) == key:
+            return key.encode("ascii")
+    except BadKey:
+        pass
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'.encode("ascii")

@@ -22,7 +22,7 @@ one downstream key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, State
@@ -213,6 +213,9 @@ class Conclusion:
     settle: State | None = None
     """For a job that settles its key, with DONE or DEAD: the key becomes completed, failed, or unknown."""
     response: StoredResponse | None = None
+    # neither stored nor compared
+    of: tuple[str, str] | None = field(default=None, compare=False, repr=False)
+    """The (scope, key) of the job, for a store that encrypts; None: that store looks it up."""
 
 
 @value

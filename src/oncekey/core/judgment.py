@@ -39,6 +39,8 @@ stored together with its rows. The handler can say more:
 * ``raise OutcomeUnknown`` makes it "unknown";
 * ``raise Refused`` and ``op.refuse()`` select the first two rows, if the handler used no verb of the operation before.
 
+An exception of a protected function that the handler called says none of this (``evidence.py``).
+
 If the endpoint itself gives a 5xx or 408, ``Policy.on_server_error`` replaces the row; an HTTPException that the
 endpoint raises counts as given by it. If middleware entered the endpoint more than once, the last call says nothing
 about the earlier calls: without a success, the row is "an answer in the endpoint's place".

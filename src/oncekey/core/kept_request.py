@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from oncekey.core.recipe import Parts
+from oncekey.core.sealed import readable
 from oncekey.core.steps import REQUEST, Step, StepKind, StepState
 from oncekey.core.values import value
 
@@ -72,7 +73,7 @@ def request_in(steps: Sequence[Step]) -> KeptRequest | None:
     step = next((step for step in steps if step.is_request), None)
     if step is None or step.result is None:
         return None
-    members = orjson.loads(step.result)
+    members = orjson.loads(readable(step.result, "the kept request"))
     body = base64.b64decode(members["base64"]) if "base64" in members else members["text"].encode()
     return KeptRequest(members["method"], members["path"], members["query"], members["headers"], body)
 

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from oncekey.core.documented import with_fields
 from oncekey.core.guards import SENDER_MARK, Bind, KeySource, Verify, check_guards
+from oncekey.core.personal_data import Pii
 from oncekey.core.policy_headers import NEVER_IN_A_FINGERPRINT, NEVER_STORED, STORED_HEADERS
 from oncekey.core.rates import Rate
 from oncekey.core.recipe import DEFAULT_HEADERS, Recipe
@@ -47,8 +48,9 @@ class Policy:
 
     max_run: timedelta | None = None
     """How long a handler may run. None: without a limit, since a cut-off payment is worse than a slow one. After this
-    time oncekey stops renewing the lease, and cancels the handler (ASGI; a thread cannot be cancelled, but it cannot
-    write after its lease). The key is then treated as after a crash of the process: ``effects`` decides."""
+    time oncekey stops renewing the lease, and cancels the handler (ASGI, ``async def`` functions). The key is then
+    treated as after a crash of the process: ``effects`` decides. A thread cannot be cancelled: a WSGI view and a plain
+    function run on (docs/deploys.md)."""
 
     required: bool = True
     """A request without a key is refused with 400, since a retry of it would run twice. False passes such a request
@@ -128,7 +130,8 @@ class Policy:
 
     keep_request: bool = False
     """Keep the request itself beside the key, for ``once.resume`` (docs/phases.md). Only with ``effects="phased"``. Its
-    body then lies in the store as it was sent, unencrypted, until the key is deleted: hence off."""
+    body then lies in the store as it was sent, unencrypted unless there is a keyring (docs/encryption.md), until the
+    key is deleted: hence off."""
 
     key_from: KeySource | None = None
     """Where the key is, for a sender that has an id of its own and sends no Idempotency-Key: ``header("webhook-id")``,
@@ -162,6 +165,11 @@ class Policy:
     the device. The key of one is a mismatch for the others, and its status a 404. Never bind to a token, which is
     renewed between a request and its retry. Needs ``OnceKey(bind_secret=…)`` (docs/limits.md)."""
 
+    pii: Pii | None = None
+    """What happens to keys that look like an e-mail address, a phone number, a card number or a token: ``warn`` says so
+    in the log, ``refuse`` answers 400 to a new one and stores nothing. None does not look: a number may be an
+    order's, which only the app knows (docs/limits.md)."""
+
     # Derived once, since the hot path wants numbers and lower-case names.
     effects_kind: Effects = field(init=False, repr=False, compare=False)
     recipe: Recipe = field(init=False, repr=False, compare=False)
@@ -191,7 +199,7 @@ class Policy:
         guards = (self.key_from, self.verify, self.max_age, self.bind)
         derive(self, "guarded", any(guard is not None for guard in guards))
         derive(self, "rate", None if self.limit is None else Rate.of(self.limit, "Policy(limit"))
-        derive(self, "flat", self.takes_any_key and not self.guarded and self.limit is None)
+        derive(self, "flat", self.takes_any_key and not self.guarded and self.limit is None and self.pii is None)
         derive(self, "effects_kind", Effects(self.effects))
         derive(self, "lease_seconds", self.lease.total_seconds())
         derive(self, "retention_seconds", self.ttl.total_seconds())
@@ -203,6 +211,14 @@ class Policy:
     @property
     def takes_any_key(self) -> bool:
         return self.key_syntax == "any" and self.key_format is None
+
+    @property
+    def ttl_is_stated(self) -> bool:
+        """Whether ``ttl`` was given, also if it is the default's 24 hours. Messages are kept for longer if it was not.
+
+        By identity, which ``dataclasses.replace`` keeps.
+        """
+        return self.ttl is not Policy.ttl
 
     def _check_types(self) -> None:
         for name in (
@@ -297,4 +313,5 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "key_syntax": get_args(KeySyntax),
     "key_per": get_args(KeyPer),
     "key_format": (None, "uuid"),
+    "pii": (None, *get_args(Pii)),
 }

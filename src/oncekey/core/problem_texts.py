@@ -10,6 +10,11 @@ from enum import StrEnum
 from oncekey.core.values import value
 
 TAKEN_OVER = "Another attempt took this Idempotency-Key over while this one ran, and is still being processed."
+OF_A_BOUND_KEY = (
+    "An Idempotency-Key belongs to one request of one caller: this one was first used by another caller (user, client "
+    "or device), or with a different request. This request was not executed, and the first one is untouched."
+)
+"""The same for both reasons: it must not tell a caller which requests another one has sent."""
 WHICH_KEY = "Which key? It is at the end of the path, or the value of the Idempotency-Key header."
 BODY_DROPPED = (
     "The body did not arrive, as can happen to a request that has an Upgrade header: send it without that header (in "
@@ -24,6 +29,7 @@ class Situation(StrEnum):
 
     KEY_MISSING = "key-missing"
     KEY_MALFORMED = "key-malformed"
+    KEY_PERSONAL = "key-personal"
     MISMATCH = "mismatch"
     IN_FLIGHT = "in-flight"
     ACCEPTED = "accepted"  # in flight, for routes with in_flight="accepted"
@@ -33,7 +39,8 @@ class Situation(StrEnum):
     BODY_TOO_LARGE = "body-too-large"
     BODY_INCOMPLETE = "body-incomplete"
     STORE_UNAVAILABLE = "store-unavailable"  # before the handler: nothing happened
-    UNREADABLE = "not-comparable"  # before the handler: a newer version wrote the row
+    UNREADABLE = "not-comparable"  # before the handler: the row's fingerprint cannot be computed here
+    ANSWER_LOST = "answer-lost"  # before the handler: the row is final, and its fingerprint can never be computed again
     NOT_STORED = "not-stored"  # after the handler: it ran, and its answer could not be stored yet
     TIMESTAMP_REFUSED = "timestamp-refused"
     NOT_AUTHENTICATED = "not-authenticated"
@@ -87,6 +94,12 @@ ENTRIES: dict[Situation, Entry] = {
         "such as a UUID.",
         "This request was not executed. Use the same key for every retry of the same request.",
         (_INVALID, "idempotency_key_malformed"), "IDEMPOTENCY_KEY_MALFORMED"),
+    Situation.KEY_PERSONAL: Entry(
+        (400, 400, 400), "Idempotency-Key looks like personal data",
+        "The Idempotency-Key looks like personal data or a credential, which this operation does not take as a key.",
+        "This request was not executed, and no earlier one with this key is known here. Send it with a random UUID as "
+        "its key, and with the same one in every retry.",
+        (_INVALID, "idempotency_key_personal"), "IDEMPOTENCY_KEY_PERSONAL"),
     Situation.MISMATCH: Entry(
         (422, 400, 422), "Idempotency-Key is already used",
         "An Idempotency-Key may not be reused with a different request: this one was first used with another "
@@ -139,11 +152,18 @@ ENTRIES: dict[Situation, Entry] = {
         f"{_SAME_KEY}.",
         (API_ERROR, "idempotency_store_unavailable"), "IDEMPOTENCY_STORE_UNAVAILABLE", 1),
     Situation.UNREADABLE: Entry(
-        (503, 503, 503), "This Idempotency-Key cannot be compared right now",
-        "A newer version of this API accepted an earlier request with this key. The version that answers now cannot "
-        "compare the two requests, so this request was not executed.",
-        f"{_SAME_KEY}.",
+        (503, 503, 503), "This Idempotency-Key cannot be answered right now",
+        "This API has accepted an earlier request with this key, and cannot read what it kept of it right now. So this "
+        "request was not executed.",
+        f"{_SAME_KEY}, and never with a new one, which could do the operation twice.",
         (API_ERROR, "idempotency_not_comparable"), "IDEMPOTENCY_NOT_COMPARABLE", 5),
+    Situation.ANSWER_LOST: Entry(
+        (410, 410, 410), "The answer for this Idempotency-Key is lost",
+        "This API has finished a request with this key, and has lost what it kept of it. So it cannot tell whether "
+        "this request is the same one, and did not execute it.",
+        "To repeat it with this key does not help. Look up where this API lists it whether the operation took effect: "
+        "a request with a new key could do it twice.",
+        (_IDEMPOTENCY, "idempotency_answer_lost"), "IDEMPOTENCY_ANSWER_LOST"),
     Situation.NOT_STORED: Entry(
         (503, 503, 503), "The result could not be stored yet",
         "The request was worked on, but its result could not be stored, and no result is sent before it is "
@@ -179,7 +199,7 @@ ENTRIES: dict[Situation, Entry] = {
         (API_ERROR, "not_executed"), "NOT_EXECUTED", 1),
     Situation.NOT_FINISHED: Entry(
         (503, 503, 503), "The request is not finished",
-        "This attempt ended without a result. What it or an earlier attempt has already done stays done.",
+        "This attempt ended without a result. This or an earlier attempt may have done a part of the operation.",
         f"{_SAME_KEY}, and never with a new one, which could do the operation twice.",
         (API_ERROR, "not_finished"), "NOT_FINISHED", 1),
     Situation.FAILED: Entry(
@@ -209,7 +229,7 @@ ENTRIES: dict[Situation, Entry] = {
         (404, 404, 404), "No such Idempotency-Key",
         "No request of yours with this key is known here.",
         "Check the key, and the account that you are authenticated as. If the request was never received, send it "
-        "with this key.",
+        "with this key. If the operation does not take this key, the answer says so, and nothing is executed.",
         (_INVALID, "resource_missing"), "IDEMPOTENCY_KEY_NOT_FOUND"),
     Situation.STATUS_RETRYABLE: Entry(
         (409, 409, 409), "The request was not finished",
@@ -229,7 +249,13 @@ ENTRIES: dict[Situation, Entry] = {
 
 BODY_NOT_KEPT = (
     "The request with this Idempotency-Key was answered, and this is its status; the body of its response "
-    "was not kept (too large, or streamed) or can no longer be read. It was not executed again: look up the "
-    "result where this API lists it."
+    "was not kept, because it was too large or streamed. It was not executed again: look up the result where this API "
+    "lists it."
 )
 """The note in place of a body that was not kept."""
+BODY_NOT_READABLE = (
+    "The request with this Idempotency-Key was answered, and this is its status; the body of its response is kept, but "
+    "cannot be read right now. It was not executed again: send the same request with the same key later, or look up "
+    "the result where this API lists it."
+)
+"""The note in place of a body that is encrypted and did not open, or that a newer version wrote."""

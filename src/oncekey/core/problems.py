@@ -25,7 +25,9 @@ from oncekey.core.problem_texts import (
     API_ERROR,
     BODY_DROPPED,
     BODY_NOT_KEPT,
+    BODY_NOT_READABLE,
     ENTRIES,
+    OF_A_BOUND_KEY,
     TAKEN_OVER,
     WHICH_KEY,
     Situation,
@@ -35,6 +37,7 @@ from oncekey.core.values import value
 __all__ = [
     "BODY_DROPPED",
     "LONGEST_RETRY_SECONDS",
+    "OF_A_BOUND_KEY",
     "PROFILES",
     "TAKEN_OVER",
     "THE_DRAFT",
@@ -143,25 +146,27 @@ _MARKERS: dict[ProfileName, tuple[bytes, bytes] | None] = {
 
 
 @lru_cache(maxsize=256)
-def tombstone_note(profile: ProfileName, status: int) -> Note:
+def tombstone_note(profile: ProfileName, status: int, *, kept: bool = False) -> Note:
     """The body for the replay of a tombstone. The caller adds the first ``status`` and the stored headers.
 
+    ``kept``: the store has the body, and this process cannot read it.
     It must leave out headers that describe the lost body (content-encoding, etag, content-disposition).
     """
     if status < 200 or status in (204, 205, 304):
         return Note("", b"")
+    words = BODY_NOT_READABLE if kept else BODY_NOT_KEPT
     members: dict[str, object]
     if profile == "ietf":
-        members = {"type": "urn:oncekey:problem:body-not-kept", "title": "The response body was not kept"}
-        members |= {"status": status, "detail": BODY_NOT_KEPT}
+        title = "The response body cannot be read right now" if kept else "The response body was not kept"
+        members = {"type": "urn:oncekey:problem:body-not-kept", "title": title, "status": status, "detail": words}
         return Note("application/problem+json" if status >= 400 else "application/json", _json(members))
     if profile == "stripe":
-        note = {"code": "idempotency_body_not_kept", "message": BODY_NOT_KEPT}
+        note = {"code": "idempotency_body_not_kept", "message": words}
         members = {"object": "idempotency_tombstone", **note}
         if status >= 400:
             members = {"error": {"type": API_ERROR, **note}}
     else:
-        error = {"errorCode": "IDEMPOTENCY_BODY_NOT_KEPT", "description": BODY_NOT_KEPT}
+        error = {"errorCode": "IDEMPOTENCY_BODY_NOT_KEPT", "description": words}
         members = _fault("", "", error) if status >= 400 else {"notice": error}
     return Note("application/json", _json(members))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from oncekey.core.fingerprint import UnderKey
 from oncekey.core.recipe import Parts
 from oncekey.core.states import Effects, State
 from oncekey.core.values import value
@@ -62,6 +63,12 @@ class Reservation:
     """The request, to compute its fingerprint again if the row has another recipe."""
     bindings: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """The hashes of what binds this request, one for each secret (``core/binding.py``); (): nothing does."""
+    under_key: UnderKey | None = field(default=None, compare=False, repr=False)
+    """Makes a fingerprint under a key of the keyring; None: the app has no keyring."""
+
+    def fingerprint_under(self, key_id: int, digest: bytes) -> bytes | None:
+        """The fingerprint of this row, under the key of this id; None: there is no such key, or no keyring."""
+        return None if self.under_key is None else self.under_key(key_id, self.scope, self.key, digest)
 
     def record(self, now: float) -> Record:
         """The row after this is inserted at ``now``, or after a key starts over with it."""

@@ -4,11 +4,11 @@ Theory of operation
 ===================
 
 A **record** is one row per (scope, key). A request first *reserves* it, before any work, and so becomes its
-**owner** for the time of a **lease**. The process renews the lease while the handler lives; when the handler is done,
-the owner moves the record to where retries find it. Nothing else may happen: a move that is not in ``TABLE`` does
-not exist. A store applies a move only if the row still is what the caller saw: it compares (state, owner) in the
-same statement. The owner token is new for every attempt. So an owner that was paused and comes back late cannot
-write (promise I3), and for all other callers the token works like a version number.
+**owner** for the time of a **lease**. The process renews the lease while the handler lives. When the handler is
+done, the owner moves the record to the state in which retries find it. Nothing else may happen: a move that is not
+in ``TABLE`` does not exist. A store applies a move only if the row still is what the caller saw: it compares
+(state, owner) in the same statement. The owner token is new for every attempt. So an owner that was paused and
+comes back late cannot write (promise I3), and for all other callers the token works like a version number.
 
 What each state means to the next client that sends the key:
 

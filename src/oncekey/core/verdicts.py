@@ -18,6 +18,7 @@ from oncekey.core.downstream import downstream_key
 from oncekey.core.kept_request import request_in
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.responses import NOTHING, written
+from oncekey.core.sealed import readable, shown
 from oncekey.core.steps import Step, checked_provider_id, remembered_result
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError, StepError
@@ -172,7 +173,8 @@ class Inquiry:
     @property
     def last_error(self) -> str | None:
         """What the last resolver said, then why the outcome is unknown."""
-        return self._record.last_error
+        error = self._record.last_error
+        return None if error is None else shown(error)
 
     @property
     def created_at(self) -> float:
@@ -206,7 +208,7 @@ class Inquiry:
     def result(self, name: str) -> Any:
         """What the step of this name returned; None: it is not done."""
         found = next((step.result for step in self.steps if step.name == name), None)
-        return None if found is None else orjson.loads(found)
+        return None if found is None else orjson.loads(readable(found, f"the result of step '{name}'"))
 
 
 Resolver = Callable[[Inquiry], Verdict | Awaitable[Verdict]]
