@@ -1,8 +1,8 @@
 """Begin and finish: how a request moves through the state machine.
 
-Each is written once, as a **flow**: a generator that yields what it wants of the store and is sent the answer.
-``drivers.py`` drives flows, from a coroutine or from a thread, so async and sync apps run the very same lines. The
-decisions are pure and live in ``core/decision.py``; batching lives in ``batching/``; leases are kept by ``keeper.py``.
+Each is written once, as a **flow**: a generator that yields a call of the store, and receives its answer from
+``drivers.py``. The driver runs in a coroutine or in a thread, so async and sync apps run the very same lines. The
+decisions are pure and live in ``core/decision.py``, batching lives in ``batching/``, and ``keeper.py`` renews leases.
 """
 
 from __future__ import annotations
@@ -12,19 +12,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncekey.core.audit import Audit
-from oncekey.core.decision import (
-    Busy,
-    Claim,
-    Decision,
-    Execute,
-    Unknown,
-    decide,
-    free_for_a_new_request,
-)
+from oncekey.core.by_operation import worded
+from oncekey.core.decision import Busy, Claim, Decision, Execute, TurnedAway, Unknown, decide
 from oncekey.core.leases import overdue_lease
 from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
@@ -41,7 +34,7 @@ from oncekey.engine.operation import Operation, _current
 from oncekey.engine.process import Owners
 from oncekey.engine.transactions import completion
 from oncekey.errors import OperatorError, SchemaError, StoreOverloaded, StoreUnavailable
-from oncekey.stores.api import Store, Transactions
+from oncekey.stores.api import NOT_SEALED, Sealing, Store, Transactions
 from oncekey.stores.cache.front import Cache
 from oncekey.telemetry import events
 from oncekey.telemetry.emitter import Emitter
@@ -52,28 +45,29 @@ _log = logging.getLogger("oncekey")
 
 CLAIM_TRIES = 3
 """How often a request tries to claim a key that other requests are changing, before it answers 409."""
-MAX_WARNINGS = 1_000
-"""How many warnings ``tell_once`` gives. If the app lists no routes, every path counts as a route."""
 EFFECT_LEFT_OPEN = (
     "the handler answered with a success, but it called an effect that may not be repeated, and the result of that "
     "effect is not known: look for it at its provider"
 )
 """Written into the key's audit when the key completes. `oncekey keys show` lists the open step beside it."""
-EFFECT_BEGUN_LATE = "middleware answered while the handler began an effect that may not be repeated"
+EFFECT_BEGUN_LATE = (
+    "the start of an effect that may not be repeated is stored, but this request did not wait for its result: the "
+    "effect may have been called"
+)
 NOT_ENLISTED = (
-    "%s is declared effects='transactional', and its handler enlisted no transaction: if it crashes after its own "
-    "commit, a retry runs it again. Use op.enlist(session), or another declaration"
+    "%s is declared effects='transactional', and its {work} enlisted no transaction: if it crashes after its own "
+    "commit, it runs again. Use {enlist}, or another declaration"
 )
 RAISED_BEFORE_ENLIST = (
-    "%s is declared effects='transactional', and its handler raised, or answered 5xx, without having enlisted a "
-    "transaction. If it had written something, that is not rolled back, and the retry writes it again. Use "
-    "op.enlist(session) before the first write, or another declaration. This is said once per route"
+    "%s is declared effects='transactional', and its {work} failed without having enlisted a transaction. If it had "
+    "committed a write, that write stays, and the next try writes it again. Use {enlist} before the "
+    "first write, or another declaration. This is said once per {unit}"
 )
 NOT_COMMITTED = (
-    "%s: its response could not be stored within %s s, because another connection has the write lock of the database "
-    "file. The client got 503, and oncekey goes on trying. If this handler wrote through a session or connection of "
-    "its own and did not commit: commit before it returns, or use op.enlist(session), which stores both in one commit "
-    "(docs/transactions.md). Otherwise look for another process that writes for long. This is said once per route"
+    "%s: its {answer} could not be stored within %s s, because another connection has the write lock of the database "
+    "file. {told}, and oncekey goes on trying. If this {work} wrote through a session or connection of "
+    "its own and did not commit: commit before it returns, or use {enlist}, which stores both in one commit "
+    "(docs/transactions.md). Otherwise look for another process that writes for long. This is said once per {unit}"
 )
 FINISH_TRIES = 5
 """How often an owner tries again while another transaction (a sweeper's, for example) holds the row."""
@@ -85,6 +79,11 @@ LONGEST_WAIT_SECONDS = 1.0
 class Engine(Drivers):
     own_connection: Callable[[], Any] | None = None
     """Set by a framework that knows the app's own connection: what ``op.enlist()`` without an argument enlists."""
+    in_own_block: Callable[[str], bool] | None = None
+    """Set beside it: whether that connection is in a transaction, before the function of this name runs. EnlistError:
+    the function cannot run in it."""
+    how_to_enlist = "op.enlist(session)"
+    """What a handler writes to enlist its transaction, for messages."""
     router_type: type[Router] = Router
 
     def __init__(
@@ -99,6 +98,8 @@ class Engine(Drivers):
         self.store = store
         self.cache = cache
         self.transactions = store if isinstance(store, Transactions) else None
+        self.sealing = store if isinstance(store, Sealing) else NOT_SEALED
+        """What encrypts values that the engine writes on the app's own connection."""
         self.emitter = emitter or Emitter()
         self.breaker = Breaker(on_change=self._breaker_changed)
         prepare = (lambda: _ignore(store.migrate())) if migrate else None
@@ -112,7 +113,6 @@ class Engine(Drivers):
         """Called with the operation, in the context in which its handler will run."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._opening = threading.Lock()
-        self._warned: set[tuple[str, str]] = set()
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
@@ -136,17 +136,12 @@ class Engine(Drivers):
         try:
             while True:
                 if first is None and admission is not None:
-                    seen: Record | None = yield (wanted.scope, wanted.key)
-                    if seen is not None and not free_for_a_new_request(seen):
-                        first = Found(seen)
-                    elif (refused := (yield from admission.of_new_key())) is not None:
-                        self.emitter.emit(events.TurnedAway(wanted.scope, wanted.operation, reason=refused.situation))
-                        decision = refused
+                    answer: Found | TurnedAway = yield from admission.first_answer(wanted)
+                    if isinstance(answer, TurnedAway):
+                        self.emitter.turned_away(wanted, answer)
+                        decision = answer
                         break
-                    else:
-                        with admission:  # until the store has it, or not
-                            first = yield wanted
-                        admission = None
+                    first, admission = answer, None if admission.over else admission
                 found: Found = first or (yield wanted)
                 first = None
                 decision = decide(found.record, wanted)
@@ -274,14 +269,26 @@ class Engine(Drivers):
         if self.transactions.locked_elsewhere():
             self.tell_once(operation.name, NOT_COMMITTED, f"{operation.policy.begin_seconds:g}")
 
-    def tell_once(self, route: str, message: str, *values: str, error: BaseException | None = None) -> None:
-        """Warn the developer about a route, once per route and message.
+    def know_routes(self, operations: Callable[[], Sequence[str]]) -> None:
+        """The routes of an app that is about to start: warnings name them, and so do metrics (``ObservedEngine``)."""
+        self.emitter.warnings.know(operations)
 
-        ``message`` has a ``%s`` for the route and one for each of ``values``. The traceback of ``error`` follows.
+    def tell_once(
+        self, operation: str, message: str, *values: str, error: BaseException | None = None, kind: str = ""
+    ) -> None:
+        """Warn the developer about an operation, once per route, message and ``kind`` (``route_warnings.py``).
+
+        ``message`` has a ``%s`` for the operation and one for each of ``values``, and may have ``{enlist}``,
+        ``{unit}``, ``{work}`` and the like (``worded``). The traceback of ``error`` follows.
         """
-        if len(self._warned) < MAX_WARNINGS and (route, message) not in self._warned:
-            self._warned.add((route, message))
-            _log.warning(message, route, *values, exc_info=error)
+        if (due := self.emitter.warnings.once(operation, message, kind)) is not None:
+            text = worded(message.replace("{enlist}", self.how_to_enlist), operation)
+            _log.warning(text + due.end, due.operation, *values, exc_info=error)
+
+    def tell_paced(self, operation: str, message: str, *values: str) -> None:
+        """As :meth:`tell_once`, and again after a minute. ``message`` has a second ``%s``, for ``Due.requests``."""
+        if (due := self.emitter.warnings.paced(operation, message)) is not None:
+            _log.warning(message + due.end, due.operation, due.requests, *values)
 
     def _lost(self, operation: Operation, event: Event, seen: Record | None) -> Finished:
         operation.lost = True

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.core.rates import Rate, Tally
+from oncekey.engine.arrivals import Arrivals
 from oncekey.engine.flows import Call, Flow
 from oncekey.errors import OperatorError
 from oncekey.limits import IN_STORE, Limits, Rates, RatesDown
@@ -22,6 +23,10 @@ _log = logging.getLogger("oncekey")
 
 RECOUNT_SECONDS = 1.0
 """How long a count of a tenant's keys is used. In between, this process adds the keys that it lets pass itself."""
+CAP_RETRY_SECONDS = 60.0
+"""A tenant that has all its keys gets a new one when an old one expires, which takes long."""
+SEARCHES = 8
+"""How many questions find the age of the key that must leave a window: to 1/256 of the window."""
 MAX_TENANTS = 10_000
 """How many tenants' counts are remembered."""
 TELL_EVERY_SECONDS = 60.0
@@ -39,7 +44,7 @@ NOT_COUNTED = (
 class _Count:
     """What this process knows of one tenant: ``count`` keys when it asked, and those that it let pass since."""
 
-    __slots__ = ("added", "base", "count", "counted_at", "pending")
+    __slots__ = ("added", "base", "count", "counted_at", "discarded", "fits_at", "pending")
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,6 +55,10 @@ class _Count:
         """``added`` when the count was asked for: the store may not have seen later ones."""
         self.pending = 0
         """Keys that were let pass, and that the store has not answered for yet."""
+        self.discarded = False
+        """A key was deleted again since the count was asked for."""
+        self.fits_at = 0.0
+        """When a key fits into the window again, as far as this process knows."""
 
     @property
     def keys(self) -> int:
@@ -74,29 +83,58 @@ class Counts:
         self._tenants: OrderedDict[str, _Count] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(self, tenant: str) -> Flow[bool]:
-        """Take a place for one more key. False: there is none. True: call ``taken`` when the store has answered."""
+    def take(self, tenant: str) -> Flow[float | None]:
+        """Take a place for one more key. None: call ``taken`` when the store has answered. Otherwise there is none, and
+        this is how many seconds to wait."""
         with self._lock:
             known = self._of(tenant)
-            now = self._clock()
-            asks = known.counted_at is None or now - known.counted_at >= self._recount_seconds
-            base = known.added
+        if (wait := (yield from self._taken(known, tenant))) is not None and known.discarded:
+            wait = yield from self._taken(known, tenant, again=True)
+        if wait is None or self._newer_than is None:
+            return wait
+        return (yield from self._until_one_fits(known, tenant, self._newer_than))
+
+    def _taken(self, known: _Count, tenant: str, *, again: bool = False) -> Flow[float | None]:
+        with self._lock:
+            now, base = self._clock(), known.added
+            asks = again or known.counted_at is None or now - known.counted_at >= self._recount_seconds
+            known.discarded &= not asks
         if asks:
             count: int = yield Tally(tenant, self.limit, self._newer_than)
             with self._lock:
                 known.count, known.base, known.counted_at = count, base, now
         with self._lock:
             if known.keys >= self.limit:
-                return False
+                # A key on its way may be counted twice, and may be discarded: the next count tells.
+                return self._recount_seconds if known.pending else CAP_RETRY_SECONDS
             known.pending += 1
-            return True
+            return None
 
-    def taken(self, tenant: str) -> None:
-        """The store has answered the reservation of a key, or will not."""
+    def _until_one_fits(self, known: _Count, tenant: str, window: float) -> Flow[float]:
+        """The seconds until enough keys have left the window. Found by a search once, and then remembered until they
+        have left: a tenant at its limit costs no more questions."""
+        now = self._clock()
+        if known.fits_at <= now:
+            most = self.limit - known.pending
+            young, old = 0.0, window if most > 0 else 0.0
+            for _ in range(SEARCHES if most > 0 else 0):
+                age = (young + old) / 2
+                count: int = yield Tally(tenant, most, age)
+                young, old = (young, age) if count >= most else (age, old)
+            known.fits_at = now + window - young
+        return known.fits_at - now
+
+    def taken(self, tenant: str, *, made: bool = True) -> None:
+        """The store has answered the reservation of a key, or will not. ``made``: there is one key more, or may be."""
         with self._lock:
             known = self._of(tenant)
             known.pending -= 1
-            known.added += 1
+            known.added += made
+
+    def discarded(self, tenant: str) -> None:
+        """A key that this process had made is deleted again. The store is asked anew before a key is refused."""
+        with self._lock:
+            self._of(tenant).discarded = True
 
     def _of(self, tenant: str) -> _Count:
         known = self._tenants.get(tenant)
@@ -117,6 +155,7 @@ class Limiter:
         self.limits = limits
         self.lookups = None if limits.lookups is None else Rate.of(limits.lookups, "Limits(lookups")
         self.caps = None if max_active_keys is None else Counts(max_active_keys)
+        self.arrivals = Arrivals()
         self._rates: Rates | None = None
         self._in_store: dict[Rate, Counts] = {}
         self._told_at: float | None = None
@@ -165,21 +204,24 @@ class Limiter:
         try:
             wait: float | None = verb(rate, what, tenant)
         except RatesDown as error:
-            is_open = self.limits.rates_fail == "open"
-            self._tell(error, "nothing is limited meanwhile" if is_open else "new keys are refused meanwhile")
-            if is_open:
+            if self.rate_not_counted(error):
                 return None
             raise
         return wait
 
-    def _tell(self, error: RatesDown, meaning: str) -> None:
+    def rate_not_counted(self, error: Exception) -> bool:
+        """Rates cannot be counted, wherever that is. Whether the key is taken nevertheless."""
+        is_open = self.limits.rates_fail == "open"
         now = time.monotonic()
         if self._told_at is None or now - self._told_at >= TELL_EVERY_SECONDS:
             self._told_at = now
-            _log.warning(RATES_DOWN, error, meaning)
+            _log.warning(
+                RATES_DOWN, error, "nothing is limited meanwhile" if is_open else "new keys are refused meanwhile"
+            )
+        return is_open
 
-    def not_counted(self, error: OperatorError) -> bool:
-        """The store could not count. Whether the key is taken nevertheless."""
+    def cap_not_counted(self, error: OperatorError) -> bool:
+        """The store could not count for the cap. Whether the key is taken nevertheless."""
         if self.limits.caps_fail == "closed":
             return False
         _log.warning(NOT_COUNTED, error)

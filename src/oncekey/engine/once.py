@@ -14,7 +14,7 @@ from oncekey.core.declarations import Declarations, chosen_policy
 from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
-from oncekey.core.recipe import Parts
+from oncekey.core.recipe import Parts, Recipe
 from oncekey.core.record import ENDPOINT_MARK, Reservation
 from oncekey.core.routes import Route, Routes
 from oncekey.core.states import Effects
@@ -22,21 +22,20 @@ from oncekey.core.steps import Find
 from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
 from oncekey.engine import settlement
 from oncekey.engine.direct import Direct
-from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Flow
 from oncekey.engine.lifespan import Lifespan
 from oncekey.engine.limiter import Limiter
+from oncekey.engine.parts import cache_of, engine_of, keyed_by, keyring_of, store_of
 from oncekey.engine.policy_checks import check_limits, check_options, check_policy, checked_cap, checked_limits
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
 from oncekey.limits import Limits
 from oncekey.stores.api import Store
-from oncekey.stores.cache import open_cache
-from oncekey.stores.registry import open_store
 from oncekey.telemetry.emitter import Emitter, Hook
 
 if TYPE_CHECKING:
+    from oncekey.encryption import Keyring
     from oncekey.telemetry.registry import Telemetry
 
 _log = logging.getLogger("oncekey")
@@ -68,6 +67,8 @@ class OnceKey(Direct, Lifespan):
     ``cache``    a server that keeps final answers in front of the store, ``redis://host``: replays then need no
                  question to the database. Needs ``cache_secret``, the same in all processes; ``cache_ttl`` is for how
                  many seconds an entry counts (docs/stores.md)
+    ``encryption`` a keyring (``oncekey.encryption.Keyring``): bodies, headers, results, payloads and errors are then
+                 encrypted before they reach the store (docs/encryption.md)
     ``bind_secret`` the secret of keys that are bound to a user (``Policy(bind=…)``), the same in all processes; the new
                  and the old one while it is replaced
     ``max_active_keys`` how many keys the store may hold for one tenant; more get 429
@@ -95,6 +96,7 @@ class OnceKey(Direct, Lifespan):
         cache: str | None = None,
         cache_secret: str | bytes | None = None,
         cache_ttl: float = 60.0,
+        encryption: Keyring | None = None,
         bind_secret: BindSecrets | None = None,
         max_active_keys: int | None = None,
         limits: Limits | None = None,
@@ -119,9 +121,13 @@ class OnceKey(Direct, Lifespan):
         self.max_active_keys = checked_cap(max_active_keys)
         self.limiter = Limiter(checked_limits(limits), self.max_active_keys)
         self.bind_secrets = binding.secrets_of(bind_secret)
-        store = open_store(url) if isinstance(url, str) else url
-        front = None if cache is None else open_cache(cache, cache_secret, cache_ttl, store)
-        make = Engine if telemetry is None else _observed(telemetry, self.routes)
+        self.keyring = keyring_of(encryption)
+        """What encrypts the contents of rows; None: they are not encrypted."""
+        self.keyed = keyed_by(self.keyring)
+        """Puts a keyed fingerprint into a reservation; None: there is no keyring."""
+        store = store_of(url, self.keyring)
+        front = cache_of(cache, cache_secret, cache_ttl, store, self.keyring)
+        make = engine_of(telemetry, self.routes)
         engine = make(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         Direct.__init__(self)
         Lifespan.__init__(self, engine, migrate=migrate, grace=grace)
@@ -150,20 +156,22 @@ class OnceKey(Direct, Lifespan):
         parts: Parts,
         lines: Sequence[tuple[bytes, bytes]],
         bound_to: str | None = None,
+        recipe: Recipe | None = None,
     ) -> Reservation:
         """The reservation of a request. ``lines``: the headers that the route's recipe names. ``bound_to``: what the
-        route's bind function returned."""
+        route's bind function returned. ``recipe``: of a function, in place of its policy's."""
         policy = route.policy
         scope = tenant  # our own constant needs no check
         if tenant is not SINGLE_SCOPE or policy.key_per != "tenant":
             scope = self.key_scope(tenant, None if policy.key_per == "tenant" else route.operation)
-        recipe, text = policy.recipe, policy.recipe.text
+        recipe = recipe or policy.recipe
+        text = recipe.text
         hashes: tuple[str, ...] = ()
         if policy.bind is not None:
             hashes = binding.hashes(self.bind_secrets, scope, key, bound_to)
             text = binding.bound_recipe(text, hashes[0])
         method, path, query, content_type, body, _ = parts
-        return Reservation(
+        wanted = Reservation(
             scope,
             key,
             route.operation,
@@ -178,6 +186,7 @@ class OnceKey(Direct, Lifespan):
             parts,
             hashes,
         )
+        return wanted if self.keyed is None else self.keyed(wanted)
 
     # -- policies at the handler ---------------------------------------------------------------------------------
 
@@ -329,19 +338,6 @@ class OnceKey(Direct, Lifespan):
                 f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
             )
         return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
-
-
-def _observed(telemetry: Telemetry, routes: Routes) -> Callable[..., Engine]:
-    """Makes the engine of an app that has exporters. Without them, neither this nor they are imported."""
-    from oncekey.engine.observed import ObservedEngine
-    from oncekey.telemetry.registry import exporters_of
-
-    exporters = exporters_of(telemetry)
-    if not exporters:
-        return Engine
-    for exporter in exporters:
-        exporter.expect(operation for operation, policy in routes.listed.items() if policy is not None)
-    return partial(ObservedEngine, exporters)
 
 
 def _names_a_tenant(tenant: object) -> bool:

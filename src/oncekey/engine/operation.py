@@ -18,7 +18,7 @@ from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Effects
 from oncekey.engine import steps
 from oncekey.engine.flows import Flow, called, plain
-from oncekey.engine.steps import Steps
+from oncekey.engine.known_steps import Steps
 from oncekey.engine.transactions import enlistment, jobs
 from oncekey.engine.transactions.enlistment import Commit, Enlisted, Enlisting
 from oncekey.engine.transactions.jobs import RunAt
@@ -57,11 +57,17 @@ class Operation:
     """The judgment: the enlisted transaction is committed with the key's move."""
     is_request = True
     """False: it belongs to a function or a message, which has ended when its body has."""
+    around: Operation | None = None
+    """The operation whose handler called this function. None: there is none."""
+    in_callers_block = False
+    """The function was called in a transaction of its caller, on ``Engine.own_connection``."""
     judged_effects: Effects | None = None
     """The record's effects when the attempt was judged. If middleware answered, the handler may still run and begin an
     effect after that."""
     _word: HandlerWord | None = None
     renew_at = 0.0
+    in_its_thread: Callable[[], bool] | None = None
+    """Tells whether this thread ends the request. None: any thread may (all but Django)."""
     observed: Any = None
     """What exporters of metrics and traces keep of it. None: there is no exporter, or the handler has ended."""
     runs_until: float | None = None
@@ -87,7 +93,7 @@ class Operation:
         self.engine = engine
         self.loop = loop
         """The event loop that ends the request. None: the thread that called the app ends it (WSGI)."""
-        self.evidence = Evidence() if not covered else Evidence(covered=True)
+        self.evidence = Evidence(record.owner) if not covered else Evidence(record.owner, covered=True)
         """What oncekey has seen of the handler."""
 
     @property

@@ -10,7 +10,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.states import Effects
 from oncekey.engine.request import SingleTenant
 from oncekey.errors import ConfigurationError
-from oncekey.limits import Limits
+from oncekey.limits import ELSEWHERE, Limits
 from oncekey.stores.api import Tallies
 from oncekey.stores.registry import KNOWN, WITH_TRANSACTIONS
 
@@ -27,8 +27,7 @@ UNSIGNED_TIME = (
 
 
 CANNOT_COUNT = (
-    "{option} counts the keys of a tenant, and this store cannot: keep the keys in a database with SQL, or bound new "
-    "keys with Policy(limit='100/minute') instead"
+    "{option} counts the keys of a tenant, and this store cannot: keep the keys in a database with SQL, or {instead}"
 )
 
 
@@ -68,9 +67,10 @@ def check_limits(once: OnceKey) -> None:
     if isinstance(once.store, Tallies):
         return
     if once.max_active_keys is not None:
-        raise ConfigurationError(CANNOT_COUNT.format(option="OnceKey(max_active_keys=…)"))
+        instead = "bound new keys with Policy(limit='100/minute') instead"
+        raise ConfigurationError(CANNOT_COUNT.format(option="OnceKey(max_active_keys=…)", instead=instead))
     if once.limiter.counts_in_store:
-        raise ConfigurationError(CANNOT_COUNT.format(option="Limits(storage='store')"))
+        raise ConfigurationError(CANNOT_COUNT.format(option="Limits(storage='store')", instead=ELSEWHERE))
 
 
 def check_policy(policy: Policy | None, once: OnceKey) -> None:

@@ -14,8 +14,8 @@ from oncekey.core.record import Record
 from oncekey.core.responses import Response
 from oncekey.core.steps import Step, StepState
 from oncekey.core.values import value
+from oncekey.engine.known_steps import Steps
 from oncekey.engine.operation import Operation
-from oncekey.engine.steps import Steps
 
 if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
@@ -40,8 +40,8 @@ class Resumption(Operation):
         found: Sequence[Step],
     ) -> None:
         super().__init__(record, policy, scope, engine, loop, covered=True)
-        self.request = request_in(found)
         self.steps = Steps.remembering(found)
+        self.request = request_in(found)
 
     def result(self, name: str) -> Any:
         """The result of the step of this name, if an earlier attempt has done it; otherwise None.

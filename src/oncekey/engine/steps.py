@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -30,7 +30,6 @@ from oncekey.core.kept_request import as_step
 from oncekey.core.record import Record
 from oncekey.core.states import Actor, Effects, Event, State
 from oncekey.core.steps import (
-    REQUEST,
     STARTED,
     Step,
     StepKind,
@@ -41,8 +40,8 @@ from oncekey.core.steps import (
 )
 from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Flow, Pause
+from oncekey.engine.known_steps import Steps, enter
 from oncekey.engine.transactions import completion, enlistment, outcome
-from oncekey.engine.transactions.adapters.base import LEAVE_IT
 from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import Happened
 from oncekey.errors import LeaseLost, NotExecuted, StepError, StoreOverloaded, StoreUnavailable
@@ -51,46 +50,9 @@ if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
     from oncekey.engine.operation import Operation
 
-MAX_NAME_LENGTH = 100
 ADVANCE_TRIES = 5
 AGAIN_SECONDS = 0.25
 """The pause between two tries to write the result of an effect, while the store is down."""
-
-
-class Steps:
-    """What one attempt knows of the steps of its request."""
-
-    __slots__ = ("cut_off", "known", "loaded", "not_executed", "open_effects", "phase", "under_way", "used", "waiting")
-
-    def __init__(self) -> None:
-        self.loaded = False
-        self.under_way: str | None = None
-        """The step that is running."""
-        self.open_effects: list[str] = []
-        """Effects of this attempt that may not be repeated, were called, and whose result is not known."""
-        self.phase: str | None = None
-        """The phase whose transaction is open."""
-        self.known: dict[str, Step] = {}
-        """The steps of earlier attempts, in their order."""
-        self.waiting: set[str] = set()
-        """Steps that earlier attempts have done, and that this attempt has not reached yet."""
-        self.used: set[str] = set()
-        self.cut_off = False
-        """The call of an effect was cancelled. Its thread cannot be cancelled, and may still send the call."""
-        self.not_executed: list[NotExecuted] = []
-        """The NotExecuted errors that steps raised: each is about its own step only, not about the request."""
-
-    def remember(self, found: Sequence[Step]) -> None:
-        """Load the steps of earlier attempts."""
-        self.known = {step.name: step for step in found if not step.is_request}
-        self.waiting = {name for name, step in self.known.items() if step.state is StepState.DONE}
-
-    @classmethod
-    def remembering(cls, found: Sequence[Step]) -> Self:
-        steps = cls()
-        steps.remember(found)
-        steps.loaded = True
-        return steps
 
 
 # -- phase -------------------------------------------------------------------------------------------------------------
@@ -98,7 +60,7 @@ class Steps:
 
 def phase(operation: Operation, name: str, work: Callable[[], Any], on: Any, *, blocking: bool) -> Flow[Any]:
     """Run ``work`` in the transaction of ``on``, and commit it with its result. Or return the remembered result."""
-    engine, steps = _enter(operation, name)
+    engine, steps = enter(operation, name)
     try:
         if (remembered := (yield from _remembered(operation, steps, name, StepKind.PHASE))) is not None:
             return orjson.loads(remembered.result or b"null")
@@ -123,9 +85,10 @@ def _work(engine: Engine, operation: Operation, opened: Enlisted, name: str, wor
         result = yield Call(work)
         step = Step(name, StepKind.PHASE, StepState.DONE, True, remembered_result(name, result))
         statements = link.database.transaction_statements
-        rows = yield Call(partial(link.complete, statements.advance, _parameters(operation, step)))
+        written = engine.sealing.sealed_step(operation.record.scope, operation.record.key, step)
+        rows = yield Call(partial(link.complete, statements.advance, _parameters(operation, written)))
         if not rows:
-            raise StepError(f"phase '{name}' ended its own transaction: {LEAVE_IT}")
+            raise StepError(f"phase '{name}' ended its own transaction: {link.leave_it}")
     except (Exception, asyncio.CancelledError) as error:
         yield from completion.roll_back(opened)
         if (yield from outcome.nothing_written(engine, opened, opened.stage)):
@@ -176,7 +139,7 @@ def effect(
     provider_id: Callable[[Any], str] | None,
 ) -> Flow[Any]:
     """Call ``work`` once, with its intent on disk before and its result on disk after. Or return the stored result."""
-    engine, steps = _enter(operation, name)
+    engine, steps = enter(operation, name)
     try:
         if (remembered := (yield from _remembered(operation, steps, name, StepKind.EFFECT))) is not None:
             return orjson.loads(remembered.result or b"null")
@@ -196,7 +159,7 @@ def effect(
         return orjson.loads(kept)
     except NotExecuted as error:
         steps.not_executed.append(error)
-        if name in steps.open_effects:
+        if name in steps.open_effects and operation.evidence.speaks(error):
             steps.open_effects.remove(name)
         raise
     finally:
@@ -217,8 +180,10 @@ def _intend(operation: Operation, step: Step, effects: Effects) -> Flow[None]:
 def _call(operation: Operation, step: Step, without: Effects, work: Callable[[], Any]) -> Flow[Any]:
     try:
         return (yield Call(work))
-    except NotExecuted:
-        if not step.repeatable:  # proven: it did not happen, so the next attempt may call it
+    except NotExecuted as error:
+        # Proven: it did not happen, so the next attempt may call it. The NotExecuted of a protected function that the
+        # effect called proves nothing about the effect.
+        if not step.repeatable and operation.evidence.speaks(error):
             yield from _advance(operation, cleared(step), _point(operation), without)
         raise
     except asyncio.CancelledError:
@@ -272,56 +237,11 @@ def _advance(operation: Operation, step: Step, recovery_point: str | None, effec
 # -- what both share ---------------------------------------------------------------------------------------------------
 
 
-def _enter(operation: Operation, name: str) -> tuple[Engine, Steps]:
-    """Check that a step may begin here, and mark it as under way."""
-    engine = operation.engine
-    if engine is None:
-        raise StepError("this operation belongs to no request, so it has no steps")
-    if operation.policy.effects_kind is not Effects.PHASED:
-        raise StepError(
-            f"{operation.name} is declared effects='{operation.policy.effects}': steps are remembered for "
-            "Policy(effects='phased') only"
-        )
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or name in (STARTED, REQUEST):
-        raise StepError(
-            f"a step's name has 1 to {MAX_NAME_LENGTH} printable characters, and is neither '{STARTED}' nor '{REQUEST}'"
-        )
-    steps = operation.steps = operation.steps or Steps()
-    if operation.enlisted is not None:
-        raise StepError(
-            f"step '{name}' cannot begin while a transaction is open: a phase commits its own, and an effect must not "
-            "be called while one is held open. End the phase first; use enqueue() for work that belongs to it"
-        )
-    if steps.under_way is not None:
-        raise StepError(
-            f"step '{name}' cannot begin while '{steps.under_way}' is under way: take steps one after another, or make "
-            "one step of the two"
-        )
-    if name in steps.used:
-        raise StepError(f"step '{name}' was used already in this request: each step has a name of its own")
-    steps.under_way = name
-    return engine, steps
-
-
 def _remembered(operation: Operation, steps: Steps, name: str, kind: StepKind) -> Flow[Step | None]:
     """The step of this name, if an earlier attempt has done it. None: this attempt must run it."""
     if not steps.loaded:
         yield from _load(operation, steps)
-    steps.used.add(name)
-    steps.waiting.discard(name)
-    step = steps.known.get(name)
-    if step is None:
-        if steps.waiting:
-            first = next(known for known in steps.known if known in steps.waiting)
-            raise StepError(
-                f"step '{name}' is new, and comes before '{first}', which an earlier attempt has done already: the "
-                "order of steps has changed between the two. Add new steps at the end, or let old requests finish "
-                "before you deploy"
-            )
-        return None
-    if step.kind is not kind:
-        raise StepError(f"step '{name}' was a {step.kind} in an earlier attempt, and is a {kind} now: rename it")
-    return step if step.state is StepState.DONE else None
+    return steps.reach(name, kind)
 
 
 def _load(operation: Operation, steps: Steps) -> Flow[None]:

@@ -1,15 +1,15 @@
 """Group commit: turns many callers into few batches.
 
-A **thread lane** is a thread with a store connection of its own. While it commits one batch, callers queue up; when it
-comes back it takes all of them as the next. So the more callers there are, the more of them share one statement, one
-round trip and one fsync, and at one caller it costs what the direct call costs. Only the lane touches its connection,
-so a caller that is cancelled can leave nothing half-read behind (hazard 4).
+A **thread lane** is a thread with its own store connection. While it commits one batch, callers queue up. Then it takes
+all of them as the next batch. The more callers there are, the more of them share one statement, one round trip and one
+fsync. At one caller a lane costs what the direct call costs. Only the lane touches its connection, so a caller that is
+cancelled leaves nothing half-read behind (hazard 4).
 
 What a lane promises its callers:
 
 * every ticket gets an outcome, also while the store is down;
 * a batch that fails as a whole is tried again row by row, so that one bad row fails alone (hazard 25);
-* a batch whose answer was lost is asked again: the owner tokens tell what happened (hazards 8 and 9);
+* a batch whose answer was lost is sent again: the owner tokens tell what happened (hazards 8 and 9);
 * a reservation whose caller has left is undone, at once or when the store answers again.
 
 ``router.py`` starts the lanes, refuses tickets when a queue is full, and ends the lanes.
@@ -25,17 +25,15 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from oncekey.core.jobs import DeferredTo, Job
-from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Event, State
-from oncekey.core.steps import Find, StepsOf
 from oncekey.core.swaps import Swap, undo
 from oncekey.engine.batching.batch import MAX_BATCH, batches
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket
+from oncekey.engine.batching.verbs import verbs_of
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
-from oncekey.stores.api import Outbox, SharedCommit, Store, Tallies
-from oncekey.stores.cache.front import Cache, reserve_behind, swap_behind
+from oncekey.stores.api import SharedCommit, Store
+from oncekey.stores.cache.front import Cache
 
 _log = logging.getLogger("oncekey")
 
@@ -67,20 +65,11 @@ class ThreadLane:
         self._stopped = False
         self.queued = 0
         self._store = store
-        outbox = store if isinstance(store, Outbox) else None
         self._shared_commit = store if isinstance(store, SharedCommit) and cache is None else None
         self._on_error = on_error
         self._prepare = prepare
         self._ready = False
-        self._verbs: tuple[tuple[type, str, Callable[[list[Any]], list[Any]]], ...] = (
-            (Reservation, "reserve", store.reserve if cache is None else reserve_behind(cache, store.reserve)),
-            (Swap, "swap", store.swap if cache is None else swap_behind(cache, store.swap)),
-            (tuple, "read", store.read),
-            (StepsOf, "steps", store.steps),
-            (Find, "find", lambda asked: [_find(store, each) for each in asked]),
-            (DeferredTo, "deferred_to", lambda asked: [_deferred_to(outbox, each) for each in asked]),
-            (Tally, "tally", lambda asked: [_tally(store, each) for each in asked]),
-        )
+        self._verbs = verbs_of(store, cache)
         self._to_undo: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
         self.thread.start()
@@ -260,12 +249,12 @@ class ThreadLane:
             self._to_undo[change.owner, change.event] = change
 
     def _undo(self) -> bool:
-        """Undo the reservations of callers that have left. False: the store cannot be reached."""
+        """Undo the reservations of callers that have left. False: the store cannot be reached, or refuses all calls."""
         wanted = list(self._to_undo.values())[:MAX_BATCH]
         batch = list({(change.scope, change.key): change for change in wanted}.values())
         try:
             self._ask(self._store.swap, batch)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, SchemaError) as error:
             self._on_error("swap", error)
             return False
         except Exception as error:
@@ -349,18 +338,3 @@ def _took(work: Reservation | Swap, result: Any) -> bool:
     if isinstance(work, Reservation):
         return isinstance(result, Found) and result.record is not None and result.record.owner == work.owner
     return result is not None and work.new_owner is not None
-
-
-def _find(store: Store, asked: Find) -> list[tuple[str, str]]:
-    return store.find(downstream_key=asked.downstream_key, provider_id=asked.provider_id)
-
-
-def _tally(store: Store, asked: Tally) -> int:
-    if not isinstance(store, Tallies):  # a OnceKey with such a limit refuses the store at its start
-        raise StoreError("this store cannot count the keys of a tenant")
-    return store.tally(asked)
-
-
-def _deferred_to(outbox: Outbox | None, asked: DeferredTo) -> Job | None:
-    """A store without an outbox has no jobs."""
-    return None if outbox is None else outbox.deferred_to(asked)

@@ -24,7 +24,7 @@ from oncekey.core.states import FINAL, Actor, Event
 from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Finished, Flow
 from oncekey.engine.transactions import outcome
-from oncekey.engine.transactions.adapters.base import AT_ONCE, LEAVE_IT, USE_A_SAVEPOINT
+from oncekey.engine.transactions.adapters.base import AT_ONCE
 from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import PROVES, TO_BE_ENDED, Happened, Proof, Stage
 from oncekey.telemetry.redaction import describe
@@ -35,6 +35,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("oncekey")
 
+KEPT_WRITES = "the rollback did not undo what the handler wrote to a table without transactions"
+USE_INNODB = (
+    "Find out what is there, and settle the key (`oncekey keys resolve`). Then convert the table: ALTER TABLE … "
+    "ENGINE=InnoDB; `oncekey doctor` names such tables"
+)
+MAY_BE_COMMITTED = (
+    "the enlisted transaction ended without oncekey, and its writes may be committed: the handler ended it itself, or "
+    "the database server stopped and cannot tell any more"
+)
 COMMITTING = frozenset({Event.COMPLETE, Event.FAIL, Event.DEFER})
 
 
@@ -73,7 +82,7 @@ def _commit(
     # At least one second from now. The clock is the server's at enlist, and the time since: this host's may be wrong.
     soon = ceil(enlisted.server_time + monotonic() - enlisted.opened_at) + 1.0
     statements = link.database.transaction_statements
-    parameters = _parameters(change, soon + operation.record.retention_seconds)
+    parameters = _parameters(engine.sealing.sealed_swap(change), soon + operation.record.retention_seconds)
     rows: Any = []
     try:
         if link.caller:
@@ -97,8 +106,8 @@ def _commit(
                 "failed and the handler went on: %s. If the handler has closed its session or connection: %s",
                 operation.name,
                 describe(error),
-                USE_A_SAVEPOINT,
-                LEAVE_IT,
+                link.use_a_savepoint,
+                link.leave_it,
             )
     else:
         if not rows and not enlisted.held_too_long and event is not Event.FAIL:
@@ -106,8 +115,8 @@ def _commit(
                 "%s: the enlisted transaction had ended before the response was stored, so it is not stored. If a "
                 "statement failed and the handler went on: %s. Otherwise: %s",
                 operation.name,
-                USE_A_SAVEPOINT,
-                LEAVE_IT,
+                link.use_a_savepoint,
+                link.leave_it,
             )
     if not rows:
         yield from roll_back(enlisted)
@@ -144,8 +153,10 @@ def _ended(
 ) -> Flow[Finished]:
     """The transaction ended without completing the key. Make sure that it was rolled back, and store ``event``."""
     if not (yield from outcome.nothing_written(engine, enlisted, enlisted.stage)):
-        why = "the handler ended its enlisted transaction itself, and its writes may be committed"
-        _log.error("%s: the key is unknown. %s", why, LEAVE_IT)
+        why, advice = MAY_BE_COMMITTED, None
+        if enlisted.link.kept_writes:
+            why, advice = KEPT_WRITES, USE_INNODB
+        _log.error("%s: the key is unknown. %s", why, advice or enlisted.link.leave_it)
         return (yield from _instead(engine, operation, Event.DOUBT, why))
     if operation.commits and event in COMMITTING and (event is not Event.FAIL or enlisted.held_too_long):
         # A success is never stored without its rows (hazard 33). A 4xx is stored: if the handler rolled back or a

@@ -22,7 +22,7 @@ from oncekey.engine.transactions.adapters import Link, link_to
 from oncekey.engine.transactions.stages import Happened, Stage, after
 from oncekey.errors import EnlistError, LeaseLost, NoOperation, StoreUnavailable
 from oncekey.stores.api import Hold, Transactions
-from oncekey.stores.registry import WITH_TRANSACTIONS
+from oncekey.stores.registry import DATABASES
 
 if TYPE_CHECKING:
     from oncekey.engine.engine import Engine
@@ -32,11 +32,19 @@ _log = logging.getLogger("oncekey")
 
 Commit = Literal["engine", "caller"]
 
+_CALLERS = (
+    "this function was called in a transaction of its caller, and would commit or roll back the caller's writes with "
+    "its own: call the function outside of that transaction, give it a session or connection of its own, or take the "
+    "protection off the function, so that its writes belong to the caller's key"
+)
+
 
 class Enlisted:
     """The transaction that an operation has enlisted."""
 
-    def __init__(self, operation: Operation, link: Link, hold: Hold | None) -> None:
+    def __init__(self, operation: Operation, target: Any, link: Link, hold: Hold | None) -> None:
+        self.target = target
+        """The session or connection, as the app passed it."""
         self.link = link
         self.hold = hold
         self.stage = Stage.NOT_AWAITED
@@ -133,7 +141,12 @@ def start(operation: Operation, target: Any, commit: Commit, *, blocking: bool =
 
 def prepare(engine: Engine, operation: Operation, target: Any, commit: Commit, *, blocking: bool) -> Enlisted:
     """Check that ``target`` can be enlisted. The transaction is not opened yet."""
-    link = _link(_own_connection(engine) if target is None else target, engine.transactions)
+    if target is None:
+        target = _own_connection(engine)
+        if operation.in_callers_block:
+            raise EnlistError(_CALLERS)
+    _refuse_transactions_around(operation, target)
+    link = _link(target, engine.transactions)
     database = link.database
     link.caller = commit == "caller"
     loop = _running_loop()
@@ -141,15 +154,23 @@ def prepare(engine: Engine, operation: Operation, target: Any, commit: Commit, *
         _check_loop(operation, link, loop, blocking)
         link.loop = loop
     hold = database.hold(operation.policy.begin_seconds)
-    return Enlisted(operation, link, hold)
+    return Enlisted(operation, target, link, hold)
+
+
+def _refuse_transactions_around(operation: Operation, target: Any) -> None:
+    around = operation.around
+    while around is not None:
+        if around.enlisted is not None and around.enlisted.target is target:
+            raise EnlistError(_CALLERS)
+        around = around.around
 
 
 def _own_connection(engine: Engine) -> Any:
     """What ``enlist()`` without an argument enlists."""
     if engine.own_connection is None:
         raise EnlistError(
-            "enlist() needs the session or connection whose transaction it enlists: op.enlist(session). Without an "
-            "argument it works only where the framework knows the app's own connection (docs/transactions.md)"
+            "enlist() without an argument works only where oncekey knows the app's own connection "
+            f"(docs/transactions.md): use {engine.how_to_enlist}"
         )
     return engine.own_connection()
 
@@ -158,7 +179,7 @@ def _link(target: Any, database: Transactions | None) -> Link:
     if database is None:
         raise EnlistError(
             "the keys are kept in a store that has no transactions to share: to enlist, keep them in the app's own "
-            f"database, one of {WITH_TRANSACTIONS}"
+            f"database ({DATABASES})"
         )
     link = link_to(target)
     if link.dialect != database.dialect:
@@ -175,8 +196,7 @@ def _check_loop(operation: Operation, link: Link, loop: asyncio.AbstractEventLoo
         raise EnlistError(f"{link.what} is asynchronous: `await op.enlist(…)` in an async handler")
     if operation.loop is not loop:
         raise EnlistError(
-            f"{link.what} lives in another event loop than the one that ends this request: under WSGI use a "
-            "synchronous session, and under ASGI the server's own loop"
+            f"{link.what} lives in another event loop than the one that ends this request: {link.in_another_loop}"
         )
 
 
@@ -184,14 +204,17 @@ def enlist(operation: Operation, enlisted: Enlisted, *, waits: bool = False, end
     """Open the transaction and lock the key's row in it. After a failure nothing is enlisted and no gate is held."""
     link, record = enlisted.link, operation.record
     statements = link.database.transaction_statements
-    key = {"scope": record.scope, "key": record.key, "owner": record.owner, "statement": link.prepared_name()}
+    key: dict[str, Any] = {"scope": record.scope, "key": record.key, "owner": record.owner, "number": None}
+    key["statement"] = link.prepared_name()
     link.mark = (statements.still, key)
     enlisted.saw(Happened.STARTED)
     try:
         if enlisted.hold is not None:
             yield Call(enlisted.hold.take_async if waits else enlisted.hold.take)
         in_a_pool = operation.loop is not None and not waits and not ends_here and _running_loop() is None
-        rows = yield Call(partial(link.enlist, statements.enlist, key, ends_elsewhere=in_a_pool))
+        link.ends_here = operation.in_its_thread
+        elsewhere = in_a_pool or (link.ends_here is not None and not link.ends_here())
+        rows = yield Call(partial(link.enlist, statements.enlist, key, ends_elsewhere=elsewhere))
         if not rows:
             raise EnlistError(
                 f"the key of this request cannot be seen through {link.what}: it is another database or schema than "

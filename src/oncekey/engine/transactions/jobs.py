@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from oncekey.core.by_operation import worded
 from oncekey.core.jobs import NewJob
 from oncekey.engine.flows import Call, Flow
 from oncekey.errors import ApplicationError, EnlistError
-from oncekey.stores.registry import WITH_TRANSACTIONS
+from oncekey.stores.registry import DATABASES
 from oncekey.stores.sql.enqueue import enqueue_statement, job_parameters
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
         if operation.engine is not None and operation.engine.transactions is None:
             raise EnlistError(
                 f"{verb}('{task}') adds a job to the transaction of the app's own rows, and the keys are kept in a "
-                "store without transactions and outbox: keep them in the app's own database, one of "
-                f"{WITH_TRANSACTIONS}"
+                f"store without transactions and outbox: keep them in the app's own database ({DATABASES})"
             )
+        engine = operation.engine
+        how = "enlist one" if engine is None else f"call {worded(engine.how_to_enlist, operation.name)}"
         raise EnlistError(
-            f"{verb}('{task}') adds a row to the request's own transaction, and there is none open: enlist a session "
-            f"first{other}"
+            f"{verb}('{task}') adds a row to the request's own transaction, and there is none open: {how} first{other}"
         )
     phase = (operation.steps.phase if operation.steps is not None else None) or ""
     if settles and phase:
@@ -71,8 +72,9 @@ def enqueue(operation: Operation, task: str, payload: Any, run_at: RunAt, *, set
         run_at=at,
         settles=settles,
     )
-    link = enlisted.link
-    yield Call(partial(link.execute, (enqueue_statement(link.dialect),), job_parameters(job)))
+    link, engine = enlisted.link, operation.engine
+    written = job if engine is None else engine.sealing.sealed_job(job)
+    yield Call(partial(link.execute, (enqueue_statement(link.dialect),), job_parameters(written)))
     operation.enqueued[phase, task] = number
     operation.deferred = operation.deferred or settles
     return job.id

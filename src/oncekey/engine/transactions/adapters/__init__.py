@@ -25,6 +25,7 @@ ADAPTERS: dict[tuple[str, str], str] = {
     ("asyncpg", "Connection"): "asyncpg:AsyncpgLink",
     ("asyncpg", "PoolConnectionProxy"): "asyncpg:AsyncpgLink",
     ("pymysql", "Connection"): "mysql:PymysqlLink",
+    ("MySQLdb", "Connection"): "mysql:MysqlclientLink",
     ("aiomysql", "Connection"): "mysql:AsyncMysqlLink",
     ("asyncmy", "Connection"): "mysql:AsyncMysqlLink",
     ("django", "BaseDatabaseWrapper"): "django:link_to_wrapper",
@@ -41,7 +42,7 @@ ADAPTERS: dict[tuple[str, str], str] = {
 KNOWN = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection (also scoped), a psycopg Connection or "
     "AsyncConnection, an asyncpg connection, a sqlite3 or aiosqlite connection, "
-    "a PyMySQL, aiomysql or asyncmy connection, or Django's django.db.connection"
+    "a PyMySQL, mysqlclient, aiomysql or asyncmy connection, or Django's django.db.connection"
 )
 
 

@@ -38,6 +38,14 @@ LEAVE_IT = (
 )
 
 
+COMMITS_BY_ITSELF = (
+    "on MySQL this statement commits the open transaction without saying so, and the transaction is enlisted: it would "
+    "commit your writes without the stored response. Run the statement outside of the handler (DDL in a migration, for "
+    "example), or on another connection"
+)
+_SAYS_SO = frozenset({"COMMIT", "ROLLBACK", "END", "ABORT", "PREPARE"})
+
+
 USE_A_SAVEPOINT = (
     "a failed statement rolls back the whole transaction; put what may fail into a savepoint (SQLAlchemy: "
     "`with session.begin_nested():`), or raise"
@@ -62,6 +70,8 @@ class Link:
     database: Transactions
     """The store, in whose database the transaction must be."""
     is_async = False
+    in_another_loop = "under WSGI use a synchronous session, and under ASGI the server's own loop"
+    """What to change in a handler that enlists an asynchronous link in another event loop than that of the request."""
     what: str
     """The name of the enlisted object in messages."""
     caller = False
@@ -76,8 +86,14 @@ class Link:
     may_have_written_later = False
     """A statement that no guard could refuse may have ended the enlisted transaction and written after it. Then the
     server's answer about the enlisted transaction proves nothing."""
+    kept_writes = False
+    """The server said that its rollback left writes behind: those in tables without transactions (MySQL's MyISAM)."""
     savepoint = "with session.begin_nested():"
     """How a savepoint is written with this driver."""
+    leave_it = LEAVE_IT
+    """What to change in a handler that ended the transaction, for messages."""
+    use_a_savepoint = USE_A_SAVEPOINT
+    """What to change in a handler that went on after a failed statement, for messages."""
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop in which the link must be used, if it was enlisted in one."""
     mark: tuple[Sequence[str], Mapping[str, Any]] = ((), {})
@@ -85,6 +101,9 @@ class Link:
 
     in_its_thread: Callable[..., Awaitable[Any]] | None = None
     """Under ASGI: calls a function in the thread that the connection belongs to, if it may be used only there."""
+
+    ends_here: Callable[[], bool] | None = None
+    """Tells whether this thread ends the request (``Operation.in_its_thread``)."""
 
     opened = False
     """``open`` has succeeded, so there is a transaction to roll back."""
@@ -167,11 +186,14 @@ class Link:
         """Stop a transaction that has been open for too long. Called from any thread; must not block."""
 
     def refuse(self, verb: str) -> EnlistError:
-        return EnlistError(f"{verb} of {self.what} was refused, and nothing of it is committed: {LEAVE_IT}")
+        """The refusal of a statement or call that would end the transaction."""
+        by_itself = self.dialect == "mysql" and verb.rstrip("()").upper().split()[0] not in _SAYS_SO
+        advice = COMMITS_BY_ITSELF if by_itself else self.leave_it
+        return EnlistError(f"{verb} of {self.what} was refused, and nothing of it is committed: {advice}")
 
-    def refuse_later(self, verb: str) -> EnlistError:
+    def refuse_later(self, verb: str, ended: str = "was rolled back") -> EnlistError:
         return EnlistError(
-            f"{verb} on {self.what} was refused: its enlisted transaction was rolled back, so this write would be "
+            f"{verb} on {self.what} was refused: its enlisted transaction {ended}, so this write would be "
             f"committed without the stored response, and a retry would write it again. Put what may fail into a "
             f"savepoint (`{self.savepoint}`) instead of rolling back, or raise to undo everything. Only reading is "
             "possible here until the response is stored"
@@ -232,7 +254,7 @@ class ForwardingLink(Link):
     def __init__(self, inner: Link, run: Callable[..., Any]) -> None:
         self.inner = inner
         self.dialect = inner.dialect
-        self.what = inner.what
+        self.what, self.leave_it, self.use_a_savepoint = inner.what, inner.leave_it, inner.use_a_savepoint
         self._run = run
 
     async def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Rows:
@@ -276,6 +298,10 @@ class ForwardingLink(Link):
     @property
     def may_have_written_later(self) -> bool:  # type: ignore[override]
         return self.inner.may_have_written_later
+
+    @property
+    def kept_writes(self) -> bool:  # type: ignore[override]
+        return self.inner.kept_writes
 
     def interrupt(self) -> None:
         self.inner.interrupt()

@@ -1,4 +1,4 @@
-"""Links to Django's connections, on PostgreSQL and SQLite: takes the view's own ``transaction.atomic()``.
+"""Links to Django's connections, on PostgreSQL, MySQL and SQLite: takes the view's own ``transaction.atomic()``.
 
 A block of ``atomic()`` commits when it ends, and the response is known only after that. So the link puts a block of its
 own *around* the view's: for Django, the outermost block of the view, or that of ``ATOMIC_REQUESTS``, is then one inside
@@ -7,7 +7,10 @@ request: oncekey completes the key in it, and leaves it, which commits. So Djang
 hooks run after that commit, once. Outside of a block, ``enlist()`` opens one that lasts to the end of the request.
 
 Django refuses ``commit()`` and ``rollback()`` inside of a block. The guards of the driver beneath (``psycopg.py``,
-``sqlite.py``) refuse COMMIT and ROLLBACK in SQL.
+``mysql.py``, ``sqlite.py``) refuse COMMIT and ROLLBACK in SQL.
+
+On MySQL a savepoint is the mark of the enlisted transaction, and it ends with every older savepoint that Django
+releases or rolls back to. Both fail in another transaction, so the link sets the mark again after them.
 """
 
 from __future__ import annotations
@@ -18,28 +21,21 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from oncekey.engine.transactions.adapters import link_to, sqlite
 from oncekey.engine.transactions.adapters.base import ForwardingLink, Link, Rows
+from oncekey.engine.transactions.adapters.django_checks import in_its_thread, refuse, thread_of_request
+from oncekey.engine.transactions.adapters.django_entry import entered, own_blocks
 from oncekey.errors import EnlistError, OutcomeUnknown
 
 _log = logging.getLogger("oncekey")
 
-_VENDORS = {"postgresql": "postgresql", "sqlite": "sqlite"}
+_VENDORS = {"postgresql": "postgresql", "sqlite": "sqlite", "mysql": "mysql"}
+"""Django's names of databases -> ours. MariaDB is ``mysql``, too."""
 _WROTE = "SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
-
-changes_before: ContextVar[tuple[Any, int] | None] = ContextVar("oncekey_changes_before", default=None)
-"""SQLite: the driver's connection, and how many rows it had changed, when the view was entered (``web/django``)."""
-
-
-async def in_its_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in the thread of this request, to which Django's connection belongs."""
-    return await sync_to_async(function)(*arguments)
 
 
 def link_to_wrapper(wrapper: Any) -> Link:
@@ -64,6 +60,10 @@ def _link(alias: str, vendor: str) -> Link:
 class AsyncDjangoLink(ForwardingLink):
     """For ``await op.enlist()`` in an async view: Django's connections live in the thread of the request."""
 
+    in_another_loop = (
+        "`await current().enlist()` is for ASGI; under WSGI, enlist in the function that you give to sync_to_async"
+    )
+
     @property
     def runs_after_commit(self) -> bool:  # type: ignore[override]
         return self.inner.runs_after_commit
@@ -77,6 +77,15 @@ class DjangoLink(Link):
 
     in_its_thread: Callable[..., Awaitable[Any]] | None = staticmethod(in_its_thread)
     savepoint = "with transaction.atomic():"
+    leave_it = (
+        "the transaction is enlisted, so oncekey ends it: it commits your writes together with the stored response "
+        "when the view has returned. Leave COMMIT, ROLLBACK, connection.close(), del connections[…] and, on MySQL, DDL "
+        "out of the view, and raise to undo"
+    )
+    use_a_savepoint = (
+        "a failed statement rolls back the whole transaction; put what may fail into a block of its own "
+        "(`with transaction.atomic():`) and catch the exception outside of that block, or raise"
+    )
     _wrapper: Any
     _raw: Any
     """The driver's connection."""
@@ -85,7 +94,7 @@ class DjangoLink(Link):
     _opened_block = False
     """The view was in no block, so the link's own block began the transaction."""
     _wrote = False
-    """PostgreSQL: the view may have written before it enlisted."""
+    """The view may have written in its transaction before it enlisted."""
     _thread: int | None = None
     _rows_gone = False
     """Django rolled the view's block back, and the view did not raise."""
@@ -94,7 +103,9 @@ class DjangoLink(Link):
 
     def __init__(self, alias: str, vendor: str) -> None:
         if vendor not in _VENDORS:
-            raise EnlistError(f"Django's database {alias!r} is on {vendor}: PostgreSQL and SQLite can be enlisted")
+            raise EnlistError(
+                f"Django's database {alias!r} is on {vendor}: PostgreSQL, MySQL, MariaDB and SQLite can be enlisted"
+            )
         self.dialect = _VENDORS[vendor]
         self.what = f"Django's connection {alias!r}"
         self._alias = alias
@@ -102,60 +113,51 @@ class DjangoLink(Link):
         self._hooks: list[Any] = []
 
     def enlist(self, statements: Sequence[str], key: Mapping[str, Any], *, ends_elsewhere: bool) -> Rows:
+        if ends_elsewhere and not (self.ends_here or thread_of_request())():
+            raise EnlistError(
+                f"{self.what} belongs to this thread, and another thread ends the request, so it cannot be committed "
+                "there: enlist in the thread of the request. In an async view that is `await current().enlist()` under "
+                "ASGI, or a function in sync_to_async(…), whose default is thread_sensitive=True"
+            )
         self._locking = statements, key
         rows: Rows = super().enlist(statements, key, ends_elsewhere=ends_elsewhere)
+        if rows and self.dialect == "mysql":  # locked again, the transaction keeps its number
+            self._locking = statements, {**key, "number": int(str(rows[0][0]).rpartition(":")[2])}
         return rows
 
     def open(self) -> None:
         self._thread = threading.get_ident()
         self._wrapper = wrapper = connections[self._alias]
-        self._refuse(wrapper)
+        if self.caller:
+            raise EnlistError(f"{self.what} is committed by oncekey, when the view has returned: leave commit= out")
+        refuse(wrapper, self.what)
         wrapper.ensure_connection()
         self._raw = wrapper.connection
         self._inner = inner = link_to(self._raw)
         inner.what, inner.database, inner.mark = self.what, self.database, self.mark
+        inner.savepoint, inner.leave_it = self.savepoint, self.leave_it
         if not wrapper.in_atomic_block:
             self._block.__enter__()
             self._opened_block = True
         try:
             if self.dialect == "sqlite":
                 self._begin_sqlite()
+            elif self.dialect == "mysql":
+                self._begin_mysql()
             else:
                 self._begin_postgres()
         except BaseException:
             self._leave()
             raise
 
-    def _refuse(self, wrapper: Any) -> None:
-        if self.caller:
-            raise EnlistError(f"{self.what} is committed by oncekey, when the view has returned: leave commit= out")
-        if any(getattr(block, "_from_testcase", False) for block in wrapper.atomic_blocks):
-            raise EnlistError(
-                f"{self.what} is in the transaction of a django.test.TestCase, which is never committed: use "
-                "TransactionTestCase for views that enlist"
-            )
-        if not (wrapper.commit_on_exit if wrapper.in_atomic_block else wrapper.get_autocommit()):
-            raise EnlistError(
-                f"{self.what} has autocommit turned off, so that a block of transaction.atomic() commits nothing: take "
-                "AUTOCOMMIT out of DATABASES, and set_autocommit() out of the view"
-            )
-        others = [each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block]
-        if others and not wrapper.in_atomic_block:
-            raise EnlistError(
-                f"the view is in a transaction of Django's connection {others[0]!r}, and the keys are kept in that of "
-                f"{self._alias!r}: one commit needs one database, so keep the keys where the view writes"
-            )
-        if wrapper.needs_rollback:
-            raise EnlistError(f"{self.what} is in a failed transaction: enlist at the beginning of the block")
-
     def _begin_sqlite(self) -> None:
         """Begin again with the write lock. What the view has read so far is then not part of the transaction, as in
         PostgreSQL, where each statement sees what is committed."""
-        raw, before = self._raw, changes_before.get()
+        raw, before = self._raw, entered(self._alias)
         sqlite.refuse_other_file(raw, self.database.file, self.what)
-        if before is not None and raw.total_changes != (before[1] if before[0] is raw else 0):
+        if before is not None and before.has_written(raw):
             why = f"{self.what} has written already: enlist before the first write of the view"
-            if self._wrapper.settings_dict["ATOMIC_REQUESTS"] and not self._opened_block:
+            if before.atomic_requests:
                 raise EnlistError(why)  # Django rolls all of it back
             # Outside of a block Django commits each statement. A retry would write it again, so no retry may run.
             _log.error("%s. Some of it may be committed, so the key is unknown", why)
@@ -177,6 +179,11 @@ class DjangoLink(Link):
         if self._raw.info.transaction_status and not self._opened_block:  # something was sent in this transaction
             self._wrote = self._inner.execute((_WROTE,), {}) == [(True,)]
 
+    def _begin_mysql(self) -> None:
+        """MySQL does not tell a view that has only read from one that has written."""
+        self._inner.open()
+        self._wrote = not self._opened_block and self._inner.ask_if_begun()  # type: ignore[attr-defined]
+
     def guard(self) -> None:
         """Put the link's own block around the blocks of the view, and guard the driver."""
         wrapper = self._wrapper
@@ -184,7 +191,7 @@ class DjangoLink(Link):
         if self._opened_block:
             return
         sid = None
-        outermost = len(wrapper.atomic_blocks) == 1 and not wrapper.settings_dict["ATOMIC_REQUESTS"]
+        outermost = len(wrapper.atomic_blocks) == own_blocks(wrapper) == 1
         if outermost and not self._wrote:
             # If the view's block raises and the view goes on, all that it wrote since now is undone. If it wrote
             # before, or if Django's own block is around it, the whole transaction is undone instead.
@@ -201,15 +208,23 @@ class DjangoLink(Link):
         without one, after ``set_rollback(True)``, or if a block inside of it without a savepoint failed. Then the view
         may not know that its rows are gone.
         """
-        wrapper = self._wrapper
-        watched = {sid, *wrapper.savepoint_ids} - {None}
+        wrapper, kind = self._wrapper, type(self._wrapper)
+        older = {*wrapper.savepoint_ids} - {None}
 
         def savepoint_rollback(rolled_back: str) -> None:
-            type(wrapper).savepoint_rollback(wrapper, rolled_back)
-            if rolled_back in watched and (sys.exc_info()[0] is None or not self.execute(*self._locking)):
+            kind.savepoint_rollback(wrapper, rolled_back)
+            lost = rolled_back in older and not self.execute(*self._locking)
+            if lost or (rolled_back in {*older, sid} and sys.exc_info()[0] is None):
                 self._rows_gone = True
 
+        def savepoint_commit(released: str) -> None:
+            kind.savepoint_commit(wrapper, released)
+            if released in older:
+                self.execute(self._locking[0][:1], self._locking[1])  # the savepoint that is the mark
+
         wrapper.savepoint_rollback = savepoint_rollback
+        if self.dialect == "mysql":
+            wrapper.savepoint_commit = savepoint_commit
 
     # -- using it --------------------------------------------------------------------------------------------------
 
@@ -229,12 +244,25 @@ class DjangoLink(Link):
         return (
             not self.ended
             and self._thread == threading.get_ident()
-            and wrapper.connection is self._raw
+            and not self._replaced
             and not wrapper.closed_in_transaction
             and not wrapper.needs_rollback
             and not self._rows_gone
             and wrapper.atomic_blocks == [self._block]
         )
+
+    @property
+    def _replaced(self) -> bool:
+        """Whether Django's connection is another one by now, on which no guard is: the view connected again, or took
+        the connection out of ``connections``."""
+        return self._wrapper.connection is not self._raw or self._taken_out
+
+    @property
+    def _taken_out(self) -> bool:
+        """Every thread has its own ``connections``, so another thread cannot tell."""
+        if self._thread != threading.get_ident():
+            return False
+        return getattr(connections._connections, self._alias, None) is not self._wrapper  # type: ignore[attr-defined]
 
     # -- ending it -------------------------------------------------------------------------------------------------
 
@@ -272,9 +300,11 @@ class DjangoLink(Link):
             )
 
     def roll_back(self) -> None:
+        replaced = not self.ended and self._replaced
         with suppress(Exception):
             self._inner.roll_back()
-            self.may_have_written_later = self._inner.may_have_written_later
+            self.kept_writes = self._inner.kept_writes
+            self.may_have_written_later = self._inner.may_have_written_later or replaced
             self.rollback_proven = self._inner.rollback_proven and not self.may_have_written_later
         self.ended = True
         self._leave()
@@ -286,7 +316,12 @@ class DjangoLink(Link):
         if self._left or self._thread != threading.get_ident():
             return
         self._left = True
+        if self._taken_out:
+            with suppress(Exception):
+                self._raw.close()  # nothing else will: the view took it out of ``connections``
+            return
         wrapper.__dict__.pop("savepoint_rollback", None)
+        wrapper.__dict__.pop("savepoint_commit", None)
         if self._block in wrapper.atomic_blocks:
             del wrapper.atomic_blocks[1:], wrapper.savepoint_ids[:]
             with suppress(Exception):

@@ -1,8 +1,9 @@
-"""Links to connections of MySQL's drivers: PyMySQL, and aiomysql and asyncmy, which are made after it.
+"""Links to connections of MySQL's drivers: PyMySQL, aiomysql and asyncmy, which are made after it, and mysqlclient.
 
-All three send every command through one method, ``_execute_command``: commits, statements of cursors, ``begin()``. So
-one wrapper around it sees all that a handler sends. It refuses what would end the transaction, also what commits by
-itself, as DDL does. After a rollback the connection is in a READ ONLY transaction: the handler can read on, not write.
+The first three send every command through one method, ``_execute_command``: commits, statements of cursors,
+``begin()``. So one wrapper around it sees all that a handler sends. mysqlclient has several such methods, and each gets
+a wrapper. It refuses what would end the transaction, also what commits by itself, as DDL does. After a rollback the
+connection is in a READ ONLY transaction: the handler can read on, not write.
 
 A savepoint tells whether it still is the same transaction, because it ends with it (``transaction.sql`` of the store).
 """
@@ -21,13 +22,20 @@ from oncekey.errors import EnlistError
 READ_ONLY = "START TRANSACTION READ ONLY"
 """It ends a transaction that is open, so it is sent after a rollback only."""
 NO_SUCH_SAVEPOINT = 1305
+_ASK_IF_BEGUN = "SET TRANSACTION READ WRITE"
+"""Refused inside of a transaction. Outside of one it sets what is the default."""
+_HAS_BEGUN = 1568
 _QUERY = 3  # COM_QUERY
 _IN_TRANSACTION = 1  # of server_status
 _NOTHING = "DO 0"
+TO_THE_MARK = "ROLLBACK TO SAVEPOINT oncekey"
+WARNINGS = "SHOW WARNINGS"
+NOT_ROLLED_BACK = 1196
+"""The warning of a rollback after which tables without transactions have kept what was written to them."""
 
-_GAP = r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*(?:\n|$)|#[^\n]*(?:\n|$))"
+_GAP = r"(?:\s|/\*(?:[^*]|\*(?!/))*+(?:\*/|$)|--[^\n]*+(?:\n|$)|#[^\n]*+(?:\n|$))"
 _COMMITS = re.compile(
-    rf"(?:{_GAP}|;)*((?:begin|start{_GAP}+transaction|set{_GAP}+(?:session{_GAP}+|@@(?:session\.)?)?autocommit|xa|"
+    rf"(?:{_GAP}|;)*+((?:begin|start{_GAP}+transaction|set{_GAP}+(?:session{_GAP}+|@@(?:session\.)?)?autocommit|xa|"
     rf"(?:create|drop)(?!{_GAP}+temporary)|alter|truncate|rename|grant|revoke|lock{_GAP}+tables?|"
     rf"analyze|optimize|repair|flush|install|uninstall)\b)",
     re.IGNORECASE,
@@ -51,12 +59,21 @@ def is_another(error: BaseException) -> bool:
     return any(getattr(at, "args", ())[:1] == (NO_SUCH_SAVEPOINT,) for at in errors)
 
 
+def note_kept_writes(link: Link, warnings: Sequence[Sequence[Any]]) -> None:
+    """Remember that a rollback did not undo everything, from the answer to ``WARNINGS``. The key's row, which is in
+    InnoDB, was rolled back, so the server's word about the transaction proves nothing."""
+    if any(code == NOT_ROLLED_BACK for _, code, *_ in warnings):
+        link.kept_writes = link.may_have_written_later = True
+
+
 class _Mysql(Link):
     dialect = "mysql"
     savepoint = "SAVEPOINT name"
     _own = False
     """oncekey itself is sending."""
     _guarded = False
+    _watches: tuple[str, ...] = ("_execute_command",)
+    """The methods of the connection that get a wrapper."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -66,11 +83,15 @@ class _Mysql(Link):
         connection = self._connection
         if not self._is_open():
             raise EnlistError(f"{self.what} is closed")
-        if connection.get_autocommit() and not connection.server_status & _IN_TRANSACTION:
+        if connection.get_autocommit() and not self.has_begun():
             raise EnlistError(
                 f"{self.what} is in autocommit mode, where each statement is a commit of its own: open it with "
                 "autocommit=False, or begin() a transaction before you enlist it"
             )
+
+    def has_begun(self) -> bool:
+        """Whether a statement has read or written in a transaction that is open."""
+        return bool(self._connection.server_status & _IN_TRANSACTION)
 
     def _is_open(self) -> bool:
         connection = self._connection
@@ -102,17 +123,18 @@ class _Mysql(Link):
         return not self.ended and self._is_open()
 
     def _check_before_commit(self) -> None:
-        if self.ended or not self._connection.server_status & _IN_TRANSACTION:
+        if self.ended or not self.has_begun():
             raise EnlistError(f"the enlisted transaction of {self.what} was ended before oncekey could commit it")
 
     def free(self) -> None:
         self.end_allowed = self._own = True
-        self._connection.__dict__.pop("_execute_command", None)
+        for name in self._watches:
+            self._connection.__dict__.pop(name, None)
 
     def _holds(self) -> bool:
         """Whether the connection still belongs to this request, and not to its pool or to another request. Without a
         guard yet, enlist has failed: at REPEATABLE READ its statement has locked the row of another owner, too."""
-        return getattr(self._connection.__dict__.get("_execute_command"), "link", None) is self._guarding
+        return getattr(self._connection.__dict__.get(self._watches[0]), "link", None) is self._guarding
 
     @property
     def _guarding(self) -> Link | None:
@@ -122,6 +144,17 @@ class _Mysql(Link):
 class PymysqlLink(_Mysql):
     def open(self) -> None:
         self._check()
+
+    def ask_if_begun(self) -> bool:
+        """As ``has_begun``, asked of the server. PyMySQL's ``server_status`` does not change with a statement that
+        returns rows: SELECT, and on MariaDB the INSERT … RETURNING of Django."""
+        try:
+            self.execute((_ASK_IF_BEGUN,), {})
+        except Exception as error:
+            if error.args[:1] == (_HAS_BEGUN,):
+                return True
+            raise
+        return False
 
     def guard(self) -> None:
         connection, send = self._connection, self._connection._execute_command
@@ -142,7 +175,8 @@ class PymysqlLink(_Mysql):
         self.ended = self._own = True
         try:
             self._connection.rollback()
-            self._connection.query(READ_ONLY)
+            note_kept_writes(self, self.execute((WARNINGS,), {}))
+            self.execute((READ_ONLY,), {})
         finally:
             self._own = False
 
@@ -188,6 +222,52 @@ class PymysqlLink(_Mysql):
             self.free()
 
 
+class MysqlclientLink(PymysqlLink):
+    """mysqlclient. Its methods are written in C, but the connection is a Python object, whose attributes come first."""
+
+    _watches = ("query", "send_query", "commit", "rollback", "autocommit", "change_user")
+    _session = 0
+    """The server's number of this connection."""
+
+    def has_begun(self) -> bool:
+        return self.ask_if_begun()
+
+    def guard(self) -> None:
+        self._session = self._connection.thread_id()
+        for name in self._watches:
+            self._connection.__dict__[name] = self._watched(name, getattr(self._connection, name))
+        self._guarded = True
+
+    def _watched(self, name: str, send: Any) -> Any:
+        is_query = name.endswith("query")
+
+        def watched(*given: Any) -> Any:
+            if name == "autocommit" and bool(given[0]) == self._connection.get_autocommit():
+                return None  # it is so already
+            # ``commit()`` and the like are judged by the statement that does the same.
+            text = given[0] if is_query else _SAME_AS.get(name, name)
+            instead = self._sees(_QUERY, text)
+            if instead is None:
+                self._end()
+                raise self.refuse(self._refused)
+            if is_query:
+                return send(instead, *given[1:])
+            return None if instead is _NOTHING else send(*given)
+
+        watched.link = self  # type: ignore[attr-defined]
+        return watched
+
+    def roll_back(self) -> None:
+        with suppress(Exception):  # closed
+            # The library connects again by itself after ping(True). A new session is in autocommit mode.
+            if self._guarded and self._connection.thread_id() != self._session:
+                self.may_have_written_later = True
+        super().roll_back()
+
+
+_SAME_AS = {"autocommit": "SET autocommit", "change_user": "ROLLBACK"}
+
+
 class AsyncMysqlLink(_Mysql, AsyncLink):
     async def open(self) -> None:
         self._check()
@@ -210,6 +290,7 @@ class AsyncMysqlLink(_Mysql, AsyncLink):
         self.ended = self._own = True
         try:
             await self._connection.rollback()
+            note_kept_writes(self, await self.execute((WARNINGS,), {}))
             await self._connection.query(READ_ONLY)
         finally:
             self._own = False

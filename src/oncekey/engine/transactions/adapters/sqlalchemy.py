@@ -248,6 +248,8 @@ class SqlAlchemyLink(Link):
         if self.ended and self._was_removed():
             self.may_have_written_later = True
         proven = self._only_rolled_back() if self.dialect == "sqlite" else self._mark_is_there()
+        if self._guard is not None:
+            self._guard.look_for_kept_writes()
         proven = proven and not self.may_have_written_later
         self._allow()
         self._undo(always=False)

@@ -118,10 +118,29 @@ class Guard:
 
     def _end(self) -> None:
         """The root is being rolled back."""
+        self.look_for_kept_writes()
         self.link.ended = True
         if self.authorizer is not None:
             with suppress(Exception):
                 self.authorizer.read_on_in(self.connection)
+
+    def look_for_kept_writes(self) -> None:
+        """MySQL: before the root is rolled back, see whether that undoes everything. After it the connection may be
+        back in its pool."""
+        if self.link.dialect != "mysql" or self.link.ended:
+            return
+        try:
+            cursor = self.connection.connection.cursor()
+            try:
+                cursor.execute(mysql.TO_THE_MARK)
+                cursor.execute(mysql.WARNINGS)
+                mysql.note_kept_writes(self.link, cursor.fetchall())
+            finally:
+                cursor.close()
+        except Warning:  # aiomysql warns by itself, and the app takes warnings as errors
+            mysql.note_kept_writes(self.link, [("Warning", mysql.NOT_ROLLED_BACK)])
+        except Exception:  # noqa: S110 - the savepoint or the connection is gone, and the rollback shows it
+            pass
 
     def _roll_back(self, connection: Connection) -> None:
         self._end()
@@ -174,7 +193,7 @@ class Guard:
                 return self._by_hand(at, verb)
             if status is not None and status() == IDLE:  # ended on the driver's connection
                 link.ended = True
-                raise link.refuse_later("a statement")
+                raise link.refuse_later("a statement", "was committed or rolled back on the driver's own connection")
             if link.ended and (verb := writes(statement)) is not None:
                 raise link.refuse_later(verb)
             if may_end_transaction(statement):

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from oncekey.engine.transactions.adapters.base import LEAVE_IT, ForwardingLink, Link, Rows
+from oncekey.engine.transactions.adapters.base import ForwardingLink, Link, Rows
 from oncekey.errors import EnlistError, StoreUnavailable
 
 _log = logging.getLogger("oncekey")
@@ -93,7 +93,7 @@ class SqliteLink(Link):
     def _allows_end(self, verb: str | None) -> int:
         if not self.end_allowed:
             self._refused = True
-            _log.error("a COMMIT, ROLLBACK or BEGIN on %s was refused: %s", self.what, LEAVE_IT)
+            _log.error("a COMMIT, ROLLBACK or BEGIN on %s was refused: %s", self.what, self.leave_it)
             return sqlite3.SQLITE_DENY
         self.ended = verb == "ROLLBACK"
         return sqlite3.SQLITE_OK

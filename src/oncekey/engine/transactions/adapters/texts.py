@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 
-_GAP = r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*(?:\n|$))"
+# A driver may have put a client's values into the text, so every pattern reads it once: no group gives back what it has
+# taken, and a comment without an end is read to the end of the text.
+_GAP = r"(?:\s|/\*(?:[^*]|\*(?!/))*+(?:\*/|$)|--[^\n]*+(?:\n|$))"
 _END = rf"(?:commit|end|abort|rollback(?!{_GAP}+(?:(?:work|transaction){_GAP}+)?to\b)|prepare{_GAP}+transaction)\b"
-_ENDS = re.compile(rf"(?:{_GAP}|;)*({_END})", re.IGNORECASE).match
-_MAY_END = re.compile(rf";(?:{_GAP}|;)*{_END}", re.IGNORECASE).search
+_ENDS = re.compile(rf"(?:{_GAP}|;)*+({_END})", re.IGNORECASE).match
+_MAY_END = re.compile(rf";(?:{_GAP}|;)*+({_END})?", re.IGNORECASE).finditer
 _WRITES = re.compile(
-    rf"(?:{_GAP}|;)*(insert|update|delete|merge|replace|truncate|create|alter|drop)\b", re.IGNORECASE
+    rf"(?:{_GAP}|;)*+(insert|update|delete|merge|replace|truncate|create|alter|drop)\b", re.IGNORECASE
 ).match
 
 
@@ -25,7 +27,7 @@ def ends_transaction(sql: str) -> str | None:
 
 def may_end_transaction(sql: str) -> bool:
     """Whether one of several statements in this text may be a COMMIT or ROLLBACK. It may also stand in a literal."""
-    return ";" in sql and _MAY_END(sql) is not None
+    return ";" in sql and any(found[1] for found in _MAY_END(sql))
 
 
 def writes(sql: str) -> str | None:
