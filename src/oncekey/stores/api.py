@@ -13,6 +13,8 @@ can do, it says by having the methods of these protocols:
 :class:`SharedTurn`    the ends of a worker's jobs and its next claim in one commit
 :class:`EventLoops`    reserve and swap in an event loop, without a thread
 :class:`Tallies`       the keys of one tenant can be counted, for limits
+:class:`KeptValues`    the values that encryption covers can be read and written again, for a change of its keys
+:class:`Sealing`       the store encrypts what it gets; ``oncekey.encryption`` has it, around another store
 :class:`Epochs`        the store notices that it was emptied, and refuses until an operator accepts it
 =====================  ============================================================================================
 
@@ -43,8 +45,14 @@ from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import State
 from oncekey.core.steps import Step, StepsOf
-from oncekey.core.swaps import End, Swap
+from oncekey.core.swaps import Swap
+from oncekey.stores.event_loops_api import EventLoops as EventLoops  # noqa: PLC0414 - a name of this module, too
+from oncekey.stores.event_loops_api import InLoop as InLoop  # noqa: PLC0414 - a name of this module, too
+from oncekey.stores.kept_api import Kept
+from oncekey.stores.kept_api import KeptValues as KeptValues  # noqa: PLC0414 - a name of this module, too
+from oncekey.stores.transactions_api import NOT_SEALED as NOT_SEALED  # noqa: PLC0414 - a name of this module, too
 from oncekey.stores.transactions_api import Hold as Hold  # noqa: PLC0414 - a name of this module, too
+from oncekey.stores.transactions_api import Sealing as Sealing  # noqa: PLC0414 - a name of this module, too
 from oncekey.stores.transactions_api import Transactions as Transactions  # noqa: PLC0414 - a name of this module, too
 from oncekey.stores.transactions_api import TransactionStatements as TransactionStatements  # noqa: PLC0414 - a name of this module, too
 
@@ -113,11 +121,12 @@ class Keys(Protocol):
         """
         ...
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
-        """Delete at most ``limit`` rows of Duty.EXPIRED, and return how many. Never deletes a key in flight.
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
+        """Delete at most ``limit`` rows, and return how many. Never deletes a key in flight.
 
-        It also deletes rows in state ``expired`` whose retention has passed again since then. A reaper that keeps
-        tombstones asks for these alone, because it moves due rows to ``expired`` itself.
+        Rows of Duty.EXPIRED come first: final keys past their expiry. Then rows in the state ``expired`` whose
+        retention has passed again since their expiry. ``expired_state_only``: only the latter. A reaper with ``soft``
+        asks for these alone, because it moves the rows of Duty.EXPIRED to that state itself.
         """
         ...
 
@@ -299,42 +308,6 @@ class Tallies(Protocol):
         ...
 
 
-class InLoop(Protocol):
-    """Reserve and swap for an event loop. After any exception the lanes ask the Store instead.
-
-    The answers are as short as they can be, because every request waits for them. A time is of the store's clock.
-    """
-
-    async def reserve(self, batch: Sequence[Reservation]) -> Sequence[float | Record | None]:
-        """For each key the time at which it was inserted, or the row that was there. None: this verb did not find the
-        key, so the caller asks a lane."""
-        ...
-
-    async def swap(self, batch: Sequence[End | Swap]) -> Sequence[float | None]:
-        """For each key the time at which its row was moved; None: it was not. Takes only swaps with ``ends``; the lanes
-        do every other move."""
-        ...
-
-    async def both(
-        self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
-    ) -> tuple[Sequence[float | Record | None], Sequence[float | None]]:
-        """``swap`` and then ``reserve``, in one commit."""
-        ...
-
-    def abandon(self) -> None:
-        """Drop the connection, from any thread; the next verb opens another."""
-        ...
-
-
-@runtime_checkable
-class EventLoops(Protocol):
-    """The store serves event loops without a thread."""
-
-    def in_loop(self) -> InLoop | None:
-        """A connection for one event loop; None: the installed driver cannot do it."""
-        ...
-
-
 @runtime_checkable
 class Epochs(Protocol):
     """The data can be lost while the app runs, as in a server that keeps it in memory. An epoch is lost with it.
@@ -349,4 +322,9 @@ class Epochs(Protocol):
 
     def accept_loss(self, audit: Audit) -> str:
         """Write a new epoch after a loss, and return it. The audit keeps the name of the operator."""
+        ...
+
+    def left_after_loss(self, limit: int) -> Sequence[Kept]:
+        """Some rows that a loss has left, as they are kept, although every verb is refused: up to ``limit`` of each
+        part of the store that can be read."""
         ...

@@ -174,10 +174,13 @@ def oldest_due(rows: Iterable[Record], duty: Duty, now: float) -> list[Record]:
     return [replace(row, response=None, now=now) for _, row in found]
 
 
-def to_purge(rows: Iterable[Record], now: float, limit: int, *, tombstones_only: bool) -> list[Record]:
-    """The rows that ``Store.purge`` deletes: expired keys, then tombstones; the oldest of each first."""
+def to_purge(rows: Iterable[Record], now: float, limit: int, *, expired_state_only: bool) -> list[Record]:
+    """The rows that ``Store.purge`` deletes: final keys past their expiry, then those in the state ``expired``.
+
+    The oldest of each come first.
+    """
     rows = list(rows)
-    expired = [] if tombstones_only else oldest_due(rows, Duty.EXPIRED, now)
+    expired = [] if expired_state_only else oldest_due(rows, Duty.EXPIRED, now)
     over = [(when, row) for row in rows if (when := deleted_at(row)) is not None and when <= now]
     over.sort(key=lambda pair: (pair[0], pair[1].scope, pair[1].key))
     return (expired + [row for _, row in over])[:limit]

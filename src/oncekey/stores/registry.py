@@ -77,6 +77,8 @@ STORES = (
 KNOWN = ", ".join(entry.example for entry in STORES)
 """The URLs that messages and help texts list."""
 WITH_TRANSACTIONS = ", ".join(entry.example for entry in STORES if entry.transactions)
+DATABASES = "SQLite, PostgreSQL, MySQL or MariaDB"
+"""The same for errors that are raised in a handler: in the log, a URL of an exception is masked."""
 
 
 def find(url: str) -> Entry | None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from oncekey.core.jobs import NewJob
+from oncekey.core.steps import Step
+from oncekey.core.swaps import Swap
 from oncekey.core.values import value
 
 
@@ -44,6 +47,34 @@ class TransactionStatements:
     complete_or_fail: str = ""
     """As ``complete``, in one statement that fails where it finds no row, so that COMMIT can be sent with it; it takes
     ``expires_at`` too. Empty: the database has no use for it."""
+
+
+@runtime_checkable
+class Sealing(Protocol):
+    """The store encrypts values in its verbs. What runs on the app's own connection passes none of them, so the engine
+    asks here first."""
+
+    def sealed_swap(self, change: Swap) -> Swap: ...
+
+    def sealed_step(self, scope: str, key: str, step: Step) -> Step: ...
+
+    def sealed_job(self, job: NewJob) -> NewJob: ...
+
+
+class NotSealed:
+    """For stores without encryption: the values as they are."""
+
+    def sealed_swap(self, change: Swap) -> Swap:
+        return change
+
+    def sealed_step(self, scope: str, key: str, step: Step) -> Step:  # noqa: ARG002
+        return step
+
+    def sealed_job(self, job: NewJob) -> NewJob:
+        return job
+
+
+NOT_SEALED = NotSealed()
 
 
 @runtime_checkable

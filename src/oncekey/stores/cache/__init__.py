@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Store
 from oncekey.stores.cache.client import Identified
@@ -10,8 +12,14 @@ from oncekey.stores.cache.front import Cache
 from oncekey.stores.registry import cache_client
 
 
-def open_cache(url: str, secret: str | bytes | None, ttl: float, store: Store) -> Cache:
-    """The cache that ``url`` names. Opens no connection yet."""
+def open_cache(
+    url: str,
+    secret: str | bytes | None,
+    ttl: float,
+    store: Store,
+    entries: Callable[[bytes, float], Entries] = Entries,
+) -> Cache:
+    """The cache that ``url`` names. Opens no connection yet. ``entries``: what makes entries of rows."""
     if secret is None:
         raise ConfigurationError(
             "OnceKey(cache=…) needs cache_secret=…, which seals what is in the cache: without it, a program that can "
@@ -25,4 +33,4 @@ def open_cache(url: str, secret: str | bytes | None, ttl: float, store: Store) -
             "OnceKey(cache=…): a cache goes in front of a database on a server. In front of this store it would "
             "only make requests slower: leave cache= out"
         )
-    return Cache(cache_client(url), Entries(secret_of(secret), ttl), store)
+    return Cache(cache_client(url), entries(secret_of(secret), ttl), store)

@@ -23,6 +23,7 @@ from oncekey.core.swaps import End, Swap
 from oncekey.stores.api import InLoop
 from oncekey.stores.cache.client import CacheClient, CacheDown, Identified, InLoopCache
 from oncekey.stores.cache.entries import Entries, NotSealed, cacheable, name_of
+from oncekey.telemetry.redaction import describe
 
 MARK = b"forgotten"
 """What ``forget`` leaves in the place of an entry."""
@@ -53,6 +54,8 @@ class Cache:
         """When a row was queued (on this process's clock), when it was read, and the row."""
         self._work = threading.Event()
         self._writer: threading.Thread | None = None
+        self._writing = False
+        """Whether the writer has taken rows out of ``_waiting`` that are not written yet."""
         self._closed = False
         self._lock = threading.Lock()
 
@@ -66,11 +69,10 @@ class Cache:
             return [None] * len(wanted)
         names = self._names(wanted)
         try:
-            entries = self.client.get(names)
-        except CacheDown as error:
+            return self._opened(wanted, names, self.client.get(names))
+        except Exception as error:  # noqa: BLE001 - a cache that cannot be read is a miss, whatever is wrong with it
             self.failed(error)
             return [None] * len(wanted)
-        return self._opened(wanted, names, entries)
 
     def _names(self, wanted: Sequence[Reservation]) -> list[bytes]:
         return [name_of(self._identity or "", each.scope, each.key) for each in wanted]
@@ -81,11 +83,10 @@ class Cache:
             return [None] * len(wanted)
         names = self._names(wanted)
         try:
-            entries = await client.get(names)
-        except CacheDown as error:
+            return self._opened(wanted, names, await client.get(names))
+        except Exception as error:  # noqa: BLE001 - as in look_up
             self.failed(error)
             return [None] * len(wanted)
-        return self._opened(wanted, names, entries)
 
     def _opened(
         self, wanted: Sequence[Reservation], names: Sequence[bytes], entries: Sequence[bytes | None]
@@ -115,12 +116,13 @@ class Cache:
     def pauses(self) -> bool:
         return self._paused_until > 0.0 and time.monotonic() < self._paused_until
 
-    def failed(self, error: CacheDown) -> None:
+    def failed(self, error: Exception) -> None:
         """Leave the cache alone for a while."""
         if self.pauses:
             return
+        reason = error if isinstance(error, CacheDown) else describe(error)
         _log.warning(
-            "the cache does not answer, so every replay asks the store for the next %g s: %s", self._pause, error
+            "the cache does not answer, so every replay asks the store for the next %g s: %s", self._pause, reason
         )
         self._paused_until = time.monotonic() + self._pause
         self._pause = min(LONGEST_PAUSE, self._pause * 2)
@@ -148,7 +150,9 @@ class Cache:
             self._work.wait()
             self._work.clear()
             while self._waiting and not self._closed:
+                self._writing = True  # before they leave ``_waiting``: flush looks at both
                 self._write([self._waiting.popleft() for _ in range(min(len(self._waiting), 256))])
+                self._writing = False
 
     def _write(self, rows: list[tuple[float, float, Record]]) -> None:
         oldest = time.monotonic() - MAX_WAIT_SECONDS
@@ -162,7 +166,7 @@ class Cache:
         try:
             if entries and not self.pauses:
                 self.client.add(entries, seconds)
-        except CacheDown as error:
+        except Exception as error:  # noqa: BLE001 - the thread goes on with later rows
             self.failed(error)
 
     def forget(self, scope: str, key: str) -> bool:
@@ -178,10 +182,10 @@ class Cache:
             return False
         return True
 
-    def flush(self, timeout: float = 1.0) -> None:
-        """Wait until the rows that were kept so far are written; for tests and the end of a process."""
+    def flush(self, timeout: float = 10.0) -> None:
+        """Wait until the rows that were kept so far are written, or the cache has failed; for tests."""
         until = time.monotonic() + timeout
-        while self._waiting and time.monotonic() < until and not self.pauses:
+        while (self._waiting or self._writing) and time.monotonic() < until and not self.pauses:
             time.sleep(0.001)
 
     def close(self) -> None:
@@ -195,7 +199,7 @@ class Cache:
     def after_fork(self) -> None:
         """In a child: the writer's thread and the rows that wait are the parent's."""
         self._waiting.clear()
-        self._work, self._lock, self._writer = threading.Event(), threading.Lock(), None
+        self._work, self._lock, self._writer, self._writing = threading.Event(), threading.Lock(), None, False
 
 
 def mark_forgotten(client: CacheClient, store: Identified, scope: str, key: str) -> None:

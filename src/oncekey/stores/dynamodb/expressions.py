@@ -35,10 +35,10 @@ class Expressions:
         self._values[placeholder] = value
         return placeholder
 
-    def set(self, path: str | tuple[str, ...], value: Item) -> None:
+    def set(self, path: str | tuple[str | int, ...], value: Item) -> None:
         self.set_to(path, self.value(value))
 
-    def set_to(self, path: str | tuple[str, ...], expression: str) -> None:
+    def set_to(self, path: str | tuple[str | int, ...], expression: str) -> None:
         names = (path,) if isinstance(path, str) else path
         self._sets.append(f"{self.name(*names)} = {expression}")
 

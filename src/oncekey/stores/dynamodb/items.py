@@ -160,7 +160,7 @@ def placed(row: Record, pk: str) -> Item:
 
 def time_to_live(row: Record) -> int | None:
     """When DynamoDB may delete the item by itself; None: never. It is a hint, for tables without upkeep: it comes after
-    the reaper, which deletes such a key at its expiry, or at the end of a second retention if it keeps tombstones."""
+    the reaper, which deletes such a key at its expiry, or at the end of a second retention with ``soft``."""
     over = row.state in (*FINAL, State.EXPIRED) or (row.state is State.FAILED_RETRYABLE and not row.has_steps)
     return int(row.expires_at + row.retention_seconds) + DAY if over else None
 

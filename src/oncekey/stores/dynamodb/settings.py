@@ -43,8 +43,11 @@ def settings_of(url: str) -> Settings:
     parts = urlsplit(url)
     table = unquote(parts.netloc)
     if not _TABLE(table) or parts.path.strip("/"):
+        found = "has a table name that DynamoDB does not take" if table else "names no table"
+        if parts.path.strip("/"):
+            found = "has more than the name of one table before the '?'"
         raise ConfigurationError(
-            f"the DynamoDB URL names no table: {_USE}; a table's name has 3 to 255 letters, digits, '_', '-' and '.', "
+            f"the DynamoDB URL {found}: {_USE}; a table's name has 3 to 255 letters, digits, '_', '-' and '.', "
             "and credentials are not part of the URL"
         )
     given = dict(parse_qsl(parts.query, keep_blank_values=True))

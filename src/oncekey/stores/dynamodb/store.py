@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from oncekey.core.audit import AuditLine
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.states import State
 from oncekey.core.swaps import Swap
@@ -30,6 +31,7 @@ from oncekey.stores.dynamodb import items, schema, writes
 from oncekey.stores.dynamodb.checks import Checks
 from oncekey.stores.dynamodb.client import Client, Conflict, Verb
 from oncekey.stores.dynamodb.items import Item
+from oncekey.stores.dynamodb.kept import DynamoKept
 from oncekey.stores.dynamodb.lookups import Lookups
 from oncekey.stores.dynamodb.parts import Gone
 from oncekey.stores.dynamodb.settings import Settings
@@ -48,7 +50,7 @@ _PLACES = {
 }
 
 
-class DynamoStore(Lookups, Checks):
+class DynamoStore(Lookups, DynamoKept, Checks):
     capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=2)
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
@@ -174,12 +176,14 @@ class DynamoStore(Lookups, Checks):
         return None
 
     def _write(self, change: Swap | None = None) -> Write:
+        now = self._clock()
+        return self._numbered(change.audit_line(now) if change is not None else None, now)
+
+    def _numbered(self, line: AuditLine | None, now: float) -> Write:
         if self._pid != os.getpid():  # a forked child is another writer
             self._writer, self._pid = secrets.token_hex(8), os.getpid()
-        now, number = self._clock(), next(self._numbers)
-        line = change.audit_line(now) if change is not None else None
         audit = None if line is None else items.audit_text(line, time.time_ns())
-        return Write(self._writer, number, now, self._settings.margin, audit=audit)
+        return Write(self._writer, next(self._numbers), now, self._settings.margin, audit=audit)
 
     # -- reads ---------------------------------------------------------------------------------------------------
 
@@ -219,10 +223,10 @@ class DynamoStore(Lookups, Checks):
             return self._turns.hand_out_of((items.record(entry, now) for entry in waiting), duty, limit, now)
         return self._turns.hand_out(duty, limit, oldest, lambda after, most: [], lambda scopes, most: [])
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         ask = self._client.verb(long=True)
         now = self._clock()
-        expired = [] if tombstones_only else self._purgeable(ask, _PLACES[Duty.EXPIRED], limit, now)
+        expired = [] if expired_state_only else self._purgeable(ask, _PLACES[Duty.EXPIRED], limit, now)
         over = self._purgeable(ask, (State.EXPIRED,), limit - len(expired), now)
         return sum(ask.all(lambda row: self._purge_one(ask, row), [*expired, *over]))
 

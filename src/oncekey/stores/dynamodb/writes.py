@@ -123,6 +123,16 @@ def strip(swap: Swap, write: Write) -> Item:
     return change.update()
 
 
+def note(scope: str, key: str, write: Write) -> Item:
+    """Add a line to an audit that belongs to no key."""
+    change = Expressions()
+    write.sign(change)
+    change.set("scope", text(scope))
+    change.set("key", text(key))
+    _write_audit(change, write, None)
+    return change.update()
+
+
 def _compare(swap: Swap, change: Expressions, write: Write) -> None:
     """As ``Swap.fits``, but that a lease of another counts a little longer: its owner's clock may be behind ours."""
     change.where("state", "=", text(swap.from_state))

@@ -6,6 +6,7 @@ same.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,18 +22,20 @@ from oncekey.core.steps import Step, StepsOf
 from oncekey.core.swaps import Swap
 from oncekey.stores.api import FOUND, Capabilities, Duty
 from oncekey.stores.duties import Turns, is_over, to_purge
+from oncekey.stores.memory.kept import MemoryKept
 
 At = tuple[str, str]
 
 
-class MemoryStore:
+class MemoryStore(MemoryKept):
     capabilities = Capabilities(durable=False, shared=False, server_clock=False, writers=1, embedded=True)
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._rows: dict[At, Record] = {}
         self._steps: dict[At, dict[str, Step]] = {}
-        self._audit: list[AuditLine] = []
+        self._audit: dict[int, AuditLine] = {}
+        self._lines = itertools.count(1)
         self._lock = threading.Lock()
         self._turns = Turns()
 
@@ -74,7 +77,10 @@ class MemoryStore:
             steps = self._steps.setdefault(at, {})
             steps[step.name] = step.written_over(steps.get(step.name))
         if (line := change.audit_line(now)) is not None:
-            self._audit.append(line)
+            self._note(line)
+
+    def _note(self, line: AuditLine) -> None:
+        self._audit[next(self._lines)] = line
 
     def read(self, keys: Sequence[At]) -> list[Record | None]:
         with self._lock:
@@ -90,9 +96,9 @@ class MemoryStore:
         with self._lock:
             return self._turns.hand_out_of(self._rows.values(), duty, limit, self._clock())
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         with self._lock:
-            doomed = to_purge(self._rows.values(), self._clock(), limit, tombstones_only=tombstones_only)
+            doomed = to_purge(self._rows.values(), self._clock(), limit, expired_state_only=expired_state_only)
             for row in doomed:
                 del self._rows[row.scope, row.key]
                 self._steps.pop((row.scope, row.key), None)
@@ -102,15 +108,16 @@ class MemoryStore:
 
     def audit(self, scope: str, key: str, limit: int) -> list[AuditLine]:
         with self._lock:
-            return [line for line in reversed(self._audit) if (line.scope, line.key) == (scope, key)][:limit]
+            return [line for line in reversed(self._audit.values()) if (line.scope, line.key) == (scope, key)][:limit]
 
     def purge_audit(self, limit: int, keep_seconds: float) -> int:
         with self._lock:
             until = self._clock() - keep_seconds
-            over = (line for line in self._audit if is_over(self._rows.get((line.scope, line.key))))
-            doomed = [line for line in over if line.at <= until][:limit]
-            deleted = set(map(id, doomed))
-            self._audit = [line for line in self._audit if id(line) not in deleted]
+            lines = self._audit.items()
+            over = [(number, line.at) for number, line in lines if is_over(self._rows.get((line.scope, line.key)))]
+            doomed = [number for number, at in over if at <= until][:limit]
+            for number in doomed:
+                del self._audit[number]
             return len(doomed)
 
     def find(self, *, downstream_key: str | None = None, provider_id: str | None = None) -> list[At]:

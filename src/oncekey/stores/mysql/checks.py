@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.diagnosis import Diagnosis, Level
-from oncekey.errors import SchemaError
 from oncekey.stores.mysql.packets import NOW, PACKAGE, Text, filled, slim, statement
-from oncekey.stores.sql import diagnosis
+from oncekey.stores.sql import diagnosis, probes
 
 CONNECTIONS_OF_A_PROCESS = 2
 """Two lanes."""
 _SPARE_PROCESSES = 4
+_NAMED_TABLES = 5
 ENOUGH_PACKET = 4 * 1024 * 1024
 """A response of the default limit, 1 MiB, escaped, and with it a few others of its batch."""
 
@@ -35,16 +34,10 @@ class Probes:
         def check(self) -> None: ...
 
     def diagnose(self) -> list[Diagnosis]:
-        trouble = None
-        try:
-            self.check()
-        except SchemaError as error:
-            trouble = str(error)
-        found = [diagnosis.schema(PACKAGE, trouble)]
-        if trouble is None:
-            found += self._of_the_tables()
+        found = probes.diagnose(PACKAGE, self.check, self._of_the_tables, self._server_clock)
         settings = {name.lower(): value for name, value in self._ask("probe_settings")}
-        return [*found, self._clock_difference(), *durability(settings), *of_packets(settings), self._connections()]
+        tables = [(str(name), str(engine)) for name, engine in self._ask("probe_engines")]
+        return [*found, *durability(settings), engines(tables), *of_packets(settings), self._connections()]
 
     def _of_the_tables(self) -> Iterator[Diagnosis]:
         there = {name for (name,) in self._ask("probe_indexes")}
@@ -61,11 +54,9 @@ class Probes:
         )
         return {str(row[5] if len(row) == 10 else row[6]) for row in plan}  # MySQL has a column for partitions
 
-    def _clock_difference(self) -> Diagnosis:
-        before = host_clock()
+    def _server_clock(self) -> float:
         ((there,),) = self._ask("probe_clock")
-        after = host_clock()
-        return diagnosis.clock(there / 1e6 - (before + after) / 2, (after - before) / 2)
+        return float(there / 1e6)
 
     def _connections(self) -> Diagnosis:
         ((most, of_user),) = self._ask("probe_connections")
@@ -76,10 +67,6 @@ class Probes:
         """Ask on a connection without a schema check: ``doctor`` must also work where the tables are wrong."""
         self._start_clock()
         return list(self._packet(filled(statement(name), values), checked=False)[0])
-
-
-def host_clock() -> float:
-    return time.time()
 
 
 def durability(settings: Mapping[str, str]) -> Iterator[Diagnosis]:
@@ -117,6 +104,19 @@ def durability(settings: Mapping[str, str]) -> Iterator[Diagnosis]:
         )
     else:
         yield Diagnosis("isolation", Level.OK, f"READ-COMMITTED on oncekey's connections, {isolation} by default")
+
+
+def engines(tables: Sequence[tuple[str, str]]) -> Diagnosis:
+    """``tables``: some of those without transactions."""
+    if not tables:
+        return Diagnosis("engines", Level.OK, "all tables of this database have transactions")
+    named = ", ".join(f"{name} ({engine})" for name, engine in tables[:_NAMED_TABLES])
+    return Diagnosis(
+        "engines",
+        Level.WARN,
+        f"{named}{', …' if len(tables) > _NAMED_TABLES else ''}: a rollback does not undo what a handler wrote there",
+        "ALTER TABLE … ENGINE=InnoDB for each table that a handler with effects='transactional' writes",
+    )
 
 
 def of_packets(settings: Mapping[str, str]) -> Iterator[Diagnosis]:

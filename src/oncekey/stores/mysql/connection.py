@@ -16,6 +16,7 @@ from pymysql.constants import CLIENT, CR, ER
 
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.mysql.address import Address
+from oncekey.stores.sql import queries
 
 # Session settings of a lane, each with its reason. MariaDB alone reads the text between /*M! and */.
 _SETTINGS = """
@@ -25,12 +26,15 @@ SET SESSION
     innodb_lock_wait_timeout = {lock_seconds},              -- a lane never waits long for one row
     lock_wait_timeout = {seconds},                          -- nor for a table that is being altered
     group_concat_max_len = 1048576                          -- MariaDB: also for json_arrayagg
-    /*M! , max_statement_time = {seconds} */;               -- the server gives up with us
+    /*M! , max_statement_time = {seconds}                   -- the server gives up with us
+    , in_predicate_conversion_threshold = 0 */;             -- a long list of keys stays a list of index ranges
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SELECT @@max_allowed_packet;
 SHOW SESSION VARIABLES LIKE 'wsrep_on';
 SHOW STATUS LIKE 'wsrep_ready'
 """
+_COMMIT = "COMMIT"
+_THEN_COMMIT = f";\n{_COMMIT}"
 _CAUSAL_READS = "SET SESSION wsrep_sync_wait = 7"
 """In a Galera cluster, reads and writes first wait until this node has what was committed on the others."""
 
@@ -85,6 +89,13 @@ _ADVICE = {
 _tls_contexts: dict[tuple[Any, ...], Any] = {}
 
 
+class Written(int):
+    """How many rows a statement matched, or inserted."""
+
+    time: int
+    """The time of the statement in microseconds, if it asked for it (``returns_time`` of keys.sql)."""
+
+
 class Connection(pymysql.Connection):
     """One lane's connection."""
 
@@ -122,12 +133,27 @@ class Connection(pymysql.Connection):
             super().close()
 
     def run(self, text: str) -> list[Any]:
-        """Send one packet. Return, for each of its statements, the rows, or the number of rows that it matched."""
+        """Send one packet. Return, for each of its statements, the rows, or the number of rows that it matched.
+
+        In a Galera cluster COMMIT is a packet of its own. A write of another node can end a transaction between two
+        statements of a packet without a word, and COMMIT would then succeed with nothing to commit. Between two
+        packets the server says so: the next one fails with 1213.
+        """
+        if self.galera and text.endswith(_THEN_COMMIT):
+            return [*self._run(text.removesuffix(_THEN_COMMIT)), *self._run(_COMMIT)]
+        return self._run(text)
+
+    def _run(self, text: str) -> list[Any]:
         results: list[Any] = []
         with self.cursor() as cursor:
             cursor.execute(text.encode("utf-8", "surrogateescape"))  # type: ignore[call-overload]
             while True:
-                results.append(cursor.fetchall() if cursor.description else cursor.rowcount)
+                if cursor.description:
+                    results.append(cursor.fetchall())
+                else:
+                    written = Written(cursor.rowcount)
+                    written.time = cursor.lastrowid or 0
+                    results.append(written)
                 if not cursor.nextset():
                     return results
 
@@ -201,7 +227,7 @@ def explain(error: pymysql.Error, where: str) -> OnceKeyError:
     """oncekey's error for an error of the driver. It never quotes values: they may be keys or bodies."""
     code = code_of(error)
     if code == ER.NO_SUCH_TABLE:
-        return SchemaError(f"{where} has no oncekey tables, or not all of them: run `oncekey migrate`")
+        return SchemaError(f"{where} {queries.TABLE_GONE}")
     if code == ER.BAD_FIELD_ERROR:
         return SchemaError(f"{where} has an older oncekey schema: run `oncekey migrate`")
     if code in _READ_ONLY:

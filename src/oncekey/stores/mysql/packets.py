@@ -48,7 +48,8 @@ def statement(name: str, columns: str = "") -> str:
 _SHARED = frozenset(
     {
         *("at_keys", "is_held", "is_moved", "retention", "hold", "now", "begin", "whole", "end_rows", "reserve_rows"),
-        *("at_jobs", "jobs_of_keys", "was_tried"),
+        "returns_time",
+        *("at_jobs", "jobs_of_keys", "was_tried", "at_steps", "is_old_key", "is_old_job", "rewritten"),
     }
 )
 

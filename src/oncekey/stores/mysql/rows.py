@@ -25,15 +25,11 @@ def at(keys: Sequence[tuple[str, str]], numbers: Sequence[int] | None = None) ->
     return table({"scope": [scope for scope, _ in keys], "key": [key for _, key in keys]}, numbers)
 
 
-def reservations(batch: Sequence[Reservation]) -> Text:
-    return table(_reservations(batch))
-
-
 def restarting(batch: Sequence[Swap]) -> Text:
-    return table(_reservations([change.restart for change in batch if change.restart is not None]) | _was(batch))
+    return table(reservation_columns([change.restart for change in batch if change.restart is not None]) | _was(batch))
 
 
-def _reservations(batch: Sequence[Reservation]) -> dict[str, list[Any]]:
+def reservation_columns(batch: Sequence[Reservation]) -> dict[str, list[Any]]:
     return {
         "scope": [wanted.scope for wanted in batch],
         "key": [wanted.key for wanted in batch],
@@ -64,21 +60,6 @@ def compared(batch: Sequence[Swap]) -> Text:
             "moves": [change.to_state is not None for change in batch],
         }
     )
-
-
-def owned(batch: Sequence[Swap]) -> Text:
-    """What each row must still be, for swaps that end an attempt."""
-    return table(
-        {
-            "scope": [change.scope for change in batch],
-            "key": [change.key for change in batch],
-            "owner": [change.owner for change in batch],
-        }
-    )
-
-
-def ending(batch: Sequence[Swap]) -> Text:
-    return table(_ending(batch))
 
 
 def _was(batch: Sequence[Swap]) -> dict[str, list[Any]]:
@@ -218,7 +199,7 @@ def ended(change: Swap, now: int) -> Record:
     """The record of a row that its owner has just ended (``Swap.ends``). Its expiry is what ``end_rows`` has set."""
     seen = change.seen
     assert seen is not None  # noqa: S101 - a swap that ends has it
-    assert change.to_state in FINAL  # noqa: S101
+    assert change.to_state in FINAL  # noqa: S101 - and a state
     expires_at = max(seen.expires_at, (now + round(seen.retention_seconds * 1e6)) / 1e6)
     return Record(
         seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,

@@ -16,9 +16,10 @@ from oncekey.errors import SchemaError
 from oncekey.stores.api import Capabilities, Duty
 from oncekey.stores.duties import FAIR, JobTurns, Turns
 from oncekey.stores.mysql import migrate as migrations
-from oncekey.stores.mysql import rows
+from oncekey.stores.mysql import request_rows, rows
 from oncekey.stores.mysql.checks import Probes
-from oncekey.stores.mysql.connection import Connection, explained
+from oncekey.stores.mysql.connection import Connection, Written, explained
+from oncekey.stores.mysql.kept import MysqlKept
 from oncekey.stores.mysql.lookups import Lookups
 from oncekey.stores.mysql.outbox import MysqlOutbox
 from oncekey.stores.mysql.packets import NOW, PACKAGE, Text, columns, filled, micros, part, slim, statement
@@ -31,9 +32,12 @@ _ROOM = 4096
 """For what a packet has beside a body: names, times, the text of the statements."""
 
 _THEN = part("now")
-_RESERVE = statement("reserve", columns(_THEN))
+_RESERVE = statement("reserve", columns(NOW))
 _READ = statement("read", columns(NOW))
 _END = statement("end")
+_BOTH = statement("both", columns(NOW))
+_UPDATED = 3
+"""Which result of the packets ``end`` and ``both`` is that of the UPDATE."""
 _SWAP = statement("swap", slim(_THEN))
 _RESTART = statement("restart", slim(_THEN))
 _REMOVE = statement("remove", columns(_THEN))
@@ -55,7 +59,7 @@ Moved = dict[tuple[str, str], Record]
 _Work = TypeVar("_Work", Reservation, Swap)
 
 
-class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
+class MysqlStore(Lookups, MysqlKept, MysqlOutbox, MysqlTransactions, Probes, Sessions):
     capabilities = Capabilities(durable=True, shared=True, server_clock=True, writers=2)
 
     def __init__(self, url: str, *, timeout: float = 5.0, lock_timeout: float = 1.0) -> None:
@@ -71,10 +75,11 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
         missing = in_order(batch)
         for _ in range(_TRIES if batch else 0):
             try:
-                answer = self._send(_RESERVE, wanted=rows.reservations(missing), placed=rows.placed(missing))[-1]
+                reads = self._connection().galera
+                inserted, *_, there = self._send(_RESERVE, **_reserving(missing, reads))
             except LostRace:
                 continue
-            found |= by_key(map(rows.record, answer))
+            found |= by_key(map(rows.record, there)) if reads or there else _inserted(missing, inserted)
             missing = [wanted for wanted in missing if (wanted.scope, wanted.key) not in found]
             if not missing:
                 break
@@ -84,10 +89,13 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
         self._start_clock()
         moved: Moved = {}
         batch = self._with_bodies_that_fit(batch)
-        if ends := [change for change in in_order(batch) if change.ends]:
-            answer = self._send(_END, size=len(ends), compared=rows.owned(ends), ending=rows.ending(ends))
-            moved |= _ended(ends, answer[4])
-        others = [change for change in in_order(batch) if not change.ends]
+        others = in_order(batch)
+        ends = [change for change in others if change.ends]
+        if ends and request_rows.can_end_together(ends):
+            answer = self._send(_END, **_ending(ends))
+            moved = _ended(ends, answer[_UPDATED])
+            if moved or len(ends) == 1:  # a batch of one has no other rows that could be moved
+                others = [change for change in others if not change.ends]
         for text, kind in (
             (_SWAP, [change for change in others if change.to_state is not None and change.restart is None]),
             (_RESTART, [change for change in others if change.restart is not None]),
@@ -121,36 +129,36 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
         return [_without_body(change) if _size(change.response) > most else change for change in batch]
 
     def both(self, begins: Sequence[Reservation], ends: Sequence[Swap]) -> tuple[list[Found], list[Record | None]]:
-        """One packet and one commit, if all swaps end an attempt and no rival is in the way; otherwise two."""
+        """One packet and one commit, if all swaps end an attempt and no rival is in the way; otherwise as each verb.
+
+        If no swap was made, the packet may have inserted its reservations. ``reserve`` finds them by their owner.
+        """
         self._start_clock()
         changes = in_order(self._with_bodies_that_fit(ends))
-        if begins and changes and all(change.ends for change in changes):
+        if begins and changes and all(change.ends for change in changes) and request_rows.can_end_together(changes):
             asked = in_order(begins)
             try:
-                answer = self._send(
-                    statement("both", columns(_THEN)),
-                    size=len(changes),
-                    compared=rows.owned(changes),
-                    ending=rows.ending(changes),
-                    wanted=rows.reservations(asked),
-                    placed=rows.placed(asked),
-                )
+                reads = self._connection().galera
+                answer = self._send(_BOTH, **_ending(changes), **_reserving(asked, reads))
             except LostRace:
                 pass
             else:
-                moved, found = _ended(changes, answer[4]), by_key(map(rows.record, answer[-3]))
-                if len(found) == len(begins):
+                *_, there, _whole, _committed = answer
+                if moved := _ended(changes, answer[_UPDATED]):
+                    read = reads or there
+                    found = by_key(map(rows.record, there)) if read else _inserted(asked, answer[_UPDATED + 1])
                     return (
-                        [Found(found[wanted.scope, wanted.key]) for wanted in begins],
-                        [moved.get((change.scope, change.key)) for change in ends],
+                        [Found(found[wanted.scope, wanted.key]) for wanted in begins]
+                        if len(found) == len(begins)
+                        else self.reserve(begins),
+                        [moved[change.scope, change.key] for change in ends],
                     )
-                return self.reserve(begins), [moved.get((change.scope, change.key)) for change in ends]
         swapped = self.swap(ends) if ends else []
         return self.reserve(begins) if begins else [], swapped
 
     def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
         self._start_clock()
-        found = by_key(self._records(_READ, placed=rows.at(keys))) if keys else {}
+        found = by_key(self._records(_READ, among=request_rows.among(keys))) if keys else {}
         return [found.get(at) for at in keys]
 
     def due(self, duty: Duty, limit: int) -> list[Record]:
@@ -170,10 +178,10 @@ class MysqlStore(Lookups, MysqlOutbox, MysqlTransactions, Probes, Sessions):
 
         return self._turns.hand_out(duty, limit, oldest, visit, take)
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         self._start_clock()
         doomed: list[tuple[Any, Any]] = []
-        for duty in ("'expired'",) if tombstones_only else ("'over'", "'expired'"):
+        for duty in ("'expired'",) if expired_state_only else ("'over'", "'expired'"):
             if len(doomed) < limit:
                 (due,) = self._send(_DOOMED, duty=Text(duty), limit=limit - len(doomed))
                 doomed += due
@@ -234,10 +242,26 @@ def by_key(records: Iterable[Record]) -> Moved:
     return {(record.scope, record.key): record for record in records}
 
 
-def _ended(batch: Sequence[Swap], answer: rows.Rows) -> Moved:
-    ((numbers, count, now),) = answer
-    held = range(1, count + 1) if count == len(batch) else [int(number) for number in numbers.split(",") if number]
-    return by_key(rows.ended(batch[number - 1], now) for number in held)
+def _reserving(batch: Sequence[Reservation], reads: bool) -> dict[str, Any]:
+    """``reads``: the rows are read in any case. In a Galera cluster only a read tells whose rows they are: a write of
+    another node can undo a statement of the packet."""
+    keys = [(wanted.scope, wanted.key) for wanted in batch]
+    enough = len(batch) + 1 if reads else len(batch)
+    return {"enough": enough, "among": request_rows.among(keys), **request_rows.reservations(batch)}
+
+
+def _inserted(batch: Sequence[Reservation], inserted: Written) -> Moved:
+    """The rows, if all were inserted. If not, those that were there have been deleted, and the caller asks again."""
+    return by_key(request_rows.reserved(each, inserted.time) for each in batch) if inserted == len(batch) else {}
+
+
+def _ending(batch: Sequence[Swap]) -> dict[str, Any]:
+    return {"size": len(batch), "owned": request_rows.owned(batch), **request_rows.ending(batch)}
+
+
+def _ended(batch: Sequence[Swap], updated: Written) -> Moved:
+    """The rows that ``end`` moved: all of the batch, or none."""
+    return by_key(rows.ended(change, updated.time) for change in batch) if updated == len(batch) else {}
 
 
 def _size(response: StoredResponse | None) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 
 from oncekey.core.diagnosis import Diagnosis, Level
-from oncekey.errors import SchemaError
 from oncekey.stores.postgres.connection import explain
 from oncekey.stores.postgres.statements import PACKAGE, SLIM, statement
-from oncekey.stores.sql import diagnosis
+from oncekey.stores.sql import diagnosis, probes
 
 if TYPE_CHECKING:
     from oncekey.stores.postgres.connection import DeadlineConnection
@@ -39,15 +37,8 @@ class Probes:
         def disconnect(self) -> None: ...
 
     def diagnose(self) -> list[Diagnosis]:
-        trouble = None
-        try:
-            self.check()
-        except SchemaError as error:
-            trouble = str(error)
-        found = [diagnosis.schema(PACKAGE, trouble)]
-        if trouble is None:
-            found += self._of_the_tables()
-        return [*found, self._clock_difference(), *durability(dict(self._ask(_SETTINGS))), self._connections()]
+        found = probes.diagnose(PACKAGE, self.check, self._of_the_tables, self._server_clock)
+        return [*found, *durability(dict(self._ask(_SETTINGS))), self._connections()]
 
     def _of_the_tables(self) -> Iterator[Diagnosis]:
         indexes = self._ask(_INDEXES)
@@ -59,11 +50,9 @@ class Probes:
         ((plan,),) = self._ask("EXPLAIN (FORMAT JSON) " + statement(name, SLIM), 1)
         return set(_indexes_in(plan))
 
-    def _clock_difference(self) -> Diagnosis:
-        before = host_clock()
+    def _server_clock(self) -> float:
         ((there,),) = self._ask(_CLOCK)
-        after = host_clock()
-        return diagnosis.clock(there - (before + after) / 2, (after - before) / 2)
+        return float(there)
 
     def _connections(self) -> Diagnosis:
         ((most, all_of_them, of_database, in_database, of_role, by_role),) = self._ask(_CONNECTIONS)
@@ -81,10 +70,6 @@ class Probes:
         except psycopg.Error as error:
             self.disconnect()
             raise explain(error, self._where) from error
-
-
-def host_clock() -> float:
-    return time.time()
 
 
 def durability(settings: dict[str, str]) -> Iterator[Diagnosis]:

@@ -15,6 +15,7 @@ from psycopg import errors
 
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.postgres import arrays
+from oncekey.stores.sql import queries
 
 # Session settings of a lane, each with its reason. The user's database, role and search_path stay as they are.
 _SETTINGS = """
@@ -25,6 +26,8 @@ SET lock_timeout = {lock_ms};                          -- a lane never waits lon
 SET plan_cache_mode = force_generic_plan;              -- arrays of any length, one plan
 SET enable_seqscan = off;                              -- an empty table must not pick a plan for empty tables
 SET enable_bitmapscan = off;                           -- what has an order is read in it, and not sorted as a whole
+SET enable_sort = off;                                 -- the same, after statistics of a moment when nothing waited
+SET enable_incremental_sort = off;
 SET enable_hashjoin = off;
 SET enable_mergejoin = off;
 SET jit = off;
@@ -113,7 +116,7 @@ def explain(error: psycopg.Error, where: str) -> OnceKeyError:
     """oncekey's error for an error of the driver. It never quotes values: they may be keys or bodies."""
     state = error.sqlstate or ""
     if isinstance(error, errors.UndefinedTable):
-        return SchemaError(f"{where} has no oncekey tables, or not all of them: run `oncekey migrate`")
+        return SchemaError(f"{where} {queries.TABLE_GONE}")
     if isinstance(error, errors.UndefinedColumn):
         return SchemaError(f"{where} has an older oncekey schema: run `oncekey migrate`")
     if isinstance(error, errors.ReadOnlySqlTransaction):

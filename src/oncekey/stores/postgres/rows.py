@@ -202,7 +202,7 @@ def ended(change: Swap, now: float) -> Record:
     """The record of a row that its owner has just ended (``Swap.ends``)."""
     seen = change.seen
     assert seen is not None  # noqa: S101 - a swap that ends has it
-    assert change.to_state is not None  # noqa: S101
+    assert change.to_state is not None  # noqa: S101 - and a state
     expires_at = max(seen.expires_at, later(now, seen.retention_seconds))
     return Record(
         seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,

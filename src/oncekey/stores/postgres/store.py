@@ -23,6 +23,7 @@ from oncekey.stores.postgres.arrays import Text
 from oncekey.stores.postgres.checks import Probes
 from oncekey.stores.postgres.connection import DeadlineConnection, connect, explain
 from oncekey.stores.postgres.in_loop import InLoop
+from oncekey.stores.postgres.kept import PostgresKept
 from oncekey.stores.postgres.lookups import Lookups
 from oncekey.stores.postgres.outbox import PostgresOutbox
 from oncekey.stores.postgres.statements import (
@@ -47,7 +48,9 @@ class _LostRace(Exception):
     """A rival inserted one of our keys at the same moment."""
 
 
-class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes, Connections[DeadlineConnection]):
+class PostgresStore(
+    Lookups, PostgresKept, PostgresOutbox, PostgresTransactions, Probes, Connections[DeadlineConnection]
+):
     driver_error = psycopg.Error
     capabilities = Capabilities(durable=True, shared=True, server_clock=True, writers=2)
 
@@ -135,9 +138,9 @@ class PostgresStore(Lookups, PostgresOutbox, PostgresTransactions, Probes, Conne
 
         return self._turns.hand_out(duty, limit, oldest, visit, take)
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         self._start_clock()
-        ((deleted,),) = self._execute(self._purge, {"limit": limit, "tombstones_only": tombstones_only})
+        ((deleted,),) = self._execute(self._purge, {"limit": limit, "expired_state_only": expired_state_only})
         return int(deleted)
 
     def purge_audit(self, limit: int, keep_seconds: float) -> int:

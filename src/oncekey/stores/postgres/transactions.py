@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, LiteralString
 
+from oncekey.errors import StoreError
 from oncekey.stores.api import TransactionStatements
 from oncekey.stores.postgres.statements import PACKAGE, statement
 from oncekey.stores.sql import queries
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import psycopg
 
 _FATE = statement("transaction_fate")
+_IN_THE_FUTURE = "22023"
+"""The SQLSTATE for a number that the server has not given to a transaction."""
 
 
 class PostgresTransactions:
@@ -38,7 +41,13 @@ class PostgresTransactions:
 
     def fate(self, number: int | str) -> str | None:
         self._start_clock()
-        row = self._execute(_FATE, {"number": number}).fetchone()
+        try:
+            row = self._execute(_FATE, {"number": number}).fetchone()
+        except StoreError as error:
+            if getattr(error.__cause__, "sqlstate", None) == _IN_THE_FUTURE:
+                # The server crashed before this number was on its disk. A commit writes it there first.
+                return "aborted"
+            raise
         answer: str | None = row[0] if row else None
         return answer
 

@@ -1,14 +1,12 @@
 """Where a key lives: in one of sixteen buckets, chosen by a hash of (scope, key).
 
 All that belongs to a key (its row, steps, audit and sorted sets) has the bucket's hash tag in its Redis name. So a
-script touches one slot, and one layout serves a single server and a cluster. The tags are chosen so that their slots
-lie evenly in Redis Cluster's 16,384: with up to sixteen masters, each one has its share.
+script can stay in one slot, and one layout serves a single server and a cluster. The tags are chosen so that their
+slots lie evenly in Redis Cluster's 16,384: with up to sixteen masters, each one has its share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
 from zlib import crc32
 
 from oncekey.errors import StoreError
@@ -20,8 +18,6 @@ TAGS = (
 SLOTS = (440, 1572, 2614, 3561, 4492, 5509, 6628, 7752, 8729, 9605, 10718, 11697, 12843, 13789, 14810, 15888)
 """The slot of each tag: CRC16 of the tag, modulo 16,384."""
 BUCKETS = range(len(TAGS))
-
-_Item = TypeVar("_Item")
 
 
 def name_of(scope: str, key: str) -> bytes:
@@ -50,19 +46,9 @@ class Names:
     def __init__(self, prefix: str) -> None:
         self.bases = [f"{prefix}:{{{tag}}}:".encode() for tag in TAGS]
         self.epochs = [base + b"epoch" for base in self.bases]
-        self._rows = [base + b"k:" for base in self.bases]
+        self.rows = [base + b"k:" for base in self.bases]
+        """What the names of rows begin with, by bucket."""
 
     def kept(self, bucket: int) -> tuple[bytes, bytes]:
         """What is there as long as a bucket has any key, or any line of the audit."""
         return self.bases[bucket] + b"names", self.bases[bucket] + b"audit"
-
-    def row(self, name: bytes, bucket: int) -> bytes:
-        return self._rows[bucket] + name
-
-
-def by_bucket(names: Sequence[bytes]) -> dict[int, list[int]]:
-    """The positions of these names in their batch, by bucket; in each bucket in the order of the names."""
-    found: dict[int, list[int]] = {}
-    for position in sorted(range(len(names)), key=names.__getitem__):
-        found.setdefault(bucket_of(names[position]), []).append(position)
-    return found

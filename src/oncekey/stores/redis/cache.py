@@ -23,19 +23,32 @@ from oncekey.telemetry.redaction import describe
 
 TIMEOUT = 0.05
 """How many seconds a request waits for the cache. A store answers in a few milliseconds, so more would not pay."""
+_OURS = {"decode_responses", "encoding", "encoding_errors", "retry", "socket_connect_timeout", "socket_timeout"}
+"""Options of redis-py that would win over ours. Entries are bytes, and ``timeout`` bounds every wait."""
 
 
 class RedisCache:
     """Entries in one Redis server."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._timeout = _without_timeout(url)
+        self._url, self._timeout = _read(url)
         self._client = redis.Redis.from_url(
             self._url,
             socket_timeout=self._timeout,
             socket_connect_timeout=self._timeout,
             retry=Retry(NoBackoff(), 0),
         )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """redis-py looks at the URL's options when it first connects, which would be in the middle of a request."""
+        try:
+            self._client.connection_pool.make_connection()  # it connects later
+        except TypeError as error:
+            raise ConfigurationError(
+                f"OnceKey(cache=…): the URL has an option that no cache takes: {error}. It takes timeout and the "
+                "options of redis-py's connections, such as ssl_ca_certs with rediss://"
+            ) from None
 
     def get(self, names: Sequence[bytes]) -> Sequence[bytes | None]:
         try:
@@ -49,9 +62,12 @@ class RedisCache:
             with self._client.pipeline(transaction=False) as pipeline:
                 for name, entry in entries.items():
                     pipeline.set(name, entry, px=max(1, int(seconds[name] * 1000)), nx=True)
-                pipeline.execute()
+                answers = pipeline.execute(raise_on_error=False)  # raised, an error would quote the command's bytes
         except (RedisError, OSError) as error:
             raise CacheDown(describe(error)) from error
+        for answer in answers:
+            if isinstance(answer, RedisError):
+                raise CacheDown(describe(answer))
 
     def replace(self, name: bytes, mark: bytes, seconds: float) -> None:
         try:
@@ -98,7 +114,7 @@ class InLoopRedisCache:
             loop.call_soon_threadsafe(lambda: loop.create_task(client.aclose()))
 
 
-def _without_timeout(url: str) -> tuple[str, float]:
+def _read(url: str) -> tuple[str, float]:
     """The URL for redis-py, and our own option ``timeout``."""
     parts = urlsplit(url)
     if "+" in parts.scheme:
@@ -107,6 +123,8 @@ def _without_timeout(url: str) -> tuple[str, float]:
             "a cache may be empty or down at any time"
         )
     options = dict(parse_qsl(parts.query))
+    if ours := sorted(_OURS & set(options)):
+        raise ConfigurationError(f"OnceKey(cache=…): oncekey sets {', '.join(ours)} itself: leave it out of the URL")
     given = options.pop("timeout", str(TIMEOUT))
     try:
         timeout = float(given)

@@ -13,14 +13,17 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from oncekey.errors import OnceKeyError, StoreError, StoreUnavailable
+from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
+from oncekey.stores.redis.batches import Call
 from oncekey.stores.redis.connection import Command, Link, Lost, connect, explain
 from oncekey.stores.redis.nodes import Nodes
 from oncekey.stores.redis.protocol import Refusal
-from oncekey.stores.redis.scripts import Script
+from oncekey.stores.redis.scripts import END
+from oncekey.stores.redis.servers import ASKED
 from oncekey.stores.redis.urls import Address, Settings
+from oncekey.stores.redis.watch import ServerWatch
 
 _ROUNDS = 4
 """How many times a call is sent at most: again with the script's text if the server does not have the script, and again
@@ -29,16 +32,12 @@ PAUSE_SECONDS = 1.0
 """After one server of several has failed, calls to it fail at once for this long."""
 
 
-class Call(NamedTuple):
-    bucket: int
-    script: Script
-    keys: Sequence[bytes]
-    """The bucket's epoch first."""
-    values: Sequence[bytes]
-
-
 class PartlyUnavailable(StoreError):
     """Some servers answered, and one did not. Asked one by one, the rows of the others succeed."""
+
+
+class Paused(Lost):
+    """No connection was tried: the server failed less than ``PAUSE_SECONDS`` ago."""
 
 
 class Calls:
@@ -48,10 +47,13 @@ class Calls:
         self.settings = settings
         self.where = settings.where
         self.nodes = Nodes(settings)
+        self.watch = ServerWatch(settings)
         self._local = threading.local()
         self._open: weakref.WeakSet[Link] = weakref.WeakSet()
         self._inherited: list[object] = []
         self._failed: dict[Address, float] = {}
+        self.together: bool | None = False if settings.kind == "cluster" else None
+        """Whether one script may touch several buckets; None: not known yet (``Epochs``)."""
         self._pid = os.getpid()
 
     # -- scripts -------------------------------------------------------------------------------------------------
@@ -81,6 +83,8 @@ class Calls:
                 if reply.code in ("READONLY", "CLUSTERDOWN", "MASTERDOWN", "MOVED"):
                     self.nodes.forget()
                     self.disconnect()
+                elif reply.code == "CROSSSLOT":
+                    self.together = None  # another kind of server took over: ask it again
                 raise self.refused(reply)
         return replies
 
@@ -106,19 +110,20 @@ class Calls:
         except Lost as error:
             raise self.lost(error) from error
         wait = [self.wait_command()] if confirmed and self.settings.replicas else []
-        sent: list[tuple[Link, list[int]]] = []
+        sent: list[tuple[Link, list[int], tuple[Command, ...]]] = []
         for address, theirs in by_server.items():
-            commands = [_command(calls[number], as_text=number in as_text) for number in theirs] + wait
+            scripts = [command(calls[number], as_text=number in as_text) for number in theirs]
             try:
                 link = self.link(address, deadline)
-                link.send(commands, deadline)
-                sent.append((link, theirs))
+                look = self.watch.due(address)
+                link.send([*scripts, *look, *wait], deadline)
+                sent.append((link, theirs, look))
             except (Lost, Refusal, OnceKeyError) as error:
                 trouble = self._failure(address, error)
         answered = 0
-        for link, theirs in sent:
+        for link, theirs, look in sent:
             try:
-                answers = link.receive(len(theirs) + len(wait), deadline)
+                answers = link.receive(len(theirs) + len(look) + len(wait), deadline)
             except Lost as error:
                 trouble = self._failure(link.address, error)
                 continue
@@ -127,10 +132,20 @@ class Calls:
                 replies[number] = answer
             if wait and trouble is None:
                 trouble = self._short(answers[-1])
+            if look and (sentence := self.looked(link.address, [calls[number] for number in theirs], answers)):
+                trouble = SchemaError(sentence)
         if trouble is not None:
             if answered and len(by_server) > 1 and isinstance(trouble, StoreUnavailable):
                 raise PartlyUnavailable(str(trouble)) from trouble
             raise trouble
+
+    def looked(self, address: Address, calls: Sequence[Call], answers: Sequence[Any]) -> str | None:
+        """Why the answers of these calls do not count, from what stands behind them (``ServerWatch.due``).
+
+        The end of a request counts always: it is stored, and makes no key look new. The next call is refused.
+        """
+        refused = self.watch.answered(address, answers[len(calls) : len(calls) + len(ASKED)])
+        return None if all(call.script is END for call in calls) else refused
 
     def wait_command(self) -> Command:
         """It follows the scripts of a batch, on the same connection."""
@@ -148,9 +163,10 @@ class Calls:
         )
 
     def _failure(self, address: Address, error: Exception) -> Exception:
-        self._local.links.pop(address, None)
+        if (link := self._local.links.pop(address, None)) is not None:
+            link.close()
         self.nodes.forget()
-        if self.settings.kind == "cluster":
+        if self.settings.kind == "cluster" and not isinstance(error, Paused):  # a pause does not prolong itself
             self._failed[address] = time.monotonic() + PAUSE_SECONDS
         match error:
             case Lost():
@@ -202,9 +218,10 @@ class Calls:
     def link(self, address: Address, deadline: float) -> Link:
         """This thread's connection to a server that has been checked (:meth:`check_server`)."""
         link = self._plain_link(address, deadline)
-        if not link.checked:
+        if not self.watch.may_use(link):
+            refusals = self.watch.refusals(address)
             self.check_server(link, deadline)
-            link.checked = True
+            link.checked_at = refusals
         return link
 
     def check_server(self, link: Link, deadline: float) -> None:
@@ -213,6 +230,7 @@ class Calls:
     def open_checked(self, address: Address, deadline: float) -> Link:
         """A connection of its own, for an event loop."""
         link = connect(address, self.settings.options, deadline)
+        link.checked_at = self.watch.refusals(address)
         try:
             self.check_server(link, deadline)
         except BaseException:
@@ -225,7 +243,7 @@ class Calls:
         link = links.get(address)
         if link is None or link.closed:
             if self._failed.get(address, 0.0) > time.monotonic():
-                raise Lost("is unavailable: one of its nodes failed a moment ago")
+                raise Paused("is unavailable: one of its nodes failed a moment ago")
             links[address] = link = connect(address, self.settings.options, deadline)
             self._failed.pop(address, None)
             self._open.add(link)
@@ -258,6 +276,6 @@ class Calls:
                     link.close()
 
 
-def _command(call: Call, *, as_text: bool) -> Command:
+def command(call: Call, *, as_text: bool = False) -> Command:
     what = (b"EVAL", call.script.text) if as_text else (b"EVALSHA", call.script.sha)
     return (*what, b"%d" % len(call.keys), *call.keys, *call.values)

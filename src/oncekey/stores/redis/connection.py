@@ -48,6 +48,7 @@ _REFUSED = {
     "TRYAGAIN": "the slot of this key is being moved to another node",
     "ASK": "the slot of this key is being moved to another node",
     "MOVED": "the cluster is being rearranged",
+    "CROSSSLOT": "it has become a node of a cluster: use redis+cluster:// if it has several nodes",
     "NOAUTH": "it wants a password: redis://user:password@host/0",
     "WRONGPASS": "correct the user's name or password",
     "UNBLOCKED": "the server ended the call",
@@ -71,7 +72,8 @@ class Link:
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
         self.address = address
-        self.checked = False
+        self.checked_at = -1
+        """``ServerWatch.refusals`` when the server was found good."""
         self._sock = sock
         self._replies = Replies()
         self._pid = os.getpid()

@@ -22,28 +22,23 @@ import orjson
 from oncekey.core.audit import Audit
 from oncekey.errors import OnceKeyError, SchemaError, StoreUnavailable
 from oncekey.stores.redis import scripts
+from oncekey.stores.redis.batches import Call
 from oncekey.stores.redis.buckets import BUCKETS, Names, bucket_of, name_of
-from oncekey.stores.redis.calls import Call, Calls
+from oncekey.stores.redis.calls import Calls
 from oncekey.stores.redis.connection import Link
 from oncekey.stores.redis.protocol import Refusal
-from oncekey.stores.redis.servers import ASKED, Server, evicts
+from oncekey.stores.redis.servers import ASKED, Server
+from oncekey.stores.redis.watch import NOT_DURABLE
 
 if TYPE_CHECKING:
     from oncekey.stores.redis.urls import Settings
 
-LAYOUT = "1"
+LAYOUT = "2"
 EPOCH_NAME = ("", "oncekey:epoch")
 """Under this scope and key the audit has the losses that an operator accepted. No request can have an empty scope."""
 _RACE_SECONDS = 2.0
 """How long a second ``--init`` waits for a first one that is half done."""
 
-
-NOT_DURABLE = (
-    "%s may lose what it has confirmed: if it dies, it comes back with older data, and retries of the keys that are "
-    "missing run again. Its epoch cannot tell. Set appendonly yes and appendfsync always, or keep keys of payments in "
-    "a database; `oncekey doctor` and docs/stores.md say more"
-)
-"""Logged once, when a store first looks at a Redis that writes to disk late or never."""
 
 _log = logging.getLogger("oncekey")
 
@@ -52,8 +47,7 @@ class _CheckedCalls(Calls):
     """Connections only to servers that evict nothing, and refusals about epochs in words."""
 
     def check_server(self, link: Link, deadline: float) -> None:
-        server = Server.of(link.address, link.ask(ASKED, deadline))
-        if sentence := evicts(server, self.where):
+        if sentence := self.watch.refuses(Server.of(link.address, link.ask(ASKED, deadline))):
             raise SchemaError(sentence)
 
     def refused(self, refusal: Refusal) -> OnceKeyError:
@@ -61,8 +55,8 @@ class _CheckedCalls(Calls):
             return super().refused(refusal)
         if refusal.rest:
             return SchemaError(
-                f"{self.where} has another epoch ({refusal.rest}) than this process knows: it was emptied and set up "
-                "again, or it is another Redis. Requests are refused, because lost keys would look new. If this is "
+                f"{self.where} has another epoch than this process knows, epoch {refusal.rest}: it was emptied and set "
+                "up again, or it is another Redis. Requests are refused, because lost keys would look new. If this is "
                 "right, restart the app, with that epoch if its URL has one"
             )
         return SchemaError(lost_sentence(self.where))
@@ -78,9 +72,7 @@ def lost_sentence(where: str) -> str:
 class Epochs:
     """Part of ``RedisStore``."""
 
-    durable = False
     _warned = False
-    """Whether every server writes each command to disk before it answers; known after a check."""
 
     if TYPE_CHECKING:
         settings: Settings
@@ -93,18 +85,17 @@ class Epochs:
     def _run(self, calls: Sequence[Call], deadline: float, *, confirmed: bool) -> list[Any]:
         return self.calls.run(calls, deadline, confirmed=confirmed)
 
-    def _known_epoch(self, deadline: float) -> bytes:
-        if self._epoch is None:
+    def _learn(self, deadline: float) -> None:
+        """Ask the servers, once, for what every call needs."""
+        if self._epoch is None or self.calls.together is None:
             self._look(deadline)
-        if self._epoch is None:
-            raise SchemaError(lost_sentence(self.calls.where))
-        return self._epoch
 
-    def epoch_in_use(self) -> bytes:
-        """The epoch, if a verb has learned it; without asking a server."""
-        if self._epoch is None:
+    def learned(self) -> tuple[bytes, bool]:
+        """The epoch, and whether one script may touch several buckets; without asking a server."""
+        epoch, together = self._epoch, self.calls.together
+        if epoch is None or together is None:
             raise StoreUnavailable("the epoch is not known yet")
-        return self._epoch
+        return epoch, together
 
     # -- the Keys protocol ---------------------------------------------------------------------------------------
 
@@ -151,13 +142,18 @@ class Epochs:
         )
 
     def accept_loss(self, audit: Audit) -> str:
-        """Give all buckets a new epoch, and write into the audit which operator accepted the loss, and of what."""
+        """Give all buckets a new epoch, and write into the audit which operator accepted the loss, and of what.
+
+        The audit is written before the last bucket has the epoch. If this is cut off, requests are still refused.
+        """
         deadline = self._deadline()
         marks = self._marks(deadline)
+        self._refuse_other_layouts(marks)
         known = sorted({mark.decode() for mark in marks if mark is not None})
         epoch = f"{LAYOUT}-{secrets.token_hex(8)}".encode()
-        self.calls.ask_of([(bucket, (b"SET", self.names.epochs[bucket], epoch)) for bucket in BUCKETS], deadline)
-        self._epoch = epoch
+        name = name_of(*EPOCH_NAME)
+        audited = bucket_of(name)
+        self._replace_marks([audited], epoch, deadline)
         lost = sum(mark is None for mark in marks)
         words = (
             audit.who,
@@ -166,14 +162,10 @@ class Epochs:
             epoch.decode(),
             f"{lost} of 16 buckets: {audit.why}",
         )
-        name = name_of(*EPOCH_NAME)
-        call = Call(
-            bucket_of(name),
-            scripts.NOTE,
-            [self.names.epochs[bucket_of(name)]],
-            (epoch, b"0", name, orjson.dumps(words)),
-        )
-        self._run([call], deadline, confirmed=False)
+        values = (epoch, b"1", b"0", name, orjson.dumps(words))
+        self._run([Call(audited, scripts.NOTE, [self.names.epochs[audited]], values, ())], deadline, confirmed=False)
+        self._replace_marks([bucket for bucket in BUCKETS if bucket != audited], epoch, deadline)
+        self._epoch = epoch
         return self._look(deadline)
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -188,13 +180,17 @@ class Epochs:
     def _mark(self, buckets: Sequence[int], epoch: bytes, deadline: float) -> None:
         self.calls.ask_of([(bucket, (b"SET", self.names.epochs[bucket], epoch, b"NX")) for bucket in buckets], deadline)
 
+    def _replace_marks(self, buckets: Sequence[int], epoch: bytes, deadline: float) -> None:
+        self.calls.ask_of([(bucket, (b"SET", self.names.epochs[bucket], epoch)) for bucket in buckets], deadline)
+
     def _look(self, deadline: float) -> str:
         """Check every server and every epoch, and learn the epoch. SchemaError says what to do."""
         with self.calls.troubles():
             servers = [Server.of(at, answers) for at, answers in self.calls.ask_each(ASKED, deadline).items()]
-        where = self.calls.where
+        where, watch = self.calls.where, self.calls.watch
+        watch.keep_only(server.address for server in servers)
         for server in servers:
-            if sentence := evicts(server, where):
+            if sentence := watch.refuses(server):
                 raise SchemaError(sentence)
         marks = self._marks(deadline)
         found = {mark for mark in marks if mark is not None}
@@ -208,12 +204,30 @@ class Epochs:
         epoch = found.pop()
         if found or (self._epoch is not None and epoch != self._epoch):
             raise self.calls.refused(Refusal(f"ONCEKEY-EPOCH {epoch.decode()}"))
-        if epoch.decode().partition("-")[0] != LAYOUT:
-            raise SchemaError(f"{where} has a layout of a newer version of oncekey: upgrade this one")
+        self._refuse_other_layouts([epoch])
         self._epoch = epoch
-        survives = self.settings.kind == "server" or self.settings.replicas > 0
-        self.durable = survives and all(server.fsync_always for server in servers)
-        if not self.durable and not self._warned:
+        if self.calls.together is None:
+            self.calls.together = self._spans_buckets(deadline)
+        if not watch.durable and not self._warned:
             self._warned = True
             _log.warning(NOT_DURABLE, where)
         return epoch.decode()
+
+    def _refuse_other_layouts(self, marks: Sequence[bytes | None]) -> None:
+        """Also before a loss is accepted: this version cannot read such rows, and would write into them."""
+        for mark in marks:
+            if mark is not None and mark.decode().partition("-")[0] != LAYOUT:
+                raise SchemaError(
+                    f"{self.calls.where} has the layout of another version of oncekey (epoch {mark.decode()}): use "
+                    "that version, another Redis, or another prefix= in the URL"
+                )
+
+    def _spans_buckets(self, deadline: float) -> bool:
+        """Whether one script may touch several buckets. A node of a cluster refuses it, also one that has all slots."""
+        probe = (b"EVAL", b"return 1", b"2", *self.names.epochs[:2])
+        ((answer,),) = self.calls.ask_each([probe], deadline).values()
+        if not isinstance(answer, Refusal):
+            return True
+        if answer.code == "CROSSSLOT":
+            return False
+        raise self.calls.refused(answer)

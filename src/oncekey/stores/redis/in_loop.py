@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.record import Record, Reservation
 from oncekey.core.swaps import End, Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.redis import rows
-from oncekey.stores.redis.buckets import by_bucket, name_of
+from oncekey.stores.redis import batches
+from oncekey.stores.redis.batches import Call
+from oncekey.stores.redis.calls import command
 from oncekey.stores.redis.connection import Command, Link, Lost
 from oncekey.stores.redis.protocol import Refusal, Replies, pack
-from oncekey.stores.redis.scripts import END, RESERVE, Script
+from oncekey.stores.redis.scripts import END, RESERVE
 from oncekey.stores.redis.urls import Address
 
 if TYPE_CHECKING:
@@ -38,52 +39,58 @@ class InLoop:
         self._wires: dict[Address, _Wire] = {}
         self._pid = os.getpid()
 
-    async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
-        asked = _Question(self._store, RESERVE, batch)
-        await self._ask([asked])
-        return asked.found(batch)
+    async def reserve(self, batch: Sequence[Reservation]) -> list[float | Record]:
+        asked = batches.reserve_calls(self._store.way(confirmed=True), batch)
+        return batches.found(batch, asked, await self._ask(asked))
 
     async def swap(self, batch: Sequence[End | Swap]) -> list[float | None]:
-        asked = _Question(self._store, END, batch)
-        await self._ask([asked])
-        return asked.times(len(batch))
+        asked = batches.end_calls(self._store.way(confirmed=True), batch)
+        return batches.times(len(batch), asked, await self._ask(asked))
 
     async def both(
         self, begins: Sequence[Reservation], ends: Sequence[End | Swap]
-    ) -> tuple[list[float | Record | None], list[float | None]]:
+    ) -> tuple[list[float | Record], list[float | None]]:
         # Swaps come first, so that a reservation of the same key finds the response.
-        ended, found = _Question(self._store, END, ends), _Question(self._store, RESERVE, begins)
-        await self._ask([ended, found])
-        return found.found(begins), ended.times(len(ends))
+        way = self._store.way(confirmed=True)
+        ending, beginning = batches.end_calls(way, ends), batches.reserve_calls(way, begins)
+        replies = await self._ask([*ending, *beginning])
+        moved = batches.times(len(ends), ending, replies[: len(ending)])
+        return batches.found(begins, beginning, replies[len(ending) :]), moved
 
-    async def _ask(self, questions: Sequence[_Question]) -> None:
+    async def _ask(self, asked: Sequence[Call]) -> list[Any]:
+        """The replies, in the order of the calls. One round trip to each server."""
         store = self._store
         deadline = time.monotonic() + store.settings.timeout
         wait = [store.calls.wait_command()] if store.settings.replicas else []
-        by_server: dict[Address, list[tuple[_Question, int]]] = {}
-        for question in questions:
-            for number, bucket in enumerate(question.buckets):
-                by_server.setdefault(store.calls.nodes.known(bucket), []).append((question, number))
+        by_server: dict[Address, list[int]] = {}
+        for number, call in enumerate(asked):
+            by_server.setdefault(store.calls.nodes.known(call.bucket), []).append(number)
+        found: list[Any] = [None] * len(asked)
         try:
             wires = [await self._wire(address, deadline) for address in by_server]
-            for wire, theirs in zip(wires, by_server.values(), strict=True):
-                wire.send([*(question.commands[number] for question, number in theirs), *wait])
-            for wire, theirs in zip(wires, by_server.values(), strict=True):
-                replies = await wire.receive(len(theirs) + len(wait), deadline)
+            looks = [store.calls.watch.due(address) for address in by_server]
+            for wire, theirs, look in zip(wires, by_server.values(), looks, strict=True):
+                wire.send([*(command(asked[number]) for number in theirs), *look, *wait])
+            for wire, theirs, look in zip(wires, by_server.values(), looks, strict=True):
+                replies = await wire.receive(len(theirs) + len(look) + len(wait), deadline)
                 if wait and (isinstance(replies[-1], Refusal) or replies[-1] < store.settings.replicas):
                     raise StoreUnavailable("the replicas did not confirm the batch in time")
-                for (question, number), reply in zip(theirs, replies, strict=False):
+                for number, reply in zip(theirs, replies, strict=False):
                     if isinstance(reply, Refusal):
                         raise StoreUnavailable(f"Redis refused a script ({reply.code})")
-                    question.replies[number] = reply
+                    found[number] = reply
+                if look and store.calls.looked(wire.link.address, [asked[number] for number in theirs], replies):
+                    raise StoreUnavailable("Redis evicts keys, or has evicted some")
         except BaseException:
             # Also when cancelled or timed out: the answer may still arrive, and the next batch must not read it.
             self.abandon()
             raise
+        return found
 
     async def _wire(self, address: Address, deadline: float) -> _Wire:
         wire = self._wires.get(address)
-        if wire is not None and wire.dead:  # the server closed it between two batches, and has nothing of this one
+        if wire is not None and (wire.dead or not self._store.calls.watch.may_use(wire.link)):
+            # The server closed it between two batches, and has nothing of this one; or it must be checked again.
             self._wires.pop(address).close()
             wire = None
         if wire is None:
@@ -109,50 +116,11 @@ class InLoop:
                 wire.close()
 
 
-class _Question:
-    """One script for the rows of a batch: a command for each bucket, and the replies."""
-
-    def __init__(self, store: RedisStore, script: Script, batch: Sequence[Any]) -> None:
-        names = [name_of(each.scope, each.key) for each in batch]
-        encode = rows.reservation_values if script is RESERVE else rows.end_values
-        first = (store.epoch_in_use(), b"1" if store.settings.replicas else b"0")
-        grouped = by_bucket(names)
-        self.buckets = list(grouped)
-        self._positions = list(grouped.values())
-        self.replies: list[Any] = [None] * len(grouped)
-        self.commands: list[Command] = []
-        for bucket, positions in grouped.items():
-            keys = [store.names.row(names[position], bucket) for position in positions]
-            values = [value for position in positions for value in encode(batch[position])]
-            self.commands.append(
-                (b"EVALSHA", script.sha, b"%d" % (len(keys) + 1), store.names.epochs[bucket], *keys, *first, *values)
-            )
-
-    def found(self, batch: Sequence[Reservation]) -> list[float | Record | None]:
-        """The time if a key was inserted, otherwise the row that was there."""
-        answers: list[float | Record | None] = [None] * len(batch)
-        for positions, (now, *each) in zip(self._positions, self.replies, strict=True):
-            at = int(now) / 1e6
-            for position, fields in zip(positions, each, strict=True):
-                wanted = batch[position]
-                answers[position] = at if fields is None else rows.record(wanted.scope, wanted.key, fields, at)
-        return answers
-
-    def times(self, count: int) -> list[float | None]:
-        """When each row was moved; None: it was not."""
-        answers: list[float | None] = [None] * count
-        for positions, (now, *each) in zip(self._positions, self.replies, strict=True):
-            at = int(now) / 1e6
-            for position, expires in zip(positions, each, strict=True):
-                answers[position] = None if expires is None else at
-        return answers
-
-
 class _Wire:
     """A connection that the running loop reads."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
         self._loop = asyncio.get_running_loop()
         self._sock = link.socket
         self._sock.setblocking(False)
@@ -228,4 +196,4 @@ class _Wire:
         if not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
-        self._link.close()
+        self.link.close()

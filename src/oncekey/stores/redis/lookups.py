@@ -60,7 +60,7 @@ class Lookups:
         def _in_buckets(self, script: Script, values: dict[int, Sequence[bytes]]) -> list[Any]: ...
         def _each(
             self, script: Script, names: Sequence[bytes], values: Any, *, confirmed: bool
-        ) -> list[tuple[int, Any, int]]: ...
+        ) -> list[tuple[int, Any, float]]: ...
 
     # -- duties --------------------------------------------------------------------------------------------------
 
@@ -93,8 +93,8 @@ class Lookups:
                 found.append((int(when), name, rows.record(*at_of(name), fields, int(now) / 1e6)))
         return sorted(found, key=lambda each: (each[0], each[1]))
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
-        doomed = [] if tombstones_only else self._due(_DUE[Duty.EXPIRED], limit)[:limit]
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
+        doomed = [] if expired_state_only else self._due(_DUE[Duty.EXPIRED], limit)[:limit]
         doomed += self._due([b"shelf:expired"], limit)[: limit - len(doomed)]
         values: dict[int, Sequence[bytes]] = {}
         for _, name, record in doomed:
@@ -156,7 +156,7 @@ class Lookups:
             for position, fields, now in sorted(found, key=lambda each: each[0]):
                 if fields is None:
                     continue
-                record = rows.record(*page[position], fields, now / 1e6)
+                record = rows.record(*page[position], fields, now)
                 if record.meets(state, scope, operation, None if older_than is None else record.now - older_than):
                     yield record
 

@@ -19,12 +19,9 @@ class Nodes:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._known: Sequence[Address] | None = None
+        self.forget()
         self._masters: tuple[Address, ...] = ()
-        self._find: Callable[[float], Sequence[Address]] = {
-            "server": self._one_server,
-            "sentinel": self._by_sentinel,
-            "cluster": self._by_cluster,
-        }[settings.kind]
+        self._find = self._by_sentinel if settings.kind == "sentinel" else self._by_cluster
 
     def of(self, bucket: int, deadline: float) -> Address:
         known = self._known
@@ -44,11 +41,9 @@ class Nodes:
         return list(dict.fromkeys(self.of(bucket, deadline) for bucket in BUCKETS))
 
     def forget(self) -> None:
-        self._known = None
-
-    def _one_server(self, deadline: float) -> list[Address]:
-        del deadline
-        return [self._settings.hosts[0]] * len(BUCKETS)
+        """With one server there is no question: the URL has the address of every bucket."""
+        one_server = self._settings.kind == "server"
+        self._known = [self._settings.hosts[0]] * len(BUCKETS) if one_server else None
 
     def _by_sentinel(self, deadline: float) -> list[Address]:
         options = self._settings.options | self._settings.sentinel_login | {"db": None}

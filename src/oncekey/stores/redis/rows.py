@@ -1,11 +1,12 @@
 """Rows, as Redis has them and as Python does. Pure.
 
-Times are whole microseconds: Lua's numbers hold them exactly, and they sort. A field that a row does not have is None.
+``lua/lib/fields.lua`` says what a row has. Times are whole microseconds: Lua's numbers hold them exactly, and they
+sort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -37,33 +38,14 @@ def text(value: str) -> bytes:
 
 
 def fixed(wanted: Reservation) -> bytes:
-    """What never changes while the row lives."""
-    fingerprint = (wanted.fingerprint.hex(), wanted.fingerprint_version)
-    return _json((*fingerprint, wanted.fingerprint_recipe, wanted.quarantine_seconds))
-
-
-def reservation_values(wanted: Reservation) -> tuple[bytes, ...]:
-    """As ``reserve.lua`` takes them."""
-    return (
-        text(wanted.owner),
-        text(wanted.operation),
-        wanted.effects.encode(),
-        fixed(wanted),
-        b"%d" % micros(wanted.lease_seconds),
-        b"%d" % micros(wanted.retention_seconds),
-    )
-
-
-def end_values(change: Swap) -> tuple[bytes, ...]:
-    """As ``end.lua`` takes them."""
-    head, body = _response(change.response)
-    failure = NONE if change.last_error is None else b"=" + text(change.last_error)
-    return (text(change.owner), (change.to_state or "").encode(), head, body, failure)
+    """What never changes while the row lives: a JSON array without its brackets."""
+    of_request = (wanted.fingerprint.hex(), wanted.operation, wanted.fingerprint_version)
+    return json((*of_request, wanted.fingerprint_recipe, wanted.quarantine_seconds))[1:-1]
 
 
 def swap_values(change: Swap) -> tuple[bytes, bytes]:
     """The arguments of ``swap.lua``: the swap as JSON, without fields that are None, and the body."""
-    head, body = _response(change.response)
+    head, body = response(change.response)
     fields: dict[str, Any] = {
         "from_state": change.from_state,
         "owner": change.owner,
@@ -84,7 +66,6 @@ def swap_values(change: Swap) -> tuple[bytes, bytes]:
     }
     if (again := change.restart) is not None:
         fields["restart"] = {
-            "operation": again.operation,
             "fixed": fixed(again).decode(),
             "effects": again.effects,
             "owner": again.owner,
@@ -103,23 +84,23 @@ def swap_values(change: Swap) -> tuple[bytes, bytes]:
         )
     if change.audit is not None:
         words = (change.audit.who, change.event, change.from_state, change.to_state, change.audit.why)
-        fields["audit"] = _json(words).decode()
-    return _json(_without_none(**fields)), body
+        fields["audit"] = json(words).decode()
+    return json(_without_none(**fields)), body
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _response(response: StoredResponse | None) -> tuple[bytes, bytes]:
+def response(given: StoredResponse | None) -> tuple[bytes, bytes]:
     """The head says whether there is a body: an empty one is not none."""
-    if response is None:
+    if given is None:
         return NONE, NONE
-    head = (response.status, response.headers, response.schema_version, response.body is not None)
-    return _json(head), response.body or NONE
+    body = given.body
+    return json((given.status, given.headers, given.schema_version, body is not None)), body or NONE
 
 
-def _json(value: Any) -> bytes:
+def json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError as error:
@@ -129,59 +110,81 @@ def _json(value: Any) -> bytes:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def record(scope: str, key: str, answer: Any, now: float, response: StoredResponse | None = None) -> Record:
-    """A row: its fields as JSON, or a list of these, the response's head and its body. Without the last two,
-    ``response`` is what the caller has just written."""
+def values(text: bytes) -> Any:
+    """The values of a row, or of several, as scripts answer them."""
     try:
-        if type(answer) is list:
-            answer, head, body = answer
-            response = None if head is None else _stored(head, body)
+        return orjson.loads(text)
+    except ValueError as damage:
+        raise _damaged() from damage
+
+
+def record(scope: str, key: str, answer: Any, now: float, written: StoredResponse | None = None) -> Record:
+    """A row as text, or a list of the text and the body. ``written``: the response that the caller has just written,
+    which is not in the text."""
+    if type(answer) is list:
+        text, body = answer
+        return record_of(scope, key, values(text), now, iter((body,)))
+    return record_of(scope, key, values(answer), now, iter(()), written)
+
+
+def record_of(
+    scope: str, key: str, row: Any, now: float, bodies: Iterator[bytes], written: StoredResponse | None = None
+) -> Record:
+    """A row from its values. The next of ``bodies`` is its own if it has a response."""
+    try:
         (
-            operation, constant, effects, state, attempt, owner, lease, point, error, ask, tries, born, done, retention,
-            expires,
-        ) = orjson.loads(answer)  # fmt: skip
-        fingerprint, version, recipe, quarantine = orjson.loads(constant)
+            fingerprint, operation, version, recipe, quarantine, state, owner, effects, attempt, tries, lease, born,
+            point, error, ask, done, retention, expires, head,
+        ) = row  # fmt: skip
+        if head is not None:
+            status, headers, schema_version, has_body = head
+            body = next(bodies)
+            written = stored_response(status, headers, body if has_body else None, schema_version, read=list)
         return Record(
-            scope, key, operation, bytes.fromhex(fingerprint), version, EFFECTS[effects], STATES[state], int(attempt),
-            owner, int(lease) / 1e6, point or None, response, None if error is False else error,
-            int(ask) / 1e6 if ask else None, int(tries), int(born) / 1e6, int(done) / 1e6 if done else None,
-            int(retention) / 1e6, int(expires) / 1e6, now, recipe, quarantine,
+            scope, key, operation, bytes.fromhex(fingerprint), version, EFFECTS[effects], STATES[state], attempt, owner,
+            lease / 1e6, point, written, error, None if ask is None else ask / 1e6, tries, born / 1e6,
+            None if done is None else done / 1e6, retention / 1e6, expires / 1e6, now, recipe, quarantine,
         )  # fmt: skip
     except KeyError as unknown:
         raise StoreError(f"a row says {unknown}, which this version of oncekey does not know") from unknown
-    except (ValueError, TypeError, AttributeError) as damage:
-        raise StoreError("the fields of a row are damaged") from damage
+    except (ValueError, TypeError, StopIteration) as damage:
+        raise _damaged() from damage
 
 
-def _stored(head: bytes, body: bytes | None) -> StoredResponse:
-    status, headers, version, has_body = orjson.loads(head)
-    return stored_response(status, headers, body if has_body else None, version, read=list)
+def _damaged() -> StoreError:
+    return StoreError("the fields of a row are damaged")
 
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-def inserted(wanted: Reservation, now: int) -> Record:
-    """The row that ``reserve.lua`` inserted at ``now``, in microseconds."""
-    lease, expires = now + micros(wanted.lease_seconds), now + micros(wanted.retention_seconds)
+def later(now: float, seconds: float) -> float:
+    """``now + seconds`` exactly as the scripts compute it, in whole microseconds."""
+    return (micros(now) + micros(seconds)) / 1e6
+
+
+def inserted(wanted: Reservation, now: float) -> Record:
+    """The row that ``reserve.lua`` inserted at ``now``."""
     return Record(
         wanted.scope, wanted.key, wanted.operation, wanted.fingerprint, wanted.fingerprint_version, wanted.effects,
-        State.IN_PROGRESS, 1, wanted.owner, lease / 1e6, None, None, None, None, 0, now / 1e6, None,
-        wanted.retention_seconds, expires / 1e6, now / 1e6, wanted.fingerprint_recipe, wanted.quarantine_seconds,
+        State.IN_PROGRESS, 1, wanted.owner, later(now, wanted.lease_seconds), None, None, None, None, 0, now, None,
+        wanted.retention_seconds, later(now, wanted.retention_seconds), now, wanted.fingerprint_recipe,
+        wanted.quarantine_seconds,
     )  # fmt: skip
 
 
-def ended(change: Swap, expires: bytes, now: float) -> Record:
+def ended(change: Swap, now: float) -> Record:
     """The record of a row that its owner has just ended (``Swap.ends``)."""
     seen = change.seen
     assert seen is not None  # noqa: S101 - a swap that ends has it
-    assert change.to_state is not None  # noqa: S101
+    assert change.to_state is not None  # noqa: S101 - and a state
+    expires_at = max(seen.expires_at, later(now, seen.retention_seconds))
     return Record(
         seen.scope, seen.key, seen.operation, seen.fingerprint, seen.fingerprint_version, seen.effects,
         change.to_state, seen.attempt, seen.owner, seen.lease_until, seen.recovery_point, change.response,
-        change.last_error, None, seen.reconcile_tries, seen.created_at, now, seen.retention_seconds,
-        int(expires) / 1e6, now, seen.fingerprint_recipe, seen.quarantine_seconds,
+        change.last_error, None, seen.reconcile_tries, seen.created_at, now, seen.retention_seconds, expires_at, now,
+        seen.fingerprint_recipe, seen.quarantine_seconds,
     )  # fmt: skip
 
 
@@ -195,3 +198,10 @@ def audit_line(line: bytes, scope: str, key: str) -> AuditLine:
     at, _, rest = line[16:].partition(b" ")
     who, event, before, after, why = orjson.loads(rest.partition(b"\n")[0])
     return AuditLine(int(at) / 1e6, who, event, scope, key, None, before, after, why)
+
+
+def with_reason(line: bytes, why: str) -> bytes:
+    """The same line of the audit with another reason."""
+    at, _, rest = line[16:].partition(b" ")
+    words, _, name = rest.partition(b"\n")
+    return line[:16] + at + b" " + json([*orjson.loads(words)[:4], why]) + b"\n" + name

@@ -53,6 +53,15 @@ class Server:
         return self.appends and self.appendfsync == "always"
 
     @property
+    def persistence(self) -> tuple[bool, str | None]:
+        return self.appends, self.appendfsync
+
+    @property
+    def evicted(self) -> int:
+        """How many keys it has evicted since it was started, of all its databases and programs."""
+        return int(self.info.get("evicted_keys", "0"))
+
+    @property
     def replicas(self) -> int:
         return int(self.info.get("connected_slaves", "0"))
 
@@ -66,10 +75,10 @@ def _setting(answer: Any) -> str | None:
 
 
 def evicts(server: Server, where: str) -> str | None:
-    """Why oncekey does not begin on this server; None: it evicts nothing."""
+    """Why oncekey does not use this server; None: it evicts nothing."""
     if server.policy == _SAFE:
         return None
     return (
         f"{where}: its maxmemory-policy is {server.policy}, so it deletes keys when its memory is full, and their "
-        "retries would run again. Set maxmemory-policy to noeviction; oncekey refuses to begin otherwise"
+        "retries would run again. Set maxmemory-policy to noeviction; until then oncekey takes no requests"
     )

@@ -96,13 +96,16 @@ def read(url: str) -> Settings:
             f"the Redis URL has an option that neither oncekey nor redis-py knows: {', '.join(unknown)}; "
             "docs/stores.md lists oncekey's"
         )
+    prefix = own.get("prefix", "oncekey")
+    if {"{", "}"} & set(prefix):
+        raise ConfigurationError("prefix= takes no braces: Redis Cluster chooses the node of a key by what is in them")
     return Settings(
         kind=kind,
         hosts=addresses or ((host, port),),
         options=options,
         sentinel_login={each.removeprefix("sentinel_"): own.get(each) for each in _SENTINEL},
         name=name,
-        prefix=own.get("prefix", "oncekey"),
+        prefix=prefix,
         epoch=own.get("epoch") or None,
         **_checked(numbers),
     )

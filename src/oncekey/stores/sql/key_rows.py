@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from oncekey.core.record import RESPONSE_SCHEMA_VERSION, StoredResponse
+from oncekey.core.sealed import SEALED_RESPONSE
 from oncekey.core.states import Effects, State
 from oncekey.core.steps import Step, StepKind, StepState
 from oncekey.errors import StoreError
@@ -25,13 +26,15 @@ def stored_response(
 ) -> StoredResponse:
     """StoreError if the columns are not as oncekey writes them: a damaged row gives an error, never a wrong answer.
 
-    The response of another schema version counts as a tombstone: this version does not know its columns. ``read``
-    makes a list of the stored headers, for a store that does not keep them as text of their own.
+    The response of another schema version counts as a tombstone: this version does not know its columns. So does an
+    encrypted one, until it is opened. ``read`` makes a list of the stored headers, for a store that does not keep them
+    as text of their own.
     """
     if type(status) is not int or not 100 <= status <= 599:
         raise StoreError("the stored status of a row is damaged")
     if version != RESPONSE_SCHEMA_VERSION:
-        return StoredResponse(status, (), None, version)
+        sealed = version == SEALED_RESPONSE and type(body) is bytes
+        return StoredResponse(status, (), body if sealed else None, version)
     if body is not None and type(body) is not bytes:
         raise StoreError("the stored body of a row is damaged")
     try:

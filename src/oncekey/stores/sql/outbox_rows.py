@@ -9,10 +9,13 @@ import orjson
 
 from oncekey.core.jobs import Conclusion, Job, JobState
 from oncekey.core.record import StoredResponse
+from oncekey.core.sealed import MARK
 
 HISTORY_KEPT = 20
 """How many attempts a row remembers; the oldest are dropped first."""
 ERROR_CHARS = 500
+SEALED_CHARS = 3_000
+"""The length of ``ERROR_CHARS`` characters of UTF-8 when they are encrypted. They are cut before that."""
 LEASE_RAN_OUT = "the worker's lease ran out"
 TIMED_OUT = "its key expired before it was done"
 TIMED_OUT_IN_DOUBT = "its job was tried, and not done before the key expired"
@@ -35,8 +38,9 @@ def kept_error(conclusion: Conclusion) -> str | None:
 
 
 def shortened(error: str) -> str:
-    """The error cut to ``ERROR_CHARS``, without characters that a database refuses: a task's error can hold any."""
-    return error[:ERROR_CHARS].translate(_TRANSLATE).encode("utf-8", "replace").decode()
+    """The error cut to its length, without characters that a database refuses: a task's error can hold any."""
+    length = SEALED_CHARS if error.startswith(MARK) else ERROR_CHARS
+    return error[:length].translate(_TRANSLATE).encode("utf-8", "replace").decode()
 
 
 def remembering(history: str, attempt: int, at: float, error: str) -> str:

@@ -110,6 +110,14 @@ def tables(package: str) -> tuple[str, ...]:
     return tuple(name for each in migrations(package) for name in _TABLE.findall(each.sql))
 
 
+TABLE_GONE = (
+    "has not all tables of oncekey. If they were there before, keys are lost, and their retries would run again: "
+    "`oncekey doctor` names the tables, restore them from a backup. Only for a new database run `oncekey migrate`"
+)
+"""About a statement that found no table. The store checks the tables of a connection first, so most likely one was
+dropped under a running app."""
+
+
 def outdated(package: str, applied: Applied, where: str, missing: Collection[str]) -> str | None:
     """One sentence that says what to run, or None when this version can work with the tables.
 

@@ -73,6 +73,9 @@ class Connections:
     writer, if not for ``timeout``.
     """
 
+    or_else = ", or restart the app to begin a new file, which knows no key: retries of earlier requests then run again"
+    """What can be done about a file that is gone, beside putting it back."""
+
     def __init__(
         self,
         path: Path,
@@ -215,9 +218,7 @@ class Connections:
             )
 
     def _gone(self) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"{self.path} was removed or replaced while in use: put it back, or restart the app to begin a new file"
-        )
+        return StoreUnavailable(f"{self.path} was removed or replaced while in use: put it back{self.or_else}")
 
     def in_words(self, code: int, said: str, lock_seconds: float) -> StoreUnavailable:
         """SQLite's primary error code as an error of oncekey; ``said`` is SQLite's own text."""

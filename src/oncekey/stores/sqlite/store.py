@@ -29,6 +29,7 @@ from oncekey.stores.sqlite.checks import Probes
 from oncekey.stores.sqlite.connections import Connections
 from oncekey.stores.sqlite.gate import GateHeld, gate_of
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
+from oncekey.stores.sqlite.kept import SqliteKept
 from oncekey.stores.sqlite.lookups import Lookups
 from oncekey.stores.sqlite.outbox import SqliteOutbox
 from oncekey.stores.sqlite.transactions import SqliteTransactions
@@ -56,7 +57,7 @@ WRITERS: tuple[Writer, ...] = get_args(Writer)
 """How an event loop commits a batch: in a thread of its own, or in a process (``writer_process.py``)."""
 
 
-class SqliteStore(Lookups, SqliteOutbox, SqliteTransactions, Probes):
+class SqliteStore(Lookups, SqliteKept, SqliteOutbox, SqliteTransactions, Probes):
     """One file. Threads and processes may share it; each thread has its own connection."""
 
     capabilities = Capabilities(durable=True, shared=True, server_clock=False, writers=1, embedded=True)
@@ -146,10 +147,10 @@ class SqliteStore(Lookups, SqliteOutbox, SqliteTransactions, Probes):
             oldest = records(connection.execute(_DUE[duty], (now, limit)).fetchall())
             return self._turns.hand_out(duty, limit, oldest, visit, take)
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         with self._writing() as connection:
             now = self.clock()
-            doomed = [] if tombstones_only else connection.execute(_DOOMED_KEYS, (now, limit)).fetchall()
+            doomed = [] if expired_state_only else connection.execute(_DOOMED_KEYS, (now, limit)).fetchall()
             doomed += connection.execute(_DOOMED_TOMBSTONES, (now, limit - len(doomed))).fetchall()
             connection.executemany(_FORGET_STEPS, [(scope, key) for _, scope, key in doomed])
             connection.executemany(_PURGE, [(rowid,) for rowid, _, _ in doomed])

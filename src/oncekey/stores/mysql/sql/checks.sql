@@ -15,6 +15,14 @@ SHOW STATUS LIKE 'Threads_connected'
 SELECT DISTINCT index_name FROM information_schema.statistics
 WHERE table_schema = database() AND table_name LIKE 'idempotency\_%'
 
+-- name: probe_engines
+-- The tables of this database that a rollback does not undo.
+SELECT t.table_name, t.engine
+FROM information_schema.tables AS t
+INNER JOIN information_schema.engines AS e ON t.engine = e.engine
+WHERE t.table_schema = database() AND t.table_type = 'BASE TABLE' AND e.transactions = 'NO'
+ORDER BY t.table_name LIMIT 6
+
 -- name: probe_settings
 -- The settings that decide whether a commit survives a crash, what a transaction sees, and how long a packet may be. The
 -- isolation is that of the app's connections: oncekey's own are READ COMMITTED.

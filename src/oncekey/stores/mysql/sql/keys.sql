@@ -28,9 +28,9 @@ NOT EXISTS (
 )
 
 -- name: end
--- The owner ends its attempt: the row becomes final, with its response. Every request waits for this packet, so it sets
--- only what such a move can change; `swap` does every other move. It returns the numbers of the moved rows in the batch, how
--- many there are, and the time: the caller has the rest of each row, and a third look at the rows would cost as much as the first.
+-- The owners end their attempts: each row becomes final, with its response. Every request waits for this packet, so it sets
+-- only what such a move can change; `swap` does every other move. It moves all rows of the batch or none. The UPDATE returns how
+-- many it moved and its time; the caller has the rest of each row.
 {begin};
 {end_rows};
 {whole};
@@ -47,22 +47,29 @@ SAVEPOINT oncekey
 RELEASE SAVEPOINT oncekey
 
 -- name: end_rows
-SELECT group_concat(w.n), count(*), utc_timestamp(6) INTO @oncekey_held, @oncekey_count, @oncekey_now
-FROM ({compared}) AS w {at_keys}
-WHERE k.state = 'in_progress' AND k.owner = w.owner
+-- If a row is not as its swap says, or is locked (SKIP LOCKED), the count is too small. The UPDATE then has an impossible WHERE and
+-- reads no row, so it waits for none; `swap` moves the others. request_rows.py says what `place` and the values are.
+SELECT count(*) INTO @oncekey_count
+FROM idempotency_keys AS k FORCE INDEX (PRIMARY)
+WHERE k.state = 'in_progress' AND ({owned})
 FOR UPDATE SKIP LOCKED;
-UPDATE ({ending}) AS w {at_keys} SET
-    k.state = w.to_state,
-    k.response_status = w.status,
-    k.response_headers = w.headers,
-    k.response_body = w.body,
-    k.response_schema_version = w.schema_version,
-    k.last_error = w.last_error,
+UPDATE idempotency_keys AS k FORCE INDEX (PRIMARY) SET
+    k.response_status = {place},
+    k.state = {new_state},
+    k.response_headers = {new_headers},
+    k.response_body = {new_body},
+    k.response_schema_version = {new_schema_version},
+    k.last_error = {new_last_error},
     k.reconcile_at = NULL,
-    k.finished_at = {now},
-    k.expires_at = greatest(k.expires_at, {now} + INTERVAL {retention} MICROSECOND)
-WHERE {is_held} AND k.state = 'in_progress' AND k.owner = w.was_owner;
-SELECT CAST(coalesce(@oncekey_held, '') AS CHAR), @oncekey_count, timestampdiff(MICROSECOND, '1970-01-01', {now})
+    k.finished_at = utc_timestamp(6),
+    k.expires_at = greatest(k.expires_at, utc_timestamp(6) + INTERVAL {new_retention} MICROSECOND),
+    k.response_status = {new_status}
+WHERE @oncekey_count = :size AND {returns_time} AND k.state = 'in_progress' AND ({owned})
+
+-- name: returns_time
+-- Always true. The result of a statement that writes has a place for one number, and this puts the statement's time there:
+-- connection.py reads it as `Written.time`. A SELECT for it would be one more statement.
+last_insert_id(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))) > 0
 
 -- name: retention
 -- The retention of a row as microseconds.
@@ -71,7 +78,7 @@ CAST(round(k.retention_seconds * 1000000) AS SIGNED)
 -- name: hold
 -- Lock the rows of a batch of swaps that still are as their swap says, in key order, and remember their numbers and the
 -- time. SKIP LOCKED: a row in another open transaction is busy, and the other rows of the batch do not wait for it. In a
--- Galera cluster the lock is the node's own; if two nodes move a row, the COMMIT of one fails with 1213.
+-- Galera cluster the lock is the node's own; if two nodes move a row, the COMMIT of one fails with 1213 (which is why it is a packet of its own: connection.py).
 {begin};
 SELECT group_concat(w.n), count(*), utc_timestamp(6) INTO @oncekey_held, @oncekey_count, @oncekey_now
 FROM ({compared}) AS w {at_keys}
@@ -159,29 +166,30 @@ COMMIT
 CAST(@oncekey_now AS DATETIME(6))
 
 -- name: read
-SELECT {columns} FROM ({placed}) AS w {at_keys}
+SELECT {columns} FROM idempotency_keys AS k FORCE INDEX (PRIMARY) WHERE {among}
 
 -- name: reserve
--- Insert what is absent, then read all. Each statement is a commit of its own, and the read tells whose row it is.
+-- Insert what is absent, then read all, if something was there. Each statement is a commit of its own. If all rows were inserted,
+-- they are as the caller wrote them at the time that the INSERT returns, and an impossible WHERE saves the read.
 -- The anti-join reads without locks (READ COMMITTED), so a row that another open transaction has locked or updated is seen as
 -- it was committed before, and not waited for. If a rival inserts a row at this moment, the INSERT waits for its commit and
 -- fails as a whole (1062); if a row is deleted between the two, it is not read. In both cases the caller asks again.
 {reserve_rows}
 
 -- name: reserve_rows
-SELECT utc_timestamp(6) INTO @oncekey_now;
 INSERT INTO idempotency_keys (
     scope, `key`, operation, fingerprint, fingerprint_version, effects, state, attempt, owner,
     lease_until, created_at, retention_seconds, expires_at, fingerprint_recipe, quarantine_seconds
 )
 SELECT
-    w.scope, w.`key`, w.operation, w.fingerprint, w.fingerprint_version, w.effects, 'in_progress', 1, w.owner,
-    {now} + INTERVAL w.lease MICROSECOND, {now}, w.retention_seconds,
-    {now} + INTERVAL w.retention MICROSECOND, w.fingerprint_recipe, w.quarantine_seconds
+    w.scope, w.`key`, {want_operation}, {want_fingerprint}, {want_fingerprint_version}, {want_effects}, 'in_progress', 1,
+    {want_owner}, utc_timestamp(6) + INTERVAL {want_lease} MICROSECOND, utc_timestamp(6), {want_retention_seconds},
+    utc_timestamp(6) + INTERVAL {want_retention} MICROSECOND, {want_fingerprint_recipe}, {want_quarantine_seconds}
 FROM ({wanted}) AS w
 LEFT JOIN idempotency_keys AS i ON i.scope = w.scope AND i.`key` = w.`key`
-WHERE i.scope IS NULL;
-SELECT {columns} FROM ({placed}) AS w {at_keys}
+WHERE i.scope IS NULL AND {returns_time};
+SET @oncekey_count = row_count();
+SELECT {columns} FROM idempotency_keys AS k FORCE INDEX (PRIMARY) WHERE @oncekey_count < :enough AND ({among})
 
 -- name: listing
 -- The rows that an operator asks for, in the order of their keys. The index is part of the text: a state with few rows has

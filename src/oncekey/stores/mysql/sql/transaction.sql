@@ -10,8 +10,9 @@ SAVEPOINT oncekey
 
 -- name: transaction_mark
 -- Lock the key's row, and write a number into it. From here on the lock does the work of the lease. 0 rows: another attempt
--- owns the key, or this is another database.
-UPDATE idempotency_keys SET enlisted = uuid_short()
+-- owns the key, or this is another database. `:number` is given if a rollback to a savepoint undid this: the name of the
+-- transaction stays.
+UPDATE idempotency_keys SET enlisted = coalesce(:number, uuid_short())
 WHERE
     scope = CONVERT(:scope USING utf8mb4) AND `key` = CONVERT(:key USING utf8mb4)
     AND owner = CONVERT(:owner USING utf8mb4) AND state = 'in_progress'

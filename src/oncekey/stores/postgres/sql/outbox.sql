@@ -29,6 +29,8 @@ LIMIT 1
 -- End attempts: each job that still is running under its owner token, and the key that it settles, if the key still is
 -- pending under the token of the attempt that enqueued the job.
 -- Jobs are locked first, in the order of their ids, and keys after them; outbox_time_out does the same.
+-- Rows are found by their primary keys alone. The conditions on state and owner are outside of the subqueries, and look at
+-- the locked row: inside, the planner may read all running jobs, or all pending keys, for every row that it looks for.
 -- The owner stays in the row: a worker that did not get the answer sees by it that its own write succeeded.
 wanted AS (
     SELECT * FROM unnest(
@@ -41,11 +43,12 @@ held AS (
     SELECT w.*
     FROM (SELECT * FROM wanted ORDER BY id COLLATE "C") AS w
     CROSS JOIN LATERAL (
-        SELECT i.id FROM idempotency_outbox AS i
-        WHERE i.id = w.id AND i.state = 'running' AND i.owner = w.owner
+        SELECT i.state, i.owner FROM idempotency_outbox AS i
+        WHERE i.id = w.id
         OFFSET 0
         FOR NO KEY UPDATE
     ) AS j
+    WHERE j.state = 'running' AND j.owner = w.owner
 ),
 
 ended AS (
@@ -58,9 +61,21 @@ ended AS (
         history = CASE WHEN w.error IS NULL THEN j.history ELSE {history} END,
         finished_at = CASE WHEN w.ending IN ('done', 'dead') THEN now() END
     FROM held AS w
-    WHERE j.id = w.id AND j.state = 'running' AND j.owner = w.owner
+    WHERE j.id = w.id
     RETURNING j.id, j.owner, j.scope, j.key, j.key_owner, j.settles, w.settle, w.error,
         w.status, w.headers, w.body, w.schema_version
+),
+
+owed AS (
+    SELECT e.*
+    FROM ended AS e
+    CROSS JOIN LATERAL (
+        SELECT i.state, i.owner FROM idempotency_keys AS i
+        WHERE i.scope = e.scope AND i.key = e.key
+        OFFSET 0
+        FOR NO KEY UPDATE
+    ) AS k
+    WHERE e.settles AND e.settle IS NOT NULL AND k.state = 'pending' AND k.owner = e.key_owner
 ),
 
 settled AS (
@@ -79,10 +94,8 @@ settled AS (
                 THEN greatest(k.expires_at, now() + k.retention_seconds * interval '1 second')
             ELSE k.expires_at
         END
-    FROM ended AS e
-    WHERE
-        e.settles AND e.settle IS NOT NULL
-        AND k.scope = e.scope AND k.key = e.key AND k.state = 'pending' AND k.owner = e.key_owner
+    FROM owed AS e
+    WHERE k.scope = e.scope AND k.key = e.key
 )
 
 -- name: outbox_enqueue
@@ -209,15 +222,17 @@ SELECT {columns} FROM moved AS j
 -- name: outbox_renew
 -- Extend the leases of jobs that this owner still holds. It waits for a locked row, which is never locked for long: a
 -- skipped row would look like a lost job. Rows are locked in the order of ids, so that two batches cannot deadlock.
+-- They are found by id alone, as in outbox_ended.
 WITH held AS (
     SELECT j.id
     FROM (SELECT u.id FROM unnest(%(ids)s) AS u (id) ORDER BY u.id COLLATE "C") AS w
     CROSS JOIN LATERAL (
-        SELECT i.id FROM idempotency_outbox AS i
-        WHERE i.id = w.id AND i.state = 'running' AND i.owner = %(owner)s
+        SELECT i.id, i.state, i.owner FROM idempotency_outbox AS i
+        WHERE i.id = w.id
         OFFSET 0
         FOR NO KEY UPDATE
     ) AS j
+    WHERE j.state = 'running' AND j.owner = %(owner)s
 )
 
 UPDATE idempotency_outbox AS j SET lease_until = now() + %(lease_seconds)s * interval '1 second'

@@ -129,11 +129,11 @@ WITH keys_past AS (
         (k.state IN ('completed', 'failed') OR (k.state = 'failed_retryable' AND k.recovery_point IS NULL))
         AND k.expires_at <= now()
     ORDER BY k.expires_at
-    LIMIT CASE WHEN %(tombstones_only)s THEN 0 ELSE %(limit)s END
+    LIMIT CASE WHEN %(expired_state_only)s THEN 0 ELSE %(limit)s END
     FOR UPDATE SKIP LOCKED
 ),
 
-tombstones AS (
+in_state_expired AS (
     SELECT k.tableoid AS part, k.ctid AS place FROM idempotency_keys AS k
     WHERE
         k.state = 'expired'
@@ -145,7 +145,7 @@ tombstones AS (
 
 moved AS (
     DELETE FROM idempotency_keys AS k
-    USING (SELECT * FROM keys_past UNION ALL SELECT * FROM tombstones) AS d
+    USING (SELECT * FROM keys_past UNION ALL SELECT * FROM in_state_expired) AS d
     WHERE k.ctid = d.place AND k.tableoid IS NOT DISTINCT FROM d.part
     RETURNING k.scope, k.key, true AS forgets
 ),

@@ -1,7 +1,7 @@
 -- #include common fields rows steps
--- Delete rows that are past their time. ARGV from the third: '<shelf> <name>'. Returns how many were deleted.
+-- Delete rows that are past their time. ARGV from the fourth: '<shelf> <name>'. Returns how many were deleted.
 local deleted = 0
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local shelf, name = string.match(ARGV[i], '^(%S+) (.*)$')
   local row = read(base .. 'k:' .. name)
   if row then

@@ -1,5 +1,5 @@
 -- #include common fields
 -- As read.lua, without the responses.
 local answer = {whole(now)}
-for i = 2, #KEYS do answer[i] = slim(KEYS[i]) end
+for i = 1, ROWS do answer[i + 1] = slim(KEYS[EPOCHS + i]) end
 return answer

@@ -1,5 +1,5 @@
 -- #include common fields steps
--- The steps of these keys. KEYS: epoch, rows. Returns now, and for each row a list of steps.
+-- The steps of these keys. KEYS: epochs, rows. Returns now, and for each row a list of steps.
 local answer = {whole(now)}
-for i = 2, #KEYS do answer[i] = read_steps(name_of(KEYS[i])) end
+for i = 1, ROWS do answer[i + 1] = read_steps(enter(KEYS[EPOCHS + i])) end
 return answer

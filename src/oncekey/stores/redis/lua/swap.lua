@@ -1,13 +1,13 @@
 -- #include common fields rows steps
--- Move each row that still is as its swap says. KEYS: epoch, rows. ARGV for each row: the swap as JSON, and a body.
+-- Move each row that still is as its swap says. KEYS: epochs, rows. ARGV for each row: the swap as JSON, and a body.
 -- Returns now, and for each row its fields after the move (before it, where it is deleted), or nil if it was refused.
 local function fits(row, change)
   if row.state ~= change.from_state or row.owner ~= change.owner then return false end
   if change.lease_over_by and row.lease + change.lease_over_by > now then return false end
-  if change.past_expiry and tonumber(row.expires) > now then return false end
+  if change.past_expiry and row.expires > now then return false end
   if change.from_effects and row.effects ~= change.from_effects then return false end
   -- discard is for a first attempt without steps
-  return change.to_state or row.state ~= 'in_progress' or (tonumber(row.attempt) == 1 and not row.point)
+  return change.to_state or row.state ~= 'in_progress' or (row.attempt == 1 and not row.point)
 end
 
 local function moved(row, change)
@@ -19,22 +19,20 @@ local function moved(row, change)
   new.effects = change.effects or row.effects
   new.attempt = change.attempt or row.attempt
   new.owner = change.new_owner or row.owner
-  if change.lease_seconds then new.lease = whole(now + change.lease_seconds) end
+  if change.lease_seconds then new.lease = now + change.lease_seconds end
   if change.point then new.point = change.point end
-  new.head, new.body = change.head, nil
   new.error = change.error
-  new.ask = change.reconcile_in and whole(now + change.reconcile_in)
+  new.ask = change.reconcile_in and now + change.reconcile_in
   new.tries = change.tries or row.tries
-  new.done = ends and whole(now) or nil
-  if ends or settles then new.expires = whole(math.max(tonumber(row.expires), now + row.retention)) end
+  new.done = ends and now or nil
+  if ends or settles then new.expires = math.max(row.expires, now + row.retention) end
   return new
 end
 
 local function restarted(change)
   local start = change.restart
-  return {operation = start.operation, fixed = start.fixed, effects = start.effects, state = 'in_progress', attempt = 1,
-          owner = start.owner, lease = whole(now + start.lease), tries = 0, born = whole(now),
-          retention = whole(start.retention), expires = whole(now + start.retention)}
+  return {fixed = start.fixed, effects = start.effects, state = 'in_progress', attempt = 1, owner = start.owner,
+          lease = now + start.lease, tries = 0, born = now, retention = start.retention, expires = now + start.retention}
 end
 
 -- A line has a number, so that no two are equal, the time, its words as JSON (which has no raw line break), and the name.
@@ -46,33 +44,29 @@ local function write_audit(name, line)
 end
 
 local answer = {whole(now)}
-for i = 2, #KEYS do
-  local at = (i - 2) * 2 + 3
-  local change = cjson.decode(ARGV[at])
-  local key, name = KEYS[i], name_of(KEYS[i])
-  local row = read(key)
-  answer[i] = false
+for i = 1, ROWS do
+  local key, change = KEYS[EPOCHS + i], cjson.decode(ARGV[i * 2 + 2])
+  local name, row = enter(key), read(key)
+  answer[i + 1] = false
   if row and fits(row, change) then
     unfile(name, row)
     if change.forgets_steps then forget_steps(name) end
     if change.step then write_step(name, change.step) end
     if change.audit then write_audit(name, change.audit) end
     if not change.to_state then
-      answer[i] = full(key)
+      answer[i + 1] = full(key)
       redis.call('DEL', key)
       redis.call('ZREM', base .. 'names', name)
     else
       local new = change.restart and restarted(change) or moved(row, change)
-      if new.head then new.body = ARGV[at + 1] end
-      local written = {}
-      for field, value in pairs(new) do
-        written[#written + 1] = field
-        written[#written + 1] = value
+      redis.call('HSET', key, 'fixed', new.fixed, 'live', live_of(new))
+      if change.head and not change.restart then
+        redis.call('HSET', key, 'head', change.head, 'body', ARGV[i * 2 + 3])
+      else
+        redis.call('HDEL', key, 'head', 'body')
       end
-      redis.call('DEL', key)
-      redis.call('HSET', key, unpack(written))
       file(name, new)
-      answer[i] = slim(key)
+      answer[i + 1] = slim(key)
     end
   end
 end

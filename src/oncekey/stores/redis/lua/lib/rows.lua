@@ -1,29 +1,21 @@
--- A row is a hash, '<base>k:<name>', where name is scope .. '\0' .. key. It stands on one shelf, a sorted set by the
--- time when it is due for upkeep. Rows that wait for a provider or for the resumer are also filed by scope.
-local function read(key)
-  local values = redis.call('HMGET', key, unpack(SLIM))
-  if not values[4] then return nil end
-  local row = {}
-  for i, field in ipairs(SLIM) do row[field] = values[i] or nil end
-  return row
-end
-
+-- A row stands on one shelf, a sorted set by the time when it is due for upkeep. Rows that wait for a provider or for the
+-- resumer are also filed by scope.
 -- The shelf of a row, and its place on it.
 local function shelf_of(row)
   local state = row.state
-  if state == 'in_progress' then return state, row.lease end
-  if state == 'unknown' then return state, row.ask or '+inf' end
+  if state == 'in_progress' then return state, whole(row.lease) end
+  if state == 'unknown' then return state, row.ask and whole(row.ask) or '+inf' end
   if state == 'expired' then return state, whole(row.expires + row.retention) end
-  if state == 'failed_retryable' and row.point then return 'half_done', row.expires end
-  return state, row.expires
+  if state == 'failed_retryable' and row.point then return 'half_done', whole(row.expires) end
+  return state, whole(row.expires)
 end
 
 -- When a row is due for the reconciler or the resumer: its duty and the time. '+inf': a dead letter.
 local function asked_of(row)
-  if row.state == 'unknown' then return 'unknowns', row.ask or '+inf' end
+  if row.state == 'unknown' then return 'unknowns', row.ask and whole(row.ask) or '+inf' end
   if row.state == 'failed_retryable' then
-    if row.ask then return 'resumable', row.ask end
-    if row.point and tonumber(row.tries) > 0 then return 'resumable', '+inf' end
+    if row.ask then return 'resumable', whole(row.ask) end
+    if row.point and row.tries > 0 then return 'resumable', '+inf' end
   end
 end
 
