@@ -15,7 +15,9 @@ from oncekey.core.guards import unusable, why_not_now
 from oncekey.core.problems import Answer, Situation
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError, NotAuthenticated
+from oncekey.telemetry import events
 from oncekey.web.exchange import Exchange
+from oncekey.webhooks.signatures import Check
 
 _log = logging.getLogger("oncekey")
 
@@ -23,6 +25,21 @@ VERIFY_RAISED = (
     "%s: its verify function raised, so the request was refused with 401. If this is a bad signature, return False "
     "instead; otherwise the function has a bug, and every request of this route is refused. This is said once per route"
 )
+
+SIGNATURE_REFUSED = {
+    "mismatch": "%s refused %s with 401, because the signature does not match the secret. If the sender did not send "
+    "it, nothing is wrong. If it did, compare the secret with the one that the sender shows for this endpoint, and "
+    "look for a proxy that changes the body (docs/webhooks.md). This is said at most once a minute per route",
+    "clock": "%s refused %s with 401: the signature matches the secret, but was made %s. Compare the clock of this "
+    "server with the right time. If it is right, the request was held up, or an attacker sent it again "
+    "(docs/webhooks.md). This is said at most once a minute per route",
+    "unusable": "%s refused %s with 401, because there is no usable signature: %s. If the sender did not send it, "
+    "nothing is wrong. If it did, set a secret at the sender, and look for a proxy that removes headers "
+    "(docs/webhooks.md). This is said at most once a minute per route",
+    "own": "%s refused %s with 401, because its verify function did not return True. If the sender did not send it, "
+    "nothing is wrong. If it did, compare the secrets (docs/webhooks.md). This is said at most once a minute per route",
+}
+"""By the reason that ``Check.why`` gives; ``own``: the app's own verify function, which gives none."""
 
 
 def check(exchange: Exchange, request: Request, body: bytes) -> Answer | None:
@@ -46,15 +63,29 @@ def check(exchange: Exchange, request: Request, body: bytes) -> Answer | None:
 
 def _verify(exchange: Exchange, request: Request, body: bytes) -> Answer | None:
     policy = exchange.policy
-    detail = None
+    detail, raised = None, False
     try:
         if policy.verify(request, body) is True:  # type: ignore[misc]
             return None
     except NotAuthenticated as error:
         detail = str(error) or None
     except Exception as error:
+        raised = True
         exchange.once.engine.tell_once(exchange.route.operation, VERIFY_RAISED, error=error)
-    return exchange.refuse(Situation.SIGNATURE_INVALID, detail)
+    situation = Situation.SIGNATURE_INVALID
+    exchange.once.engine.emitter.emit(events.CallerRefused(exchange.route.operation, situation))
+    if not raised:
+        _tell_refused(exchange, request, body)
+    return exchange.refuse(situation, detail)
+
+
+def _tell_refused(exchange: Exchange, request: Request, body: bytes) -> None:
+    """Warn about a refused signature: a wrong secret refuses every delivery, and the sender gives up after days."""
+    verify, reason, values = exchange.policy.verify, "own", []
+    if isinstance(verify, Check):
+        why = verify.why(request, body)
+        reason, values = why.reason, [why.detail] if why.detail else []
+    exchange.once.engine.tell_paced(exchange.route.operation, SIGNATURE_REFUSED[reason], *values)
 
 
 def _find_key(exchange: Exchange, request: Request, body: bytes) -> Answer | None:

@@ -47,6 +47,7 @@ from oncekey.core.header import COMMON
 from oncekey.core.kept_request import kept_request
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.routes import Route
+from oncekey.core.sealed import SEALED_RESPONSE
 from oncekey.core.states import FINAL
 from oncekey.engine.batching.ticket import answered
 from oncekey.engine.once import SINGLE_SCOPE, OnceKey
@@ -201,6 +202,8 @@ class IdempotencyMiddleware:
             recipe.text,
             policy.quarantine_seconds,
         )
+        if once.keyed is not None:
+            wanted = once.keyed(wanted)
 
         # the store's word
         loop = asyncio.get_running_loop()
@@ -325,4 +328,5 @@ def _is_replay(record: Record, wanted: Reservation) -> bool:
         and record.fingerprint_version == wanted.fingerprint_version
         and record.fingerprint_recipe == wanted.fingerprint_recipe
         and record.expires_at > record.now
+        and ((response := record.response) is None or response.schema_version != SEALED_RESPONSE)
     )

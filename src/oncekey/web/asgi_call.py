@@ -1,4 +1,4 @@
-"""The app's part of a protected ASGI request: calls the app in a task of its own, stores its end, and sends it.
+"""The app's part of a protected ASGI request: calls the app in its own task, stores how it ended, sends the response.
 
 From this call on, the work may have happened. So every end of the app (a response, an exception, a return without a
 response, a timeout of its own) becomes a move of the key.
@@ -11,7 +11,6 @@ import contextvars
 import logging
 from typing import Final
 
-from oncekey.core.evidence import SPEAKING_ERRORS
 from oncekey.core.judgment import Move
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.routes import Route
@@ -145,12 +144,12 @@ class AsgiCall(AsgiResponse):
 
         The framework would call that handler outside of this middleware, and could send a success that is not stored.
         """
-        if self.endpoints is None or self.inner is None or self.streams or isinstance(error, SPEAKING_ERRORS):
+        evidence = self.operation.evidence
+        if self.endpoints is None or self.inner is None or self.streams or evidence.speaks(error):
             return
         response = await self.endpoints.answer_to_error(self.inner, error)
         if response is not None:
             status, send_response = response
-            evidence = self.operation.evidence
             if not evidence.calls and status < 400:  # a dependency raised: do not judge it as middleware that answered
                 evidence.entered()
                 evidence.raised_with(error, None)

@@ -7,6 +7,7 @@ It runs only if a handler has ``@once.policy``, if there is a resolver or a resu
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -62,11 +63,37 @@ def matcher(endpoints: Iterable[tuple[str, str, Any]], once: OnceKey, only: Only
     return match
 
 
+def _reader(app: Any, once: OnceKey) -> Callable[[], list[str]]:
+    """Reads the operations later. It does not keep the app: a OnceKey may outlive the apps of a test suite."""
+    try:
+        known = weakref.ref(app)
+    except TypeError:  # an app of a class with slots
+        return lambda: _operations(app, once)
+    return lambda: [] if (found := known()) is None else _operations(found, once)
+
+
+def _operations(app: Any, once: OnceKey) -> list[str]:
+    """The operations of all routes, as this OnceKey's middleware names them; empty: the routes cannot be seen."""
+    from oncekey.web.app_routes import Place, walk
+
+    spots = list(walk(app, Place()))
+    if any(spot.opaque and not spot.place.prefix for spot in spots):
+        return []
+    return [
+        f"{method} {layer.sees(method, spot.full)}"
+        for spot in spots
+        for layer in spot.place.layers
+        if layer.once is once
+        for method in spot.methods
+    ]
+
+
 def check_declarations(app: Any, once: OnceKey, only: Only | None) -> None:
     """ConfigurationError if a declaration has no effect, or a route has two. Logs a WARNING if it may be intended."""
     signed = {
         listed for listed, policy in once.routes.listed.items() if policy is not None and policy.verify is not None
     }
+    once.engine.know_routes(_reader(app, once))
     if not (Declarations.in_process or only is not None or once.resolvers or once.resumes or signed):
         return
     from oncekey.web import route_audit

@@ -25,10 +25,11 @@ from rest_framework.exceptions import APIException, ParseError, UnsupportedMedia
 from rest_framework.serializers import BaseSerializer, ListSerializer
 from rest_framework.views import APIView
 
-from oncekey.core.evidence import SPEAKING_ERRORS, Evidence
+from oncekey.core.evidence import Evidence, is_of
 from oncekey.engine.operation import Operation
+from oncekey.engine.transactions.adapters.django_entry import note_handler
 from oncekey.web import openapi
-from oncekey.web.django import conf, endpoints, middleware
+from oncekey.web.django import conf, endpoints, middleware, reports
 from oncekey.web.django.calls import Call
 from oncekey.web.django.messages import MARK
 
@@ -80,7 +81,7 @@ def _wrap_views() -> None:
     def handle_exception(self: APIView, error: Exception) -> Any:
         """REST framework raises what it does not know, and Django would log it as an error of the view."""
         call: Call | None = getattr(self.request, MARK, None)
-        if call is None or call.waiting or not isinstance(error, SPEAKING_ERRORS):
+        if call is None or call.waiting or not call.exchange.operation.evidence.speaks(error):
             return handle(self, error)
         return HttpResponse(status=500)  # ``Exchange.answered`` puts oncekey's answer in its place
 
@@ -93,6 +94,7 @@ def _begun(handler: Callable[..., Any], call: Call) -> Callable[..., Any]:
     def begun(request: Any, *args: Any, **kwargs: Any) -> Any:
         if not call.begin_in_view():
             return HttpResponse()  # the middleware sends ``call.answer``
+        note_handler()
         said = _Validations()
         token = _validations.set(said)
         operation = call.exchange.operation
@@ -115,8 +117,9 @@ def _begun(handler: Callable[..., Any], call: Call) -> Callable[..., Any]:
 
 
 def _raised(operation: Operation, evidence: Evidence, said: _Validations, error: BaseException) -> None:
-    status = error.status_code if isinstance(error, APIException) else endpoints.raised_status(error)
-    if isinstance(error, _UNREADABLE) or (isinstance(error, ValidationError) and said.refused):
+    status = error.status_code if isinstance(error, APIException) else reports.raised_status(error)
+    refused = isinstance(error, _UNREADABLE) or (isinstance(error, ValidationError) and said.refused)
+    if refused and is_of(error, operation.owner):
         _refuse(operation, said)
     evidence.raised_with(error, status)
 

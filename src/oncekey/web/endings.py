@@ -82,11 +82,12 @@ def raised(operation: Operation, error: BaseException, once: OnceKey) -> tuple[M
     exception is one of oncekey's."""
     operation.evidence.heard(error)
     operation.evidence.broke_off = True
-    if isinstance(error, Refused) and operation.begun:
+    speaks = operation.evidence.speaks(error)
+    if speaks and isinstance(error, Refused) and operation.begun:
         return _refused_late(operation, error, once)
     event = _judged(operation, None).event
-    reason = _held_too_long(operation) or type(error).__name__
-    return Move(event, None, reason), _told(operation, error, event, once)
+    reason = _held_too_long(operation) or operation.evidence.raised_name
+    return Move(event, None, reason), _told(operation, error if speaks else None, event, once)
 
 
 def answer_instead(finished: Finished, operation: Operation, wanted: Reservation, once: OnceKey) -> Answer:

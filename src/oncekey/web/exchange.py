@@ -17,8 +17,8 @@ moves the bytes: it knows one kind of server, and decides nothing about a key. W
 7. If the stage is HELD, keep the response, and store again when the app has returned. If ``instead`` is set, send it in
    place of the app's response. Otherwise send that response, with :meth:`~Exchange.first_headers`.
 
-This is the general way. ASGI has a shorter one for ordinary requests, the **flat way** (``asgi.py``): it does the same
-without these calls, and comes here with everything that is not plain.
+This is the general way. ASGI has a shorter one for ordinary requests, the **flat way** (``asgi.py``). It does the same
+without these calls, and hands every other request over to this module.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from oncekey.core.judgment import Move, is_false_success
 from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.recipe import Parts
-from oncekey.core.record import Found, Record, Reservation
+from oncekey.core.record import Found, Record, Reservation, tenant_of
 from oncekey.core.routes import Route
 from oncekey.core.states import Event
+from oncekey.engine import personal_keys
 from oncekey.engine.admission import Admission
 from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.keeper import Unfinished
@@ -43,7 +44,15 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
 from oncekey.errors import NotAuthenticated, NotAuthorized
 from oncekey.web import endings
-from oncekey.web.responses import UNAVAILABLE_RETRY_SECONDS, Headers, answer_to, first_headers, read_key, refusal
+from oncekey.web.responses import (
+    UNAVAILABLE_RETRY_SECONDS,
+    Headers,
+    answer_to,
+    first_headers,
+    read_key,
+    refusal,
+    refused_caller,
+)
 
 
 class Stage(Enum):
@@ -104,9 +113,7 @@ class Exchange:
 
     def refuse_caller(self, error: NotAuthenticated | NotAuthorized) -> Answer:
         """The answer to a caller that the app's scope or authorize function refused."""
-        unknown = isinstance(error, NotAuthenticated)
-        situation = Situation.NOT_AUTHENTICATED if unknown else Situation.NOT_AUTHORIZED
-        return refusal(self.once, situation, detail=str(error) or None)
+        return refused_caller(self.once, self.route.operation, error)
 
     def admit(self, keys: Sequence[bytes], length: int | None) -> Answer | None:
         """Check the lines of the Idempotency-Key header, and the length that the body is said to have.
@@ -148,10 +155,12 @@ class Exchange:
 
         ``first``: what the store has answered already.
         """
-        once, policy = self.once, self.policy
+        once, policy, refused = self.once, self.policy, self.too_old
+        if policy.pii is not None:
+            refused = personal_keys.refused(once, self.route, self.tenant, self.key) or refused
         admission = None
-        if self.too_old is not None or policy.rate is not None or once.max_active_keys is not None:
-            admission = Admission(policy, once.limiter, self.tenant, self.too_old)
+        if refused is not None or policy.rate is not None or once.max_active_keys is not None:
+            admission = Admission(policy, once.limiter, self.tenant, refused)
         return once.engine.begin(self.wanted, policy, first, admission)
 
     def unavailable(self) -> Answer:
@@ -161,6 +170,8 @@ class Exchange:
     def answer_to(self, decision: Decision) -> Answer:
         """The answer to a request that does not run: a replay, or why it is refused. Send it with ``record``."""
         self.record = decision.record
+        if isinstance(decision, TurnedAway) and decision.personal is not None:
+            self.key_header = None  # the answer does not repeat the key
         return answer_to(decision, self.policy, self.once)
 
     def execute(self, decision: Execute, *, covered: bool, loop: asyncio.AbstractEventLoop | None = None) -> Operation:
@@ -240,6 +251,8 @@ class Exchange:
             self.instead = endings.answer_instead(finished, operation, self.wanted, self.once)
         elif self.move.event is _DISCARD:
             self.record = None  # an unused key has no expiry to show
+            if (caps := self.once.limiter.caps) is not None:
+                caps.discarded(tenant_of(operation.record.scope))
         self._enter(ENDED)
 
     def not_stored(self) -> None:

@@ -86,6 +86,8 @@ def description(policy: Policy) -> str:
     ]
     if policy.key_syntax == "strict":
         sentences.append("It is sent in double quotes, as an RFC 8941 String.")
+    if policy.pii == "refuse":
+        sentences.append("It must not be an e-mail address, a phone number, a card number or a token.")
     if not policy.required:
         sentences.append("Without it, the request is executed every time that it is sent.")
     return " ".join(sentences)
@@ -102,13 +104,14 @@ def in_words(seconds: float) -> str:
 
 def extension(policy: Policy) -> Fragment:
     """The value of ``x-idempotency``, for client generators and reviewers."""
-    return {
+    shown: Fragment = {
         "required": policy.required,
         "effects": policy.effects,
         "retention_seconds": int(policy.retention_seconds),
         "scope": policy.key_per,
         "in_flight": policy.in_flight,
     }
+    return shown if policy.pii is None else shown | {"pii": policy.pii}
 
 
 def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool = False) -> list[Situation]:
@@ -119,6 +122,8 @@ def situations(policy: Policy, *, authenticates: bool = True, authorizes: bool =
         found.append(Situation.ACCEPTED)
     found += [Situation.BODY_TOO_LARGE, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED]
     found += [Situation.NOT_EXECUTED, Situation.NOT_FINISHED]
+    if policy.pii == "refuse":
+        found.append(Situation.KEY_PERSONAL)
     if policy.max_age is not None:
         found.append(Situation.TIMESTAMP_REFUSED)
     if policy.limit is not None:

@@ -16,15 +16,17 @@ from typing import Protocol
 from urllib.parse import quote
 from uuid import uuid4
 
+from oncekey.core.binding import binding_of
 from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Replay, TurnedAway, Unknown, Unreadable
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.policy import Policy
-from oncekey.core.problems import Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
-from oncekey.core.record import Record, StoredResponse
+from oncekey.core.problems import OF_A_BOUND_KEY, Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
+from oncekey.core.record import RESPONSE_SCHEMA_VERSION, Record, StoredResponse
 from oncekey.core.states import State
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation
-from oncekey.errors import ConfigurationError
+from oncekey.errors import ConfigurationError, NotAuthenticated, NotAuthorized
+from oncekey.telemetry import events
 from oncekey.telemetry.redaction import redact
 
 _log = logging.getLogger("oncekey")
@@ -137,8 +139,8 @@ def replayed(record: Record, once: Voice) -> tuple[int, Headers, bytes]:
         elif _is_clean(name, text):
             headers.append((name.encode(), text.encode("latin-1")))
     body, status = response.body, response.status
-    if body is None or not response.replayable:
-        note = tombstone_note(once.profile, status)
+    if body is None or response.schema_version != RESPONSE_SCHEMA_VERSION:
+        note = tombstone_note(once.profile, status, kept=response.schema_version != RESPONSE_SCHEMA_VERSION)
         body = note.body
         headers = [item for item in headers if item[0] not in _OF_THE_LOST_BODY]
         if note.content_type:
@@ -155,12 +157,13 @@ def answer_to(decision: Decision, policy: Policy, once: Voice) -> Answer:
     if isinstance(decision, Replay):
         return replay(decision.record, once)
     match decision:
-        case Mismatch():
-            return refusal(once, Situation.MISMATCH)
+        case Mismatch(record):
+            bound = policy.bind is not None or binding_of(record.fingerprint_recipe) is not None
+            return refusal(once, Situation.MISMATCH, detail=OF_A_BOUND_KEY if bound else None)
         case Unknown(record):
             return unknown(once, record.key)
-        case Unreadable():
-            return refusal(once, Situation.UNREADABLE)
+        case Unreadable(is_lost=is_lost):
+            return refusal(once, Situation.ANSWER_LOST if is_lost else Situation.UNREADABLE)
         case TurnedAway(situation, detail, retry_after):
             return refusal(once, situation, detail=detail, retry_after=retry_after)
         case Deferred(record):
@@ -196,6 +199,14 @@ def unknown(once: Voice, key: str) -> Answer:
     """The answer for an unknown outcome, with a reference for support: the key, masked as in the log and in
     ``oncekey keys``. The client knows the key, so the mask tells it nothing new."""
     return refusal(once, Situation.UNKNOWN, retry_after=UNKNOWN_RETRY_SECONDS, reference=redact(key))
+
+
+def refused_caller(once: OnceKey, operation: str, error: NotAuthenticated | NotAuthorized) -> Answer:
+    """The answer to a caller that the app's scope or authorize function refused."""
+    unknown = isinstance(error, NotAuthenticated)
+    situation = Situation.NOT_AUTHENTICATED if unknown else Situation.NOT_AUTHORIZED
+    once.engine.emitter.emit(events.CallerRefused(operation, situation))
+    return refusal(once, situation, detail=str(error) or None)
 
 
 def refusal(

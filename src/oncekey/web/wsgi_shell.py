@@ -20,8 +20,9 @@ from oncekey.engine.operation import _current
 from oncekey.engine.request import Request, allowed, not_async
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import admission
+from oncekey.web.blocking_end import BlockingEnd
 from oncekey.web.endpoints import WsgiEndpoints
-from oncekey.web.exchange import HELD, RUNNING, STORING, Exchange
+from oncekey.web.exchange import RUNNING, Exchange
 from oncekey.web.responses import Headers, answer_headers, body_length
 from oncekey.web.wsgi_bodies import AppBody, Streamed
 from oncekey.web.wsgi_environ import Environ, all_headers, header_lines, method_of, status_line
@@ -65,7 +66,7 @@ class Middleware(Protocol):
     dress: Dress | None
 
 
-class WsgiShell:
+class WsgiShell(BlockingEnd):
     """One protected request."""
 
     def __init__(
@@ -254,15 +255,7 @@ class WsgiShell:
     def conclude(self, body: bytes | None) -> None:
         """The response is complete: store it. ``body`` None: it was streamed."""
         if self.exchange.answered(self.status, self.headers, body):
-            self._store()
-
-    def failed(self, error: BaseException) -> Answer | None:
-        """The handler raised. Returns oncekey's answer, or None if the exception must reach the server."""
-        if self.exchange.stage is not RUNNING:
-            return None
-        answer = self.exchange.raised(error)
-        self._store()
-        return answer
+            self.store()
 
     def _raised(self, error: BaseException) -> Iterable[bytes]:
         return self._answer_or_raise(self.failed(error), error)
@@ -272,27 +265,6 @@ class WsgiShell:
         if answer is None:
             raise error
         return self._answer(self.exchange.instead or answer)
-
-    def _store(self) -> None:
-        exchange, engine = self.exchange, self.once.engine
-        exchange.start_storing()
-        try:
-            finished = engine.run_blocking(exchange.finish(), self.policy.begin_seconds)
-        except OperatorError:
-            exchange.not_stored()
-        else:
-            exchange.finished(finished)
-        finally:
-            if exchange.stage is STORING:  # an unexpected error: release the gate for other writers
-                exchange.abandon()
-                engine.keeper.unwatch(exchange.operation)
-                if exchange.operation.enlisted is not None:
-                    exchange.operation.enlisted.release()
-
-    def settle(self) -> None:
-        """The app has returned, so it has committed or never will: store, which sets ``instead`` if it has not."""
-        while self.exchange.stage is HELD:
-            self._store()
 
     # -- sending -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Webhooks that this app receives: the sender has an id of its own, and signs what it sends (docs/webhooks.md)."""
+"""Webhooks that this app receives: the sender's id is the key, after a check of its signature (docs/webhooks.md)."""
 
 from oncekey.webhooks.keys import header, json_field
 from oncekey.webhooks.presets import github, shopify, standard_webhooks, stripe

@@ -2,6 +2,8 @@
 
 Each takes several secrets, so that a secret can be replaced: pass the new and the old one until the sender has changed
 to the new one. A signature holds if it holds under one of them.
+
+Each is a :class:`Check`, which also says why a signature was refused. Only the log gets the reason, not the sender.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import hmac
 import importlib
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from oncekey.core.values import value
 from oncekey.engine.request import Request
 from oncekey.errors import ConfigurationError
 
@@ -23,6 +26,38 @@ Verifier = Callable[[Request, bytes], bool]
 
 TOLERANCE = timedelta(minutes=5)
 """How far the time in a signature may be from now: what Stripe and Standard Webhooks say."""
+
+
+Reason = Literal["unusable", "mismatch", "clock"]
+
+
+@value
+class Why:
+    """Why a signature was refused. ``detail`` is for the log."""
+
+    reason: Reason
+    detail: str
+
+
+_MISMATCH = Why("mismatch", "")
+
+
+class Check:
+    """A verifier: ``holds`` decides, and ``explain`` says why not."""
+
+    def __init__(self, holds: Verifier, explain: Callable[[Request, bytes], Why]) -> None:
+        self._holds = holds
+        self._explain = explain
+
+    def __call__(self, request: Request, body: bytes) -> bool:
+        return self._holds(request, body)
+
+    def why(self, request: Request, body: bytes) -> Why:
+        """For a request that it refused."""
+        try:
+            return self._explain(request, body)
+        except Exception:  # noqa: BLE001 - headers that no sender writes
+            return _MISMATCH
 
 
 def hmac_sha256(
@@ -34,17 +69,30 @@ def hmac_sha256(
         raise ConfigurationError(f"hmac_sha256(encoding={encoding!r}): it takes 'hex' or 'base64'")
 
     def verify(request: Request, body: bytes) -> bool:
-        sent = request.headers.get(name, "").strip()
-        if not sent.startswith(prefix):
-            return False
-        try:
-            text = sent.removeprefix(prefix)
-            signature = bytes.fromhex(text) if encoding == "hex" else base64.b64decode(text, validate=True)
-        except (ValueError, binascii.Error):
+        signature = _decoded(request.headers.get(name, "").strip(), prefix, encoding)
+        if signature is None:
             return False
         return _any([hmac.compare_digest(hmac.digest(key, body, "sha256"), signature) for key in keys])
 
-    return verify
+    def explain(request: Request, body: bytes) -> Why:  # noqa: ARG001
+        sent = request.headers.get(name, "").strip()
+        if not sent:
+            return Why("unusable", f"it has no header {name}")
+        if _decoded(sent, prefix, encoding) is None:
+            return Why("unusable", f"its header {name} is not of the form {prefix}…, in {encoding}")
+        return _MISMATCH
+
+    return Check(verify, explain)
+
+
+def _decoded(sent: str, prefix: str, encoding: str) -> bytes | None:
+    if not sent.startswith(prefix):
+        return None
+    text = sent.removeprefix(prefix)
+    try:
+        return bytes.fromhex(text) if encoding == "hex" else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return None
 
 
 def stripe_signature(secret: Secrets, tolerance: timedelta = TOLERANCE) -> Verifier:
@@ -58,7 +106,15 @@ def stripe_signature(secret: Secrets, tolerance: timedelta = TOLERANCE) -> Verif
         # The library refuses what is too old, but not what is from the future.
         return _any(holds) and _time_of(sent) <= time.time() + seconds
 
-    return verify
+    def explain(request: Request, body: bytes) -> Why:
+        sent = request.headers.get("stripe-signature", "")
+        if not sent:
+            return Why("unusable", "it has no header Stripe-Signature")
+        if _any([_returns(signature.verify_header, body, sent, key, None) for key in keys]):  # at any time
+            return _outside(_time_of(sent), seconds)
+        return _MISMATCH
+
+    return Check(verify, explain)
 
 
 def standard_signature(secret: Secrets) -> Verifier:
@@ -75,7 +131,20 @@ def standard_signature(secret: Secrets) -> Verifier:
         headers = dict(request.headers)
         return _any([_returns(hook.verify, body, headers) for hook in hooks])
 
-    return verify
+    def explain(request: Request, body: bytes) -> Why:
+        names = ("webhook-id", "webhook-timestamp", "webhook-signature")
+        values = [request.headers.get(name, "") for name in names]
+        if missing := [name for name, sent in zip(names, values, strict=True) if not sent]:
+            return Why("unusable", f"it has no header {' and no header '.join(missing)}")
+        event, seconds, sent = values[0], float(values[1]), values[2].split()
+        signed = [hook.sign(event, datetime.fromtimestamp(seconds, UTC), body.decode()) for hook in hooks]
+        if not _any([hmac.compare_digest(ours, theirs) for ours in signed for theirs in sent]):
+            return _MISMATCH
+        if abs(time.time() - seconds) < TOLERANCE.total_seconds():
+            return Why("unusable", "its signature matches, but its body is not JSON")
+        return _outside(seconds, TOLERANCE.total_seconds())
+
+    return Check(verify, explain)
 
 
 def secrets_of(secret: Secrets) -> list[str]:
@@ -107,6 +176,12 @@ def _returns(check: Callable[..., object], *args: Any) -> bool:
 def _time_of(header: str) -> float:
     """The time in a Stripe-Signature whose signature holds."""
     return next(float(item[2:]) for item in header.split(",") if item.startswith("t="))
+
+
+def _outside(signed_at: float, allowed: float) -> Why:
+    age = time.time() - signed_at
+    when = f"{age:,.0f} s ago" if age >= 0 else f"{-age:,.0f} s in the future"
+    return Why("clock", f"{when}, and {allowed:,.0f} s are allowed")
 
 
 def _library(module: str, extra: str) -> Any:

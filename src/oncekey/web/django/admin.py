@@ -20,10 +20,11 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from oncekey.core.record import Record
+from oncekey.core.sealed import shown
 from oncekey.core.states import State
 from oncekey.errors import OnceKeyError
 from oncekey.stores.api import Outbox, Store
-from oncekey.telemetry.redaction import redact
+from oncekey.telemetry.redaction import mask, redact
 from oncekey.web.django import conf
 from oncekey.web.django.models import DeadLetter, Key
 
@@ -123,7 +124,7 @@ _JOB_COLUMNS = ("id", "scope", "task", "state", "attempt", "last error")
 
 
 def _job(job: Any) -> list[str]:
-    return [job.id, job.scope, job.task, str(job.state), str(job.attempt), job.last_error or ""]
+    return [job.id, job.scope, job.task, str(job.state), str(job.attempt), mask(shown(job.last_error or ""))]
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def _cells(record: Record) -> list[str]:
         str(record.attempt),
         _time(record.created_at),
         _time(record.expires_at),
-        record.last_error or "",
+        mask(shown(record.last_error or "")),
     ]
 
 

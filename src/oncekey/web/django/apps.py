@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.apps import AppConfig, apps
 
-from oncekey.web.django import endpoints
+from oncekey.web.django import reports
 
 
 class OnceKeyConfig(AppConfig):
@@ -16,7 +16,7 @@ class OnceKeyConfig(AppConfig):
     def ready(self) -> None:
         from oncekey.web.django import checks  # noqa: F401 - registers them
 
-        endpoints.report_views()
+        reports.install()
         if apps.is_installed("rest_framework"):
             from oncekey.web import drf
 

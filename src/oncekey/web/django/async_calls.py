@@ -22,6 +22,7 @@ from oncekey.core.problems import Answer
 from oncekey.engine.operation import _current
 from oncekey.engine.request import allowed
 from oncekey.engine.transactions import finishers
+from oncekey.engine.transactions.adapters.django_checks import thread_of_request
 from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web.asgi_shell import LARGE_BODY_BYTES
 from oncekey.web.django.calls import Call, GetResponse
@@ -109,13 +110,14 @@ class AsyncCall(Call):
     # -- the app's task ------------------------------------------------------------------------------------------
 
     async def _handle(self, get_response: GetResponse) -> HttpResponseBase:
-        if not self.in_view:
-            self.started()
         try:
             # Only without Django's own: the sync code of this request has a thread, and a connection, to itself.
             async with ThreadSensitiveContext():
+                self.in_its_thread = thread_of_request()
+                if not self.in_view:
+                    self.started()
                 try:
-                    with uncompressed(self.request):
+                    with uncompressed(self.request), self.below():
                         response: HttpResponseBase = await get_response(self.request)
                     return await self._ended(response)
                 except BaseException as error:

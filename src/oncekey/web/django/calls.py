@@ -7,7 +7,10 @@ response; :class:`SyncCall` waits in the thread of a WSGI server. ``async_calls.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -17,12 +20,14 @@ from oncekey.core.decision import Decision, Execute
 from oncekey.core.problems import Answer
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
-from oncekey.engine.operation import _current
-from oncekey.engine.request import allowed, not_async
-from oncekey.errors import NotAuthenticated, NotAuthorized, OperatorError
+from oncekey.engine.operation import Operation, _current
+from oncekey.engine.request import allowed
+from oncekey.errors import NoOperation, NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import admission
+from oncekey.web.blocking_end import BlockingEnd
 from oncekey.web.django.messages import (
     MARK,
+    answer_of_app,
     headers_of,
     parts_of,
     plain_request,
@@ -31,12 +36,24 @@ from oncekey.web.django.messages import (
     set_headers,
     uncompressed,
 )
-from oncekey.web.exchange import HELD, READING, RUNNING, STORING, Exchange
+from oncekey.web.django.set_aside import set_aside
+from oncekey.web.exchange import READING, RUNNING, Exchange
 from oncekey.web.responses import body_length
 from oncekey.web.wsgi_bodies import AppBody, Streamed
 from oncekey.web.wsgi_environ import header_lines
 
 GetResponse = Callable[[HttpRequest], Any]
+
+
+def too_late() -> NoOperation:
+    return NoOperation(
+        "middleware has answered this request before its view was entered, so the view is not called: a retry of the "
+        "request may run. Leave time for the threads of that middleware"
+    )
+
+
+def _is_thread(number: int) -> bool:
+    return number == threading.get_ident()
 
 
 class Call:
@@ -45,6 +62,10 @@ class Call:
     answer: Answer | None = None
     """oncekey's own answer, if the view found it (``begin_in_view``)."""
     body: bytes | None = None
+    inside = False
+    """The middleware and the view below oncekey run."""
+    in_its_thread: Callable[[], bool] | None = None
+    """Tells whether this thread ends the request."""
 
     def __init__(self, once: OnceKey, route: Route, request: HttpRequest, method: str) -> None:
         self.once = once
@@ -123,12 +144,13 @@ class Call:
             return refused
         if self.policy.bind is not None:
             try:
-                exchange.bound_to = not_async(self.policy.bind(self.request), "bind")
+                exchange.bound_to = answer_of_app(self.request, self.policy.bind(self.request), "bind")
             except (NotAuthenticated, NotAuthorized) as error:
                 return exchange.refuse_caller(error)
         self.reserve(tenant)
         try:
-            decision = self.once.engine.run_blocking(exchange.begin(), self.policy.begin_seconds)
+            with set_aside(self.once.engine):
+                decision = self.once.engine.run_blocking(exchange.begin(), self.policy.begin_seconds)
         except OperatorError:
             return exchange.unavailable()
         return self.decided(decision)
@@ -141,26 +163,65 @@ class Call:
 
     def begin_in_view(self) -> bool:
         """As ``begin_blocking``, inside of a view that authenticates its caller itself. False: ``answer`` is sent."""
+        if not self.waiting:
+            return True  # middleware calls the view once more
         self.answer = self.begin_blocking()
         if self.answer is not None:
             return False
         self.started()
+        if not self.inside:  # its lease ends the key
+            raise too_late()
         return True
 
     def started(self) -> None:
         """The request has its key: from here on, ``current()`` is its operation."""
-        self.once.engine.keeper.watch(self.exchange.operation)
-        self.once.engine.enter(self.exchange.operation)
+        operation = self.exchange.operation
+        operation.in_its_thread = self.in_its_thread
+        self.once.engine.keeper.watch(operation)
+        self.once.engine.enter(operation)
+
+    # -- views, in any thread ------------------------------------------------------------------------------------
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether middleware calls the view in another thread than that of the request."""
+        return self.in_its_thread is not None and not self.in_its_thread()
+
+    def enter_view(self) -> Operation | None:
+        """Report that the view is entered, and return its operation; None: the view asks for its key itself.
+
+        Middleware with a timeout may answer before a thread of its own enters the view. Then the key is settled, or
+        unused, and a retry may run: the view must not. So ``inside`` is read after the report, and is
+        cleared before the reports are judged.
+        """
+        operation = None if self.waiting else self.exchange.operation
+        if operation is not None:
+            operation.evidence.entered()
+        if self.inside:
+            return operation
+        error = too_late()
+        if operation is not None:
+            operation.evidence.raised_with(error, None)
+        raise error
 
     def _tenant(self) -> str:
         once, request = self.once, self.request
         if not self.asks_app:
             return self.known_tenant
-        tenant: str = once.single_tenant or not_async(once.scope(request), "scope")  # type: ignore[operator, arg-type]
+        tenant: str = once.single_tenant or answer_of_app(request, once.scope(request), "scope")  # type: ignore[operator, arg-type]
         if self.asks_to_authorize:
             authorize: Any = once.authorize
-            allowed(not_async(authorize(request, self.exchange.route.operation), "authorize"))
+            allowed(answer_of_app(request, authorize(request, self.exchange.route.operation), "authorize"))
         return tenant
+
+    @contextmanager
+    def below(self) -> Iterator[None]:
+        """Around what runs below oncekey."""
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
 
     # -- responses -----------------------------------------------------------------------------------------------
 
@@ -179,10 +240,11 @@ class Call:
         return response
 
 
-class SyncCall(Call):
+class SyncCall(BlockingEnd, Call):
     """A request in the thread of a WSGI server. It blocks on the lanes."""
 
     def run(self, get_response: GetResponse) -> HttpResponseBase:
+        self.in_its_thread = partial(_is_thread, threading.get_ident())
         if (refused := self.begin_blocking()) is not None:
             return self.respond(refused)
         before = _current.get()
@@ -191,13 +253,14 @@ class SyncCall(Call):
 
     def run_until_view(self, get_response: GetResponse) -> HttpResponseBase:
         """The view begins the request, after it has authenticated its caller (``oncekey.web.drf``)."""
+        self.in_its_thread = partial(_is_thread, threading.get_ident())
         if (refused := self.read_for_view()) is not None:
             return self.respond(refused)
         return self._run(get_response, _current.get())
 
     def _run(self, get_response: GetResponse, before: Any) -> HttpResponseBase:
         try:
-            with uncompressed(self.request):
+            with uncompressed(self.request), self.below():
                 response: HttpResponseBase = get_response(self.request)
             return self._ended(response)
         except BaseException as error:
@@ -250,33 +313,4 @@ class SyncCall(Call):
     def conclude(self, body: bytes | None) -> None:
         """The response is complete: store it. ``body`` None: it was streamed."""
         if self.exchange.answered(self._status, self._headers, body):
-            self._store()
-
-    def failed(self, error: BaseException) -> Answer | None:
-        """The app raised. Returns oncekey's answer, or None if the exception must reach Django."""
-        if self.exchange.stage is not RUNNING:
-            return None
-        answer = self.exchange.raised(error)
-        self._store()
-        return answer
-
-    def settle(self) -> None:
-        """The app has returned, so its transaction has ended or never will: store what waits for that."""
-        while self.exchange.stage is HELD:
-            self._store()
-
-    def _store(self) -> None:
-        exchange, engine = self.exchange, self.once.engine
-        exchange.start_storing()
-        try:
-            finished = engine.run_blocking(exchange.finish(), self.policy.begin_seconds)
-        except OperatorError:
-            exchange.not_stored()
-        else:
-            exchange.finished(finished)
-        finally:
-            if exchange.stage is STORING:  # an unexpected error: release the gate for other writers
-                exchange.abandon()
-                engine.keeper.unwatch(exchange.operation)
-                if exchange.operation.enlisted is not None:
-                    exchange.operation.enlisted.release()
+            self.store()

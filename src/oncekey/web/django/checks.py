@@ -1,7 +1,8 @@
-"""System checks (``manage.py check``): each names the setting that is wrong and says what to write."""
+"""System checks (``manage.py check``): each names the setting or route that is wrong, and says what to write."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +10,12 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.module_loading import import_string
 
+from oncekey.errors import ConfigurationError
 from oncekey.upkeep.service import Upkeep
+from oncekey.web.app_routes import Place, walk
 from oncekey.web.django import conf
-from oncekey.web.django.middleware import OnceKeyMiddleware
+from oncekey.web.django.middleware import OnceKeyMiddleware, Protection
+from oncekey.web.route_audit import Audit, audit_spots
 
 _NAME = "oncekey.web.django.OnceKeyMiddleware"
 _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -19,7 +23,7 @@ _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 @register("oncekey")
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """What ``ONCEKEY`` says."""
+    """What ``ONCEKEY`` says, and what was declared with ``once``."""
     try:
         conf.options()
         said = conf.read()
@@ -27,6 +31,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         conf.once.get()
     except conf.Wrong as wrong:
         return [Error(f"{wrong.message}.", hint=f"{wrong.hint}.", id=f"oncekey.E{wrong.number:03}")]
+    except ConfigurationError as error:  # of a declaration, which is made with the OnceKey
+        return [Error(f"{error}.", hint="docs/functions.md and docs/policy.md list the options.", id="oncekey.E011")]
     return []
 
 
@@ -65,6 +71,32 @@ def _wrong_places(names: list[str], ours: list[int]) -> Iterator[CheckMessage]:
             "user.",
             hint=f"Move {names[ours[0]]!r} below it.",
             id="oncekey.E009",
+        )
+
+
+@register("oncekey")
+def check_routes(**_: Any) -> list[CheckMessage]:
+    """Whether every entry of ``ROUTES`` has a route, and no route has two declarations."""
+    if not getattr(settings, "ROOT_URLCONF", None) or not any(map(_is_ours, settings.MIDDLEWARE)) or check_settings():
+        return []
+    only = conf.read().get("ONLY")
+    try:
+        found = audit_spots(list(walk(Protection(conf.once.get(), only, False, None), Place())))
+    except ConfigurationError as error:
+        hint = "routes= is ONCEKEY['ROUTES']. docs/django.md says where a declaration may stand."
+        return [Error(f"{error}.", hint=hint, id="oncekey.E010")]
+    return list(_unused_routes(found))
+
+
+def _unused_routes(found: Audit) -> Iterator[CheckMessage]:
+    there = sorted({f"{endpoint.method} {endpoint.path}" for endpoint in found.endpoints})
+    for listed in found.unused:
+        near = difflib.get_close_matches(listed, there, 1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        yield Warning(
+            f"ONCEKEY['ROUTES'] has {listed!r}, and no route of ROOT_URLCONF is that: the entry has no effect.",
+            hint=f"{meant}`manage.py oncekey routes` lists them all.",
+            id="oncekey.W003",
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode
 
 from django.conf import settings
@@ -20,10 +21,15 @@ from django.utils.module_loading import import_string
 
 from oncekey.core.declarations import chosen_policy
 from oncekey.core.policy import Policy
+from oncekey.engine.direct import OnceFunction
 from oncekey.engine.once import OnceKey
 from oncekey.engine.request import SINGLE_TENANT, SingleTenant
+from oncekey.engine.transactions.adapters.django_checks import in_block
 from oncekey.errors import ConfigurationError
 from oncekey.stores.registry import KNOWN, find
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _OPTIONS = {
     "STORE": "url",
@@ -38,6 +44,7 @@ _OPTIONS = {
     "CACHE": "cache",
     "CACHE_SECRET": "cache_secret",
     "CACHE_TTL": "cache_ttl",
+    "ENCRYPTION": "encryption",
     "BIND_SECRET": "bind_secret",
     "MAX_ACTIVE_KEYS": "max_active_keys",
     "LIMITS": "limits",
@@ -50,7 +57,6 @@ _OPTIONS = {
 _OF_MIDDLEWARE = ("ONLY", "UPKEEP")
 _FUNCTIONS = ("SCOPE", "AUTHORIZE", "ON_EVENT")
 """Settings that name a function by its dotted path."""
-_VENDORS = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 
 class Wrong(ImproperlyConfigured):
@@ -104,8 +110,12 @@ def make() -> OnceKey:
     except ConfigurationError as error:
         raise Wrong(7, f"ONCEKEY cannot be used: {error}", "docs/django.md says what each setting takes") from error
     alias = database_alias()
-    if alias is not None:
+    if alias is None:
+        made.engine.how_to_enlist = "an alias of DATABASES as ONCEKEY['STORE'], and then current().enlist()"
+    else:
         made.engine.own_connection = lambda: connections[alias]
+        made.engine.in_own_block = partial(in_block, alias)
+        made.engine.how_to_enlist = "current().enlist() in the transaction.atomic() of the {view}"
     return made
 
 
@@ -130,13 +140,13 @@ def store_url(store: Any) -> str:
             )
         return store
     connection = connections[store]
-    if connection.vendor not in _VENDORS:
+    if connection.vendor not in _URLS:
         raise Wrong(
             3,
             f"ONCEKEY['STORE'] is {store!r}, a database of {connection.display_name}",
-            f"An alias takes SQLite and PostgreSQL. Give the URL of another store: {KNOWN}",
+            f"An alias takes SQLite, PostgreSQL, MySQL and MariaDB. Give the URL of another store: {KNOWN}",
         )
-    return _sqlite_url(store) if connection.vendor == "sqlite" else _postgres_url(store)
+    return _URLS[connection.vendor](store)
 
 
 def _hidden(store: str) -> str:
@@ -164,6 +174,31 @@ def _postgres_url(alias: str) -> str:
         if name not in ours and isinstance(value, str | int) and not isinstance(value, bool)
     }
     return f"postgresql:///?{urlencode(parameters, quote_via=quote)}"
+
+
+def _mysql_url(alias: str) -> str:
+    given = connections[alias].get_connection_params()
+    if wrong := sorted({"read_default_file", "read_default_group"} & given.keys()):
+        raise Wrong(
+            4,
+            f"ONCEKEY['STORE'] is {alias!r}, whose OPTIONS have {wrong[0]!r}: oncekey cannot read that file",
+            f"Write NAME, USER, PASSWORD, HOST and PORT into DATABASES[{alias!r}], or give STORE a mysql:// URL",
+        )
+    ssl, mode = given.get("ssl"), given.get("ssl_mode")
+    options = {name: value for name, value in given.items() if name == "unix_socket" or name.startswith("ssl_")}
+    options.pop("ssl_mode", None)
+    options |= {f"ssl_{name}": value for name, value in (ssl if isinstance(ssl, dict) else {}).items()}
+    if mode in ("VERIFY_CA", "VERIFY_IDENTITY"):
+        options |= {"ssl_verify_cert": True, "ssl_verify_identity": mode == "VERIFY_IDENTITY"}
+    host = given.get("host") or "localhost"
+    login = ":".join(quote(str(part), safe="") for part in (given.get("user"), given.get("password")) if part)
+    place = f"{login}@{f'[{host}]' if ':' in host else quote(host)}:{given.get('port') or 3306}"
+    query = urlencode({name: str(value) for name, value in options.items()}, quote_via=quote)
+    return f"mysql://{place}/{quote(str(given.get('database', '')), safe='')}?{query}"
+
+
+_URLS = {"sqlite": _sqlite_url, "postgresql": _postgres_url, "mysql": _mysql_url}
+"""By Django's name of the database: the URL of the one with this alias."""
 
 
 def _scope(given: dict[str, Any]) -> Any:
@@ -269,6 +304,13 @@ class LazyOnce:
             return lambda function: self.resume(operation, function, policy=policy)
         self._later(lambda once: once.resume(operation, function, policy=policy))
         return function
+
+    def function(self, name: str, **options: Any) -> Callable[[Callable[_P, _R]], OnceFunction[_P, _R]]:
+        """As :meth:`OnceKey.function`. The store is that of the first call, not of the import: a task that a test calls
+        keeps its key in the test database."""
+        from oncekey.web.django import lazy_functions
+
+        return lazy_functions.decorator(self.get, self._later, name, options)
 
     def _later(self, declare: Callable[[OnceKey], Any]) -> None:
         with self._lock:

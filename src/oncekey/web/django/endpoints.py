@@ -1,93 +1,21 @@
-"""The views of a Django project: reports that they were entered, returned or raised, and finds them by their path.
-
-Django calls every view in one place, with what ``BaseHandler.make_view_atomic`` returns. ``report_views`` wraps that
-method. So every view reports, also one of another URLconf or one that is added late, and no URL pattern is changed:
-``reverse(view)`` and ``process_view`` see the view itself. The report stands outside of ``ATOMIC_REQUESTS``: a view has
-returned when its transaction has ended, and a commit that fails counts as raised.
-"""
+"""Finds the views of a Django project: by the path of a request, and all of them, with what they declare."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.core.handlers.base import BaseHandler
-from django.http import Http404, HttpRequest, HttpResponseNotAllowed
-from django.http.multipartparser import MultiPartParserError
+from django.http import HttpRequest
 from django.urls import Resolver404, ResolverMatch, URLPattern, URLResolver, get_resolver
 
 from oncekey.core.declarations import Declaration, Declarations
-from oncekey.engine.operation import _current
-from oncekey.engine.transactions.adapters.django import changes_before
-from oncekey.web.endpoints import wrapped
+from oncekey.web.django.status import StatusView
 
 _CONVERTED = re.compile(r"<(?:(\w+):)?(\w+)>")
 _OF_REGEX = re.compile(r"[\^$(\\]").search
 _NAME = re.compile(r"\(\?P<(\w+)>").match
 _METHODS = ("POST", "PUT", "PATCH", "DELETE")
-_STATUSES: tuple[tuple[type[Exception], int], ...] = (
-    (Http404, 404),
-    (PermissionDenied, 403),
-    (MultiPartParserError, 400),
-    (BadRequest, 400),
-    (SuspiciousOperation, 400),
-)
-"""Exceptions to which Django itself gives a status (``django.core.handlers.exception``)."""
-
-
-def report_views() -> None:
-    """Make all views of this process report. Safe to call more than once."""
-    make_view_atomic = BaseHandler.make_view_atomic
-    if hasattr(make_view_atomic, "__wrapped__"):
-        return
-
-    def reporting(self: BaseHandler, view: Any) -> Any:
-        atomic = make_view_atomic(self, view)
-        operation = _current.get()
-        if operation is None:  # no protected request runs here
-            return atomic
-        engine = operation.engine
-        if engine is not None and engine.own_connection is not None and not iscoroutinefunction(atomic):
-            atomic = _noting_changes(atomic, engine.own_connection)
-        return wrapped(atomic, _returned, raised_status, awaited=iscoroutinefunction(atomic))
-
-    reporting.__wrapped__ = make_view_atomic  # type: ignore[attr-defined]
-    BaseHandler.make_view_atomic = reporting  # type: ignore[method-assign]
-
-
-def _noting_changes(view: Any, connection: Callable[[], Any]) -> Any:
-    """Note, in the view's thread, what its connection to SQLite has written before: ``enlist()`` comes first."""
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        raw = connection().connection
-        changes_before.set((raw, getattr(raw, "total_changes", 0)))
-        return view(*args, **kwargs)
-
-    return noting
-
-
-def _returned(result: Any, _: dict[str, Any]) -> int:
-    """A view that returns no response has returned too; Django raises after it.
-
-    ``HttpResponseNotAllowed`` is how ``require_POST`` and class-based views refuse a method before they do anything, so
-    the key stays unused, as after a router's 405.
-    """
-    operation = _current.get()
-    if isinstance(result, HttpResponseNotAllowed) and operation is not None and not operation.begun:
-        operation.refuse()
-    status = getattr(result, "status_code", 200)
-    return status if isinstance(status, int) else 200
-
-
-def raised_status(error: BaseException) -> int | None:
-    """The status that Django itself gives to this exception."""
-    return next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
-
-
-# -- the handler of a request ------------------------------------------------------------------------------------------
 
 
 def match_of(request: HttpRequest) -> ResolverMatch | None:
@@ -178,6 +106,8 @@ def _patterns(resolver: URLResolver, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _methods(view: Any) -> list[str]:
+    if isinstance(view, StatusView):
+        return ["GET"]
     actions = getattr(view, "actions", None)
     if isinstance(actions, dict):
         return [method.upper() for method in actions]

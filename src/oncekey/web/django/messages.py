@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from typing import Any
 
+from asgiref.sync import async_to_sync
+from django.core.handlers.wsgi import LimitedStream
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from oncekey.core.problems import Answer, Situation
 from oncekey.core.recipe import Parts
 from oncekey.core.routes import Route, Routes
-from oncekey.engine.request import Request
+from oncekey.engine.request import Request, not_async
 from oncekey.errors import ConfigurationError
 from oncekey.web.asgi_scope import SCOPE_KEY, has_header, may_have_been_dropped, route_of
 from oncekey.web.exchange import Exchange
@@ -27,8 +30,12 @@ MARK = "_oncekey_call"
 
 
 def passed_us(request: HttpRequest) -> bool:
-    """Whether another middleware of ours stands further out."""
-    return hasattr(request, MARK) or ENVIRON_KEY in request.META or SCOPE_KEY in (_scope(request) or ())
+    """Whether this request is inside of another middleware of ours, further out. A request that middleware sends once
+    more, after that one has answered it, is not."""
+    call = getattr(request, MARK, None)
+    if call is not None:
+        return bool(call.inside)
+    return ENVIRON_KEY in request.META or SCOPE_KEY in (_scope(request) or ())
 
 
 def route_by_path(request: HttpRequest, method: str, routes: Routes) -> Route | None:
@@ -39,6 +46,10 @@ def route_by_path(request: HttpRequest, method: str, routes: Routes) -> Route | 
     if request.META.get("SCRIPT_NAME"):
         path = routes.of_mounted(method, path, decoded(request.META.get("PATH_INFO", "")) or "/")
     return routes.match(method, path)
+
+
+def is_asgi(request: HttpRequest) -> bool:
+    return _scope(request) is not None
 
 
 def _scope(request: HttpRequest) -> Any:
@@ -80,11 +91,23 @@ def _all_of(request: HttpRequest, limit: int) -> bytes:
             "'oncekey.web.django.OnceKeyMiddleware' above that middleware in MIDDLEWARE, or let that middleware read "
             "request.body first"
         )
+    chunked = _is_chunked_wsgi(request)
+    if chunked:  # Django would read nothing, so that all such bodies were the same
+        request._stream = LimitedStream(request.META["wsgi.input"], limit + 1)  # type: ignore[assignment]
     if request.content_type == "multipart/form-data":
         body = request.read(limit + 1)
         request._body = body
         request._stream = BytesIO(body)
+    if chunked:
+        request.META["CONTENT_LENGTH"] = str(len(request.body))  # parsers of forms and of REST framework ask for it
+        request.__dict__.pop("headers", None)  # Django's cached copy
     return request.body
+
+
+def _is_chunked_wsgi(request: HttpRequest) -> bool:
+    """Whether the body has no length, and the server says that it can be read to its end."""
+    meta = request.META
+    return not is_asgi(request) and not meta.get("CONTENT_LENGTH") and bool(meta.get("wsgi.input_terminated"))
 
 
 def plain_request(request: HttpRequest, method: str) -> Request:
@@ -116,6 +139,18 @@ def uncompressed(request: HttpRequest) -> Iterator[None]:
         if encodings is not None:
             request.META["HTTP_ACCEPT_ENCODING"] = encodings
             request.__dict__.pop("headers", None)
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+def answer_of_app(request: HttpRequest, answer: Any, which: str) -> Any:
+    """The answer of the app's function. A sync view under ASGI, such as one of REST framework, is in a thread: an
+    async function is awaited in the event loop of its request."""
+    if is_asgi(request) and inspect.isawaitable(answer):
+        return async_to_sync(_awaited)(answer)
+    return not_async(answer, which)
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------

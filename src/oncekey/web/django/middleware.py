@@ -16,30 +16,35 @@ It is sync under WSGI and async under ASGI, so a request needs no change of thre
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import ResolverMatch
+from django.urls import ResolverMatch, get_resolver
 
 from oncekey.core.declarations import SAFE_METHODS
 from oncekey.core.evidence import SPEAKING_ERRORS
 from oncekey.core.routes import Route
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
+from oncekey.errors import ApplicationError, ConfigurationError
 from oncekey.upkeep.in_app import LazyUpkeep, UpkeepChoice
 from oncekey.web.app_routes import Layer, Place, Spot
 from oncekey.web.declared import Only, check_declarations, checked_only
-from oncekey.web.django import conf, endpoints
+from oncekey.web.django import conf, endpoints, reports
 from oncekey.web.django.async_calls import AsyncCall
 from oncekey.web.django.calls import Call, GetResponse, SyncCall
 from oncekey.web.django.messages import MARK, passed_us, route_by_path
 from oncekey.web.exchange import RUNNING
 from oncekey.web.responses import checked
+
+_log = logging.getLogger("oncekey")
 
 begins_in_view: list[Callable[[Any], bool]] = []
 """Functions that tell whether a view authenticates its caller itself, and begins its request after that
@@ -71,35 +76,37 @@ class OnceKeyMiddleware:
         self.is_async = iscoroutinefunction(get_response)
         if self.is_async:
             markcoroutinefunction(self)
-        endpoints.report_views()
+        reports.install()
 
     def __call__(self, request: HttpRequest) -> Any:
+        if passed_us(request):  # the middleware is there twice: the outer one protects, and its operation stays current
+            return self.get_response(request)
         if self.is_async:
             return self._call_async(request)
-        found = self._found(request)
-        if found is None:
-            with _without_operation():
-                return self.get_response(request)
-        call = SyncCall(*found[:-1])
-        if found[-1]:
-            return call.run_until_view(self.get_response)
-        return call.run(self.get_response)
+        with _told():
+            found = self._found(request)
+            if found is None:
+                with _without_operation():
+                    return self.get_response(request)
+            call = SyncCall(*found[:-1])
+            if found[-1]:
+                return call.run_until_view(self.get_response)
+            return call.run(self.get_response)
 
     async def _call_async(self, request: HttpRequest) -> HttpResponseBase:
-        found = self._found(request)
-        if found is None:
-            with _without_operation():
-                response: HttpResponseBase = await self.get_response(request)
-                return response
-        call = AsyncCall(*found[:-1])
-        call.in_view = found[-1]
-        return await call.run(self.get_response)
+        with _told():
+            found = self._found(request)
+            if found is None:
+                with _without_operation():
+                    response: HttpResponseBase = await self.get_response(request)
+                    return response
+            call = AsyncCall(*found[:-1])
+            call.in_view = found[-1]
+            return await call.run(self.get_response)
 
     def _found(self, request: HttpRequest) -> tuple[OnceKey, Route, HttpRequest, str, bool] | None:
         """What protects this request, and whether its view begins it; None: it passes untouched."""
         protection = self._ready or self.protection(getattr(request, "urlconf", None))
-        if passed_us(request):
-            return None
         method = (request.method or "").upper()
         if method in SAFE_METHODS and not protection.safe_methods:
             return None
@@ -120,16 +127,24 @@ class OnceKeyMiddleware:
                 only, upkeep = said.get("ONLY", only), said.get("UPKEEP", upkeep)
             once = checked(conf.once.get() if self._given is None else self._given)
             ready = Protection(once, checked_only(only), upkeep, urlconf)
+            get_resolver(urlconf).url_patterns  # noqa: B018 - imports the views, which declare their policies
             check_declarations(ready, once, ready.only)
             self._ready = ready
         return self._ready
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """An exception that tells oncekey the outcome is answered by oncekey, and is no error for Django's log."""
+        """An exception that tells oncekey the outcome is answered by oncekey, and is no error for Django's log. Any
+        other of ours says what to change in the view. It goes to oncekey's log: Django's own, as it is set up without
+        ``DEBUG``, prints nothing."""
+        if isinstance(error, ApplicationError) and not isinstance(error, SPEAKING_ERRORS):
+            _log.error("%s %r: the view raised an error of oncekey: %s", request.method, request.path, error)
         call: Call | None = getattr(request, MARK, None)
-        if call is None or call.exchange.stage is not RUNNING or not isinstance(error, SPEAKING_ERRORS):
+        if call is None or call.exchange.stage is not RUNNING:
             return None
-        call.exchange.operation.evidence.heard(error)
+        evidence = call.exchange.operation.evidence
+        if not evidence.speaks(error):
+            return None
+        evidence.heard(error)
         return HttpResponse(status=500)  # ``Exchange.answered`` puts oncekey's answer in its place
 
 
@@ -167,6 +182,17 @@ class Protection:
         for method, path, view in endpoints.views(self.urlconf):
             endpoint = endpoints.declared_object(self.once.declarations, view, method)
             yield Spot(behind, path, [method], endpoint=endpoint)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Log an error of the settings or of a declaration, for the reason that ``process_exception`` has."""
+    try:
+        yield
+    except (ConfigurationError, ImproperlyConfigured) as error:
+        said = str(error) if isinstance(error, conf.Wrong) else error  # the text of any other exception is masked
+        _log.error("oncekey cannot protect this request, so it got a 500: %s", said)
+        raise
 
 
 @contextmanager
