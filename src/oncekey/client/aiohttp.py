@@ -22,7 +22,7 @@ from yarl import URL
 
 from oncekey.client.attempts import Attempts, Rules
 from oncekey.client.decisions import Kind, Seen
-from oncekey.client.reading import Answer, answer_of
+from oncekey.client.reading import Answer, answer_of, origin
 from oncekey.errors import ConfigurationError
 
 __all__ = ["IdempotentSession"]
@@ -71,6 +71,11 @@ class IdempotentSession:
         whole = URL(urljoin(self._base, url))
         if not whole.absolute:
             raise ConfigurationError("give the whole URL, or IdempotentSession(session, base_url)")
+        if self._base and origin(str(whole)) != origin(self._base):
+            raise ConfigurationError(
+                f"this IdempotentSession is for {self._base}, and what its session sends along must not go to "
+                f"{whole.origin()}. Nothing was sent: make another one for that server, or leave base_url out"
+            )
         attempts = self._rules.attempts(method, str(whole.update_query(params or {})), lines, body)
         await self._blocking(attempts, attempts.begin)
         while attempts.kept is None:

@@ -157,7 +157,7 @@ class Attempts:
         after = None if answer is None else reading.retry_after(answer, now)
         step = self._after(act, answer, after)
         if self.call is not None:
-            call, note = self.call, f"{seen}" if error is None else f"{seen}: {type(error).__name__}"
+            call, note = self.call, _note(seen, answer, error)
             if answer is not None and row.intent is Then.ANSWERED:
                 self._ending = lambda: call.answered(answer)
             else:
@@ -200,6 +200,14 @@ class Attempts:
         return Step(True, wait)
 
 
+def _note(seen: Seen, answer: Answer | None, error: BaseException | None) -> str:
+    """What the jar keeps of a try that brought no result."""
+    if error is not None:
+        return f"{seen}: {type(error).__name__}"
+    several = seen in (Seen.TRY_LATER, Seen.NOT_ALLOWED)
+    return f"{answer.status}" if answer is not None and several else f"{seen}"
+
+
 def _unsettled(key: str, answer: Answer, after: float | None) -> OutcomeUnsettled:
     reference = reading.reference_of(answer)
     named = f" (reference {reference})" if reference else ""
@@ -214,11 +222,11 @@ def _unsettled(key: str, answer: Answer, after: float | None) -> OutcomeUnsettle
 
 def _refused(key: str, answer: Answer, url: str) -> RedirectRefused:
     location = reading.target_of(answer, url) or ""
-    scheme, host, _ = reading.origin(url)
+    scheme, host, port = reading.origin(url)
     return RedirectRefused(
-        f"{scheme}://{host} answered {answer.status} and names another address (error.location). A key goes only with "
-        "307 or 308, and only to the same origin; without its key a repeated request could run twice. If the address "
-        "is right, send the request there yourself",
+        f"{scheme}://{host}:{port} answered {answer.status} and names another address (error.location). A key goes "
+        "only with 307 or 308, and only to the same origin; without its key a repeated request could run twice. If the "
+        "address is right, send the request there yourself",
         key=key,
         location=location,
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any, Final
-from urllib.parse import urljoin
 
 import orjson
 
@@ -92,7 +91,10 @@ def _line(path: Path, number: int, text: bytes, to: str, bodies: bool) -> Line:
         body = orjson.dumps(members["json"])
         if not any(header.lower() == "content-type" for header in headers):
             lines += json_type
-    url = urljoin(to if to.endswith("/") else f"{to}/", members["path"].lstrip("/")) if members.get("path") else to
+    at = members.get("path", "")
+    if not isinstance(at, str) or at.lower().startswith(("http://", "https://")):
+        raise ConfigurationError(f'{place}: path is a path at {to}, such as "/payments"')
+    url = f"{to.rstrip('/')}/{at.lstrip('/')}" if at else to
     return Line(number, name, "intent" in members, method, url, lines, body)
 
 
@@ -106,6 +108,8 @@ class Bulk:
         self._lock = threading.Lock()
         self._silence = Silence()
         self.counts: Counter[str] = Counter()
+        self.changed: set[str] = set()
+        """Names of lines that are no longer what was sent under them."""
 
     def refuse_moved(self, path: Path, lines: Iterator[Line]) -> None:
         """ConfigurationError if a line without a name is not what was sent under its number: then lines have moved,
@@ -119,21 +123,26 @@ class Bulk:
                 )
 
     def send(self, lines: Iterator[Line]) -> None:
-        """JarError ends it: without the jar nothing may be sent."""
+        """JarError ends it: without the jar nothing may be sent. KeyboardInterrupt ends it, too, after the requests
+        that are on their way."""
         done = self._client.jar.finished()
         with ThreadPoolExecutor(self._at_once, thread_name_prefix="send") as threads:
             running: set[Future[None]] = set()
-            for line in lines:
-                if line.name in done and not self._is_changed(line):
-                    self._add(Outcome(line.name, "", Ended.ANSWERED, done[line.name]), before=True)
-                    continue
-                running.add(threads.submit(self._one, line))
-                if len(running) >= 2 * self._at_once:
-                    ended, running = wait(running, return_when=FIRST_COMPLETED)
-                    for each in ended:
-                        each.result()
-            for each in running:
-                each.result()
+            try:
+                for line in lines:
+                    if line.name in done and not self._is_changed(line):
+                        self._add(Outcome(line.name, "", Ended.ANSWERED, done[line.name]), before=True)
+                        continue
+                    running.add(threads.submit(self._one, line))
+                    if len(running) >= 2 * self._at_once:
+                        ended, running = wait(running, return_when=FIRST_COMPLETED)
+                        for each in ended:
+                            each.result()
+                for each in running:
+                    each.result()
+            except KeyboardInterrupt:  # what is on its way ends; what waits for a thread is not sent
+                threads.shutdown(cancel_futures=True)
+                raise
 
     def _is_changed(self, line: Line) -> bool:
         found = self._client.jar.read(line.name)
@@ -154,6 +163,7 @@ class Bulk:
         except Exception as error:  # noqa: BLE001 - one line's trouble must not keep the others
             row = jar.read(line.name)
             if row is None or isinstance(error, IntentChanged):
+                self.changed.add(line.name)
                 self._add(Outcome(line.name, "", Ended.OPEN, note=str(error)), kind=REFUSED)
             else:
                 self._add(result_of(jar, row, error=error))

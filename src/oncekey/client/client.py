@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,64 +24,24 @@ import anyio.to_thread
 import httpx
 
 from oncekey.client.attempts import Rules
+from oncekey.client.base import ClientBase
 from oncekey.client.budget import Budget
 from oncekey.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from oncekey.client.jar import Intent, KeyJar, Row
-from oncekey.client.jar.jar import KNOWN, entered
+from oncekey.client.jar.jar import entered
 from oncekey.client.network import network_options
 from oncekey.client.reading import Answer
-from oncekey.client.resumption import Outcome, Resumption, result_of
+from oncekey.client.resumption import Outcome, result_of
 from oncekey.client.spelling import Spelling
-from oncekey.errors import ConfigurationError
 
 __all__ = ["AsyncClient", "AsyncClientIntent", "Client", "ClientIntent"]
-
-
-class _Shared:
-    """What both clients are made of."""
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        jar: str | KeyJar | None = None,
-        account: str = "",
-        budget: Budget | None = None,
-        spelling: Spelling = "bare",
-        header: str = "Idempotency-Key",
-        rules: Rules | None = None,
-    ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f"Client('{base_url}'): it takes the API's address, such as https://api.example.com"
-            )
-        self.base_url = base_url
-        if isinstance(jar, KeyJar) and account:
-            raise ConfigurationError("give account= to the KeyJar, not to the client")
-        self._opened_jar = isinstance(jar, str)
-        self._jar = KeyJar(jar, account=account) if isinstance(jar, str) else jar
-        self.rules = rules or Rules(budget=budget, spelling=spelling, header=header)
-
-    @property
-    def jar(self) -> KeyJar:
-        if self._jar is None:
-            raise ConfigurationError(f"an intent needs a key jar: Client(…, jar=URL), with one of {KNOWN}")
-        return self._jar
-
-    def _resumption(self, name: str | None, again: bool) -> Resumption:
-        longest = self.rules.budget.longest_wait
-        return Resumption(self.jar, self.base_url, name, again=again, longest_wait=longest)
-
-    def _close_jar(self) -> None:
-        if self._opened_jar:
-            self.jar.close()
 
 
 class ClientIntent:
     """One operation: ``key``, and the request that it stands for."""
 
-    def __init__(self, http: httpx.Client, intent: Intent) -> None:
-        self._http = http
+    def __init__(self, client: Client, intent: Intent) -> None:
+        self._client = client
         self._intent = intent
 
     @property
@@ -98,7 +59,7 @@ class ClientIntent:
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
         with self._intent.current():
-            return self._http.request(method, url, **options)
+            return self._client.request(method, url, **options)
 
     def post(self, url: str, **options: Any) -> httpx.Response:
         return self.request("POST", url, **options)
@@ -113,8 +74,12 @@ class ClientIntent:
         return self.request("DELETE", url, **options)
 
 
-class Client(_Shared):
-    """``transport`` is what really sends. Other ``options`` go to ``httpx.Client``: headers, auth, timeout, cookies."""
+class Client(ClientBase):
+    """``key_lifetime``: how long the server keeps a key, if it never says so with Idempotency-Expires; see ``KeyJar``.
+    ``transport`` is what really sends. Other ``options`` go to ``httpx.Client``: headers, auth, timeout, cookies.
+
+    It sends to the server of ``base_url`` only: a whole URL of another origin is refused.
+    """
 
     def __init__(
         self,
@@ -122,6 +87,7 @@ class Client(_Shared):
         *,
         jar: str | KeyJar | None = None,
         account: str = "",
+        key_lifetime: timedelta | None = None,
         budget: Budget | None = None,
         spelling: Spelling = "bare",
         header: str = "Idempotency-Key",
@@ -130,7 +96,14 @@ class Client(_Shared):
         **options: Any,
     ) -> None:
         super().__init__(
-            base_url, jar=jar, account=account, budget=budget, spelling=spelling, header=header, rules=rules
+            base_url,
+            jar=jar,
+            account=account,
+            key_lifetime=key_lifetime,
+            budget=budget,
+            spelling=spelling,
+            header=header,
+            rules=rules,
         )
         network = network_options(base_url, options, given=transport is not None)
         inner = IdempotentTransport(transport or httpx.HTTPTransport(**network), rules=self.rules)
@@ -140,9 +113,10 @@ class Client(_Shared):
     def intent(self, name: str, *, key: str | None = None, again: bool = False) -> Iterator[ClientIntent]:
         """The operation with this name of yours. The request in the block is sent under its key, which is on disk."""
         with self.jar.intent(name, key=key, again=again) as intent:
-            yield ClientIntent(self.http, intent)
+            yield ClientIntent(self, intent)
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:
+        self.check_origin(url)
         return self.http.request(method, url, **options)
 
     def get(self, url: str, **options: Any) -> httpx.Response:
@@ -170,7 +144,8 @@ class Client(_Shared):
         """Send every open intent of this account and this server, or the one with this name.
 
         An intent whose key the server may have forgotten is not sent without ``again``: IntentExpired names them, after
-        the others are done. Credentials come from this client, and go only to its own origin.
+        the others are done, and has the ``outcomes`` of all. Credentials come from this client, and go only to its own
+        origin.
         """
         work = self._resumption(name, again)
         for row in work.rows:
@@ -208,8 +183,8 @@ class Client(_Shared):
 class AsyncClientIntent:
     """As ``ClientIntent``."""
 
-    def __init__(self, http: httpx.AsyncClient, intent: Intent) -> None:
-        self._http = http
+    def __init__(self, client: AsyncClient, intent: Intent) -> None:
+        self._client = client
         self._intent = intent
 
     @property
@@ -226,7 +201,7 @@ class AsyncClientIntent:
 
     async def request(self, method: str, url: str, **options: Any) -> httpx.Response:
         with self._intent.current():
-            return await self._http.request(method, url, **options)
+            return await self._client.request(method, url, **options)
 
     async def post(self, url: str, **options: Any) -> httpx.Response:
         return await self.request("POST", url, **options)
@@ -241,7 +216,7 @@ class AsyncClientIntent:
         return await self.request("DELETE", url, **options)
 
 
-class AsyncClient(_Shared):
+class AsyncClient(ClientBase):
     """As ``Client``, on ``httpx.AsyncClient``. The jar waits for the disk in threads."""
 
     def __init__(
@@ -250,6 +225,7 @@ class AsyncClient(_Shared):
         *,
         jar: str | KeyJar | None = None,
         account: str = "",
+        key_lifetime: timedelta | None = None,
         budget: Budget | None = None,
         spelling: Spelling = "bare",
         header: str = "Idempotency-Key",
@@ -258,7 +234,14 @@ class AsyncClient(_Shared):
         **options: Any,
     ) -> None:
         super().__init__(
-            base_url, jar=jar, account=account, budget=budget, spelling=spelling, header=header, rules=rules
+            base_url,
+            jar=jar,
+            account=account,
+            key_lifetime=key_lifetime,
+            budget=budget,
+            spelling=spelling,
+            header=header,
+            rules=rules,
         )
         network = network_options(base_url, options, given=transport is not None)
         inner = AsyncIdempotentTransport(transport or httpx.AsyncHTTPTransport(**network), rules=self.rules)
@@ -270,9 +253,10 @@ class AsyncClient(_Shared):
     ) -> AsyncIterator[AsyncClientIntent]:
         found = await anyio.to_thread.run_sync(lambda: self.jar.find(name, key=key, again=again))
         with entered(found) as intent:
-            yield AsyncClientIntent(self.http, intent)
+            yield AsyncClientIntent(self, intent)
 
     async def request(self, method: str, url: str, **options: Any) -> httpx.Response:
+        self.check_origin(url)
         return await self.http.request(method, url, **options)
 
     async def get(self, url: str, **options: Any) -> httpx.Response:

@@ -34,10 +34,12 @@ _ROWS: Final[dict[Situation, Seen]] = {
     Situation.IN_FLIGHT: Seen.IN_FLIGHT,
     Situation.STATUS_RETRYABLE: Seen.IN_FLIGHT,
     Situation.UNKNOWN: Seen.UNKNOWN,
+    Situation.ANSWER_LOST: Seen.UNKNOWN,  # its status alone would close the intent
     Situation.MISMATCH: Seen.KEY_REUSED,
     Situation.KEY_MALFORMED: Seen.KEY_REFUSED,
     Situation.BODY_INCOMPLETE: Seen.INCOMPLETE,
     Situation.KEY_MISSING: Seen.NOT_LOOKED_UP,  # a proxy removed the header
+    Situation.KEY_PERSONAL: Seen.NOT_LOOKED_UP,
     Situation.BODY_TOO_LARGE: Seen.NOT_LOOKED_UP,
 }
 _STATES: Final = frozenset({"in_progress", "pending"})
@@ -83,7 +85,7 @@ def seen(answer: Answer, method: str, url: str) -> Seen:
         return Seen.NOT_ALLOWED
     if status in TRY_LATER:
         return Seen.REPLAYED if is_replay(answer) else Seen.TRY_LATER
-    if status == 202 and _state(answer) in _STATES and answer.header("retry-after") is not None:
+    if status == 202 and _is_not_the_result(answer):
         return Seen.ACCEPTED
     if 400 <= status < 500:
         row = _ROWS.get(situation) if (situation := situation_of(answer)) is not None else None
@@ -167,6 +169,17 @@ def _redirect(answer: Answer, method: str, url: str) -> Seen:
     except ValueError:  # a port that is not a number
         same = False
     return Seen.SAME_ORIGIN if same else Seen.OTHER_ORIGIN
+
+
+def _is_not_the_result(answer: Answer) -> bool:
+    """A 202 that asks to come back, of a server that knows the key.
+
+    The first 202 of a deferred request has the handler's own body, so ``state`` cannot be asked for. A server that does
+    not repeat the key in its answer may not honour it, and would run a request again that it has accepted.
+    """
+    if answer.header("retry-after") is None or is_replay(answer):
+        return False
+    return answer.header("idempotency-key") is not None or _state(answer) in _STATES
 
 
 def _asks_for_a_retry(answer: Answer) -> bool:

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import field
 
 from oncekey.client.jar import KeyJar, Row
-from oncekey.client.jar.intent import expires_at
 from oncekey.client.reading import origin
 from oncekey.core.values import Word, value
 from oncekey.errors import ConfigurationError, IntentExpired, OutcomeUnsettled
@@ -67,7 +66,7 @@ class Resumption:
     def skipped(self, row: Row) -> Outcome | None:
         """Why this one is not sent now; None: send it."""
         now = self._jar.clock()
-        end = expires_at(row)
+        end = self._jar.kept_until(row)
         if row.finished_at is not None:
             return Outcome(row.name, row.key, Ended.ANSWERED, row.status)
         if origin(row.request.url) != self._origin:
@@ -99,6 +98,7 @@ class Resumption:
                 "at the server whether they happened; then forget them, or send them with again=True (--again)",
                 key=expired[0].key,
                 names=names,
+                outcomes=self.outcomes,
             )
         return self.outcomes
 

@@ -42,6 +42,9 @@ def position(raw: Message) -> str:
 class ConfluentConsumer(BlockingConsumer[Message]):
     """Consumes topics. ``settings`` are the client's; ``options`` those of :class:`oncekey.consumers.Consumer`."""
 
+    holds = (
+        False  # Kafka counts no deliveries, and a consumer that is not polled for max.poll.interval.ms loses its turn
+    )
     id_hint = (
         'Set the header when you send: producer.produce(topic, body, headers={"message-id": …}); or pass '
         "message_id=position, of oncekey.consumers.confluent"
@@ -58,6 +61,10 @@ class ConfluentConsumer(BlockingConsumer[Message]):
         super().__init__(once, handler, **options)
         if isinstance(topics, str):
             raise ConfigurationError("ConfluentConsumer(topics=…): it takes a list of topics, not one string")
+        if not isinstance(settings, Mapping):
+            raise ConfigurationError(
+                'ConfluentConsumer(settings=…): it takes a dict, such as {"bootstrap.servers": …, "group.id": …}'
+            )
         if "group.id" not in settings:
             raise ConfigurationError('ConfluentConsumer(settings=…) needs "group.id": a group has offsets to commit')
         if settings.get("enable.auto.commit"):
@@ -84,7 +91,7 @@ class ConfluentConsumer(BlockingConsumer[Message]):
             self._consumer = Consumer(self._consumer_settings)
         return self._consumer
 
-    def run(self) -> None:
+    def consume(self) -> None:
         """Consume until :meth:`stop`, and leave the group."""
         self.consumer.subscribe(self.topics, on_revoke=self._revoked)
         try:

@@ -1,24 +1,25 @@
 """What every adapter has in common: take a delivery, let :class:`Message` decide and run, and answer the broker.
 
-An adapter is a subclass of :class:`AsyncConsumer` or of ``BlockingConsumer`` (``blocking.py``) for one client library.
-It reads an id and a body from the library's message, and has three verbs for the broker: acknowledge, deliver again
-later, copy elsewhere. ``table.py`` says which of them follows.
+An adapter is a subclass of ``AsyncConsumer`` (``event_loop.py``) or of ``BlockingConsumer`` (``blocking.py``) for one
+client library. It reads an id and a body from the library's message, and has verbs for the broker: acknowledge, deliver
+again later, copy elsewhere, extend. ``table.py`` says which of them follows.
+
+If the store does not answer, or another delivery of the message is being handled, an adapter with ``holds`` keeps the
+message, unacknowledged, and asks the store again itself (``table.HELD``).
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
 
-from oncekey.consumers.message import Message, Queue, id_text
-from oncekey.consumers.table import LONG_SECONDS, Action, OnUnknown, Outcome, Situation
+from oncekey.consumers.message import Message, Queue, check_settings, id_text
+from oncekey.consumers.table import Action, OnUnknown, Outcome, Situation
 from oncekey.core.policy import Policy
 from oncekey.engine.once import OnceKey
-from oncekey.errors import ConfigurationError, MessageNotRun
+from oncekey.errors import ConfigurationError
 
 _log = logging.getLogger("oncekey")
 
@@ -32,17 +33,35 @@ REASON_HEADER = "oncekey-reason"
 QUEUE_HEADER = "oncekey-queue"
 """On such a copy: the queue from which it came."""
 
-COPY_FAILED = (
-    "a message of %s could not be copied to %s, so it is not acknowledged and will be delivered again: does that place "
-    "exist, and may this consumer write to it?"
+COPY_FAILED: Final = (
+    "%s could not be copied to %s, so it is not acknowledged, %s: does that place exist, and may this consumer write "
+    "to it?"
 )
-_ANSWERED = (
+ANSWERED: Final = (
     "the handler of %s answered the broker itself, before the outcome was stored: a crash between the two would lose "
     "the message. Leave the answer to the consumer"
 )
+NOT_EXTENDED: Final = (
+    "the broker was not told that a message of %s is still being handled (%s). It may deliver the message again "
+    "meanwhile, which counts as a delivery; the message does not run twice"
+)
+_NO_STORE: Final = (
+    "the store does not answer. The consumer of %s keeps the messages that it has, takes no more than its concurrency, "
+    "and asks the store again until it answers"
+)
+_STORE_IS_BACK: Final = "the store answers again: the consumer of %s goes on"
+_COPIED: Final = "%s goes to %s: %s%s"
+_MOVE_BACK: Final = {
+    Situation.UNKNOWN: ". When its key is settled, move the copy back (docs/consumers.md, Moving copies back)",
+}
+_WITHOUT_STORE: Final = frozenset({Situation.NO_STORE, Situation.NOT_STORED})
 
 
-class Consumer(Generic[Raw]):
+def is_text(given: object) -> bool:
+    return isinstance(given, str) and given != ""
+
+
+class Consumer(ABC, Generic[Raw]):
     """The settings of an adapter. ``run`` consumes until it is stopped; ``on_message`` takes one delivery.
 
     ``handler``      gets the client library's own message; ``oncekey.current()`` is its operation
@@ -57,6 +76,11 @@ class Consumer(Generic[Raw]):
 
     id_hint = "pass message_id=…, a function of the message"
     """What to set if a message has no id. Every adapter says it in the words of its broker."""
+    holds = True
+    """Whether the adapter keeps messages of the situations in ``table.HELD``. False for a broker that counts no
+    deliveries and whose client must be polled meanwhile."""
+    extends = False
+    """Whether the broker delivers a message again after a time without an answer, and the adapter extends that."""
 
     def __init__(
         self,
@@ -79,13 +103,18 @@ class Consumer(Generic[Raw]):
         if message_id is not None and not callable(message_id):
             raise ConfigurationError(f"{name}(message_id=…): it takes a function of the message that returns its id")
         for setting, place in (("dead_letter", dead_letter), ("parking", parking)):
-            if not (isinstance(place, str) and place) and not (setting == "parking" and place is None):
+            if not is_text(place) and not (setting == "parking" and place is None):
                 raise ConfigurationError(f"{name}({setting}=…): it takes the name of the place to which copies go")
         if scope is None and once.single_tenant is None:
             raise ConfigurationError(
                 f"{name}(scope=…): say whose messages these are, because OnceKey(scope=…) is a function of a request: "
                 "a tenant's name, or a function of the message that returns it"
             )
+        if scope is not None and not callable(scope) and not is_text(scope):
+            raise ConfigurationError(
+                f"{name}(scope=…): it takes a tenant's name, or a function of the message that returns it"
+            )
+        check_settings(once, policy, unknown, max_attempts)  # now, and not at the first message
         self.once = once
         self.handler = handler
         self.places = {Action.DEAD_LETTER: dead_letter, Action.PARK: parking or dead_letter}
@@ -93,23 +122,24 @@ class Consumer(Generic[Raw]):
         self._scope = scope
         self._settings = (policy, unknown, max_attempts)
         self._queues: dict[str, Queue] = {}
+        self._without_store = False
 
     # -- what an adapter reads from its library's message
 
+    @abstractmethod
     def queue_of(self, raw: Raw) -> str:
         """The name of the queue; for a broker that has consumer groups, with the name of the group."""
-        raise NotImplementedError
 
+    @abstractmethod
     def id_of(self, raw: Raw) -> object:
         """The id that the producer gave the message; None: it gave none."""
-        raise NotImplementedError
 
-    def body_of(self, raw: Raw) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def body_of(self, raw: Raw) -> bytes: ...
 
+    @abstractmethod
     def header_of(self, raw: Raw, name: str) -> str | None:
         """A header, attribute or field of the message, as text."""
-        raise NotImplementedError
 
     def content_type_of(self, raw: Raw) -> str | None:
         del raw
@@ -140,170 +170,33 @@ class Consumer(Generic[Raw]):
             _log.exception("message_id=%s raised, so the message has no id", getattr(self._message_id, "__name__", "…"))
             return None
 
-    def _ended(self, raw: Raw, message: Message, error: Exception | None) -> Outcome:
+    def _held(self, message: Message, outcome: Outcome) -> None:
+        """Log the beginning and the end of an outage of the store, once each."""
+        without_store = outcome.situation in _WITHOUT_STORE
+        if without_store is not self._without_store:
+            self._without_store = without_store
+            _log.warning(_NO_STORE if without_store else _STORE_IS_BACK, message.queue.name)
+
+    def _ended(self, message: Message, outcome: Outcome, error: BaseException | None) -> None:
         """Log what an operator or a developer must see."""
-        outcome, queue = message.outcome, self.queue_of(raw)
-        assert outcome is not None  # noqa: S101 - a message that ended has one
+        if outcome.situation not in _WITHOUT_STORE:
+            self._held(message, outcome)
         if outcome.situation is Situation.BAD_ID:
-            _log.error("a message of %s was not run: %s. %s", queue, outcome.reason, self.id_hint)
+            _log.error("a message of %s was not run: %s. %s", message.queue.name, outcome.reason, self.id_hint)
         elif outcome.action in self.places:
-            _log.error(
-                "a message of %s goes to %s: %s", queue, self.places[outcome.action], outcome.reason, exc_info=error
-            )
+            place, command = self.places[outcome.action], message.show_command
+            then = _MOVE_BACK.get(outcome.situation, "")
+            if command is not None and outcome.situation is not Situation.REFUSED:
+                then += f". Look at it: `{command}`"
+            _log.error(_COPIED, message.name, place, outcome.reason, then, exc_info=error)
         elif error is not None:
-            _log.warning(
-                "a message of %s will be delivered again in %g s: %s",
-                queue,
-                outcome.delay,
-                outcome.reason,
-                exc_info=error,
+            again = (
+                f"it will be delivered again in {outcome.delay:g} s" if outcome.action is Action.RETRY else "it ended"
             )
-        return outcome
+            _log.warning("the handler of %s raised, and %s: %s", message.name, again, outcome.reason, exc_info=error)
 
     def _headers(self, raw: Raw, outcome: Outcome) -> dict[str, str]:
         """What a copy carries besides the message's own headers."""
         headers = {REASON_HEADER: f"{outcome.situation}: {outcome.reason}", QUEUE_HEADER: self.queue_of(raw)}
         known_as = id_text(self._id(raw))
         return headers if known_as is None else {ID_HEADER: known_as, **headers}
-
-
-class AsyncConsumer(Consumer[Raw]):
-    """For client libraries of asyncio. A handler that is a plain function runs in a thread.
-
-    ``concurrency``: how many messages are handled at the same time. If ``run`` is cancelled, it takes no more messages
-    and gives the running handlers ``OnceKey(grace=…)`` seconds to end.
-    """
-
-    def __init__(self, *args: Any, concurrency: int = 10, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        if concurrency < 1:
-            raise ConfigurationError(f"{type(self).__name__}(concurrency={concurrency}): it takes 1 or more")
-        self.concurrency = concurrency
-        self._is_async = inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(
-            getattr(self.handler, "__call__", None)  # noqa: B004 - an object with an async __call__
-        )
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._waiting: set[asyncio.Task[Any]] = set()
-        self._stopping = asyncio.Event()
-
-    # -- the adapter's verbs
-
-    async def ack(self, raw: Raw) -> None:
-        raise NotImplementedError
-
-    async def retry(self, raw: Raw, delay: float) -> None:
-        """Let the broker deliver it again, after ``delay`` seconds if the broker can do that."""
-        raise NotImplementedError
-
-    async def copy(self, raw: Raw, place: str, headers: dict[str, str]) -> None:
-        """Return when the broker has stored the copy."""
-        raise NotImplementedError
-
-    def is_answered(self, raw: Raw) -> bool:
-        """Whether the handler answered the broker itself, as far as the library knows."""
-        del raw
-        return False
-
-    # --
-
-    async def on_message(self, raw: Raw) -> Outcome:
-        """Handle one delivery and answer the broker. For a loop of your own; ``run`` calls it, too."""
-        try:
-            outcome = await self._deliver(raw)
-        except Exception:
-            await self.retry(raw, LONG_SECONDS)
-            raise
-        if self.is_answered(raw):
-            _log.error(_ANSWERED, self.queue_of(raw))
-            return outcome
-        if outcome.action is Action.ACK:
-            await self.ack(raw)
-        elif outcome.action is Action.RETRY:
-            await self.retry(raw, outcome.delay)
-        else:
-            place = self.places[outcome.action]
-            try:
-                await self.copy(raw, place, self._headers(raw, outcome))
-            except Exception:
-                _log.exception(COPY_FAILED, self.queue_of(raw), place)
-                await self.retry(raw, LONG_SECONDS)
-            else:
-                await self.ack(raw)
-        return outcome
-
-    async def _deliver(self, raw: Raw) -> Outcome:
-        message = self._message(raw)
-        raised: Exception | None = None
-        try:
-            async with message:
-                if self._is_async:
-                    await self.handler(raw)
-                else:
-                    result = await asyncio.to_thread(self.handler, raw)
-                    if inspect.isawaitable(result):  # such as a lambda that calls an async function
-                        await result
-        except MessageNotRun:
-            pass
-        except Exception as error:
-            if message.outcome is None:  # a setting is wrong, so the message was not even looked up
-                raise
-            raised = error
-        return self._ended(raw, message, raised)
-
-    # -- for ``run``
-
-    def _goes_on(self) -> bool:
-        """True, unless the task was cancelled. The condition of every loop of ``run``.
-
-        A client library may swallow a cancellation: ``asyncio.wait_for`` of Python 3.11 does, if the result comes at
-        the same moment. The loop would then never end.
-        """
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError
-        return True
-
-    async def _spawn(self, raw: Raw) -> asyncio.Task[Outcome]:
-        """Handle one delivery in a task of its own, when fewer than ``concurrency`` are running."""
-        while len(self._tasks) >= self.concurrency:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        task = asyncio.create_task(self.on_message(raw))
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-        return task
-
-    def _over(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._waiting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error(
-                "a delivery ended without an answer to the broker, which will deliver the message again", exc_info=error
-            )
-
-    async def _drain(self) -> None:
-        """Let the running handlers end, and answer the broker."""
-        self._stopping.set()
-        until = asyncio.get_running_loop().time() + self.once.grace
-        while (running := self._tasks | self._waiting) and (left := until - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(running, timeout=left)
-        for task in (cut_off := self._tasks | self._waiting):
-            task.cancel()
-        if cut_off:
-            await asyncio.wait(cut_off)
-        self._stopping.clear()
-
-    def _later(self, seconds: float, answer: Callable[[], Awaitable[object]]) -> None:
-        """Answer the broker after a while, or when ``run`` ends. Meanwhile other messages are handled."""
-
-        async def wait_and_answer() -> None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._stopping.wait()
-            await answer()
-
-        task = asyncio.create_task(wait_and_answer())
-        self._waiting.add(task)
-        task.add_done_callback(self._over)
-
-
-Handler = Callable[[Raw], Awaitable[Any] | Any]

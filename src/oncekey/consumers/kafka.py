@@ -22,7 +22,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
-from oncekey.consumers.consumer import AsyncConsumer, Handler
+from oncekey.consumers.event_loop import AsyncConsumer, Handler
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 
@@ -45,6 +45,9 @@ class KafkaConsumer(AsyncConsumer[ConsumerRecord]):
     """Consumes what the aiokafka consumer is subscribed to. ``settings`` are those of
     :class:`oncekey.consumers.Consumer`. All assigned partitions are handled at the same time."""
 
+    holds = (
+        False  # Kafka counts no deliveries, and a consumer that is not polled for max_poll_interval_ms loses its turn
+    )
     id_hint = (
         'Set the header when you send: producer.send(topic, body, headers=[("message-id", b"…")]); or pass '
         "message_id=position, of oncekey.consumers.kafka"
@@ -74,7 +77,7 @@ class KafkaConsumer(AsyncConsumer[ConsumerRecord]):
         self.producer = producer
         self._paused: set[TopicPartition] = set()
 
-    async def run(self) -> None:
+    async def consume(self) -> None:
         """Consume until cancelled. Start the aiokafka consumer and producer before, and stop them after."""
         try:
             while self._goes_on():

@@ -18,6 +18,7 @@ import orjson
 from oncekey.consumers.table import OnUnknown, Outcome, Situation, outcome
 from oncekey.core.by_operation import OF_MESSAGES
 from oncekey.core.judgment import Move
+from oncekey.core.personal_data import Personal
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.routes import MAX_NAME_LENGTH, Route
@@ -33,13 +34,17 @@ from oncekey.errors import (
     NoOperation,
     OperatorError,
     OutcomeUnknown,
+    PersonalKey,
     Refused,
 )
 from oncekey.functions.attempt import Attempt
+from oncekey.functions.refusals import AnswerLost
+from oncekey.telemetry.redaction import redact
+from oncekey.web.unknown_outcomes import show_command
 
 KEPT: Final = timedelta(days=14)
-"""How long the key of a message is kept, unless its queue has a policy of its own. Amazon SQS keeps messages for at
-most 14 days, and Kafka's default is 7. A delivery that comes after its key has expired runs again."""
+"""How long the key of a message is kept, unless the policy of its queue states a ``ttl``. Amazon SQS keeps messages for
+at most 14 days, and Kafka's default is 7. A delivery that comes after its key has expired runs again."""
 
 _ID = re.compile(r"[ -~]{1,255}")
 _WRITE_AN_ID: Final = (
@@ -82,15 +87,11 @@ class Queue:
     ) -> None:
         if not (type(name) is str and 1 <= len(name) <= MAX_NAME_LENGTH and name.isprintable()):
             raise ConfigurationError(f"the name of a queue has 1 to {MAX_NAME_LENGTH} printable characters")
-        if policy is not None and not isinstance(policy, Policy):
-            raise ConfigurationError("policy=…: it takes a Policy, such as Policy(effects='transactional')")
-        if unknown not in ("park", "keep"):
-            raise ConfigurationError(f"unknown={unknown!r}: it takes 'park' or 'keep'")
-        if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
-            raise ConfigurationError(f"max_attempts={max_attempts!r}: it takes a whole number from 1, or None")
-        once.check_policy(policy)
+        check_settings(once, policy, unknown, max_attempts)
         if policy is None:
             policy = replace(once.default_policy, ttl=max(once.default_policy.ttl, KEPT))
+        elif not policy.ttl_is_stated:
+            policy = replace(policy, ttl=KEPT)
         self.once = once
         self.name = name
         self.unknown: OnUnknown = unknown
@@ -103,6 +104,17 @@ class Queue:
         self, message_id: object, body: Body, *, scope: str | None = None, content_type: str | None = None
     ) -> Message:
         return Message(self, message_id, body, scope=scope, content_type=content_type)
+
+
+def check_settings(once: OnceKey, policy: object, unknown: object, max_attempts: object) -> None:
+    """ConfigurationError says what to write."""
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigurationError("policy=…: it takes a Policy, such as Policy(effects='transactional')")
+    if unknown not in ("park", "keep"):
+        raise ConfigurationError(f"unknown={unknown!r}: it takes 'park' or 'keep'")
+    if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
+        raise ConfigurationError(f"max_attempts={max_attempts!r}: it takes a whole number from 1, or None")
+    once.check_policy(policy)
 
 
 class Message:
@@ -133,13 +145,27 @@ class Message:
         """1 at the first run, 2 if the message runs again after a failure."""
         return self.operation.attempt
 
+    @property
+    def name(self) -> str:
+        """For log lines: the masked id and its queue."""
+        key = id_text(self._given_id)
+        return f"{'a message' if key is None else f'message {redact(key)}'} of {self.queue.name}"
+
+    @property
+    def show_command(self) -> str | None:
+        """How an operator looks at this message's key. None: the store has no such key, as far as is known."""
+        attempt = self._attempt
+        if attempt is None or (attempt.record is None and not attempt.runs):
+            return None
+        return show_command(attempt.wanted.scope, attempt.wanted.key)
+
     # -- async and blocking
 
     async def __aenter__(self) -> Self:
         attempt = self._prepared()
         try:
             await attempt.__aenter__()
-        except (InProgress, OutcomeUnknown, KeyReused, OperatorError) as error:
+        except (InProgress, OutcomeUnknown, KeyReused, PersonalKey, OperatorError) as error:
             raise self._not_run(_refused(error, attempt.record), error) from error
         return self._entered(attempt)
 
@@ -156,7 +182,7 @@ class Message:
         attempt = self._prepared()
         try:
             attempt.__enter__()
-        except (InProgress, OutcomeUnknown, KeyReused, OperatorError) as error:
+        except (InProgress, OutcomeUnknown, KeyReused, PersonalKey, OperatorError) as error:
             raise self._not_run(_refused(error, attempt.record), error) from error
         return self._entered(attempt)
 
@@ -188,8 +214,7 @@ class Message:
                 "scope='…' with the message, the same at every delivery"
             )
         self._attempt = Attempt(
-            queue.once,
-            queue.route,
+            *(queue.once, queue.route),
             tenant=tenant,
             key=key,
             body=body,
@@ -211,7 +236,9 @@ class Message:
 
     def _not_run(self, situation: Situation, error: Exception | None = None) -> MessageNotRun:
         detail = ""
-        if situation is Situation.BAD_ID:
+        if isinstance(error, PersonalKey):
+            detail = f"its id looks like {Personal(error.kind).words}, and ids are kept in plain text. {_WRITE_AN_ID}"
+        elif situation is Situation.BAD_ID:
             detail = f"it has no usable id. {_WRITE_AN_ID}"
         self.outcome = self._outcome(situation, detail=detail)
         if isinstance(error, InProgress) and situation is Situation.IN_FLIGHT:
@@ -222,7 +249,8 @@ class Message:
         return MessageNotRun(told, self.outcome)
 
     def _ended(self, attempt: Attempt, error: BaseException | None) -> None:
-        situation = ended(attempt.move, attempt.finished, refused=isinstance(error, Refused))
+        refused = isinstance(error, Refused) and attempt.owns(error)
+        situation = ended(attempt.move, attempt.finished, refused=refused)
         tries, most = attempt.operation.attempt, self.queue.max_attempts
         if situation is Situation.FAILED and most is not None and tries >= most:
             situation = Situation.EXHAUSTED
@@ -261,12 +289,16 @@ def _refused(error: Exception, record: Record | None) -> Situation:
     match error:
         case KeyReused():
             return Situation.OTHER_BODY
+        case PersonalKey():
+            return Situation.BAD_ID
+        case AnswerLost():
+            return Situation.ANSWER_LOST
         case OutcomeUnknown():
             return Situation.UNKNOWN
         case InProgress():
             deferred = record is not None and record.state is State.PENDING
             return Situation.DEFERRED if deferred else Situation.IN_FLIGHT
-    return Situation.NO_STORE if record is None else Situation.NEWER_VERSION
+    return Situation.NO_STORE if record is None else Situation.NOT_COMPARABLE
 
 
 def id_text(given: object) -> str | None:

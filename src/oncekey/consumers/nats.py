@@ -8,6 +8,9 @@ The id is the header ``Nats-Msg-Id``, which the producer sets. (JetStream itself
 only within the stream's duplicate window, two minutes by default.) ``message_id=position`` takes the place in the
 stream instead: then a message that its producer published twice counts as two.
 
+While a message is in hand, the consumer tells JetStream so three times per ``ack_wait``: it is not delivered again
+meanwhile. If a message would be delivered again after its last delivery (``max_deliver``), it goes to the dead letters.
+
 ``dead_letter`` is a subject that a stream keeps. A copy has another ``Nats-Msg-Id``, because JetStream would drop a
 copy with the same one from the same stream; the message's own id is in the header ``oncekey-message-id``.
 """
@@ -18,13 +21,16 @@ from typing import Any, Final
 
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
 
-from oncekey.consumers.consumer import AsyncConsumer, Handler
+from oncekey.consumers.event_loop import AsyncConsumer, Handler
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 
 ID_HEADER: Final = "Nats-Msg-Id"
 _FETCH_SECONDS: Final = 5.0
+_ACK_WAIT: Final = 30.0
+"""JetStream's default."""
 
 
 def position(raw: Msg) -> str:
@@ -35,6 +41,7 @@ def position(raw: Msg) -> str:
 class NatsConsumer(AsyncConsumer[Msg]):
     """Consumes one pull subscription. ``settings`` are those of :class:`oncekey.consumers.Consumer`."""
 
+    extends = True
     id_hint = (
         'Set the header when you publish: js.publish(subject, body, headers={"Nats-Msg-Id": …}); or pass '
         "message_id=position, of oncekey.consumers.nats"
@@ -58,15 +65,16 @@ class NatsConsumer(AsyncConsumer[Msg]):
             )
         self.js = js
         self.subscription = subscription
+        self._config: ConsumerConfig | None = None
 
-    async def run(self) -> None:
+    async def consume(self) -> None:
         """Consume until cancelled."""
         for place in set(self.places.values()):
             await self.js.find_stream_name_by_subject(place)  # raises now if no stream keeps the dead letters
         try:
             while self._goes_on():
                 try:
-                    batch = await self.subscription.fetch(self.concurrency, timeout=_FETCH_SECONDS)
+                    batch = await self.subscription.fetch(await self._free(), timeout=_FETCH_SECONDS)
                 except TimeoutError:  # nats.errors.TimeoutError is one
                     continue
                 for raw in batch:
@@ -88,6 +96,24 @@ class NatsConsumer(AsyncConsumer[Msg]):
 
     def is_answered(self, raw: Msg) -> bool:
         return raw.is_acked
+
+    async def _consumer_config(self) -> ConsumerConfig:
+        if self._config is None:
+            self._config = (await self.subscription.consumer_info()).config
+        return self._config
+
+    async def limit_reached(self, raw: Msg) -> str | None:
+        most = (await self._consumer_config()).max_deliver or -1
+        return f"max_deliver={most}" if 0 < most <= raw.metadata.num_delivered else None
+
+    async def extend_every(self) -> float:
+        config = await self._consumer_config()
+        shortest: float = min([config.ack_wait or _ACK_WAIT, *(config.backoff or ())])
+        return shortest / 3
+
+    async def extend(self, raw: Msg) -> None:
+        """While its handler runs, or it is kept, JetStream does not deliver it again."""
+        await raw.in_progress()
 
     async def ack(self, raw: Msg) -> None:
         await raw.ack()

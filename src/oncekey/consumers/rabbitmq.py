@@ -10,24 +10,40 @@ queue that ``dead_letter`` names, and the broker confirms each one before the me
 
 RabbitMQ has no delay of its own: a message that is to be delivered again later stays unacknowledged with this consumer
 for that time, and is then requeued. It counts towards the channel's prefetch, so set that to more than ``concurrency``.
+A message that would be requeued after its last delivery (``x-delivery-limit``) goes to the dead letters.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from pamqp.commands import Basic
 
-from oncekey.consumers.consumer import AsyncConsumer, Handler
+from oncekey.consumers.event_loop import AsyncConsumer, Handler
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 
+_log = logging.getLogger("oncekey")
+
+_LIMIT: Final = "x-delivery-limit"
+_RETURNED: Final = "x-delivery-count"
+_UNKNOWN_LIMIT: Final = (
+    "queue %s counts deliveries, and this consumer does not know its limit: the broker may drop a message that comes "
+    "back too often. Declare the queue with x-delivery-limit, or pass RabbitConsumer(delivery_limit=…), and give the "
+    "queue a dead-letter exchange (docs/consumers.md)"
+)
+
 
 class RabbitConsumer(AsyncConsumer[AbstractIncomingMessage]):
-    """Consumes one queue. ``settings`` are those of :class:`oncekey.consumers.Consumer` and ``concurrency``."""
+    """Consumes one queue. ``settings`` are those of :class:`oncekey.consumers.Consumer` and ``concurrency``.
+
+    ``delivery_limit``: the ``x-delivery-limit`` of a quorum queue, if a policy of the broker sets it, or its version
+    (20 since RabbitMQ 4.0). By default what the queue was declared with.
+    """
 
     id_hint = (
         "Set message_id when you publish: aio_pika.Message(body, message_id=…); or pass message_id=…, a function of "
@@ -35,16 +51,30 @@ class RabbitConsumer(AsyncConsumer[AbstractIncomingMessage]):
     )
 
     def __init__(
-        self, once: OnceKey, queue: AbstractQueue, handler: Handler[AbstractIncomingMessage], **settings: Any
+        self,
+        once: OnceKey,
+        queue: AbstractQueue,
+        handler: Handler[AbstractIncomingMessage],
+        *,
+        delivery_limit: int | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(once, handler, **settings)
+        if delivery_limit is not None and (type(delivery_limit) is not int or delivery_limit < 1):
+            raise ConfigurationError(
+                f"RabbitConsumer(delivery_limit={delivery_limit!r}): it takes a whole number from 1, the queue's own "
+                "limit, or None"
+            )
         if not hasattr(queue, "consume"):
             raise ConfigurationError(
                 "RabbitConsumer(queue=…): it takes a queue of aio-pika, such as await channel.declare_queue('payments')"
             )
         self.queue = queue
+        declared = (getattr(queue, "arguments", None) or {}).get(_LIMIT)
+        self._most: int | None = declared if delivery_limit is None else delivery_limit
+        self._told_of_limit = False
 
-    async def run(self) -> None:
+    async def consume(self) -> None:
         """Consume until cancelled."""
         for place in set(self.places.values()):
             await self.queue.channel.get_queue(place)  # raises now, and not when the first message must go there
@@ -79,6 +109,18 @@ class RabbitConsumer(AsyncConsumer[AbstractIncomingMessage]):
 
     def is_answered(self, raw: AbstractIncomingMessage) -> bool:
         return raw.processed
+
+    async def limit_reached(self, raw: AbstractIncomingMessage) -> str | None:
+        """A quorum queue counts in this header how often the message came back, and drops it above the limit."""
+        returned = raw.headers.get(_RETURNED)
+        if not isinstance(returned, int):
+            return None  # the first delivery, or a classic queue, which has no limit
+        if self._most is None:
+            if not self._told_of_limit:
+                self._told_of_limit = True
+                _log.warning(_UNKNOWN_LIMIT, self.queue.name)
+            return None
+        return f"{_LIMIT}={self._most}" if returned >= self._most else None
 
     async def ack(self, raw: AbstractIncomingMessage) -> None:
         await raw.ack()

@@ -7,7 +7,8 @@ The id is the field ``message-id`` of the entry, which the producer sets. ``mess
 id instead: then a message that its producer added twice counts as two.
 
 An entry that is not acknowledged stays in the group's pending list. ``run`` claims what has been idle there for longer
-than ``idle``: entries of consumers that died, and entries that are to be delivered again later.
+than ``idle``: entries of consumers that died, and entries that are to be delivered again later. While a handler runs,
+its entry is not idle.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 from redis.exceptions import ResponseError
 
-from oncekey.consumers.consumer import AsyncConsumer, Handler
+from oncekey.consumers.consumer import is_text
+from oncekey.consumers.event_loop import AsyncConsumer, Handler
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 
@@ -55,6 +57,7 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
     without an acknowledgement an entry is delivered again.
     """
 
+    extends = True
     id_hint = (
         "Add the field when you write: XADD stream * message-id ID …; or pass message_id=position, of "
         "oncekey.consumers.redis_streams"
@@ -77,8 +80,13 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
             raise ConfigurationError(
                 "RedisStreamConsumer(client=…): it takes an async client, such as redis.asyncio.Redis.from_url(url)"
             )
-        if idle < timedelta(milliseconds=1):
-            raise ConfigurationError("RedisStreamConsumer(idle=…): it must be at least a millisecond")
+        if not isinstance(idle, timedelta) or idle < timedelta(milliseconds=1):  # type: ignore[redundant-expr]
+            raise ConfigurationError(
+                f"RedisStreamConsumer(idle={idle!r}): it takes a timedelta of a millisecond or more, such as "
+                "timedelta(seconds=60)"
+            )
+        if not (is_text(stream) and is_text(group)):
+            raise ConfigurationError("RedisStreamConsumer(stream, group): both are names: 'payments', 'billing'")
         self.client = client
         self.stream = stream
         self.group = group
@@ -86,7 +94,7 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
         self._idle = int(idle.total_seconds() * 1000)
         self._next = _BEGINNING
 
-    async def run(self) -> None:
+    async def consume(self) -> None:
         """Consume until cancelled. Creates the group at the beginning of the stream, if it does not exist."""
         try:
             await self.client.xgroup_create(self.stream, self.group, id="0", mkstream=True)
@@ -95,26 +103,28 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
                 raise
         try:
             while self._goes_on():
-                claimed = await self._claimed()
+                free = await self._free()
+                claimed = await self._claimed(free)
                 seen_all = self._next == _BEGINNING
-                for raw in [*claimed, *await self._new(wait=seen_all and not claimed)]:
+                new = await self._new(free - len(claimed), wait=seen_all and not claimed)
+                for raw in [*claimed, *new]:
                     await self._spawn(raw)
         finally:
             await self._drain()
 
-    async def _claimed(self) -> list[Entry]:
+    async def _claimed(self, count: int) -> list[Entry]:
         """Entries that were idle for long. Redis looks at some of the pending ones, and says where to go on."""
         found = await self.client.xautoclaim(
-            self.stream, self.group, self.name, min_idle_time=self._idle, start_id=self._next, count=self.concurrency
+            self.stream, self.group, self.name, min_idle_time=self._idle, start_id=self._next, count=count
         )
         self._next = _text(found[0])
         return [_entry(*each) for each in found[1] if each[0] is not None]
 
-    async def _new(self, *, wait: bool) -> list[Entry]:
+    async def _new(self, count: int, *, wait: bool) -> list[Entry]:
+        if count < 1:
+            return []
         block = min(_BLOCK_MILLISECONDS, self._idle) if wait else None
-        found = await self.client.xreadgroup(
-            self.group, self.name, {self.stream: ">"}, count=self.concurrency, block=block
-        )
+        found = await self.client.xreadgroup(self.group, self.name, {self.stream: ">"}, count=count, block=block)
         streams = found.items() if isinstance(found, dict) else found or []
         return [_entry(*each) for _, entries in streams for each in _flat(entries)]
 
@@ -139,7 +149,16 @@ class RedisStreamConsumer(AsyncConsumer[Entry]):
 
     async def retry(self, raw: Entry, delay: float) -> None:
         """It stays in the pending list. Its idle time is set so that it is claimed after ``delay``."""
-        idle = max(0, self._idle - int(delay * 1000))
+        await self._set_idle(raw, max(0, self._idle - int(delay * 1000)))
+
+    async def extend_every(self) -> float:
+        return self._idle / 3000
+
+    async def extend(self, raw: Entry) -> None:
+        """While its handler runs, or it is kept, no other consumer claims it."""
+        await self._set_idle(raw, 0)
+
+    async def _set_idle(self, raw: Entry, idle: int) -> None:
         await self.client.xclaim(
             self.stream, self.group, self.name, min_idle_time=0, message_ids=[raw.id], idle=idle, justid=True
         )

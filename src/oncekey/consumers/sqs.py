@@ -10,12 +10,13 @@ sent twice counts as two.
 SQS takes at most 10 attributes. A copy has up to three of ours: the id, the reason and the queue. If there is no room,
 the last two are left out; a message with 10 attributes of its own cannot be copied and stays in its queue.
 
-``run`` handles one message at a time; call it in several threads or processes for more. A message whose handler takes
-longer than the queue's visibility timeout is delivered again meanwhile, and goes back: it does not run twice.
+``run`` handles one message at a time; call it in several threads or processes for more. While a message is in hand, a
+thread extends its visibility timeout.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,13 +26,18 @@ from oncekey.consumers.consumer import QUEUE_HEADER, REASON_HEADER
 from oncekey.engine.once import OnceKey
 from oncekey.errors import ConfigurationError
 
+_log = logging.getLogger("oncekey")
+
 SqsMessage = dict[str, Any]
 """A message as ``receive_message`` returns it."""
 
 ID_ATTRIBUTE: Final = "message-id"
 _LONGEST_VISIBILITY: Final = 43_200
 _MOST_ATTRIBUTES: Final = 10
+_LONGEST_WAIT: Final = 20
 _FIFO: Final = ".fifo"
+_VISIBILITY: Final = 30
+"""The default of SQS, in seconds."""
 
 
 def position(raw: SqsMessage) -> str:
@@ -45,6 +51,7 @@ class SqsConsumer(BlockingConsumer[SqsMessage]):
     ``dead_letter`` and ``parking`` are URLs of queues. ``wait``: for how many seconds a call waits for messages.
     """
 
+    extends = True
     id_hint = (
         'Set the attribute when you send: MessageAttributes={"message-id": {"DataType": "String", "StringValue": …}}; '
         "or pass message_id=position, of oncekey.consumers.sqs"
@@ -66,20 +73,32 @@ class SqsConsumer(BlockingConsumer[SqsMessage]):
                 "SqsConsumer(client, queue_url): it takes boto3.client('sqs') and the URL of a queue, as "
                 "client.get_queue_url(QueueName='payments')['QueueUrl'] returns it"
             )
+        if type(wait) is not int or not 0 <= wait <= _LONGEST_WAIT:
+            raise ConfigurationError(
+                f"SqsConsumer(wait={wait!r}): it takes a whole number of seconds from 0 to {_LONGEST_WAIT}"
+            )
         self.client = client
         self.queue_url = queue_url
         self.wait = wait
+        self._visibility = 0
 
-    def run(self) -> None:
+    def consume(self) -> None:
         """Consume until :meth:`stop`."""
         for place in set(self.places.values()):
             self.client.get_queue_attributes(QueueUrl=place, AttributeNames=["QueueArn"])  # raises if there is none
         while not self._stopping.is_set():
-            for raw in self.receive():
-                if self._stopping.is_set():
-                    self.retry(raw, 0.0)
-                else:
-                    self.on_message(raw)
+            found = self.receive()
+            for raw in found:
+                self._take(raw)  # those that wait for their turn are extended, too
+            try:
+                for raw in found:
+                    if self._stopping.is_set():
+                        self._give_back(raw, 0.0)
+                    else:
+                        self.on_message(raw)
+            finally:
+                for raw in found:
+                    self._in_hand.pop(id(raw), None)
 
     def receive(self) -> list[SqsMessage]:
         """Ask for messages, with the attributes that this adapter reads."""
@@ -115,6 +134,19 @@ class SqsConsumer(BlockingConsumer[SqsMessage]):
         self.client.change_message_visibility(
             QueueUrl=self.queue_url, ReceiptHandle=raw["ReceiptHandle"], VisibilityTimeout=seconds
         )
+
+    def extend_every(self) -> float:
+        try:
+            found = self.client.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=["VisibilityTimeout"])
+            self._visibility = int(found["Attributes"]["VisibilityTimeout"])
+        except Exception as error:
+            _log.warning("SQS did not say the visibility timeout of %s (%s): 30 s is assumed", self.queue_url, error)
+        self._visibility = self._visibility or _VISIBILITY
+        return self._visibility / 3
+
+    def extend(self, raw: SqsMessage) -> None:
+        """While its handler runs, or it is kept or waits for its turn, SQS does not deliver it again."""
+        self.retry(raw, self._visibility)
 
     def copy(self, raw: SqsMessage, place: str, headers: dict[str, str]) -> None:
         own = {

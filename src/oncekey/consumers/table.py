@@ -10,6 +10,7 @@ delivery.
 
 from __future__ import annotations
 
+import time
 from typing import Final, Literal
 
 from oncekey.core.values import Word, value
@@ -36,7 +37,8 @@ class Situation(Word):
     GIVEN_UP = "given_up"
     IN_FLIGHT = "in_flight"
     OTHER_BODY = "other_body"
-    NEWER_VERSION = "newer_version"
+    NOT_COMPARABLE = "not_comparable"
+    ANSWER_LOST = "answer_lost"
     BAD_ID = "bad_id"
     TOO_LARGE = "too_large"
     NO_STORE = "no_store"
@@ -86,8 +88,8 @@ TABLE: Final[dict[Situation, Row]] = {
                                                             "yet: the next delivery looks again"),
     Situation.IN_FLIGHT:     Row(_RETRY, _RETRY, "short",   "another delivery of it is being handled"),
     Situation.NO_STORE:      Row(_RETRY, _RETRY, "short",   "the store did not answer, so it was not run"),
-    Situation.NEWER_VERSION: Row(_RETRY, _RETRY, "long",    "a newer version of oncekey wrote its key: deploy that "
-                                                            "version to this consumer, too"),
+    Situation.NOT_COMPARABLE: Row(_RETRY, _RETRY, "long",   "a newer version of oncekey wrote its key, or the keyring "
+                                                            "lacks a key: the log says which"),
     Situation.UNKNOWN:       Row(_PARK,  _RETRY, "long",    "it may have been handled: it does not run again until "
                                                             "its key is settled (a resolver, or oncekey keys resolve)"),
     Situation.REFUSED:       Row(_DEAD,  _DEAD,  "none",    "the handler refused it before it did anything"),
@@ -95,6 +97,9 @@ TABLE: Final[dict[Situation, Row]] = {
     Situation.GIVEN_UP:      Row(_DEAD,  _DEAD,  "none",    "it failed for good at an earlier delivery"),
     Situation.OTHER_BODY:    Row(_DEAD,  _DEAD,  "none",    "a message with the same id and another body came before: "
                                                             "give each message an id of its own"),
+    Situation.ANSWER_LOST:   Row(_DEAD,  _DEAD,  "none",    "a message with this id was handled or refused, and the "
+                                                            "encryption key is lost that could tell whether it was "
+                                                            "this one"),
     Situation.BAD_ID:        Row(_DEAD,  _DEAD,  "none",    "it has no id by which oncekey could recognise it"),
     Situation.TOO_LARGE:     Row(_DEAD,  _DEAD,  "none",    "its body is larger than Policy(max_request_bytes=…)"),
 }
@@ -102,6 +107,16 @@ TABLE: Final[dict[Situation, Row]] = {
 
 SHORT_SECONDS: Final = 1.0
 LONG_SECONDS: Final = 60.0
+
+HELD: Final = frozenset({Situation.NO_STORE, Situation.NOT_STORED, Situation.IN_FLIGHT})
+"""In these situations an adapter keeps the message and asks the store again itself. Giving the message back would count
+as a delivery, and a broker with a limit of deliveries drops a message that has used them up: an outage of the store
+would lose it."""
+HOLD_SECONDS: Final = 600.0
+"""For how long an adapter keeps such a message before it gives it back. RabbitMQ closes the channel of a consumer that
+does not acknowledge a message for 30 minutes."""
+LONGEST_PAUSE: Final = 10.0
+"""The pauses between two questions to the store double up to this."""
 
 
 def delay_seconds(delay: Delay, attempt: int, short: float = SHORT_SECONDS) -> float:
@@ -129,6 +144,28 @@ class Outcome:
     @property
     def reason(self) -> str:
         return self.detail or TABLE[self.situation].reason
+
+
+class Hold:
+    """One message that is kept, from its first delivery to the answer for the broker."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + HOLD_SECONDS
+        self._asked = 0
+
+    def pause(self, ended: Outcome) -> float | None:
+        """After how many seconds the store is asked again. None: the broker gets its answer now."""
+        if ended.situation not in HELD or time.monotonic() >= self._until:
+            return None
+        self._asked += 1
+        grown: float = ended.delay * 2 ** min(self._asked - 1, 16)
+        return max(ended.delay, min(grown, LONGEST_PAUSE))
+
+
+def at_the_limit(ended: Outcome, limit: str) -> Outcome:
+    """In place of a retry, if the broker does not deliver the message again. ``limit``: the broker's setting."""
+    action = _PARK if ended.situation is Situation.UNKNOWN else _DEAD
+    return Outcome(ended.situation, action, 0.0, f"{ended.reason}. The broker delivers it no more ({limit})")
 
 
 def outcome(

@@ -4,30 +4,30 @@ Arguments are bound by the function's signature, so ``charge(1, 5)`` and ``charg
 argument that equals its default is left out: a deploy may add a parameter with a default while calls of the old
 version are still retried.
 
-What counts is written as JSON, with names in order. Beside JSON's own values these have a form, under a name that
-begins with ``$``: Decimal, UUID, date, time, datetime, bytes, and the fields of a dataclass. An Enum counts as its
-value. Everything else is refused before the function runs, because two calls could not be compared.
+What counts is written as JSON, with names in order. Beside JSON's own values those of ``forms.py`` have a form, and a
+dataclass counts as a dict of its fields. Everything else is refused before the function runs, because two calls could
+not be compared.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import datetime
 import inspect
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal
-from enum import Enum
 from typing import Any
-from uuid import UUID
 
+from oncekey.core.policy import Policy
+from oncekey.core.recipe import Call, ReadLines, Recipe
 from oncekey.engine.direct import Chooser
 from oncekey.errors import ConfigurationError
+from oncekey.functions import forms
 
 Counted = Iterable[str] | Callable[..., Any]
 """The names of the arguments that count, or a function of some of them that returns a JSON value."""
+
+_EXACT = 2**53
+"""Up to here a float has every integer."""
 
 
 class Arguments:
@@ -46,13 +46,14 @@ class Arguments:
         any_name = inspect.Parameter.VAR_KEYWORD
         self._rest = next((each.name for each in parameters.values() if each.kind is any_name), None)
         self._defaults = {each.name: text for each in parameters.values() if (text := _default_of(each)) is not None}
-        self._counted: frozenset[str] | Callable[[Mapping[str, Any]], Any] | None = None
+        self._computed: Callable[[Mapping[str, Any]], Any] | None = None
+        self._only: frozenset[str] | None = None
         if callable(counted):
-            self._counted = self.chooser("arguments", counted)
+            self._computed = self.chooser("arguments", counted)
         elif counted is not None:
-            self._counted = self._names("arguments", counted)
+            self._only = self._names("arguments", counted)
         self._ignored = self._names("ignore", ignored)
-        if self._counted is not None and self._ignored:
+        if counted is not None and self._ignored:
             raise ConfigurationError(f"{self._at('ignore')}: it goes with all arguments; leave it out with arguments=…")
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -61,19 +62,41 @@ class Arguments:
         bound.apply_defaults()
         return bound.arguments
 
-    def fingerprinted(self, bound: Mapping[str, Any]) -> bytes:
-        """What counts, as JSON. ConfigurationError names an argument that has no form."""
-        counted = self._counted
-        if counted is not None and not isinstance(counted, frozenset):
-            return _text(self._plain("arguments=…", counted(bound)))
+    def recipe(self, policy: Policy) -> Recipe:
+        """Which arguments count. A row keeps it, so that a deploy may change it (``core/recipe.py``)."""
+        return Recipe.of(policy.fingerprint_fields, policy.fingerprint_headers, self._only, self._ignored)
+
+    def call(self, bound: Mapping[str, Any], key_name: str | None) -> ReadLines:
+        """How this call is compared with one whose row has another recipe. With ``arguments=lambda …`` only the value
+        that it returned can be compared."""
+        if self._computed is not None:
+            return lambda names: ()
+        return Call(lambda only, ignored: self._chosen(bound, key_name, only, ignored))
+
+    def fingerprinted(self, bound: Mapping[str, Any], key_name: str | None) -> bytes:
+        """What counts, as JSON. ConfigurationError names an argument that has no form.
+
+        ``key_name``: the parameter whose argument is the key. It is compared as the key, in which ``42`` is ``"42"``.
+        """
+        if self._computed is not None:
+            return _text(self._plain("arguments=…", self._computed(bound)))
+        return self._chosen(bound, key_name, self._only, self._ignored)
+
+    def _chosen(
+        self, bound: Mapping[str, Any], key_name: str | None, only: frozenset[str] | None, ignored: frozenset[str]
+    ) -> bytes:
         chosen = {}
         for name, argument in bound.items():
-            if name in self._ignored or (counted is not None and name not in counted):
+            if name in ignored or name == key_name or (only is not None and name not in only):
                 continue
             plain = self._plain(f"argument {name!r}", argument, name)
-            if _text(plain) != self._defaults.get(name):
+            if _text(_whole(plain)) != self._defaults.get(name):
                 chosen[name] = plain
         return _text(chosen)
+
+    def has(self, name: object) -> bool:
+        """Whether the function has a parameter of this name."""
+        return name in self._signature.parameters
 
     def chooser(self, what: str, given: Chooser | Any) -> Callable[[Mapping[str, Any]], Any]:
         """What ``key=``, ``scope=`` or ``arguments=`` takes of the bound arguments."""
@@ -142,7 +165,7 @@ def _default_of(parameter: inspect.Parameter) -> bytes | None:
     if parameter.default is inspect.Parameter.empty:
         return None
     try:
-        return _text(_plain(parameter.default))
+        return _text(_whole(_plain(parameter.default)))
     except (TypeError, ValueError, RecursionError):
         return None
 
@@ -151,29 +174,22 @@ def _text(plain: Any) -> bytes:
     return json.dumps(plain, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
+def _whole(plain: Any) -> Any:
+    """The value with ``5`` for ``5.0``, which are one number in JSON: to compare it with a default."""
+    if isinstance(plain, float) and plain.is_integer() and abs(plain) <= _EXACT:
+        return int(plain)
+    if isinstance(plain, dict):
+        return {name: _whole(each) for name, each in plain.items()}
+    return [_whole(each) for each in plain] if isinstance(plain, list) else plain
+
+
 def _plain(value: Any) -> Any:
     """The value as JSON has it. TypeError and ValueError say what has no form."""
-    match value:
-        case Enum():
-            return _plain(value.value)
-        case None | bool() | int() | str():
-            return value
-        case float():
-            if not math.isfinite(value):
-                raise ValueError(f"{value} is not a number that JSON has")
-            return value
-        case list() | tuple():
-            return [_plain(each) for each in value]
-        case dict():
-            if not all(isinstance(name, str) for name in value):
-                raise TypeError("a dict has a name that is not a str")
-            return {name: _plain(each) for name, each in value.items()}
-        case Decimal() | UUID():
-            return {f"${type(value).__name__.lower()}": str(value)}
-        case datetime.date() | datetime.time():  # a datetime is a date
-            return {f"${type(value).__name__.lower()}": value.isoformat()}
-        case bytes() | bytearray():
-            return {"$bytes": base64.b64encode(value).decode()}
+    return forms.plain(value, _fields, text_names=True)
+
+
+def _fields(value: Any) -> Any:
+    """A dataclass counts as a dict of its fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no form in JSON")
+    raise forms.no_form(value)

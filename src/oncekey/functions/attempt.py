@@ -15,6 +15,8 @@ Entering raises
 * ``InProgress``      another attempt has the key, or a job in the outbox will settle it
 * ``OutcomeUnknown``  the key is unknown
 * ``KeyReused``       the key belongs to another ``body``, ``kind`` or operation
+* ``PersonalKey``     the policy has ``pii="refuse"``, and the key is not known and looks like personal data
+* ``EnlistError``     its caller holds the database file of the keys (Django on SQLite)
 * ``StoreError``      the store cannot be asked
 
 If the key has ended, ``runs`` is False and ``answer`` is what it ended with; the body of the ``with`` must then do
@@ -33,26 +35,33 @@ the body raised, ``core/judgment.py`` judges it like an exception of a handler: 
 
 An attempt that lost its key to one that has ended takes that one's ``answer``. The async form stores the end also if
 the caller is cancelled.
+
+Every exception that leaves an attempt, its own or the body's, is marked as this attempt's (``core/evidence.py``). If
+the caller is a protected operation itself, the exception says nothing about the caller's key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from oncekey.core.decision import Claim, Decision, Execute, Replay, decide
+from oncekey.core.evidence import Leaving, is_of, leaves
 from oncekey.core.judgment import Move
 from oncekey.core.kept_request import kept_request
+from oncekey.core.recipe import ReadLines, Recipe
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.routes import Route
 from oncekey.core.states import Event
-from oncekey.engine.flows import Finished
+from oncekey.engine import last_move, personal_keys
+from oncekey.engine.admission import Admission
+from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
-from oncekey.engine.transactions import finishers
 from oncekey.errors import LeaseLost, NotExecuted, OperatorError, StepError
 from oncekey.functions.refusals import NotStored, refused
 from oncekey.web import endings
@@ -70,6 +79,8 @@ class Attempt:
     ``body``         what is asked, as bytes: the fingerprint is made of it. ``content_type`` says how it is compared;
                      JSON by its values, and everything else byte by byte
     ``kind``         a part of the fingerprint, so that a function and a queue of one name differ
+    ``recipe``       which arguments ``body`` was made of; ``read_lines`` is then a ``Call`` (``core/recipe.py``)
+    ``kept_body``    the body for ``keep_request``, if it is another one: the fingerprint leaves out the key's argument
     """
 
     runs = False
@@ -96,6 +107,9 @@ class Attempt:
         body: bytes,
         content_type: str | None = JSON,
         kind: str = "CALL",
+        recipe: Recipe | None = None,
+        read_lines: ReadLines = lambda names: (),
+        kept_body: Callable[[], bytes] | None = None,
     ) -> None:
         self.once = once
         self.route = route
@@ -103,15 +117,21 @@ class Attempt:
         self._tenant = tenant
         self._kept = NULL
         self._failure: BaseException | None = None
+        self._kept_body = kept_body
         self._task: _Body | None = None
+        self._admission: Admission | None = None
+        if self.policy.pii is not None and (refused := personal_keys.refused(once, route, tenant, key)) is not None:
+            self._admission = Admission(self.policy, once.limiter, tenant, refused)
         self.wanted = once.reservation(
             route,
             tenant=tenant,
             key=key,
             owner=once.engine.owners.new(),
-            parts=(kind, route.operation, b"", content_type, body, lambda names: ()),
+            parts=(kind, route.operation, b"", content_type, body, read_lines),
             lines=(),
+            recipe=recipe,
         )
+        self.leaving = Leaving(self.wanted.owner)
 
     def keep(self, body: bytes | None, content_type: str = JSON) -> None:
         """The result that the key is completed with. None, or more than the policy allows: a tombstone."""
@@ -132,7 +152,8 @@ class Attempt:
 
     def __enter__(self) -> Self:
         engine = self.once.engine
-        self._decided(engine.run_blocking(engine.begin(self.wanted, self.policy), self.policy.begin_seconds), None)
+        with self.leaving:
+            self._decided(engine.run_blocking(self._begin(), self.policy.begin_seconds), None)
         return self
 
     def __exit__(
@@ -140,8 +161,9 @@ class Attempt:
     ) -> bool:
         if not self.runs:
             return False
-        move = self._judged(error)
-        return self._ended(move, self._store_blocking(move), error)
+        with self.leaving:
+            move = self._judged(error)
+            return self._ended(move, self._store_blocking(move), error)
 
     def _store_blocking(self, move: Move) -> Finished | None:
         """Make the owner's move; None: the store did not take it, and the keeper retries."""
@@ -165,8 +187,9 @@ class Attempt:
 
     async def __aenter__(self) -> Self:
         engine = self.once.engine
-        decision = await engine.run(engine.begin(self.wanted, self.policy), self.policy.begin_seconds)
-        self._decided(decision, asyncio.get_running_loop())
+        with self.leaving:
+            decision = await engine.run(self._begin(), self.policy.begin_seconds)
+            self._decided(decision, asyncio.get_running_loop())
         return self
 
     async def __aexit__(
@@ -175,37 +198,17 @@ class Attempt:
         if not self.runs:
             return False
         timed_out = self._task is not None and self._task.ended(error)
-        move = self._judged(error)
-        ended = self._ended(move, await self._whole(self._store(move)), error)
-        if timed_out:
-            raise TimeoutError(f"{self.route.operation} ran longer than max_run={self.policy.max_run}") from error
-        return ended
+        with self.leaving:
+            move = self._judged(error)
+            ended = self._ended(move, await self._whole(self._store(move)), error)
+            if timed_out:
+                raise TimeoutError(f"{self.route.operation} ran longer than max_run={self.policy.max_run}") from error
+            return ended
 
-    async def _store(self, move: Move) -> Finished | None:
+    def _store(self, move: Move) -> Coroutine[Any, Any, Finished | None]:
         """As :meth:`_store_blocking`."""
-        engine, operation, seconds = self.once.engine, self.operation, self.policy.begin_seconds
-        item = Unfinished(operation, move.event, move.response, move.reason)
-        try:
-            if operation.enlisted is None:
-                flow = engine.finish(operation, move.event, move.response, move.reason)
-                finished = await engine.run(flow, seconds)
-            else:
-                finished = await finishers.run(engine, item, seconds)
-        except OperatorError:
-            engine.adopt(item)
-            return None
-        except asyncio.CancelledError:  # the loop is being closed: the keeper retries, if the process lives
-            if operation.enlisted is None:
-                engine.keeper.adopt(item)
-            raise
-        except BaseException:
-            engine.keeper.unwatch(operation)
-            raise
-        finally:
-            if operation.enlisted is not None:
-                operation.enlisted.release()
-        engine.keeper.unwatch(operation)
-        return finished
+        item = Unfinished(self.operation, move.event, move.response, move.reason)
+        return last_move.make(self.once.engine, item, self.policy.begin_seconds, app_has_returned=False)
 
     async def _whole(self, storing: Coroutine[Any, Any, _T]) -> _T:
         """Await the storing in a task of its own. A cancelled caller waits for its end, which is bounded in time."""
@@ -223,6 +226,15 @@ class Attempt:
 
     # -- both ----------------------------------------------------------------------------------------------------
 
+    def owns(self, error: BaseException) -> bool:
+        """Whether the exception is about this attempt, and not about an operation that its body called."""
+        return is_of(error, self.wanted.owner)
+
+    def _begin(self) -> Flow[Decision]:
+        in_own_block = self.once.engine.in_own_block
+        self._in_callers_block = in_own_block is not None and in_own_block(self.route.operation)
+        return self.once.engine.begin(self.wanted, self.policy, None, self._admission)
+
     def _decided(self, decision: Decision, loop: asyncio.AbstractEventLoop | None) -> None:
         self.record = decision.record
         if isinstance(decision, Replay):
@@ -235,13 +247,16 @@ class Attempt:
         operation.is_request = False
         if policy.keep_request:
             operation.request = kept_request(self.wanted.parts, policy.recipe.headers)
+            if operation.request is not None and self._kept_body is not None:
+                operation.request = replace(operation.request, body=self._kept_body())
         if loop is not None:
             self._task = _Body()
             operation.task = cast("asyncio.Task[None]", self._task)
         operation.evidence.entered()
         engine.keeper.watch(operation)
         self.runs = True
-        self._outer = _current.get()
+        self._outer = operation.around = _current.get()
+        operation.in_callers_block = self._in_callers_block
         engine.enter(operation)
 
     def _judged(self, error: BaseException | None) -> Move:
@@ -250,7 +265,9 @@ class Attempt:
         _current.set(self._outer)  # not by its token: the end of an async generator may be in another context
         if error is not None:
             operation.evidence.raised_with(error, None)
-            return endings.raised(operation, error, once)[0]
+            move = endings.raised(operation, error, once)[0]
+            leaves(error, operation.owner)
+            return move
         if self._failure is not None:
             operation.evidence.raised_with(self._failure, self._kept.status)
         else:

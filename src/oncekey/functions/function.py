@@ -31,7 +31,7 @@ _R = TypeVar("_R")
 
 OPTIONS = (
     *("effects", "ttl", "lease", "max_run", "in_flight", "wait", "retry_after", "begin_timeout", "quarantine"),
-    *("key_per", "keep_request", "max_response_bytes"),
+    *("key_per", "keep_request", "max_response_bytes", "pii"),
 )
 """The options of a Policy that say something about a function. The others are about HTTP."""
 
@@ -59,14 +59,16 @@ class Definition:
         codec: Codec | None,
         policy: Policy,
     ) -> None:
-        _check_function(name, function)
+        check_function(name, function)
         self.once = once
         self.function = function
         self.route = Route(name, policy)
         self.arguments = Arguments(name, function, arguments, ignore)
+        self._recipe = self.arguments.recipe(policy)
         self.results = Results(name, codec)
         self.is_async = is_async(function)
         self._key = None if key is None else self.arguments.chooser("key", key)
+        self._key_name = key if isinstance(key, str) and self.arguments.has(key) else None
         self._tenant = once.single_tenant
         self._scope = None
         if isinstance(scope, SingleTenant):
@@ -92,13 +94,20 @@ class Definition:
                 f"@once.function({name!r}, key=…), or call {name}.with_key(key)(…)"
             )
         key = given_key if given_key is not None or self._key is None else self._key(bound)
+        text = checked_key(name, key, self.route.policy)
+        key_name = self._key_name
+        if key_name is not None and key_text(bound[key_name]) != text:
+            key_name = None  # with_key(…) chose another key
         tenant = given_scope or (self._scope(bound) if self._scope is not None else self._tenant)
         return Attempt(
             self.once,
             self.route,
             tenant=cast("str", tenant),  # OnceKey.key_scope checks it
-            key=checked_key(name, key, self.route.policy),
-            body=self.arguments.fingerprinted(bound),
+            key=text,
+            body=self.arguments.fingerprinted(bound, key_name),
+            recipe=self._recipe,
+            read_lines=self.arguments.call(bound, key_name),
+            kept_body=functools.partial(self.arguments.fingerprinted, bound, None),
         )
 
     def call(self, key: Any, scope: str | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -129,9 +138,10 @@ class Definition:
         return self._outcome(attempt, kept)
 
     def _outcome(self, attempt: Attempt, kept: Any) -> Any:
-        if kept is not None and attempt.answered_by_this:
-            return self.results.of_first(kept)
-        return self.results.of_answer(attempt.answer)
+        with attempt.leaving:
+            if kept is not None and attempt.answered_by_this:
+                return self.results.of_first(kept)
+            return self.results.of_answer(attempt.answer)
 
     def with_key(self, key: str | int | UUID, *, scope: str | None = None) -> Callable[..., Any]:
         checked_key(self.route.operation, key, self.route.policy)
@@ -199,7 +209,7 @@ def policy_for(once: OnceKey, name: Any, options: dict[str, Any]) -> Policy:
 
 def checked_key(name: str, key: Any, policy: Policy) -> str:
     """The key as text. ConfigurationError says what a key must be; it does not show the key."""
-    text = str(key) if isinstance(key, UUID) or (isinstance(key, int) and not isinstance(key, bool)) else key
+    text = key_text(key)
     if not isinstance(text, str):
         raise ConfigurationError(
             f"{name}: the key is {'None' if key is None else f'of type {type(key).__name__}'}, so a repeated call "
@@ -213,11 +223,17 @@ def checked_key(name: str, key: Any, policy: Policy) -> str:
     return text
 
 
+def key_text(key: Any) -> Any:
+    """The text of an int or a UUID; everything else as it is."""
+    return str(key) if isinstance(key, UUID) or (isinstance(key, int) and not isinstance(key, bool)) else key
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _check_function(name: str, function: Any) -> None:
+def check_function(name: str, function: Any) -> None:
+    """ConfigurationError says why ``@once.function`` cannot stand here."""
     if any(hasattr(function, mark) for mark in _TASK_MARKS):
         raise ConfigurationError(_BELOW.format(name=name))
     if not callable(function) or isinstance(function, type):

@@ -23,7 +23,7 @@ import grpc.aio
 
 from oncekey.core.header import BadKey, parse_key
 from oncekey.core.problem_texts import Situation
-from oncekey.core.record import StoredResponse
+from oncekey.core.record import RESPONSE_SCHEMA_VERSION, StoredResponse
 from oncekey.core.routes import Route
 from oncekey.core.values import value
 from oncekey.engine.once import OnceKey
@@ -40,11 +40,13 @@ Code = grpc.StatusCode
 CODES = {
     Situation.KEY_MISSING: Code.INVALID_ARGUMENT,
     Situation.KEY_MALFORMED: Code.INVALID_ARGUMENT,
+    Situation.KEY_PERSONAL: Code.INVALID_ARGUMENT,
     Situation.MISMATCH: Code.INVALID_ARGUMENT,
     Situation.IN_FLIGHT: Code.ABORTED,
     Situation.UNKNOWN: Code.FAILED_PRECONDITION,
     Situation.STORE_UNAVAILABLE: Code.UNAVAILABLE,
     Situation.UNREADABLE: Code.UNAVAILABLE,
+    Situation.ANSWER_LOST: Code.FAILED_PRECONDITION,
     Situation.NOT_STORED: Code.UNAVAILABLE,
     Situation.NOT_AUTHENTICATED: Code.UNAUTHENTICATED,
     Situation.NOT_AUTHORIZED: Code.PERMISSION_DENIED,
@@ -171,7 +173,6 @@ class _Call:
         self.context = context
 
     async def refuse(self, said: Told | None) -> NoReturn:
-        assert said is not None  # noqa: S101 - the callers pass exceptions of oncekey's
         await self._end(_refusal(said))
         raise AssertionError("unreachable: abort() raises")  # pragma: no cover
 
@@ -226,7 +227,8 @@ class _Call:
         return _replayed(attempt.answer)
 
 
-def _refusal(said: Told) -> _Ended:
+def _refusal(said: Told | None) -> _Ended:
+    assert said is not None  # noqa: S101 - the callers pass exceptions of oncekey's
     trailing: tuple[tuple[str, str], ...] = (("oncekey-problem", said.situation.value),)
     if said.retry_after is not None:
         trailing += (("grpc-retry-pushback-ms", str(int(said.retry_after * 1000))),)
@@ -245,7 +247,10 @@ def _replayed(answer: StoredResponse | None) -> _Ended:
         code = next((each for each in Code if each.name == named), None) or _code_of(answer.status)
         details = (answer.body or b"").decode("utf-8", "replace") if ours else "The operation has failed for good."
         return _Ended(None, code, details, _REPLAYED)
-    if answer is None or answer.body is None or not answer.replayable or not ours:
+    if answer is not None and answer.schema_version != RESPONSE_SCHEMA_VERSION:
+        lost = "The call was done, and its response cannot be read right now. It is not done again: ask again later."
+        return _Ended(None, Code.DATA_LOSS, lost, _REPLAYED)
+    if answer is None or answer.body is None or not ours:
         lost = "The call was done, and its response was not kept. It is not done again."
         return _Ended(None, Code.DATA_LOSS, lost, _REPLAYED)
     return _Ended(answer.body, trailing=_REPLAYED)

@@ -29,7 +29,14 @@ from pydantic.errors import PydanticSchemaGenerationError
 from oncekey.core.declarations import place_of
 from oncekey.core.problem_texts import Situation
 from oncekey.engine.once import SINGLE_SCOPE, OnceKey
-from oncekey.errors import CallFailed, ConfigurationError, NotAuthenticated, NotAuthorized, OnceKeyError, ResultNotKept
+from oncekey.errors import (
+    CallFailed,
+    ConfigurationError,
+    NotAuthenticated,
+    NotAuthorized,
+    OnceKeyError,
+    ResultNotKept,
+)
 from oncekey.functions.attempt import Attempt
 from oncekey.functions.function import Definition, checked_key, policy_for
 from oncekey.functions.wire import Told, detached, tell, told
@@ -41,7 +48,10 @@ NOT_RUN = -32009
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_OWN_FAULT = (Situation.KEY_MISSING, Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.REFUSED)
+_OWN_FAULT = (
+    *(Situation.KEY_MISSING, Situation.KEY_MALFORMED, Situation.KEY_PERSONAL),
+    *(Situation.MISMATCH, Situation.REFUSED),
+)
 _INJECTED = "oncekey_context"
 
 
@@ -183,6 +193,8 @@ def _answer(error: OnceKeyError, attempt: Attempt) -> NoReturn:
     said = told(error, attempt)
     if said is not None:
         _refuse(said, error)
+    if not attempt.owns(error):
+        raise error
     if isinstance(error, CallFailed):
         raise MCPError(NOT_RUN, "The call with this key has failed for good.", {"status": error.status}) from error
     if isinstance(error, ResultNotKept):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Unknown
+from oncekey.core.decision import NEWER_VERSION, Busy, Decision, Deferred, Mismatch, TurnedAway, Unknown, Unreadable
 from oncekey.core.record import StoredResponse
 from oncekey.core.routes import Route
-from oncekey.errors import CallFailed, InProgress, KeyReused, OnceKeyError, OutcomeUnknown, StoreUnavailable
+from oncekey.errors import (
+    CallFailed,
+    InProgress,
+    KeyReused,
+    OnceKeyError,
+    OutcomeUnknown,
+    PersonalKey,
+    StoreUnavailable,
+)
 from oncekey.telemetry.redaction import redact
 from oncekey.web.responses import busy_seconds
 
@@ -15,7 +23,13 @@ class NotStored(StoreUnavailable):
 
 
 class NotComparable(StoreUnavailable):
-    """A newer version of oncekey wrote the row, during a deploy: nothing ran."""
+    """What the row holds cannot be compared or read: a newer version wrote it, or its encryption key is not here.
+    Nothing ran."""
+
+
+class AnswerLost(OutcomeUnknown):
+    """The key has ended, and its encryption key is declared lost: whether it stands for this call, and what came of it,
+    cannot be known any more. Nothing ran."""
 
 
 def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
@@ -26,7 +40,14 @@ def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
             return KeyReused(
                 f"{name}: key {masked} was used for another call, with other arguments. Nothing ran: take a new key "
                 "for other work, and the first arguments for a retry. An argument that differs from one try to the "
-                "next, such as a time, belongs into @once.function(…, ignore=[…])"
+                "next, such as a time, belongs into @once.function(…, ignore=[…]), which counts for new keys. If a "
+                "deploy has renamed a parameter or changed a default, see docs/deploys.md"
+            )
+        case TurnedAway(personal=found) if found is not None:
+            return PersonalKey(
+                f"{name}: the key looks like {found.words}, and keys are kept in plain text. Nothing ran: take the id "
+                "of a row, or a random UUID that is kept for every retry",
+                kind=found,
             )
         case Unknown():
             return OutcomeUnknown(
@@ -42,9 +63,13 @@ def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
                 f"{name}: another attempt with key {masked} is running: call again in {wait:g} s with the same key",
                 retry_after=wait,
             )
-    return NotComparable(
-        f"{name}: a newer version of oncekey wrote the row of key {masked}, and this version cannot compare the calls"
-    )
+    if isinstance(decision, Unreadable) and decision.is_lost:
+        return AnswerLost(
+            f"{name}: a call with key {masked} has ended, and what is kept of it can never be read again, so nothing "
+            f"ran: {decision.reason}. Look whether the work was done before you call it with a new key"
+        )
+    reason = decision.reason if isinstance(decision, Unreadable) else NEWER_VERSION
+    return NotComparable(f"{name}: key {masked} cannot be answered, and nothing ran: {reason}")
 
 
 def failed(name: str, answer: StoredResponse) -> CallFailed:

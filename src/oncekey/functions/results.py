@@ -1,4 +1,4 @@
-"""The result of a function, as its key keeps it: JSON, or what a codec makes of it.
+"""The result of a function, as its key keeps it: JSON (``forms.py``), or what a codec makes of it.
 
 Every caller gets the value that was stored and read again, the first one too. So a tuple is a list for all of them, and
 a result that a duplicate could not get is noticed at the first call, not at the first retry.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from oncekey.core.record import StoredResponse
+from oncekey.core.record import RESPONSE_SCHEMA_VERSION, StoredResponse
 from oncekey.engine.direct import Codec
 from oncekey.errors import ConfigurationError, ResultNotKept
+from oncekey.functions import forms
 from oncekey.functions.attempt import JSON, Attempt
 from oncekey.functions.refusals import failed
 from oncekey.telemetry.redaction import describe
@@ -52,8 +53,8 @@ class Results:
         how = "is not JSON" if self._codec is None else "was refused by the codec"
         error = ResultNotKept(
             f"{self._name} ran and its key is completed, but its result {how} ({describe(kept.error)}), so it is not "
-            "kept: a repeated call does not run, and gets no result. Return what JSON has, or pass codec=…. The "
-            "result of this call is in the attribute `result` of this exception"
+            "kept: a repeated call does not run, and gets no result. Return values of JSON, Decimal, UUID, dates or "
+            "bytes, or pass codec=…. The result of this call is in the attribute `result` of this exception"
         )
         error.result = kept.value
         raise error from kept.error
@@ -62,7 +63,13 @@ class Results:
         """What a later caller gets. CallFailed: the key has failed for good."""
         if answer is not None and answer.status >= 400:
             raise failed(self._name, answer)
-        if answer is None or not answer.replayable or answer.body is None:
+        if answer is not None and answer.schema_version != RESPONSE_SCHEMA_VERSION:
+            raise ResultNotKept(
+                f"{self._name} has run with this key, and its kept result cannot be read: it is encrypted and does not "
+                "open with the keyring of this process, or a newer version of oncekey wrote it. It does not run again. "
+                "When the keyring has its key, or the deploy has ended, a repeated call gets the result"
+            )
+        if answer is None or answer.body is None:
             raise ResultNotKept(
                 f"{self._name} has run with this key, and its result was not kept: it was too large, or not what JSON "
                 "or the codec can hold. It does not run again"
@@ -77,14 +84,15 @@ class Results:
 
     def _written(self, result: Any) -> bytes:
         if self._codec is None:
-            return json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            plain = forms.plain(result)
+            return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         data = self._codec.dumps(result)
         return data.encode() if isinstance(data, str) else bytes(data)
 
     def _read(self, data: bytes, content_type: str | None) -> Any:
         # An operator or a resolver confirms a key with JSON, also if the function has a codec.
         if self._codec is None or (content_type is not None and content_type != ENCODED):
-            return json.loads(data) if data else None
+            return forms.restored(json.loads(data)) if data else None
         return self._codec.loads(data)
 
 

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from oncekey.core.personal_data import Personal
 from oncekey.core.problem_texts import ENTRIES, Situation
 from oncekey.core.states import Event
 from oncekey.core.values import value
+from oncekey.engine import personal_keys
 from oncekey.engine.once import OnceKey
 from oncekey.errors import (
     InProgress,
@@ -22,11 +24,12 @@ from oncekey.errors import (
     NotAuthorized,
     NotExecuted,
     OutcomeUnknown,
+    PersonalKey,
     Refused,
     StoreError,
 )
 from oncekey.functions.attempt import Attempt
-from oncekey.functions.refusals import NotComparable, NotStored
+from oncekey.functions.refusals import AnswerLost, NotComparable, NotStored
 
 _log = logging.getLogger("oncekey")
 _T = TypeVar("_T")
@@ -51,10 +54,13 @@ def tell(situation: Situation, happened: str | None = None, retry_after: float |
 
 
 def told(error: BaseException, attempt: Attempt | None) -> Told | None:
-    """What the caller is told of an exception; None: it is not one of oncekey's, so the server answers it.
+    """What the caller is told of an exception; None: it is not one of oncekey's, or it is about another key, of an
+    operation that the handler called. Then the server answers it.
 
     ``attempt`` None: the key was not asked for yet.
     """
+    if attempt is not None and not attempt.owns(error):
+        return None
     match error:
         case NotAuthenticated():
             return tell(Situation.NOT_AUTHENTICATED, str(error) or None)
@@ -66,9 +72,13 @@ def told(error: BaseException, attempt: Attempt | None) -> Told | None:
             return tell(Situation.IN_FLIGHT, retry_after=error.retry_after)
         case KeyReused():
             return tell(Situation.MISMATCH)
+        case PersonalKey():
+            return tell(Situation.KEY_PERSONAL, personal_keys.why(Personal(error.kind)))
     if attempt is not None and attempt.runs and attempt.move is not None:
         return _of_the_body(error, attempt.move.event)
     match error:
+        case AnswerLost():
+            return tell(Situation.ANSWER_LOST)
         case OutcomeUnknown():
             return tell(Situation.UNKNOWN)
         case NotComparable():

@@ -35,7 +35,7 @@ class Attempt:
             "owner",
             "renew_at",
         ),
-        *("renews", "task", "work"),
+        *("renews", "seconds", "task", "timed_out", "work"),
     )
 
     def __init__(self, job: Job, task: Task, owner: str, asked_at: float, lease: float) -> None:
@@ -43,6 +43,9 @@ class Attempt:
         self.task = task
         self.owner = owner
         self.began = time.monotonic()
+        """When it was claimed, and then when its task was started."""
+        self.seconds = 0.0
+        """How long its task ran; infinite if it was given back because it waited too long."""
         self.renews = True
         """False for a sync task that overran its timeout: nothing can stop its thread, so its lease runs out."""
         self.leased(asked_at, lease)
@@ -50,6 +53,8 @@ class Attempt:
         """The store says that another worker has the job: the result of this attempt is dropped."""
         self.expired = False
         """The lease could not be renewed in time. The store will say whether this worker still has the job."""
+        self.timed_out = False
+        """The task took longer than its timeout, and was cancelled for that."""
         self.cut = False
         """The worker stops, and its grace period for this attempt is over."""
         self.work: asyncio.Task[None] | None = None

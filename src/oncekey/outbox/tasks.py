@@ -72,7 +72,7 @@ def returned(job: Job, owner: str, result: object) -> Conclusion:
             f"not {type(result).__name__}: correct the task and take the dead letter up again"
         )
     state = State.COMPLETED if response.status < 400 else State.FAILED
-    return Conclusion(job.id, owner, JobEnd.DONE, settle=state, response=response)
+    return Conclusion(job.id, owner, JobEnd.DONE, settle=state, response=response, of=(job.scope, job.key))
 
 
 def raised(job: Job, owner: str, task: Task, error: BaseException, chance: float) -> Conclusion:
@@ -81,12 +81,14 @@ def raised(job: Job, owner: str, task: Task, error: BaseException, chance: float
     words = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, Dead | OutcomeUnknown | ConfigurationError) or job.attempt >= task.max_attempts:
         return buried(job, owner, words)
-    return Conclusion(job.id, owner, JobEnd.RETRY, retry_in=task.retry_in(job.attempt, chance), error=words)
+    wait, of = task.retry_in(job.attempt, chance), (job.scope, job.key)
+    return Conclusion(job.id, owner, JobEnd.RETRY, retry_in=wait, error=words, of=of)
 
 
 def buried(job: Job, owner: str, words: str) -> Conclusion:
     """A dead letter. The task may have acted or not, so a key that it should have settled becomes unknown."""
-    return Conclusion(job.id, owner, JobEnd.DEAD, error=words, settle=State.UNKNOWN if job.settles else None)
+    settle, of = State.UNKNOWN if job.settles else None, (job.scope, job.key)
+    return Conclusion(job.id, owner, JobEnd.DEAD, error=words, settle=settle, of=of)
 
 
 class Context:

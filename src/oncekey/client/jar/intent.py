@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oncekey.client.attempts import CURRENT
 from oncekey.client.calls import Request
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from oncekey.client.jar.jar import KeyJar
 
 _log = logging.getLogger("oncekey.client")
-
-UNTOLD_SECONDS: Final = 86_400.0
-"""How long a server is taken to keep a key if it never said: a day, as most do."""
-
-
-def expires_at(row: Row) -> float | None:
-    """When the server may have forgotten the key. None: nothing was sent yet, so there is nothing to forget."""
-    if row.first_sent_at is None:
-        return None
-    return row.expires_at if row.expires_at is not None else row.first_sent_at + UNTOLD_SECONDS
 
 
 class Intent:
@@ -56,7 +46,7 @@ class Intent:
 
         def write(execute: Execute) -> Row:
             execute(table.INSERT, wanted.values())
-            found = table.row(execute(table.READ, (self._jar.account, self.name)).fetchone())
+            found = table.row(execute(table.READ_INSERTED, (self._jar.account, self.name)).fetchone())
             self.check_same(found, request)
             if found.answer is None:
                 expired = self._check_time(found, now)
@@ -98,9 +88,9 @@ class Intent:
         """Warn if the block ended without a request: perhaps a library sent one past oncekey, without a key."""
         if not self._used and self.answer is None:
             _log.warning(
-                "intent '%s': nothing was sent through oncekey in its block. If a library sent a request there, it had "
-                "no key: give that library a transport or an adapter of oncekey.client, and send in the thread of the "
-                "block",
+                "intent '%s': nothing was sent under its key in its block. A request that a library or another thread "
+                "sent there had no key, or a new one each time, so it can run twice: give that library a transport or "
+                "an adapter of oncekey.client, and send in the thread of the block",
                 self.name,
             )
 
@@ -112,22 +102,25 @@ class Intent:
         ended = f"; the first was answered {found.status}" if found.status is not None else ""
         raise IntentChanged(
             f"intent '{self.name}' stands for another request: {what}{ended}. Nothing was sent. A different operation "
-            "needs an intent of its own; to replace one that certainly had no effect, jar.forget(name) first",
+            "needs an intent of its own; to replace one that certainly had no effect, forget it first: "
+            "jar.forget(name), or `oncekey client forget`",
             key=found.key,
         )
 
     def _check_time(self, found: Row, now: float) -> bool:
         """Whether the key is past its time and is to be sent again all the same."""
-        end = expires_at(found)
+        end = self._jar.kept_until(found)
         if end is None or now < end:
             return False
         if self.again:
             return True
-        told = "the server said that it keeps" if found.expires_at is not None else "most servers keep"
+        told = "the server said that it keeps its key"
+        if found.expires_at is None:
+            told = "the server never said how long it keeps its key, which is assumed (key_lifetime) to be"
         raise IntentExpired(
-            f"intent '{self.name}' was first sent {_hours(now - (found.first_sent_at or now))} ago, and {told} its key "
-            f"until {_hours(now - end)} ago: the server may run it as new. Nothing was sent. Look up at the server "
-            "whether it happened; then forget the intent, or send it with again=True (--again)",
+            f"intent '{self.name}' was first sent {_hours(now - (found.first_sent_at or now))} ago, and {told} until "
+            f"{_hours(now - end)} ago: the server may run it as new. Nothing was sent. Look up at the server whether "
+            "it happened; then forget the intent, or send it with again=True (--again)",
             key=found.key,
             names=(self.name,),
         )

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ from oncekey.client.calls import Request
 from oncekey.client.jar import table
 from oncekey.client.jar.intent import Intent
 from oncekey.client.jar.session import in_transaction
-from oncekey.client.jar.table import Database, Execute, Row
+from oncekey.client.jar.table import DAY, Database, Execute, Row
 from oncekey.client.spelling import checked_key, new_key
 from oncekey.errors import ConfigurationError
 
@@ -44,12 +45,13 @@ DATABASES: Final = {
     "sqlite": "oncekey.client.jar.sqlite",
     "postgresql": "oncekey.client.jar.postgres",
     "postgres": "oncekey.client.jar.postgres",
+    "mysql": "oncekey.client.jar.mysql",
+    "mariadb": "oncekey.client.jar.mysql",
 }
 """Scheme of a URL -> the module that opens it."""
-KNOWN: Final = "sqlite:///intents.db, postgresql://user@host/database"
+KNOWN: Final = "sqlite:///intents.db, postgresql://user@host/database, mysql://user@host/database"
 """The URLs that messages and help texts list."""
 
-DAY: Final = 86_400.0
 _MOST: Final = 1_000_000
 
 
@@ -63,6 +65,10 @@ class KeyJar:
 
     ``account`` separates intents that are sent with different credentials: a jar opened with one account neither sees
     nor sends the intents of another. ``longest_answer``: a longer body of an answer is not kept.
+
+    ``key_lifetime``: how long the server keeps a key, counted from the first try, if it never says so with
+    Idempotency-Expires. Past that time an intent is not sent any more, since the server would run it as new. It is
+    kept with each intent, so that a process that does not set it goes by it too; the default is 24 hours.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class KeyJar:
         keep_headers: Iterable[str] = (),
         timeout: float = 5.0,
         longest_answer: int = 1_048_576,
+        key_lifetime: timedelta | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if isinstance(keep_headers, str):
@@ -83,6 +90,7 @@ class KeyJar:
                 f"keep_headers: {', '.join(sorted(kept & SECRET))} would be a secret on disk; give it to the client "
                 "that sends, and resume takes it from there"
             )
+        self._key_lifetime = None if key_lifetime is None else _seconds("key_lifetime", key_lifetime)
         self.account = account
         self.kept_headers = KEPT | kept
         self.longest_answer = longest_answer
@@ -102,9 +110,7 @@ class KeyJar:
             yield intent
 
     def find(self, name: str, *, key: str | None = None, again: bool = False) -> Intent:
-        if not str(name).strip() or str(name) != name:  # 42 is not "42": another process may look for the text
-            raise ConfigurationError("an intent needs a name of your own that you find again, such as 'order-42'")
-        found = self.read(name)
+        found = self.read(_checked_name(name))
         if found is not None and key is not None and key != found.key:
             raise ConfigurationError(f"intent '{name}' has another key already: leave key= out")
         chosen = found.key if found else checked_key(key) if key is not None else new_key()
@@ -128,11 +134,12 @@ class KeyJar:
         is, if this is the same request.
         """
         request = _request(method, url, json, content, headers)
+        _checked_name(name)
         wanted = self.row_of(name, new_key(), request)
 
         def write(execute: Execute) -> Row:
             execute(table.INSERT, wanted.values())
-            return table.row(execute(table.READ, (self.account, name)).fetchone())
+            return table.row(execute(table.READ_INSERTED, (self.account, name)).fetchone())
 
         found: Row = self.run(write, writes=True) if on is None else in_transaction(on, write)
         Intent(self, name, found.key, found).check_same(found, request)
@@ -140,7 +147,19 @@ class KeyJar:
 
     def row_of(self, name: str, key: str, request: Request) -> Row:
         kept = Request(request.method, request.url, table.chosen(request.headers, self.kept_headers), request.body)
-        return Row(self.account, name, key, request.fingerprint(), kept, self.clock())
+        lifetime = self._key_lifetime or DAY
+        return Row(self.account, name, key, request.fingerprint(), kept, self.clock(), key_lifetime=lifetime)
+
+    def kept_until(self, row: Row) -> float | None:
+        """When the server may have forgotten the key: what it said last, otherwise an assumption by ``key_lifetime``.
+
+        None: nothing was sent yet, so there is nothing to forget.
+        """
+        if row.first_sent_at is None:
+            return None
+        if row.expires_at is not None:
+            return row.expires_at
+        return row.first_sent_at + (self._key_lifetime or row.key_lifetime)
 
     def read(self, name: str) -> Row | None:
         found = self.run(lambda execute: execute(table.READ, (self.account, name)).fetchone(), writes=False)
@@ -156,7 +175,7 @@ class KeyJar:
     def finished(self) -> dict[str, int]:
         """The names of answered intents, with their status."""
         found = self.run(lambda execute: execute(table.FINISHED, (self.account,)).fetchall(), writes=False)
-        return dict(found)
+        return {name if isinstance(name, str) else bytes(name).decode(): status for name, status in found}
 
     def forget(self, name: str) -> bool:
         """Delete an intent: the next request under this name gets a new key. False: there was none."""
@@ -197,6 +216,18 @@ def existing(url: str) -> str:
     return url
 
 
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or not name.strip():  # 42 is not "42": another process may look for the text
+        raise ConfigurationError("an intent needs a name of your own that you find again, such as 'order-42'")
+    return name
+
+
+def _seconds(name: str, given: object) -> float:
+    if not isinstance(given, timedelta) or given <= timedelta(0):
+        raise ConfigurationError(f"{name}={given!r}: it takes a timedelta over 0, such as timedelta(hours=1)")
+    return given.total_seconds()
+
+
 def _module(url: str) -> str:
     scheme = url.partition("://")[0].partition("+")[0] if "://" in url else ""
     module = DATABASES.get(scheme)
@@ -212,7 +243,8 @@ def _open(url: str, timeout: float) -> Database:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("oncekey"):
             raise
-        raise ConfigurationError("this key jar needs a driver: pip install 'oncekey[postgres]'") from error
+        extra = module.rpartition(".")[2]
+        raise ConfigurationError(f"this key jar needs a driver: pip install 'oncekey[{extra}]'") from error
     return database
 
 

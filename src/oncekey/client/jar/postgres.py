@@ -73,8 +73,9 @@ class PostgresDatabase:
                 with connection.transaction():
                     connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
                     # A role that may not create tables can use one that is there.
+                    create = CREATE.format(name="TEXT", text="TEXT", bytes="BYTEA", seconds="DOUBLE PRECISION")
                     if connection.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
-                        connection.execute(CREATE.format(bytes="BYTEA", seconds="DOUBLE PRECISION").encode())
+                        connection.execute(create.encode())
                         connection.execute(CREATE_INDEX)
                 # The role or database may have it off, and then a commit is lost with the server.
                 connection.execute(

@@ -1,6 +1,7 @@
 """The table of intents: its columns, its statements, and a row of it.
 
-Statements have ``?`` for each value; ``placeholders`` writes them as a driver wants them.
+Statements have ``?`` for each value, and are written as SQLite and PostgreSQL understand them. ``Dialect`` says what
+another database wants, and ``placeholders`` what a driver wants.
 """
 
 from __future__ import annotations
@@ -13,35 +14,40 @@ from typing import Any, Final, Protocol
 
 from oncekey.client.calls import Request
 from oncekey.client.reading import Answer
-from oncekey.core.values import value
+from oncekey.core.values import Word, value
 
 TABLE: Final = "oncekey_intents"
+DAY: Final = 86_400.0
 
 _COLUMNS: Final = (
-    "account", "name", "key", "fingerprint", "method", "url", "headers", "body", "created_at", "first_sent_at",
-    "last_sent_at", "expires_at", "not_before", "note", "finished_at", "status", "answer_headers", "answer_body",
-)  # fmt: skip
+    *("account", "name", "idempotency_key", "fingerprint", "method", "url", "headers", "body"),
+    *("created_at", "first_sent_at", "last_sent_at", "expires_at", "not_before", "note", "finished_at", "status"),
+    *("answer_headers", "answer_body", "key_lifetime"),
+)
+
+_BYTES: Final = frozenset({"fingerprint", "body", "answer_body"})
 
 CREATE: Final = f"""
 CREATE TABLE IF NOT EXISTS {TABLE} (
-    account TEXT NOT NULL,
-    name TEXT NOT NULL,
-    key TEXT NOT NULL,
+    account {{name}} NOT NULL,
+    name {{name}} NOT NULL,
+    idempotency_key {{name}} NOT NULL,
     fingerprint {{bytes}} NOT NULL,
-    method TEXT NOT NULL,
-    url TEXT NOT NULL,
-    headers TEXT NOT NULL,
+    method {{name}} NOT NULL,
+    url {{text}} NOT NULL,
+    headers {{text}} NOT NULL,
     body {{bytes}} NOT NULL,
     created_at {{seconds}} NOT NULL,
     first_sent_at {{seconds}},
     last_sent_at {{seconds}},
     expires_at {{seconds}},
     not_before {{seconds}},
-    note TEXT NOT NULL,
+    note {{text}} NOT NULL,
     finished_at {{seconds}},
     status INTEGER,
-    answer_headers TEXT,
+    answer_headers {{text}},
     answer_body {{bytes}},
+    key_lifetime {{seconds}} NOT NULL,
     PRIMARY KEY (account, name)
 )"""
 CREATE_INDEX: Final = (
@@ -49,21 +55,24 @@ CREATE_INDEX: Final = (
 )
 
 # S608: every value is a parameter; the texts are made of the constants above.
+_UNLESS_THERE: Final = "ON CONFLICT (account, name) DO NOTHING"
 _NAMED: Final = "account = ? AND name = ?"
 INSERT: Final = (
     f"INSERT INTO {TABLE} ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "  # noqa: S608
-    "ON CONFLICT (account, name) DO NOTHING"
+    f"{_UNLESS_THERE}"
 )
 READ: Final = f"SELECT {', '.join(_COLUMNS)} FROM {TABLE} WHERE {_NAMED}"  # noqa: S608
+READ_INSERTED: Final = f"{READ} FOR UPDATE"
+"""After INSERT: the row as it is now, also if another transaction has inserted it since this one began."""
 SENT: Final = f"UPDATE {TABLE} SET first_sent_at = COALESCE(first_sent_at, ?), last_sent_at = ? WHERE {_NAMED}"  # noqa: S608
 RESTARTED: Final = f"UPDATE {TABLE} SET first_sent_at = ?, last_sent_at = ?, expires_at = NULL WHERE {_NAMED}"  # noqa: S608
 LEFT_OPEN: Final = (
     f"UPDATE {TABLE} SET note = ?, expires_at = COALESCE(?, expires_at), not_before = ? "  # noqa: S608
-    f"WHERE {_NAMED} AND key = ? AND finished_at IS NULL"
+    f"WHERE {_NAMED} AND idempotency_key = ? AND finished_at IS NULL"
 )
 ANSWERED: Final = (
     f"UPDATE {TABLE} SET finished_at = ?, status = ?, answer_headers = ?, answer_body = ?, note = '', "  # noqa: S608
-    f"not_before = NULL WHERE {_NAMED} AND key = ? AND finished_at IS NULL"
+    f"not_before = NULL WHERE {_NAMED} AND idempotency_key = ? AND finished_at IS NULL"
 )
 OPEN: Final = (
     f"SELECT {', '.join(_COLUMNS)} FROM {TABLE} WHERE account = ? AND finished_at IS NULL "  # noqa: S608
@@ -77,8 +86,29 @@ Execute = Callable[[str, Sequence[Any]], Any]
 """Runs one statement of this module in a transaction; a cursor with ``fetchone`` and ``fetchall``."""
 
 
+class Dialect(Word):
+    """Of which database a statement is to be understood."""
+
+    SQLITE = "sqlite"
+    POSTGRES = "postgresql"
+    MYSQL = "mysql"
+
+    def statement(self, text: str) -> str:
+        if self is Dialect.SQLITE:
+            return text.removesuffix(" FOR UPDATE")  # a transaction that writes has the whole file
+        return text.replace(_UNLESS_THERE, "ON DUPLICATE KEY UPDATE account = account") if self.is_mysql else text
+
+    def values(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """MySQL: texts are kept as bytes, so that nothing depends on the character set of a connection or a table."""
+        return tuple([each.encode() if isinstance(each, str) and self.is_mysql else each for each in values])
+
+    @property
+    def is_mysql(self) -> bool:
+        return self is Dialect.MYSQL
+
+
 class Database(Protocol):
-    """Where a jar keeps its table: SQLite or PostgreSQL. Every error is a JarError."""
+    """Where a jar keeps its table. Every error is a JarError."""
 
     def run(self, work: Callable[[Execute], Any], *, writes: bool) -> Any:
         """Run ``work`` in a transaction. When this returns, what it wrote is on disk."""
@@ -107,6 +137,9 @@ class Row:
     status: int | None = None
     answer: Answer | None = field(default=None, repr=False)
     """None after the end: the body was too large to keep."""
+    key_lifetime: float = DAY
+    """How long the server is assumed to keep the key, in seconds from the first try. It counts while ``expires_at`` is
+    None."""
 
     def values(self) -> list[Any]:
         """For INSERT."""
@@ -114,21 +147,21 @@ class Row:
         return [
             *(self.account, self.name, self.key, self.fingerprint, request.method, request.url),
             *(json.dumps(request.headers), request.body, self.created_at, self.first_sent_at, self.last_sent_at),
-            *(self.expires_at, self.not_before, self.note, None, None, None, None),
+            *(self.expires_at, self.not_before, self.note, None, None, None, None, self.key_lifetime),
         ]
 
 
 def row(found: Sequence[Any]) -> Row:
-    of = dict(zip(_COLUMNS, found, strict=True))
+    of = {name: _text(name, each) for name, each in zip(_COLUMNS, found, strict=True)}
     headers = _pairs(of["headers"])
     answer = None
     if of["answer_headers"] is not None and of["answer_body"] is not None:
         answer = Answer(of["status"], _pairs(of["answer_headers"]), bytes(of["answer_body"]))
     return Row(
-        *(of["account"], of["name"], of["key"], bytes(of["fingerprint"])),
+        *(of["account"], of["name"], of["idempotency_key"], bytes(of["fingerprint"])),
         Request(of["method"], of["url"], headers, bytes(of["body"])),
         *(of["created_at"], of["first_sent_at"], of["last_sent_at"], of["expires_at"], of["not_before"], of["note"]),
-        *(of["finished_at"], of["status"], answer),
+        *(of["finished_at"], of["status"], answer, of["key_lifetime"]),
     )
 
 
@@ -145,6 +178,10 @@ def placeholders(statement: str, style: str) -> str:
         numbers = count(1)
         return "".join(f"${next(numbers)}" if letter == "?" else letter for letter in statement)
     return statement.replace("?", "%s")
+
+
+def _text(name: str, found: Any) -> Any:
+    return found if name in _BYTES or not isinstance(found, bytes | bytearray | memoryview) else bytes(found).decode()
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
