@@ -19,12 +19,14 @@ from oncekey.cli import (
     ledger,
     metrics,
     migrate,
+    options,
     print_version,
     routes,
     send,
     upkeep,
     worker,
 )
+from oncekey.cli.options import KeysEnv
 
 _GROUPS = (demo, migrate, worker, upkeep, keys, dead_letters, doctor, ledger, routes, metrics, send, client)
 
@@ -44,11 +46,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback has shown it
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    keys_env: KeysEnv = None,
 ) -> None:
     """Options of ``oncekey`` itself. (Without a callback, typer drops the command's name if there is only one.)"""
+    options.keys_env.set(keys_env)
 
 
 for _group in _GROUPS:

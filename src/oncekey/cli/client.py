@@ -11,23 +11,25 @@ from oncekey.cli.client_options import (
     Account,
     HeaderLines,
     HeadersFrom,
+    KeyLifetime,
     Seconds,
     To,
     Tries,
     given_headers,
+    lifetime,
     opened_client,
 )
-from oncekey.cli.options import AsJson, print_json
+from oncekey.cli.options import AsJson, named, print_json
 from oncekey.cli.output import key_shown, moment, plain, table
+from oncekey.cli.prompts import agreed
 from oncekey.client.jar import KeyJar, Row
-from oncekey.client.jar.intent import expires_at
 from oncekey.client.jar.jar import KNOWN, existing
 from oncekey.errors import ConfigurationError, IntentExpired
 
 Jar = Annotated[
     str, typer.Option("--jar", envvar="ONCEKEY_JAR", metavar="URL", help=f"Where intents are kept: {KNOWN}.")
 ]
-Reveal = Annotated[bool, typer.Option("--reveal", help="Show keys, which are masked otherwise.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show keys, which are masked otherwise, and whole addresses.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,23 +40,32 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="client")
 
 
-def list_intents(jar: Jar, account: Account = "", reveal: Reveal = False, as_json: AsJson = False) -> None:
-    """List the intents that have no answer yet, the oldest first."""
-    opened = KeyJar(existing(jar), account=account)
+def list_intents(
+    jar: Jar,
+    account: Account = "",
+    key_lifetime: KeyLifetime = None,
+    reveal: Reveal = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the intents that have no answer yet, the oldest first.
+
+    KEY IS KEPT UNTIL is what the server said last. "assumed": it never said, and the time comes from the key lifetime.
+    """
+    opened = KeyJar(existing(jar), account=account, key_lifetime=lifetime(key_lifetime))
     try:
         rows = opened.open_intents()
     finally:
         opened.close()
     if as_json:
-        print_json([_members(row, reveal) for row in rows])
+        print_json([_members(row, opened.kept_until(row), reveal) for row in rows])
         return
     if not rows:
         print("no open intents")
         return
     head = ("INTENT", "KEY", "REQUEST", "FIRST SENT", "KEY IS KEPT UNTIL", "NOTE")
     table(head, [
-        (row.name, key_shown(row.key, reveal), f"{row.request.method} {row.request.url}",
-         moment(row.first_sent_at) or "not yet", _kept_until(row), row.note)
+        (row.name, key_shown(row.key, reveal), f"{row.request.method} {_url(row, reveal)}",
+         moment(row.first_sent_at) or "not yet", _kept_until(row, opened.kept_until(row)), row.note)
         for row in rows
     ])  # fmt: skip
 
@@ -72,6 +83,7 @@ def resume(
     ] = False,
     tries: Tries = 5,
     seconds: Seconds = 90.0,
+    key_lifetime: KeyLifetime = None,
     as_json: AsJson = False,
 ) -> None:
     """Finish what was left open: send each open intent again, with its own key, and keep the answer.
@@ -93,7 +105,9 @@ def resume(
             print(f"{plain(outcome.name)}  {outcome.ended}{status}{note}")
 
     problem = ""
-    with opened_client(to, existing(jar), account, headers, tries=tries, seconds=seconds) as client:
+    with opened_client(
+        to, existing(jar), account, headers, tries=tries, seconds=seconds, key_lifetime=key_lifetime
+    ) as client:
         try:
             client.resume(name, again=again, on_outcome=show)
         except IntentExpired as error:
@@ -116,6 +130,7 @@ def forget(
     finished_days: Annotated[
         float | None, typer.Option("--finished", min=0, metavar="DAYS", help="All that were answered so long ago.")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete an intent, or old answered ones. A request under a forgotten name gets a new key, and may run again."""
     if (name is None) == (finished_days is None):
@@ -123,8 +138,11 @@ def forget(
     opened = KeyJar(existing(jar), account=account)
     try:
         if name is not None:
-            if not opened.forget(name):
+            found = opened.read(name)
+            if found is None:
                 raise ConfigurationError(f"the jar has no intent '{name}' of this account")
+            agreed([_forgotten(found)], yes=yes)
+            opened.forget(name)
             print(f"{plain(name)} is forgotten")
         else:
             print(f"{opened.forget_finished(older_than=(finished_days or 0) * 86_400)} forgotten")
@@ -132,21 +150,43 @@ def forget(
         opened.close()
 
 
-def _kept_until(row: Row) -> str:
-    end = expires_at(row)
-    return "" if end is None else f"{moment(end)}{', over' if end <= time.time() else ''}"
+def _forgotten(row: Row) -> str:
+    """What it means that this intent is forgotten."""
+    if row.finished_at is not None:
+        state = f"was answered {row.status}"
+    elif row.first_sent_at is None:
+        state = "is OPEN, and was never sent"
+    else:
+        state = f"is OPEN: it was first sent {moment(row.first_sent_at)}, and may have happened"
+    return (
+        f"intent {plain(row.name)} ({row.request.method} {plain(_url(row, False))}) {state}. If it is forgotten, the "
+        "next request under its name has a new key, and RUNS the operation again"
+    )
 
 
-def _members(row: Row, reveal: bool) -> dict[str, Any]:
+def _url(row: Row, reveal: bool) -> str:
+    """Without --reveal it has no password and no query: APIs take tokens there."""
+    return row.request.url if reveal else named(row.request.url)
+
+
+def _kept_until(row: Row, end: float | None) -> str:
+    if end is None:
+        return ""
+    assumed = ", assumed" if row.expires_at is None else ""
+    return f"{moment(end)}{assumed}{', over' if end <= time.time() else ''}"
+
+
+def _members(row: Row, end: float | None, reveal: bool) -> dict[str, Any]:
     return {
         "intent": row.name,
         "key": key_shown(row.key, reveal),
         "masked": not reveal,
         "method": row.request.method,
-        "url": row.request.url,
+        "url": _url(row, reveal),
         "created_at": moment(row.created_at),
         "first_sent_at": moment(row.first_sent_at),
-        "kept_until": moment(expires_at(row)),
+        "kept_until": moment(end),
+        "kept_until_is_assumed": None if end is None else row.expires_at is None,
         "not_before": moment(row.not_before),
         "note": row.note,
     }

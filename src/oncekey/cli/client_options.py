@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oncekey.cli.prompts import seconds as duration
 from oncekey.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,6 +32,21 @@ Tries = Annotated[int, typer.Option(min=1, help="How often one request is tried.
 Seconds = Annotated[float, typer.Option(min=0.1, help="How long one request is tried.")]
 
 
+KeyLifetime = Annotated[
+    float | None,
+    typer.Option(
+        parser=duration,
+        metavar="TIME",
+        help="How long the server keeps a key, if it never said: 45m, 1h, 7d. Default: what the intent was sent under, "
+        "or 24h.",
+    ),
+]
+
+
+def lifetime(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
 def given_headers(lines: list[str] | None, variables: list[str] | None) -> dict[str, str]:
     headers: dict[str, str] = {}
     for line in lines or []:
@@ -47,9 +64,25 @@ def given_headers(lines: list[str] | None, variables: list[str] | None) -> dict[
     return headers
 
 
-def opened_client(to: str, jar: str, account: str, headers: dict[str, str], *, tries: int, seconds: float) -> Client:
+def opened_client(
+    to: str,
+    jar: str,
+    account: str,
+    headers: dict[str, str],
+    *,
+    tries: int,
+    seconds: float,
+    key_lifetime: float | None,
+) -> Client:
     if any(name.lower() == "idempotency-key" for name in headers):
         raise typer.BadParameter("--header Idempotency-Key: each request has a key of its own, which the jar keeps")
     from oncekey.client import Budget, Client
 
-    return Client(to, jar=jar, account=account, headers=headers, budget=Budget(tries=tries, seconds=seconds))
+    return Client(
+        to,
+        jar=jar,
+        account=account,
+        key_lifetime=lifetime(key_lifetime),
+        headers=headers,
+        budget=Budget(tries=tries, seconds=seconds),
+    )

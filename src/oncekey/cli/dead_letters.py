@@ -9,8 +9,9 @@ import typer
 
 from oncekey.admin import changes
 from oncekey.admin.dead_letters import dead_letters
-from oncekey.admin.key_view import SHOWN, look, look_at
-from oncekey.admin.masks import whole_key
+from oncekey.admin.key_view import SHOWN
+from oncekey.admin.masks import find_key
+from oncekey.cli import keys as key_commands
 from oncekey.cli.descriptions import (
     JOB_COLUMNS,
     KEY_COLUMNS,
@@ -20,9 +21,7 @@ from oncekey.cli.descriptions import (
     key_row,
     print_changes,
     print_job,
-    print_sight,
     record_json,
-    sight_json,
 )
 from oncekey.cli.options import AsJson, StoreUrl, print_json
 from oncekey.cli.output import key_shown, table
@@ -83,15 +82,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a job with all its attempts and its changes by operators; with --scope, a key."""
+    if scope is not None:
+        key_commands.show(letter, store, scope, endpoint, reveal, as_json)
+        return
     with in_use(store) as source:
-        if scope is not None:
-            where = full_scope(scope, endpoint)
-            sight = look(source, where, whole_key(source, where, letter, reveal=reveal))
-            if as_json:
-                print_json(sight_json(sight, reveal))
-            else:
-                print_sight(sight, reveal)
-            return
         job = source.job(letter) if isinstance(source, Outbox) else None
         if job is None:
             raise KeyNotFound(
@@ -124,9 +118,8 @@ def retry(
     """
     with in_use(store) as source:
         if scope is not None:
-            where = full_scope(scope, endpoint)
-            record = look_at(source, where, whole_key(source, where, letter))
-            _can_be_asked_about(record)
+            where, key = find_key(source, full_scope(scope, endpoint), letter)
+            record = changes.changeable(source, where, key, Event.POSTPONE)
             what = f"key {key_shown(record.key, False)}, {record.operation}: {_again(record)}"
             audit = sure([what], yes=yes, who=who, why=why)
             changes.ask_again(source, record, audit)
@@ -168,12 +161,6 @@ def discard(
         audit = sure([f"job {job.id}, {job.task}: no worker will run it{stays}"], yes=yes, who=who, why=why)
         moved = changes.discard_job(source, letter, audit)
     _done(f"job {moved.id}", moved.state, audit.who, audit.why, as_json)
-
-
-def _can_be_asked_about(record: Record) -> None:
-    """Refuse a wrong key before the operator is asked."""
-    if (refusal := changes.refused(record, Event.POSTPONE)) is not None:
-        raise refusal
 
 
 def _again(record: Record) -> str:

@@ -9,13 +9,24 @@ import orjson
 
 from oncekey.admin.doctor import span
 from oncekey.admin.key_view import Sight
-from oncekey.cli.output import key_shown, masked, moment, plain, scope_and_endpoint, table
+from oncekey.cli.output import (
+    HIDDEN,
+    error_shown,
+    header_shown,
+    key_shown,
+    masked,
+    moment,
+    plain,
+    scope_and_endpoint,
+    table,
+)
 from oncekey.core.audit import AuditLine
 from oncekey.core.doubts import in_doubt
 from oncekey.core.jobs import Job, JobState
 from oncekey.core.record import Record, StoredResponse
-from oncekey.core.states import FINAL, State
+from oncekey.core.states import FINAL, Effects, State
 from oncekey.core.steps import Step
+from oncekey.web.unknown_outcomes import resolve_command
 
 KEY_COLUMNS = ("SCOPE", "KEY", "OPERATION", "STATE", "ATTEMPT", "AGE", "NOTE")
 JOB_COLUMNS = ("JOB", "TASK", "SCOPE", "KEY", "ATTEMPTS", "DEAD FOR", "ERROR")
@@ -28,28 +39,37 @@ def key_row(record: Record, reveal: bool) -> Sequence[str]:
     scope, _ = scope_and_endpoint(record.scope)
     age = span(record.now - record.created_at)
     key = key_shown(record.key, reveal)
-    return scope, key, record.operation, record.state, str(record.attempt), age, note(record)
+    return scope, key, record.operation, record.state, str(record.attempt), age, note(record, reveal)
 
 
 def job_row(job: Job, reveal: bool) -> Sequence[str]:
     scope, _ = scope_and_endpoint(job.scope)
     since = span(job.now - (job.finished_at or job.now))
-    return job.id, job.task, scope, key_shown(job.key, reveal), str(job.attempt), since, job.last_error or ""
+    return (
+        job.id,
+        job.task,
+        scope,
+        key_shown(job.key, reveal),
+        str(job.attempt),
+        since,
+        error_shown(job.last_error, reveal) or "",
+    )
 
 
-def note(record: Record) -> str:
+def note(record: Record, reveal: bool) -> str:
     """The most important fact about a key in its state."""
+    error = error_shown(record.last_error, reveal)
     match record.state:
         case State.IN_PROGRESS if record.lease_over:
             return f"its lease is over for {span(record.now - record.lease_until)}"
         case State.IN_PROGRESS:
             return f"leased for another {span(record.lease_until - record.now)}"
         case State.UNKNOWN:
-            return "; ".join(filter(None, [_reconciling(record), record.last_error]))
+            return "; ".join(filter(None, [_reconciling(record), error]))
         case State.FAILED_RETRYABLE if record.has_steps:
-            return "; ".join(filter(None, [_resuming(record), record.last_error]))
+            return "; ".join(filter(None, [_resuming(record), error]))
     expiry = "past its expiry" if record.past_expiry else f"expires in {span(record.expires_at - record.now)}"
-    return f"{expiry}; {record.last_error}" if record.last_error else expiry
+    return f"{expiry}; {error}" if error else expiry
 
 
 def _reconciling(record: Record) -> str:
@@ -77,17 +97,18 @@ def _resuming(record: Record) -> str:
 
 
 def print_sight(sight: Sight, reveal: bool) -> None:
-    if sight.record is None:
+    if sight.record is not None:
+        table([], [*_facts(sight.record, sight, reveal), *_way_out(sight.record, sight)])
+    elif sight.outlook.runs:
         print("there is no such key any more; this is left of it")
-    else:
-        table([], [*_facts(sight.record, reveal), *_way_out(sight.record, sight)])
     _section("steps", ("NAME", "KIND", "STATE", "REPEATABLE", "RESULT", "DOWNSTREAM KEY", "PROVIDER ID"), [
         (s.name, *_kind_and_state(s), _yes(s.repeatable), masked(s.result, reveal) or "", s.downstream_key or "",
          s.provider_id or "")
         for s in sight.steps
     ])  # fmt: skip
     _section("jobs", ("JOB", "TASK", "STATE", "ATTEMPTS", "SETTLES", "NOTE"), [
-        (job.id, job.task, job.state, str(job.attempt), _yes(job.settles), job.last_error or "") for job in sight.jobs
+        (job.id, job.task, job.state, str(job.attempt), _yes(job.settles), error_shown(job.last_error, reveal) or "")
+        for job in sight.jobs
     ])  # fmt: skip
     _section("changed by", ("WHEN", "WHO", "WHAT", "FROM", "TO", "WHY"), _changes(sight.history))
     outlook = sight.outlook
@@ -100,14 +121,21 @@ def _kind_and_state(step: Step) -> tuple[str, str]:
     return ("request", "kept") if step.is_request else (step.kind, step.state)
 
 
-def _facts(record: Record, reveal: bool) -> list[tuple[str, str]]:
+def _effects(record: Record, steps: Sequence[Step]) -> str:
+    """What the route declares. The row of a phased request is external while an effect is in doubt."""
+    doubted = in_doubt(record, steps) if record.has_steps and record.effects is Effects.EXTERNAL else []
+    names = ", ".join(f"'{step.name}'" for step in doubted)
+    return f"phased; external as long as effect {names} is in doubt" if doubted else record.effects
+
+
+def _facts(record: Record, sight: Sight, reveal: bool) -> list[tuple[str, str]]:
     scope, endpoint = scope_and_endpoint(record.scope)
     facts = [
         ("key", key_shown(record.key, reveal)),
         ("scope", scope if endpoint is None else f"{scope}, of the endpoint {endpoint}"),
         ("operation", record.operation),
-        ("state", f"{record.state}, attempt {record.attempt}; {note(record)}"),
-        ("effects", record.effects),
+        ("state", f"{record.state}, attempt {record.attempt}; {note(record, reveal)}"),
+        ("effects", _effects(record, sight.steps)),
         ("created", f"{moment(record.created_at)}, {span(record.now - record.created_at)} ago"),
     ]
     if record.finished_at is not None:
@@ -118,7 +146,7 @@ def _facts(record: Record, reveal: bool) -> list[tuple[str, str]]:
     if record.recovery_point is not None:
         facts.append(("done up to", record.recovery_point))
     if record.response is not None:
-        facts += _response(record.response, reveal)
+        facts += _response(record.response, sight.not_opened, reveal)
     return facts
 
 
@@ -134,23 +162,26 @@ def _way_out(record: Record, sight: Sight) -> list[tuple[str, str]]:
     if record.state is not State.UNKNOWN:
         return []
     if (job := sight.deferred_to) is not None:
-        again = f": `oncekey dead-letters retry {job.id}`, or" if job.state is JobState.DEAD else ":"
-        how = "`oncekey keys resolve` with --confirm or --fail; the request is done, and is not run again"
+        again = f": `oncekey dead-letters retry {job.id} --why TEXT`, or" if job.state is JobState.DEAD else ":"
+        confirm = resolve_command(record.scope, record.key, "--confirm", "--status", "201", "--body", "JSON")
+        how = f"`{confirm}` (or --fail with an error); the request is done, and is not run again"
         return [("deferred to", f"job {job.id}, {job.state}{again} {how}")]
     facts = [("quarantine", _quarantine(record))]
     doubted = in_doubt(record, sight.steps)
     if record.has_steps and not doubted:
-        facts.append(("goes on", f"after step '{record.recovery_point}', by `oncekey keys resolve` with --refute"))
-    return facts + [
-        ("in doubt", f"{step.name}: `oncekey keys resolve` with --happened {step.name} or --not-happened {step.name}")
-        for step in doubted
-    ]
+        refute = resolve_command(record.scope, record.key, "--refute")
+        facts.append(("goes on", f"after step '{record.recovery_point}', by `{refute}`"))
+    for step in doubted:
+        did = resolve_command(record.scope, record.key, "--happened", step.name, "--result", "JSON")
+        did_not = resolve_command(record.scope, record.key, "--not-happened", step.name)
+        facts.append(("in doubt", f"{step.name}: `{did}`, or `{did_not}`"))
+    return facts
 
 
-def _response(response: StoredResponse, reveal: bool) -> list[tuple[str, str]]:
-    body = masked(response.body, reveal) if response.replayable else "not kept"
+def _response(response: StoredResponse, not_opened: str | None, reveal: bool) -> list[tuple[str, str]]:
+    body = masked(response.body, reveal) if response.replayable else not_opened or "not kept"
     facts = [("response", str(response.status))]
-    facts += [("", f"{name}: {text}") for name, text in response.headers]
+    facts += [("", f"{name}: {header_shown(name, text, reveal) or HIDDEN}") for name, text in response.headers]
     return [*facts, ("", body or "an empty body")]
 
 
@@ -170,7 +201,10 @@ def print_job(job: Job, reveal: bool) -> None:
         ("payload", masked(job.payload, reveal) or ""),
     ]
     table([], facts)
-    attempts = [(str(each["attempt"]), str(moment(each["at"])), str(each["error"])) for each in _attempts(job)]
+    attempts = [
+        (str(each["attempt"]), str(moment(each["at"])), error_shown(each["error"], reveal) or "")
+        for each in _attempts(job)
+    ]
     _section("attempts", ("ATTEMPT", "WHEN", "ERROR"), attempts)
 
 
@@ -227,19 +261,19 @@ def record_json(record: Record, reveal: bool) -> dict[str, Any]:
         "reconcile_at": moment(record.reconcile_at),
         "reconcile_tries": record.reconcile_tries,
         "dead_letter": record.state is State.UNKNOWN and record.reconcile_at is None,
-        "last_error": record.last_error,
+        "last_error": error_shown(record.last_error, reveal),
     }
 
 
 def response_json(response: StoredResponse | None, reveal: bool) -> dict[str, Any] | None:
     if response is None:
         return None
-    kept = response.body is not None
+    kept = response.replayable
     return {
         "status": response.status,
-        "headers": [list(header) for header in response.headers],
+        "headers": [[name, header_shown(name, text, reveal)] for name, text in response.headers],
         "replayable": response.replayable,
-        "bytes": len(response.body) if response.body is not None else None,
+        "bytes": len(response.body) if kept and response.body is not None else None,
         "body": masked(response.body, True) if reveal and kept else None,
     }
 
@@ -275,8 +309,10 @@ def job_json(job: Job, reveal: bool) -> dict[str, Any]:
         "created_at": moment(job.created_at),
         "run_at": moment(job.run_at),
         "finished_at": moment(job.finished_at),
-        "last_error": job.last_error,
-        "attempts": [{**each, "at": moment(each["at"])} for each in _attempts(job)],
+        "last_error": error_shown(job.last_error, reveal),
+        "attempts": [
+            {**each, "at": moment(each["at"]), "error": error_shown(each["error"], reveal)} for each in _attempts(job)
+        ],
         "payload": masked(job.payload, True) if reveal else None,
     }
 
@@ -298,6 +334,7 @@ def sight_json(sight: Sight, reveal: bool) -> dict[str, Any]:
     return {
         "record": None if record is None else record_json(record, reveal),
         "response": None if record is None else response_json(record.response, reveal),
+        "response_not_opened": sight.not_opened,
         "in_doubt": [] if record is None else [step.name for step in in_doubt(record, sight.steps)],
         "steps": [step_json(step, reveal) for step in sight.steps],
         "jobs": [job_json(job, reveal) for job in sight.jobs],

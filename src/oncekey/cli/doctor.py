@@ -30,7 +30,7 @@ def doctor(
 ) -> None:
     """Check a store, and whether upkeep and workers do their work: one line per check, with advice.
 
-    It only reads, and it reads few rows.
+    It only reads: few rows, and for the line `encryption` all that it can in a second.
 
     Exit codes: 0 nothing is broken; 1 with --strict: there are warnings; 2 something is broken.
     """

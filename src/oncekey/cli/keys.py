@@ -13,14 +13,16 @@ from typing import Annotated, Any
 import typer
 
 from oncekey.admin import changes
-from oncekey.admin.key_view import look, look_at
-from oncekey.admin.masks import whole_key
+from oncekey.admin.key_view import look
+from oncekey.admin.masks import find_key
 from oncekey.cli.descriptions import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
 from oncekey.cli.given import given_response, happened_verdict
+from oncekey.cli.keyring import new_key
 from oncekey.cli.options import AsJson, StoreUrl, print_json
 from oncekey.cli.output import key_shown, table
 from oncekey.cli.prompts import (
     SINGLE,
+    AnyScope,
     Endpoint,
     Limit,
     Reveal,
@@ -33,15 +35,21 @@ from oncekey.cli.prompts import (
     seconds,
     sure,
 )
+from oncekey.cli.re_encrypt import EPILOG, re_encrypt
 from oncekey.core.audit import Audit
+from oncekey.core.by_operation import delivered_again
 from oncekey.core.doubts import words_of
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Event, State
 from oncekey.core.steps import STARTED, Step
 from oncekey.stores.api import Store
+from oncekey.stores.cache.client import Identified
 from oncekey.stores.registry import cache_client
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
+_NAME_THE_CACHE = (
+    "if the app has cache=, it may replay the answer for up to its cache_ttl: run this again with --cache URL"
+)
 RUNS_AGAIN = frozenset({Event.REFUTE, Event.HAPPENED, Event.NOT_HAPPENED})
 """The verdicts after which a retry runs the handler."""
 
@@ -59,6 +67,8 @@ def register(app: typer.Typer) -> None:
     group.command("show", epilog=_CODES)(show)
     group.command("resolve", epilog=_CODES)(resolve)
     group.command("forget", epilog=_CODES)(forget)
+    group.command("new-key")(new_key)
+    group.command("re-encrypt", epilog=EPILOG)(re_encrypt)
     app.add_typer(group, name="keys")
 
 
@@ -97,7 +107,7 @@ def list_keys(
 def show(
     key: Key,
     store: StoreUrl = "",
-    scope: Scope = SINGLE,
+    scope: AnyScope = None,
     endpoint: Endpoint = None,
     reveal: Reveal = False,
     as_json: AsJson = False,
@@ -107,8 +117,9 @@ def show(
     Its record, steps, jobs, and its changes by operators and the reconciler. This command only reads.
     """
     with in_use(store) as source:
-        where = full_scope(scope, endpoint)
-        sight = look(source, where, whole_key(source, where, key, reveal=reveal))
+        where = full_scope(SINGLE if scope is None else scope, endpoint)
+        everywhere = scope is None and endpoint is None
+        sight = look(source, *find_key(source, where, key, everywhere=everywhere, reveal=reveal))
     if as_json:
         print_json(sight_json(sight, reveal))
     else:
@@ -227,6 +238,8 @@ def resolve(
     _done(record, moved.state, audit, as_json, response)
     if left and not as_json:
         print(f"it stays unknown: {words_of(left)}")
+    elif event in RUNS_AGAIN and not as_json and (again := delivered_again(record.operation)):
+        print(f"it runs {again}")
 
 
 def forget(
@@ -246,10 +259,25 @@ def forget(
     If the app has a cache, name it with --cache: otherwise it may replay the answer for up to its cache_ttl.
     """
     with in_use(store) as source:
-        record = _movable(source, full_scope(scope, endpoint), key, Event.FORGET)
+        at = find_key(source, full_scope(scope, endpoint), key)
+        if cache and source.read([at])[0] is None:  # as after a forget without --cache
+            changes.forget_in_cache(source, *at, cache_client(cache))
+            _forgot_in_cache_only(*at, as_json)
+            return
+        record = _movable(source, *at, Event.FORGET)
         audit = sure(_announced(record, Event.FORGET, None), yes=yes, who=who, why=why)
         changes.forget(source, record, audit, cache_client(cache) if cache else None)
+        may_have_cache = not cache and isinstance(source, Identified)
     _done(record, None, audit, as_json, None)
+    if may_have_cache:
+        print(_NAME_THE_CACHE, file=sys.stderr)
+
+
+def _forgot_in_cache_only(scope: str, key: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"scope": scope, "key": key_shown(key, False), "before": None, "after": None})
+    else:
+        print(f"key {key_shown(key, False)}: the store has no such key; no answer to it is replayed from the cache")
 
 
 # -- a change ------------------------------------------------------------------------------------------------------
@@ -257,11 +285,8 @@ def forget(
 
 def _movable(store: Store, scope: str, key: str, event: Event) -> Record:
     """The record as it is now. A move that is not possible is refused before the operator is asked."""
-    record = look_at(store, scope, whole_key(store, scope, key))
-    refusal = changes.refused(record, event)
-    if refusal is None and event in RUNS_AGAIN:
-        refusal = changes.was_deferred(store, record)
-    if refusal is not None:
+    record = changes.changeable(store, *find_key(store, scope, key), event)
+    if event in RUNS_AGAIN and (refusal := changes.was_deferred(store, record)) is not None:
         raise refusal
     return record
 

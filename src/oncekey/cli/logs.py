@@ -51,7 +51,9 @@ class JsonLines(logging.Formatter):
         if isinstance(event, Event):
             line["event"] = type(event).__name__
             line["fields"] = {item.name: getattr(event, item.name) for item in fields(event)}
-        if record.exc_info:
+        if record.exc_text:  # of oncekey's own loggers: its values are masked
+            line["traceback"] = record.exc_text
+        elif record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)

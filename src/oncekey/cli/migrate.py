@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from oncekey.admin.encryption import keyring_of, plain_reason_refused
 from oncekey.cli.options import AsJson, StoreUrl, named, opened, print_json
 from oncekey.cli.prompts import Who, Why, Yes, sure
 from oncekey.errors import ConfigurationError
@@ -15,6 +16,8 @@ _LOSS = [
     "Keys that this store has lost will look new: a client that retries one of them runs its operation a second time.",
     "Restore the data instead, if there is a copy. After this, restart all processes of the app.",
 ]
+
+_PLAIN = "No keyring is given, so the reason is kept as plain text. If the app encrypts, stop, and set ONCEKEY_KEYS."
 
 
 def register(app: typer.Typer) -> None:
@@ -59,5 +62,8 @@ def _epoch(target: Store, *, init: bool, accept_loss: bool, yes: bool, who: str 
     if accept_loss:
         if not isinstance(target, Epochs):
             raise ConfigurationError("--accept-loss: this store has no epoch, so there is no loss to accept")
-        return target.accept_loss(sure(_LOSS, yes=yes, who=who, why=why))
+        if (refusal := plain_reason_refused(target)) is not None:
+            raise refusal
+        lines = _LOSS if keyring_of(target) is not None else [*_LOSS, _PLAIN]
+        return target.accept_loss(sure(lines, yes=yes, who=who, why=why))
     return target.init() if init and isinstance(target, Epochs) else None

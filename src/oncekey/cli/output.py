@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from oncekey.core.record import ENDPOINT_MARK
-from oncekey.telemetry.redaction import redact
+from oncekey.core.sealed import is_sealed, shown
+from oncekey.telemetry.redaction import mask, redact
 
 _WIDE = 100_000
 
@@ -39,8 +40,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], *, indent: 
 
 
 def harmless(text: str) -> Text:
-    """The text with control characters escaped, so that a terminal shows them and does not execute them."""
-    return Text(plain(text))
+    """The text with control characters escaped, so that a terminal shows them and does not execute them. What is still
+    encrypted in it is replaced by a sentence."""
+    return Text(plain(shown(text)))
 
 
 def plain(text: str) -> str:
@@ -51,6 +53,19 @@ def key_shown(key: str, reveal: bool) -> str:
     return key if reveal else redact(key)
 
 
+HIDDEN = "shown with --reveal"
+
+
+def error_shown(error: str | None, reveal: bool) -> str | None:
+    """An error as it was stored: an app may have put a secret into the message of its exception."""
+    return error if reveal or error is None else mask(shown(error))
+
+
+def header_shown(name: str, text: str, reveal: bool) -> str | None:
+    """The value of a stored header. None: it may be a secret, as the address of a new resource may be."""
+    return text if reveal or name == "content-type" else None
+
+
 def scope_and_endpoint(scope: str) -> tuple[str, str | None]:
     """The tenant, and for a key that is per endpoint, its operation."""
     tenant, mark, endpoint = scope.partition(ENDPOINT_MARK)
@@ -58,10 +73,12 @@ def scope_and_endpoint(scope: str) -> tuple[str, str | None]:
 
 
 def masked(data: bytes | None, reveal: bool) -> str | None:
-    """A body: its text with ``reveal``, otherwise only its size."""
+    """A body: its text with ``reveal``, otherwise only its size; a sentence, if it is still encrypted."""
     if data is None:
         return None
-    return data.decode("utf-8", "backslashreplace") if reveal else f"{len(data):,} bytes, shown with --reveal"
+    if is_sealed(data):
+        return shown(data.decode("ascii", "replace"))
+    return data.decode("utf-8", "backslashreplace") if reveal else f"{len(data):,} bytes, {HIDDEN}"
 
 
 def moment(seconds: float | None) -> str | None:

@@ -24,6 +24,12 @@ from oncekey.stores.api import Store
 Scope = Annotated[
     str, typer.Option("--scope", metavar="SCOPE", help="The tenant of the key; not needed for SINGLE_TENANT apps.")
 ]
+AnyScope = Annotated[
+    str | None,
+    typer.Option(
+        "--scope", metavar="SCOPE", help="The tenant of the key. Without it, a masked key is looked for in all of them."
+    ),
+]
 Endpoint = Annotated[
     str | None,
     typer.Option(metavar="OPERATION", help="With key_per='endpoint': the operation, such as 'POST /payments'."),
@@ -40,8 +46,15 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, None: 1}
 
 
+_WRITTEN_MARK = re.compile(r"\\x1f|\\u001f")
+
+
 def full_scope(scope: str, endpoint: str | None) -> str:
-    return scope if endpoint is None else f"{scope}{ENDPOINT_MARK}{endpoint}"
+    """The scope of a key. Without an endpoint, ``scope`` may have it: as the app's own JSON or ``repr`` of an event
+    writes it (``acme\\u001fPOST /payments``, ``acme\\x1fPOST /payments``)."""
+    if endpoint is None:
+        return _WRITTEN_MARK.sub(ENDPOINT_MARK, scope, count=1)
+    return f"{scope}{ENDPOINT_MARK}{endpoint}"
 
 
 def seconds(text: str) -> float:
@@ -77,12 +90,22 @@ def sure(what: list[str], *, yes: bool, who: str | None, why: str | None) -> Aud
     return Audit(name, reason.strip())
 
 
-def _answer(question: str) -> str:
+def agreed(what: list[str], *, yes: bool) -> None:
+    """Show what will happen, and ask; for changes that no audit keeps. OperatorError if the operator does not agree."""
+    if yes:
+        return
+    for line in what:
+        print(line, file=sys.stderr)
+    if _answer("Do it? [y/N]", "--yes").strip().lower() not in ("y", "yes"):
+        raise OperatorError("nothing was changed")
+
+
+def _answer(question: str, unasked: str = "--yes with --why TEXT") -> str:
     """Ask on standard error. typer's own prompt also writes to standard output."""
     print(question, end=" ", file=sys.stderr, flush=True)
     if not (line := sys.stdin.readline()):
         print(file=sys.stderr)
-        raise OperatorError("nothing was changed: there was no answer; --yes with --why TEXT asks nothing")
+        raise OperatorError(f"nothing was changed: there was no answer; {unasked} asks nothing")
     return line
 
 

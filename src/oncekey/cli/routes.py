@@ -98,6 +98,8 @@ def _policy(policy: Policy) -> str:
     words.append("key required" if policy.required else "key optional: without one, it runs every time")
     if policy.in_flight != "conflict":
         words.append(f"duplicates in flight: {policy.in_flight}")
+    if policy.pii is not None:
+        words.append(f"personal keys: {policy.pii}")
     return ", ".join(words)
 
 

@@ -14,6 +14,7 @@ from oncekey.cli.client_options import (
     Account,
     HeaderLines,
     HeadersFrom,
+    KeyLifetime,
     Seconds,
     To,
     Tries,
@@ -51,6 +52,7 @@ def send(
     ] = None,
     tries: Tries = 5,
     seconds: Seconds = 90.0,
+    key_lifetime: KeyLifetime = None,
     as_json: AsJson = False,
 ) -> None:
     """Send the requests of a file, each once. If it is stopped or killed, run it again: it goes on.
@@ -60,7 +62,7 @@ def send(
     Without "intent" it is named by its number: lines must stay in their places between two runs, or nothing is sent.
     Nothing is sent if a line cannot be read, or if the jar cannot be written.
 
-    Exit codes: 0 each line was answered below 400, 1 some were not, or are still open.
+    Exit codes: 0 each line was answered below 400, 1 some were not, or are still open, 130 it was stopped by Ctrl-C.
     """
     from oncekey.client.bulk import REFUSED, Bulk, read_lines, write_answers
 
@@ -68,7 +70,8 @@ def send(
     total = sum(1 for _ in read_lines(file, to, bodies=bodies))  # a bad line is found before anything is sent
     place = jar or file_url(file.with_name(f"{file.name}.jar"))
     troubles: list[Outcome] = []
-    with opened_client(to, place, account, headers, tries=tries, seconds=seconds) as client:
+    stopped = False
+    with opened_client(to, place, account, headers, tries=tries, seconds=seconds, key_lifetime=key_lifetime) as client:
         with _progress(total) as advance:
 
             def note(outcome: Outcome) -> None:
@@ -78,27 +81,40 @@ def send(
 
             bulk = Bulk(client, at_once=at_once, on_outcome=note)
             bulk.refuse_moved(file, read_lines(file, to, bodies=bodies))
-            bulk.send(read_lines(file, to, bodies=bodies))
+            try:
+                bulk.send(read_lines(file, to, bodies=bodies))
+            except KeyboardInterrupt:
+                stopped = True
         if answers is not None:
             _write(answers, lambda out: write_answers(client, read_lines(file, to, bodies=bodies), out))
     counts = bulk.counts
     names = ("answered", "now", "before", "ok", "refused", "open", "unsettled", "expired", REFUSED)
-    summary = {"lines": total} | {name: counts[name] for name in names}
+    summary = {"lines": total} | {name: counts[name] for name in names} | ({"stopped": True} if stopped else {})
     if as_json:
         troubled = [{"intent": each.name, "status": each.status, "note": each.note} for each in troubles]
         print_json(summary | {"troubles": troubled})
     else:
         for each in troubles[:_SHOWN]:
             status = "" if each.status is None else f" {each.status}"
-            print(f"{plain(each.name)}  {each.ended}{status}{': ' if each.note else ''}{plain(each.note)}")
+            ended = REFUSED if each.name in bulk.changed else each.ended
+            print(f"{plain(each.name)}  {ended}{status}{': ' if each.note else ''}{plain(each.note)}")
         if len(troubles) > _SHOWN:
             print(f"and {len(troubles) - _SHOWN:,} more: --json lists all")
         left = [f"{counts[name]:,} {name}" for name in ("refused", "open", "unsettled", "expired", REFUSED)]
         others = ", ".join(each for each in left if not each.startswith("0 "))
         before = f" ({counts['before']:,} answered by an earlier run)" if counts["before"] else ""
         print(f"{total:,} lines: {counts['ok']:,} done{', ' if others else ''}{others}{before}")
-        if counts["open"] or counts["unsettled"]:
+        if stopped:
+            print("stopped: run the same command again to go on with the other lines")
+        elif counts["open"] or counts["unsettled"]:
             print("run the same command again to go on with what is open")
+        if counts["expired"]:
+            print(
+                "expired: the server may have forgotten their keys, so nothing was sent. Find out there whether they "
+                "happened. `oncekey client resume --again` sends those that did not; `oncekey client forget` drops one"
+            )
+    if stopped:
+        raise typer.Exit(130)
     raise typer.Exit(0 if counts["ok"] == total else 1)
 
 

@@ -57,7 +57,7 @@ def upkeep(
     once: Annotated[bool, typer.Option("--once", help="One turn of each duty, and end: for cron.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what is due, change nothing, and end.")] = False,
     soft: Annotated[
-        bool, typer.Option("--soft", help="Keep expired keys as tombstones for as long again; do not delete them.")
+        bool, typer.Option("--soft", help="Keep expired keys for as long again, without their answers.")
     ] = False,
     audit_retention: Annotated[
         str, typer.Option(metavar="TIME", help="Keep the lines of the audit for so long: 90d, 400d, or forever.")

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 STOP_SECONDS = 10.0
 _LIFELINE = "ONCEKEY_DEMO_LIFELINE"
@@ -29,10 +29,8 @@ class Member:
 
 
 class Family:
-    def __init__(self, members: Sequence[Member], ended: Callable[[int], None] | None = None) -> None:
-        """``ended`` is called with the id of each process that has ended."""
+    def __init__(self, members: Sequence[Member]) -> None:
         self._members = members
-        self._ended = ended
         self._events: queue.SimpleQueue[Member | None] = queue.SimpleQueue()  # None: stop
         self._read_end, self._write_end = os.pipe()
 
@@ -64,8 +62,6 @@ class Family:
 
     def _wait(self, member: Member, process: subprocess.Popen[bytes]) -> None:
         process.wait()
-        if self._ended is not None:
-            self._ended(process.pid)
         self._events.put(member)
 
     def _stop(self) -> None:

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,8 +59,8 @@ def run(
     host: str = "127.0.0.1",
 ) -> int:
     """Serve until interrupted; restart every child that is killed."""
-    with _metrics_folder() if metrics else nullcontext() as ended:
-        return _run(store, port, background, honours, ledger, metrics, ttl, host, ended)
+    with _metrics_folder() if metrics else nullcontext():
+        return _run(store, port, background, honours, ledger, metrics, ttl, host)
 
 
 def _run(
@@ -72,7 +72,6 @@ def _run(
     metrics: bool,
     ttl: float,
     host: str,
-    ended: Callable[[int], None] | None,
 ) -> int:
     listener, bank = _listen(host, port), _listen(host, 0)
     port = listener.getsockname()[1]
@@ -102,19 +101,16 @@ def _run(
     ]
     if background:
         members.append(Member("worker", "oncekey.demo.settle", [store, *provider, watched]))
-    return Family(members, ended).run()
+    return Family(members).run()
 
 
 @contextmanager
-def _metrics_folder() -> Iterator[Callable[[int], None]]:
-    """A folder in which all processes keep their metrics, also those that are killed. Yields what to call with the id
-    of a process that has ended."""
+def _metrics_folder() -> Iterator[None]:
+    """A folder in which all processes keep their metrics, also those that are killed."""
     with TemporaryDirectory(prefix="oncekey-demo-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # before the import below, and for the children
         named("prometheus")  # ConfigurationError says what to install
-        from oncekey.telemetry.prometheus import mark_dead
-
-        yield mark_dead
+        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:

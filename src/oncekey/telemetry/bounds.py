@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
+from oncekey.core.policy import Policy
+from oncekey.core.routes import Routes, plain
+from oncekey.errors import ConfigurationError
+
+_ANY = Policy()
 OTHER = "other"
 """The label of everything that has no series of its own."""
 LONGEST = 200
@@ -15,22 +21,61 @@ CANDIDATES = 4
 """How many tenants without a series are counted, for each that has one."""
 
 
+REMEMBERED = 1_000
+"""How many names are remembered with their label. Clients choose paths, so it needs a limit."""
+
+
 class FirstSeen:
-    """The first ``limit`` values keep their name, as far as it is readable and short. All later ones are ``other``."""
+    """The first ``limit`` values keep their name, as far as it is readable and short. All later ones are ``other``.
+
+    If :meth:`know` was told the routes of the app, a request has the label of its route, and one that no route matches
+    is ``other``: a scanner that asks for paths at random fills no series.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._known: dict[str, str] = {}
+        self._labels: set[str] = set()
+        self._remembered: dict[str, str] = {}
+        self._patterns: dict[str, Policy | None] = {}
+        self._routes: Routes | None = None
+
+    def know(self, operations: Iterable[str]) -> None:
+        """All routes of an app, each with the pattern of its path: ``POST /orders/{id}``."""
+        for operation in operations:
+            with suppress(ConfigurationError):  # a pattern of a framework that oncekey does not read
+                Routes(_ANY, {operation: _ANY})
+                self._patterns[operation] = _ANY
+        if self._patterns:
+            self._routes = Routes(_ANY, self._patterns)
 
     def label(self, text: str) -> str:
-        known = self._known.get(text)
+        known = self._remembered.get(text)
         if known is not None:
             return known
-        if len(self._known) >= self._limit:
+        shown = self._named(text)
+        if shown not in self._labels:
+            if shown == OTHER or len(self._labels) >= self._limit:
+                return OTHER
+            self._labels.add(shown)
+        if len(self._remembered) < REMEMBERED:
+            self._remembered[text] = shown
+        return shown
+
+    def route_of(self, text: str) -> str | None:
+        """The route that a request matches, None if it matches none; the text itself if the routes are not known, or if
+        it is not the name of a request."""
+        method, _, path = text.partition(" ")
+        if self._routes is None or not path.startswith("/"):
+            return text
+        pattern = self._routes.listed_as(method, path)
+        return None if pattern is None else plain(pattern)
+
+    def _named(self, text: str) -> str:
+        route = self.route_of(text)
+        if route is None:
             return OTHER
         # A path may have bytes that are not UTF-8, as lone surrogates. The whole page could not be sent with one.
-        shown = text.encode("utf-8", "replace").decode()[:LONGEST]
-        return self._known.setdefault(text, shown)
+        return route.encode("utf-8", "replace").decode()[:LONGEST]
 
 
 class Busiest:

@@ -20,35 +20,50 @@ from oncekey.core.decision import (
     Execute,
     Mismatch,
     Replay,
+    TurnedAway,
     Unknown,
     Unreadable,
 )
 from oncekey.core.policy import Policy
-from oncekey.core.record import Record, StoredResponse
+from oncekey.core.record import Record, Reservation, StoredResponse, tenant_of
 from oncekey.core.states import Event as Move
 from oncekey.core.states import State
 from oncekey.telemetry import events
 from oncekey.telemetry.events import Event, about
+from oncekey.telemetry.route_warnings import Warnings
 
 if TYPE_CHECKING:
     from oncekey.telemetry.exporter import Exporter
     from oncekey.telemetry.registry import Telemetry
 
 LOGGER = logging.getLogger("oncekey")
+_NO_ROUTES = Warnings()
 
 Hook = Callable[[Event], None]
 """The app's own listener. It runs inside the request, so it must be quick: do slow work elsewhere."""
 
 
-def log_event(event: Event, error: BaseException | None = None) -> None:
+def log_event(event: Event, error: BaseException | None = None, warnings: Warnings | None = None) -> None:
     """Log one line on the logger ``oncekey``, at the event's level, with the event itself as ``event``.
 
-    ``error``: what the app's own code raised; its traceback follows the line.
+    Tenant and endpoint stand apart, as the commands take them. ``warnings`` knows the routes: a line names the route,
+    not the path. ``error``: what the app's own code raised; its traceback follows the line.
     """
     if not LOGGER.isEnabledFor(event.level):
         return
-    shown = " ".join(f"{item.name}={_shown(getattr(event, item.name))}" for item in fields(event))
+    members = {item.name: getattr(event, item.name) for item in fields(event)}
+    known = _NO_ROUTES if warnings is None else warnings
+    if "operation" in members:
+        members["operation"] = known.route_of(members["operation"])
+    shown = " ".join(
+        _scope_shown(known, value) if name == "scope" else f"{name}={_shown(value)}" for name, value in members.items()
+    )
     LOGGER.log(event.level, "%s %s", type(event).__name__, shown, exc_info=error, extra={"event": event})
+
+
+def _scope_shown(warnings: Warnings, scope: str) -> str:
+    tenant, endpoint = warnings.pasteable(scope)
+    return f"scope={_shown(tenant)}" + ("" if endpoint is None else f" endpoint={_shown(endpoint)}")
 
 
 def _shown(value: object) -> str:
@@ -60,11 +75,12 @@ def _shown(value: object) -> str:
 class Emitter:
     """Sends events to the log, to the app's hook and to exporters. A hook that raises cannot break a request."""
 
-    __slots__ = ("_complained", "_hooks", "exporters", "wants_each")
+    __slots__ = ("_complained", "_hooks", "exporters", "wants_each", "warnings")
 
     def __init__(self, hook: Hook | None = None, exporters: Sequence[Exporter] = ()) -> None:
         self._hooks: tuple[Hook, ...] = () if hook is None else (hook,)
         self._complained: set[int] = set()
+        self.warnings = Warnings()
         self.exporters: tuple[Exporter, ...] = ()
         self.wants_each: Callable[[], bool] = (
             partial(LOGGER.isEnabledFor, logging.DEBUG) if hook is None else lambda: True
@@ -92,7 +108,7 @@ class Emitter:
         return True if self._hooks else LOGGER.isEnabledFor(event_type.level)
 
     def emit(self, event: Event, *, error: BaseException | None = None) -> None:
-        log_event(event, error)
+        log_event(event, error, self.warnings)
         self.send(event)
 
     def send(self, event: Event) -> None:
@@ -154,8 +170,17 @@ class Emitter:
                 emit(events.Misused(*about(record)))
             case Unknown(record):
                 emit(events.FoundUnknown(*about(record)))
-            case Unreadable(record):
-                emit(events.FoundUnreadable(*about(record)))
+            case Unreadable(record, reason):
+                emit(events.FoundUnreadable(*about(record), reason=reason))
+
+    def turned_away(self, wanted: Reservation, refused: TurnedAway) -> None:
+        """Report a request whose key is new and is not taken."""
+        operation = wanted.operation
+        if refused.personal is not None:
+            tenant, kind = tenant_of(wanted.scope), refused.personal
+            self.emit(events.PersonalKeyFound(tenant, operation, kind=kind, answer="refused"))
+        else:
+            self.emit(events.TurnedAway(wanted.scope, operation, reason=refused.situation))
 
     def finished(self, event: Move, record: Record, response: StoredResponse | None, reason: str | None) -> None:
         """Report an attempt whose end is stored."""

@@ -51,7 +51,8 @@ class Asked:
     """Nanoseconds since the epoch."""
     seconds: float
     decision: str
-    """What the answer means for the request, in one word, such as ``execute``. ``failed``: none came."""
+    """What the answer means for the request, in one word, such as ``execute``. ``failed``: none came. Empty: it was not
+    decided yet."""
     other_owner: str | None = None
     """The owner token in the row, if another attempt had reserved the key. It carries that attempt's trace context."""
 
@@ -99,6 +100,9 @@ class Exporter:
 
     def expect(self, operations: Iterable[str]) -> None:
         """These operations exist: show their counters from the beginning, with 0."""
+
+    def routes(self, operations: Iterable[str]) -> None:
+        """All routes of an app that is about to start, with the patterns of their paths: ``POST /orders/{id}``."""
 
     def show_store(self, read: Readings | None) -> None:
         """Upkeep runs in this process: show the numbers that ``read`` returns. It asks the store, and blocks.
@@ -198,6 +202,9 @@ class Metrics(Exporter):
 
     def finished(self, asked: Asked) -> None:
         self.record(instruments.FINISH, (self._operations.label(asked.operation),), asked.seconds)
+
+    def routes(self, operations: Iterable[str]) -> None:
+        self._operations.know(operations)
 
     def batch(self, verb: str, keys: int) -> None:
         self.record(instruments.BATCH, (verb,), float(keys))

@@ -104,7 +104,8 @@ class OpenTelemetry(Metrics):
 
     def began(self, asked: Asked) -> None:
         super().began(asked)
-        trace.get_current_span().set_attribute("idempotency.decision", asked.decision)
+        if asked.decision:
+            trace.get_current_span().set_attribute("idempotency.decision", asked.decision)
         self._past("idempotency.begin", asked, "idempotency.decision", links_to(asked.other_owner))
 
     def finished(self, asked: Asked) -> None:
@@ -113,7 +114,9 @@ class OpenTelemetry(Metrics):
 
     def _past(self, name: str, asked: Asked, attribute: str, links: list[Link] | None = None) -> None:
         """A span of something that is over."""
-        attributes = {"idempotency.operation": asked.operation, attribute: asked.decision}
+        attributes = {"idempotency.operation": asked.operation}
+        if asked.decision:
+            attributes[attribute] = asked.decision
         span = self._tracer.start_span(name, attributes=attributes, links=links, start_time=asked.began_ns)
         if asked.decision == FAILED:
             span.set_status(StatusCode.ERROR)

@@ -4,9 +4,8 @@
     app.mount("/metrics", metrics_app())
 
 **Several processes** (gunicorn, ``uvicorn --workers``): set ``PROMETHEUS_MULTIPROC_DIR`` to an empty folder before the
-server starts. Each process then writes its numbers into files there, and the page of any process shows the sum of all.
-A process that ends must be reported: ``from oncekey.telemetry.prometheus import child_exit`` in gunicorn's
-configuration. docs/metrics.md has the whole of it.
+server starts. Each process then writes its numbers into files there, and the page of any process shows the sum of all
+that run on this machine. docs/metrics.md has the whole of it.
 
 The numbers of the store (unknown keys, dead letters, lag) are shown by the process that runs upkeep. They are read when
 the page is fetched, at most every 10 seconds.
@@ -180,7 +179,8 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 def page(accept: str = "", registry: CollectorRegistry = REGISTRY) -> tuple[str, bytes]:
     """The content type and the body of the metrics page. Blocks: it reads files, or asks the store."""
     shown = registry
-    if _MULTIPROC in os.environ:
+    if (folder := os.environ.get(_MULTIPROC)) is not None:
+        _forget_ended(folder)
         shown = CollectorRegistry()
         multiprocess.MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
         if (store := _stores.get(registry)) is not None:
@@ -248,13 +248,16 @@ def _check(folder: str) -> None:
         )
 
 
-def mark_dead(pid: int) -> None:
-    """This process has ended: its gauges (running handlers, open breakers) no longer count. Its counters stay."""
-    if _MULTIPROC in os.environ:
-        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+def _forget_ended(folder: str) -> None:
+    """The gauges (running handlers, open breakers) of a process that has ended no longer count. Its counters stay.
 
-
-def child_exit(_: object, worker: Any) -> None:
-    """gunicorn's hook of that name. Write into gunicorn.conf.py: ``from oncekey.telemetry.prometheus import
-    child_exit``."""
-    mark_dead(worker.pid)
+    A process that was killed cannot say so itself, and of the servers only gunicorn tells: so the page looks.
+    """
+    numbers = {path.stem.rpartition("_")[2] for path in Path(folder).glob("gauge_live*_*.db")}
+    for pid in [int(number) for number in numbers if number.isdigit()]:
+        try:
+            os.kill(pid, 0)  # asks, and sends nothing
+        except ProcessLookupError:
+            multiprocess.mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
+        except PermissionError:
+            continue  # it runs, as another user

@@ -1,4 +1,4 @@
-"""Upkeep runs beside the app: no key stays stuck, and the app's and the provider's ledgers can be compared."""
+"""Upkeep runs beside or inside the app, so that no key stays stuck: sweeper, reaper, reconciler and resumer."""
 
 from oncekey.core.verdicts import (
     Confirmed,

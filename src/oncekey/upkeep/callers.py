@@ -9,12 +9,20 @@ import asyncio
 import concurrent.futures
 import contextvars
 import inspect
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from oncekey.errors import SchemaError, StoreOverloaded, StoreUnavailable
 from oncekey.outbox.threads import Threads
+from oncekey.telemetry.redaction import describe
 
+_log = logging.getLogger("oncekey")
+
+ABOUT_THE_STORE = (StoreUnavailable, StoreOverloaded, SchemaError)
+"""Errors that every key would meet. All others are about one key."""
+_ONE_KEY = "upkeep could not go on with one key, and goes on with the others: %s"
 _Item = TypeVar("_Item")
 
 
@@ -33,7 +41,11 @@ class Callers:
         one: Callable[[_Item], Coroutine[Any, Any, None]],
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        """Await ``one`` for each item, at most ``concurrency`` at once, in ``loop`` or in a loop of its own."""
+        """Await ``one`` for each item, at most ``concurrency`` at once, in ``loop`` or in a loop of its own.
+
+        An error of one item is logged, and the other items go on. If the store is in trouble, no further item begins,
+        the running ones end as they can, and the error is raised.
+        """
         work = self._all(items, one)
         with suppress(asyncio.CancelledError, concurrent.futures.CancelledError):
             if loop is None:
@@ -48,19 +60,27 @@ class Callers:
         assert task is not None  # noqa: S101 - we are a coroutine
         self._task = (asyncio.get_running_loop(), task)
         slots = asyncio.Semaphore(self._concurrency)
+        failed: list[Exception] = []
 
         async def in_a_slot(item: _Item) -> None:
             async with slots:
-                await one(item)
+                if failed:
+                    return
+                try:
+                    await one(item)
+                except ABOUT_THE_STORE as error:
+                    failed.append(error)
+                except Exception as error:
+                    _log.error(_ONE_KEY, describe(error), exc_info=error)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for item in items:
                     group.create_task(in_a_slot(item))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # one is enough: all of them come from the store
         finally:
             self._task = None
+        if failed:
+            raise failed[0]
 
     async def call(self, function: Callable[[Any], object], argument: object) -> object:
         """Call the function, and return its result. A sync function runs in a thread, in a copy of this context."""

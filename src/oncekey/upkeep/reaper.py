@@ -6,7 +6,7 @@ In this order:
    the job was tried, the key becomes unknown instead, since it may have happened;
 2. half-done requests whose client did not retry become unknown. They go to the reconciler first, not to the dead
    letters: a resolver may settle them, and after the last try they become dead letters;
-3. final keys past their expiry are deleted, or with ``soft`` kept as tombstones for a second retention;
+3. final keys past their expiry are deleted, or with ``soft`` kept in the state ``expired`` for a second retention;
 4. jobs that are done are deleted after a week. Dead letters stay until an operator redirects them;
 5. lines of the audit are deleted after 400 days; the lines of keys that are not over stay.
 
@@ -26,6 +26,7 @@ from typing import Any
 from oncekey.core.policy_headers import STORED_HEADERS
 from oncekey.core.problems import ProfileName, Situation, problem
 from oncekey.core.record import StoredResponse
+from oncekey.core.sealed import unless_sealed
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import Swap, swap
 from oncekey.core.values import value
@@ -48,12 +49,13 @@ _REASON = "half done, and the client did not retry before the key expired"
 
 @value
 class Reaped:
-    """What one run did. With ``dry_run``: what is due, up to 10,000 each, without jobs, audit and tombstones."""
+    """What one run did. With ``dry_run``: what is due, up to 10,000 each, without jobs, audit and keys in the state
+    ``expired``."""
 
     timed_out: int = 0
     doubted: int = 0
     expired: int = 0
-    """Kept as tombstones."""
+    """Kept in the state ``expired``."""
     deleted: int = 0
     jobs: int = 0
     audit_lines: int = 0
@@ -141,7 +143,10 @@ class Reaper:
 
     def _doubt(self) -> int:
         lapsed = self._store.due(Duty.LAPSED, self._batch)
-        moves = [swap(record, Event.DOUBT, Actor.REAPER, last_error=_REASON) for record in lapsed]
+        moves = [
+            swap(record, Event.DOUBT, Actor.REAPER, last_error=unless_sealed(record.last_error, _REASON))
+            for record in lapsed
+        ]
         moved = [record for record in self._store.swap(moves) if record] if moves else []
         for record in moved:
             self._emitter.emit(events.Doubted(*about(record), reason=_REASON))
@@ -157,7 +162,7 @@ class Reaper:
         return sum(record is not None for record in self._store.swap(moves)) if moves else 0
 
     def _purge(self) -> int:
-        return self._pruned(self._store.purge(self._batch, tombstones_only=self._soft))
+        return self._pruned(self._store.purge(self._batch, expired_state_only=self._soft))
 
     def _pruned(self, rows: int) -> int:
         if rows:

@@ -3,7 +3,8 @@
 It asks about a key when its ``reconcile_at`` has come. If the resolver does not know yet, the reconciler asks again
 later, after growing pauses with jitter. After ``max_tries`` the key is a dead letter: it stays unknown, the reconciler
 asks no more, and an operator must look. A resolver that raises, takes too long, or returns something else counts as not
-knowing. So does a missing resolver: its keys must neither block the others for ever, nor be forgotten.
+knowing. So does a missing resolver: its keys must neither block the others for ever, nor be forgotten. So does a kept
+request that is encrypted and does not open here, after it was left to other processes for a minute.
 
 Several reconcilers may run at once. Each reads the key again before it asks, so two rarely ask about the same key. If
 they do, the first verdict counts and the second finds nothing to move (``engine/settlement.py``).
@@ -12,19 +13,21 @@ they do, the first verdict counts and the second finds nothing to move (``engine
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from random import SystemRandom
 from typing import Any
 
 from oncekey.core.audit import Audit
+from oncekey.core.by_operation import delivered_again
 from oncekey.core.doubts import with_cause
 from oncekey.core.health import NO_RESOLVER
 from oncekey.core.record import Record
 from oncekey.core.states import Actor, Event, State
-from oncekey.core.steps import StepsOf
+from oncekey.core.steps import Step, StepsOf
 from oncekey.core.swaps import swap
 from oncekey.core.values import value
 from oncekey.core.verdicts import (
@@ -47,9 +50,13 @@ from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Duty
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
-from oncekey.telemetry.redaction import describe
-from oncekey.upkeep.callers import Callers, is_async
+from oncekey.telemetry.redaction import describe, redact
+from oncekey.upkeep.callers import ABOUT_THE_STORE, Callers, is_async
 from oncekey.upkeep.unasked import ResolverWatch
+from oncekey.upkeep.unreadable import UnreadableWatch, is_left
+from oncekey.web.unknown_outcomes import show_command
+
+_log = logging.getLogger("oncekey")
 
 BATCH = 100
 _COUNTS = ("due", "confirmed", "refuted", "happened", "not_happened", "postponed", "dead")
@@ -122,7 +129,8 @@ class Reconciler:
         self._backoff = backoff
         self._max_backoff = max_backoff
         self._batch = batch
-        self._watch = ResolverWatch()
+        self._watch = ResolverWatch(route_of=once.engine.emitter.warnings.route_of)
+        self._unreadable = UnreadableWatch("reconcile")
         self._callers = Callers(concurrency)
 
     def run(
@@ -174,19 +182,26 @@ class Reconciler:
             counts["unasked"] += 1
             if record.reconcile_tries and record.now - (record.reconcile_at or 0.0) < LEFT_BACKOFFS * self._backoff:
                 return  # another process may have the resolver
-        verdict = await self._ask(record)
-        ended = await self._apply(record, verdict)
+        try:
+            found: list[Step] = await self._run(_ask_store(StepsOf(record.scope, record.key)))
+            if self._unreadable.why(record, found) is not None and is_left(record):
+                return  # another process may have the encryption key
+            ended = await self._apply(record, await self._ask(record, found))
+        except ABOUT_THE_STORE:
+            raise
+        except Exception as error:  # of this key alone: it counts as a try, and the other keys go on
+            ended = await self._postpone(record, describe(error), self._retry_in(record), error)
         counts[ended] += 1
         counts["moved"] += ended != "overtaken"
 
     async def _run(self, flow: Flow[Any]) -> Any:
         return await self._engine.run(flow, settlement.SETTLE_SECONDS)
 
-    async def _ask(self, record: Record) -> Verdict:
+    async def _ask(self, record: Record, found: Sequence[Step]) -> Verdict:
         resolver = self._once.resolvers.of(record.operation)
         if resolver is None:
             return StillUnknown(NO_RESOLVER)
-        inquiry = Inquiry(record, tuple(await self._run(_ask_store(StepsOf(record.scope, record.key)))))
+        inquiry = Inquiry(record, tuple(found))
         limit = asyncio.timeout(self._timeout if is_async(resolver) else None)
         try:
             async with limit:
@@ -221,7 +236,17 @@ class Reconciler:
             return await self._postpone(record, reason, self._retry_in(record))
         if settled.outcome not in (Outcome.SETTLED, Outcome.PARTLY):
             return "overtaken"
+        if settled.outcome is Outcome.SETTLED and not isinstance(verdict, Confirmed):
+            self._tell_of_delivery(record)
         return _COUNTED_AS[type(verdict)]
+
+    @staticmethod
+    def _tell_of_delivery(record: Record) -> None:
+        """A client repeats its request by itself. A message that was parked does not come back by itself."""
+        if again := delivered_again(record.operation):
+            command = show_command(record.scope, record.key)
+            name, key = record.operation, redact(record.key)
+            _log.warning("the resolver of %s settled key %s. It runs %s. Look at it: `%s`", name, key, again, command)
 
     def _retry_in(self, record: Record) -> float | None:
         """Seconds until the next try; None: no more tries. The exponent is bounded: 2.0**1100 is an error."""

@@ -8,8 +8,9 @@ it runs. If the retry comes first, the resumer finds that the key has moved, and
 
 A try is counted when it begins, so that a try that kills the process counts too. The pause between tries grows
 (``core/swaps.resume_in``); after ``max_tries`` the key is a dead letter, for an operator. If the operation has no
-function here, or is not declared phased here, the resumer leaves the key to other processes for a minute, and then
-looks again every ten minutes.
+function here, or is not declared phased here, or something of the key is encrypted and does not open here, the resumer
+leaves the key to other processes for a minute, and then looks again every ten minutes. That counts as no try. A key
+that stays so becomes unknown when its retention is over, and the reconciler counts its tries.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from oncekey.core.judgment import Move
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, Reservation, StoredResponse, tenant_of
 from oncekey.core.responses import as_response
+from oncekey.core.sealed import shown
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.swaps import Swap, swap
 from oncekey.core.values import value
+from oncekey.engine import last_move
 from oncekey.engine.batching.ticket import Work
 from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.keeper import Unfinished
@@ -37,25 +40,23 @@ from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import _current
 from oncekey.engine.resumption import ResumeFunction, Resumption
 from oncekey.engine.settlement import SETTLE_SECONDS, kept_words
-from oncekey.engine.transactions import finishers
-from oncekey.errors import ConfigurationError, OperatorError
+from oncekey.errors import ConfigurationError
 from oncekey.stores.api import Duty
 from oncekey.telemetry import events
 from oncekey.telemetry.events import about
 from oncekey.telemetry.redaction import describe
-from oncekey.upkeep.callers import Callers, is_async
+from oncekey.upkeep.callers import ABOUT_THE_STORE, Callers, is_async
+from oncekey.upkeep.unreadable import UnreadableWatch, is_left
 from oncekey.upkeep.waiting import HalfDoneWatch
 from oncekey.web.endings import answered, raised
 
 BATCH = 100
 COUNTED = 10_000
 """A dry run counts at most this many keys."""
-LEFT_SECONDS = 60.0
-"""A process that has no function for a due key leaves it to other processes for this long. A process that has the
-function looks every few seconds."""
 NO_FUNCTION_SECONDS = 600.0
-"""After that, a key without a function is tried again in this many seconds, so that it does not delay other keys. A
-deploy may add the function meanwhile."""
+"""A key that has waited a minute for another process, and that has no function here or cannot be read here, is tried
+again in this many seconds, so that it does not delay other keys. A deploy may add the function, or the encryption key,
+meanwhile."""
 RESUMER = "resumer"
 """The resumer's name in the audit."""
 
@@ -91,7 +92,7 @@ class Resumed:
     dead: int = 0
     """Tried for the last time: an operator must look."""
     left: int = 0
-    """No function is registered, or the route is no longer phased."""
+    """No function is registered, the route is no longer phased, or the key cannot be read here."""
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in Resumed.__slots__}  # type: ignore[attr-defined]
@@ -118,7 +119,8 @@ class Resumer:
         self._max_tries = max_tries
         self._batch = batch
         self._callers = Callers(concurrency)
-        self._watch = HalfDoneWatch(once.store, once.resumes)
+        self._unreadable = UnreadableWatch("resume")
+        self._watch = HalfDoneWatch(once.store, once.resumes, route_of=once.engine.emitter.warnings.route_of)
 
     def run(
         self,
@@ -168,7 +170,13 @@ class Resumer:
         if record is None or not _is_due(record):
             counts["moved"] += 1  # by its client, or by another upkeep
             return
-        ended = await self._resume(record)
+        try:
+            ended = await self._resume(record)
+        except ABOUT_THE_STORE:
+            raise
+        except Exception:  # of this key alone. If its attempt has begun, it keeps its lease, and the sweeper finds it
+            await self._postpone(record, "put_off", NO_FUNCTION_SECONDS)
+            raise
         counts[ended] += 1
         counts["moved"] += ended not in ("overtaken", "left")
 
@@ -182,12 +190,12 @@ class Resumer:
         if registered is not None and policy is None:
             self._engine.tell_once(record.operation, _NOT_PHASED)
         if registered is None or policy is None:
-            if record.now - (record.reconcile_at or 0.0) < LEFT_SECONDS:
-                return "left"
-            return await self._postpone(record, "put_off", NO_FUNCTION_SECONDS)
+            return "left" if is_left(record) else await self._postpone(record, "put_off", NO_FUNCTION_SECONDS)
+        found: list[Step] = await self._run(_ask_store(StepsOf(record.scope, record.key)))
+        if self._unreadable.why(record, found) is not None:  # before the claim: this process could only abandon it
+            return "left" if is_left(record) else await self._postpone(record, "put_off", NO_FUNCTION_SECONDS)
         if record.reconcile_tries >= self._max_tries:  # its last try killed the process
             return await self._give_up(record)
-        found: list[Step] = await self._run(_ask_store(StepsOf(record.scope, record.key)))
         claimed: Record | None = await self._run(_ask_store(claim(record, policy, self._engine.owners.new())))
         if claimed is None:
             return "overtaken"
@@ -258,34 +266,13 @@ class Resumer:
         self._engine.emitter.emit(event, error=error)
 
     async def _finish(self, operation: Resumption, move: Move) -> Finished | None:
-        """Make the owner's move; None: the store did not take it, and the keeper retries."""
-        engine, seconds = self._engine, operation.policy.begin_seconds
         item = Unfinished(operation, move.event, move.response, move.reason)
-        try:
-            if operation.enlisted is None:
-                flow = engine.finish(operation, move.event, move.response, move.reason)
-                finished = await engine.run(flow, seconds)
-            else:
-                finished = await finishers.run(engine, item, seconds)
-                if operation.enlisted is not None:  # the function had to commit it, and has returned
-                    finished = await finishers.run(engine, item, seconds)
-        except OperatorError:
-            engine.keeper.adopt(item)
-            return None
-        except asyncio.CancelledError:  # interrupted: the keeper retries, if the process lives
-            if operation.enlisted is None:
-                engine.keeper.adopt(item)
-            raise
-        finally:
-            if operation.enlisted is not None:
-                operation.enlisted.release()
-        engine.keeper.unwatch(operation)
-        return finished
+        return await last_move.make(self._engine, item, operation.policy.begin_seconds, app_has_returned=True)
 
     # -- putting it off ----------------------------------------------------------------------------------------------
 
     async def _give_up(self, record: Record) -> str:
-        tries, error = record.reconcile_tries, record.last_error or ""
+        tries, error = record.reconcile_tries, shown(record.last_error or "")
         ended = await self._postpone(record, "dead", None, Audit(RESUMER, f"tried {tries} times, and no more: {error}"))
         if ended == "dead":
             self._engine.emitter.emit(events.ResumeGaveUp(*about(record), tries=tries, error=error))

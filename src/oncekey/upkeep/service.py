@@ -73,7 +73,7 @@ class Upkeep:
                         for their clients
     ``sweep_every``     seconds between two turns, likewise ``reap_every``, ``reconcile_every`` and ``resume_every``. A
                         key is stuck for at most its lease and ``sweep_every``
-    ``soft``            keep expired keys as tombstones for a second retention, instead of deleting them
+    ``soft``            keep expired keys for a second retention, without their answers, instead of deleting them
     ``audit_retention`` how long a line of the audit is kept after its key is over; None: for ever
     ``telemetry``       exporters of metrics, in addition to those of the OnceKey. While it runs, all of them show the
                         numbers of the whole store (docs/metrics.md)

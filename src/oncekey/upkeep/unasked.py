@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,14 +48,19 @@ def advice(operation: str) -> str:
 
 
 class News:
-    """Remembers which operations the log has named, with how many keys, and when."""
+    """Remembers which operations the log has named, with how many keys, and when. ``route_of`` gives the route of an
+    operation, so that the log has no paths of clients."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, route_of: Callable[[str], str] = str) -> None:
         self._clock = clock
+        self._route_of = route_of
         self._logged: dict[str, tuple[int, float]] = {}
 
-    def among(self, found: Mapping[str, int]) -> dict[str, int]:
-        """The operations that the log should name now. An operation without such keys is forgotten."""
+    def among(self, operations: Mapping[str, int]) -> dict[str, int]:
+        """The routes that the log should name now, with the keys of each. A route without such keys is forgotten."""
+        found: Counter[str] = Counter()
+        for operation, number in operations.items():
+            found[self._route_of(operation)] += number
         self._logged = {operation: last for operation, last in self._logged.items() if operation in found}
         return {operation: number for operation, number in found.items() if self._is_news(operation, number)}
 
@@ -70,8 +76,8 @@ class News:
 class ResolverWatch:
     """Logs the operations whose unknown keys have no resolver."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._news = News(clock)
+    def __init__(self, clock: Callable[[], float] = time.monotonic, route_of: Callable[[str], str] = str) -> None:
+        self._news = News(clock, route_of)
 
     def look(self, unknowns: Sequence[UnknownsOf], resolvers: Resolvers | None) -> int:
         """How many keys have no resolver. ``resolvers``: the app's; None: use what the app's own upkeep wrote."""

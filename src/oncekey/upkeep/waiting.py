@@ -42,11 +42,15 @@ class HalfDoneWatch:
     """Logs the operations whose half-done keys have no resume function in this process."""
 
     def __init__(
-        self, store: Store, functions: ByOperation[Registered], clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        functions: ByOperation[Registered],
+        clock: Callable[[], float] = time.monotonic,
+        route_of: Callable[[str], str] = str,
     ) -> None:
         self._store = store
         self._functions = functions
-        self._news = News(clock)
+        self._news = News(clock, route_of)
         self._clock = clock
         self._looked_at: float | None = None
 

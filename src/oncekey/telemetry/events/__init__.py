@@ -26,6 +26,7 @@ from oncekey.telemetry.events.outbox import (
     JobStarted,
 )
 from oncekey.telemetry.events.requests import (
+    CallerRefused,
     Completed,
     Deferred,
     Discarded,
@@ -39,6 +40,7 @@ from oncekey.telemetry.events.requests import (
     LeaseRenewed,
     LeaseTooShort,
     Misused,
+    PersonalKeyFound,
     RanTooLong,
     Released,
     Replayed,
@@ -74,6 +76,7 @@ from oncekey.telemetry.events.upkeep import (
 __all__ = [
     "BreakerClosed",
     "BreakerOpened",
+    "CallerRefused",
     "Completed",
     "Deferred",
     "Discarded",
@@ -99,6 +102,7 @@ __all__ = [
     "LeaseRenewed",
     "LeaseTooShort",
     "Misused",
+    "PersonalKeyFound",
     "Pruned",
     "QueueFull",
     "RanTooLong",

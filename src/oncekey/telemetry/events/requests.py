@@ -67,15 +67,18 @@ class FoundUnknown(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class FoundUnreadable(KeyEvent):
-    """A newer version of oncekey reserved the key, and this one cannot compare the request: 503, nothing ran."""
+    """What the row holds cannot be compared or read: a newer version wrote it, its fingerprint is under a key that is
+    not in the keyring, or its response is encrypted and this process has no keyring. 503, nothing ran."""
 
     metric = "api.idempotency.reserve.not_comparable.count"
     level = WARNING
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway(Event):
-    """A request with a new key was refused before any write. ``reason``: ``limited``, or ``timestamp-refused``."""
+    """A request with a new key was refused before any write. ``reason``: ``limited``, or ``timestamp-refused``. Or a
+    question to the status endpoint was refused before the look-up: ``limited``, and ``operation`` is the endpoint's."""
 
     metric = "api.idempotency.reserve.turned_away.count"
     level = INFO
@@ -83,6 +86,32 @@ class TurnedAway(Event):
     scope: str
     operation: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallerRefused(Event):
+    """The app's ``scope`` or ``authorize`` function, or a signature, refused a caller, before any look-up. ``reason``:
+    ``not-authenticated``, ``not-authorized`` or ``signature-invalid``."""
+
+    metric = "api.idempotency.caller.refused.count"
+    level = INFO
+    labels = ("operation", "reason")
+    operation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalKeyFound(Event):
+    """A key looks like personal data. ``kind``: ``email``, ``phone``, ``card`` or ``token``; ``answer``: ``taken``, or
+    ``refused`` with ``Policy(pii="refuse")``, which refuses keys that are not known. It never has a part of the key."""
+
+    metric = "api.idempotency.key.personal.count"
+    level = INFO
+    labels = ("operation", "kind", "answer")
+    scope: str
+    operation: str
+    kind: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
