@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         NotExecuted,
         OnceKeyError,
         OutcomeUnknown,
+        PersonalKey,
         Refused,
         ResultNotKept,
     )
@@ -42,6 +43,7 @@ __all__ = [
     "OnceKeyError",
     "Operation",
     "OutcomeUnknown",
+    "PersonalKey",
     "Policy",
     "Refused",
     "Refuted",
@@ -59,7 +61,7 @@ _MODULES = {
     "engine.request": ("SINGLE_TENANT", "Request"),
     "errors": (
         *("CallFailed", "InProgress", "KeyReused", "NotAuthenticated", "NotAuthorized", "NotExecuted"),
-        *("OnceKeyError", "OutcomeUnknown", "Refused", "ResultNotKept"),
+        *("OnceKeyError", "OutcomeUnknown", "PersonalKey", "Refused", "ResultNotKept"),
     ),
 }
 """The imports above, for run time."""

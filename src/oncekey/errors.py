@@ -19,6 +19,7 @@
     │   ├── NotExecuted             raised BY a handler: nothing happened, a retry may run (503)
     │   │   └── LeaseLost               raised by enlist(): the key went to another attempt
     │   ├── OutcomeUnknown          raised BY a handler, or to the caller of a function: it may have happened (409)
+    │   ├── PersonalKey             a function was called with a key that looks like personal data: nothing ran
     │   ├── Refused                 raised BY a handler: refused before the operation began (4xx)
     │   ├── ResultNotKept           a function ran, and its result cannot be given to a second caller
     │   └── StepError               a phase or effect that cannot be run or remembered as it is written
@@ -43,6 +44,7 @@ A mistake of a *client* of a protected API is never an exception of this tree: i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -145,8 +147,19 @@ class OutcomeUnknown(ApplicationError):
     """Raise it in a handler when the work may have happened: the key becomes unknown, and is reconciled.
 
     A protected function (``oncekey.functions``) raises it to a caller whose key is unknown. If that caller is itself a
-    handler or a protected function, its own outcome is unknown too, so both meanings are one.
+    handler or a protected function, it is an ordinary exception there: the caller's ``effects`` decide.
     """
+
+
+class PersonalKey(ApplicationError, ValueError):
+    """A function was called with a key that looks like personal data, and has ``pii="refuse"``: nothing ran.
+
+    ``kind`` is what it looks like: ``email``, ``phone``, ``card`` or ``token``.
+    """
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Refused(ApplicationError):
@@ -188,12 +201,15 @@ class IntentChanged(ClientError):
 class IntentExpired(ClientError):
     """The server may have forgotten the key, and would run the request as a new one. Nothing was sent.
 
-    ``names`` are the intents.
+    ``names`` are the intents. ``outcomes``, after ``resume``: what became of all intents, also of those that were sent.
     """
 
-    def __init__(self, message: str, *, key: str | None = None, names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, key: str | None = None, names: tuple[str, ...] = (), outcomes: Sequence[Any] = ()
+    ) -> None:
         super().__init__(message, key=key)
         self.names = names
+        self.outcomes = list(outcomes)
 
 
 class JarError(ClientError):

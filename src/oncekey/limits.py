@@ -19,6 +19,8 @@ from oncekey.errors import ConfigurationError
 Fails = Literal["open", "closed"]
 
 IN_STORE = "store"
+ELSEWHERE = "count rates elsewhere, with storage='memory://' or a redis:// address"
+"""The advice for a store that cannot count."""
 STORAGE_TIMEOUT_SECONDS = 1.0
 """How long a request waits for a Redis with counters. Rates are not worth more than that."""
 
@@ -86,9 +88,11 @@ class Rates:
             self._client = getattr(opened, "storage", None)
         except Exception as error:  # noqa: BLE001 - the library and its drivers raise their own
             # Not the library's own words: they may have the address, and its password.
+            unknown = type(error).__name__ == "ConfigurationError"  # as the library calls it
+            why = "the library 'limits' does not know such an address" if unknown else type(error).__name__
             raise ConfigurationError(
-                f"Limits(storage={_without_password(storage)!r}): {type(error).__name__}. It takes 'memory://', or an "
-                "address of the library 'limits', whose driver is installed"
+                f"Limits(storage={_without_password(storage)!r}): {why}. It takes 'memory://', or an address of the "
+                "library 'limits', such as redis://host:6379, whose driver is installed"
             ) from None
         self._item = library.RateLimitItemPerSecond
 

@@ -1,4 +1,4 @@
-"""Your ledger against the provider's: what is missing, doubled or different. It knows nothing of keys."""
+"""Compares your ledger with the provider's: entries that are missing, doubled or different. It knows no keys."""
 
 from oncekey.ledger.comparison import Entry, compare
 

@@ -71,7 +71,7 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "outbox.enqueue": ("engine.transactions.jobs:enqueue",),
     "outbox.claim": (f"{_STORES}:claim", f"{_STORES}:turn"),
     "outbox.renew": (f"{_STORES}:renew_jobs",),
-    "outbox.task": ("outbox.worker:Shift._result",),
+    "outbox.task": ("outbox.shift:Shift._result",),
     "outbox.note": (f"{_STORES}:note_provider",),
     "outbox.conclude": ("outbox.pump:Pump.conclude",),
     "outbox.settle": (f"{_STORES}:conclude", f"{_STORES}:turn"),

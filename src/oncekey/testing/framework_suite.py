@@ -41,6 +41,24 @@ make_declaring_app=…)`` the suite tests this too, and what ``oncekey routes`` 
         protect(app, once)
         app.post("/late")(another_pay)  # does the same as ``pay``, without a declaration
         return app
+
+**Under a real server.** ``FrameworkSuite`` calls the app in this process, over a store in memory. ``ServedSuite`` runs
+the same tests, and some that only a connection can have, over HTTP: the app is in a server process of its own, and the
+test reads the same store from outside::
+
+    class TestMyFrameworkServed(ServedSuite):
+        framework = Framework(make_app)
+        server = "uvicorn"  # or "gunicorn", for WSGI
+
+        @pytest.fixture
+        def store_url(self, tmp_path):
+            return f"sqlite:///{tmp_path}/keys.db"  # empty, and readable by two processes
+
+One process serves all tests of the class; each test has an app, a OnceKey and a store of its own. The process imports
+``make_app``, so it must be a function of a module (or a ``functools.partial`` of one), not a lambda.
+
+For another server, ``server`` has the arguments of ``python -m``, with one worker: ``("hypercorn", "--bind",
+"{address}", "oncekey.testing.http.serving:asgi")``; a WSGI server gets ``oncekey.testing.http.serving:wsgi()``.
 """
 
 from __future__ import annotations
@@ -48,12 +66,28 @@ from __future__ import annotations
 from oncekey.testing.http.declarations import DeclarationSuite
 from oncekey.testing.http.endings import EndingSuite
 from oncekey.testing.http.payments import Abort, Payments, Reply, async_pieces_of, pieces_of, unprotected
+from oncekey.testing.http.protected import Framework
 from oncekey.testing.http.repeats import RepeatSuite
 from oncekey.testing.http.requests import RequestSuite
-from oncekey.testing.http.stack import Framework
+from oncekey.testing.http.served_suite import ServedBase
+from oncekey.testing.http.wire import WireSuite
 
-__all__ = ["Abort", "Framework", "FrameworkSuite", "Payments", "Reply", "async_pieces_of", "pieces_of", "unprotected"]
+__all__ = [
+    "Abort",
+    "Framework",
+    "FrameworkSuite",
+    "Payments",
+    "Reply",
+    "ServedSuite",
+    "async_pieces_of",
+    "pieces_of",
+    "unprotected",
+]
 
 
 class FrameworkSuite(RepeatSuite, EndingSuite, RequestSuite, DeclarationSuite):
     """Subclass it as ``Test…``; see the module's docstring."""
+
+
+class ServedSuite(ServedBase, FrameworkSuite, WireSuite):
+    """The same for an app under a real server. Subclass it as ``Test…``; see the module's docstring."""

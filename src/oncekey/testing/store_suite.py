@@ -38,6 +38,7 @@ from oncekey.testing.conformance.base import Clock, missing_methods
 from oncekey.testing.conformance.doubts import DoubtSuite
 from oncekey.testing.conformance.faults import FaultSuite
 from oncekey.testing.conformance.finds import FindSuite
+from oncekey.testing.conformance.kept import KeptSuite
 from oncekey.testing.conformance.lookups import LookupSuite
 from oncekey.testing.conformance.moves import MoveSuite
 from oncekey.testing.conformance.outbox import OutboxSuite
@@ -61,7 +62,7 @@ class InspectSuite(LookupSuite, AuditSuite):
     """Lists, numbers and the audit."""
 
 
-class StoreSuite(KeysSuite, StepsSuite, InspectSuite, SharedCommitSuite):
+class StoreSuite(KeysSuite, StepsSuite, InspectSuite, SharedCommitSuite, KeptSuite):
     """Subclass it as ``Test…``; see the module's docstring."""
 
     def test_store_has_keys_steps_and_inspect(self) -> None:

@@ -236,7 +236,8 @@ class MoveSuite(SuiteBase):
         new = replace(
             self.reservation(lease=7, retention=70, effects=Effects.PHASED, recipe=recipe, quarantine=9.5),
             operation="PUT /",
-            fingerprint_version=3,
+            fingerprint=bytes(range(36)),
+            fingerprint_version=120 * 256 + 2,  # the highest one, of a keyed fingerprint
         )
         again = one(store.swap([swap(record, Event.RESERVE, Actor.REQUEST, reservation=new)])[0])
         assert stored(store) == replace(again, now=0.0)

@@ -21,7 +21,8 @@ from oncekey.testing.conformance.job_moves import JobMoveSuite
 from oncekey.testing.conformance.job_turns import JobTurnSuite
 from oncekey.testing.conformance.job_upkeep import JobUpkeepSuite
 from oncekey.testing.conformance.jobs import JobSuite
+from oncekey.testing.conformance.kept_jobs import KeptJobSuite
 
 
-class OutboxSuite(JobSuite, JobMoveSuite, JobTurnSuite, JobUpkeepSuite):
+class OutboxSuite(JobSuite, JobMoveSuite, JobTurnSuite, JobUpkeepSuite, KeptJobSuite):
     """Subclass it as ``Test…``; see the module's docstring."""

@@ -94,6 +94,17 @@ class RowSuite(SuiteBase):
             assert {record.key: record.fingerprint_recipe for record in found} == recipes
             batch = [self.reservation(key, recipe="another") for key in recipes]
 
+    def test_each_reservation_of_a_batch_keeps_its_own_fingerprint(self, store: Store) -> None:
+        """Plain ones have 32 bytes and version 1 or 2, keyed ones 36 bytes and a version up to 120 * 256 + 2."""
+        sizes = {1: 32, 2: 32, 258: 36, 30722: 36}
+        prints = {f"key-{version}": (b"\xff" * size, version) for version, size in sizes.items()}
+        batch = [replace(self.reservation(key), fingerprint=a, fingerprint_version=b) for key, (a, b) in prints.items()]
+        for wanted in (batch, batch[2:], batch[3:]):
+            found = [one(each.record) for each in store.reserve(wanted)]
+            read = [one(record) for record in store.read([(each.scope, each.key) for each in wanted])]
+            for record in (*found, *read):
+                assert (record.fingerprint, record.fingerprint_version) == prints[record.key]
+
     @pytest.mark.parametrize("state", list(State))
     def test_reservation_of_an_existing_key_reads_it(self, store: Store, state: State) -> None:
         """In every state, expired or not, a reservation changes nothing and returns the row."""
@@ -290,27 +301,27 @@ class RowSuite(SuiteBase):
         assert left == {"in_progress", "pending", "unknown", "stepped", "fresh"}
         assert store.purge(100) == 0
 
-    def test_a_tombstone_is_kept_for_as_long_again_as_its_key_was(self, store: Store) -> None:
+    def test_expired_key_is_kept_for_as_long_again(self, store: Store) -> None:
         """An expired key is kept for the audit. It is deleted when its retention has passed a second time."""
         expired = self.drive(store, State.EXPIRED, retention=100)
         self.age(store, expired.scope, expired.key, expired.expires_at - expired.now + 100 - 2)
-        assert store.purge(10) == store.purge(10, tombstones_only=True) == 0
+        assert store.purge(10) == store.purge(10, expired_state_only=True) == 0
         self.age(store, expired.scope, expired.key, 2 + 1)
-        assert store.purge(10, tombstones_only=True) == 1
+        assert store.purge(10, expired_state_only=True) == 1
         assert stored(store) is None
 
-    def test_purge_of_tombstones_keeps_keys_that_are_not_yet_expired(self, store: Store) -> None:
-        """A reaper that keeps tombstones must not delete a key that became due after the reaper's read."""
+    def test_purge_of_expired_keys_only_keeps_final_ones(self, store: Store) -> None:
+        """A reaper with ``soft`` must not delete a key that became due after the reaper's read."""
         expired = self.drive(store, State.EXPIRED, "expired")
         done = self.drive(store, State.COMPLETED, "done")
         for record in (expired, done):
             self.age(store, record.scope, record.key, AGES)
-        assert store.purge(10, tombstones_only=True) == 1
+        assert store.purge(10, expired_state_only=True) == 1
         assert stored(store, key="expired") is None
         assert stored(store, key="done") is not None
 
-    def test_a_purge_keeps_to_its_limit_with_keys_and_tombstones_together(self, store: Store) -> None:
-        """One limit applies to both: keys are deleted first, then tombstones up to the limit."""
+    def test_purge_keeps_to_its_limit_with_final_and_expired_keys_together(self, store: Store) -> None:
+        """One limit applies to both: final keys are deleted first, then keys in the state ``expired``."""
         for key in ("a", "b"):
             self.drive(store, State.EXPIRED, f"expired-{key}")
             self.drive(store, State.COMPLETED, f"done-{key}")

@@ -182,7 +182,7 @@ class StepSuite(SuiteBase):
         assert self._steps(store) == []
         assert self._steps(store, "key-2") == self._steps(store, scope="tenant-2") == [_DONE]
 
-    def test_a_purged_tombstone_and_a_reserved_one_leave_no_steps(self, store: Store) -> None:
+    def test_purged_expired_key_and_a_reserved_one_leave_no_steps(self, store: Store) -> None:
         """A key that is used again does not get its old steps back."""
         record = self._stepped(store, _DONE)
         record = one(store.swap([swap(record, Event.COMPLETE, Actor.OWNER)])[0])

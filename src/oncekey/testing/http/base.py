@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.testing.http.stack import Framework, Stack
+from oncekey.testing.http.protected import Framework
+from oncekey.testing.http.stack import Stack
 
 MakeStack = Callable[..., Stack]
-"""Makes a protected app; its arguments are those of :class:`Stack`, without the framework."""
+"""Makes a protected app; its arguments are the options of :class:`Stack`."""
 
 
 class SuiteBase:
@@ -23,11 +24,16 @@ class SuiteBase:
         return self.framework
 
     @pytest.fixture
-    def make_stack(self, under_test: Framework) -> Iterator[MakeStack]:
+    def stack_type(self) -> Callable[..., Stack]:
+        """Where the app runs: in this process, unless a subclass overrides it."""
+        return Stack
+
+    @pytest.fixture
+    def make_stack(self, under_test: Framework, stack_type: Callable[..., Stack]) -> Iterator[MakeStack]:
         made: list[Stack] = []
 
         def make(**options: Any) -> Stack:
-            made.append(Stack(under_test, **options))
+            made.append(stack_type(under_test, **options))
             return made[-1]
 
         yield make

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
-from oncekey.core.routes import plain
-from oncekey.testing.http.base import SuiteBase
+from oncekey.testing.http.base import MakeStack, SuiteBase
 from oncekey.testing.http.checks import replays, state_of
-from oncekey.testing.http.stack import Framework, Stack
-from oncekey.web.route_audit import Coverage, audit
+from oncekey.testing.http.protected import Framework
+from oncekey.testing.http.stack import Stack
+from oncekey.web.route_audit import Coverage
 
 
 class DeclarationSuite(SuiteBase):
     """Needs ``Framework.make_declaring_app``; without it, these tests are skipped."""
 
     @pytest.fixture
-    def declaring(self, under_test: Framework) -> Iterator[Stack]:
+    def declaring(self, under_test: Framework, make_stack: MakeStack) -> Stack:
         if under_test.make_declaring_app is None:
             pytest.skip("this framework has no make_declaring_app")
-        stack = Stack(under_test, make_app=under_test.make_declaring_app)
-        yield stack
-        stack.close()
+        return make_stack(declaring=True)
 
     def test_declared_policy_holds_for_its_handler(self, declaring: Stack) -> None:
         """The app's policy says "external", by which a handler that raises makes its key unknown."""
@@ -41,12 +36,9 @@ class DeclarationSuite(SuiteBase):
             assert declaring.post("k-exempt", path="/exempt").content == b'{"operation":null}'
         assert declaring.record("k-exempt") is None
 
-    def test_declaration_that_is_found_is_not_reported_as_without_effect(
-        self, declaring: Stack, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with caplog.at_level(logging.WARNING, "oncekey"):
-            declaring.post("k-exempt", path="/exempt")
-        assert [line for line in caplog.messages if "has no effect" in line] == []
+    def test_declaration_that_is_found_is_not_reported_as_without_effect(self, declaring: Stack) -> None:
+        declaring.post("k-exempt", path="/exempt")
+        assert [line for line in declaring.inside.warnings if "has no effect" in line] == []
 
     def test_late_endpoint_runs_once(self, declaring: Stack) -> None:
         first = declaring.post("k-late", path="/late")
@@ -59,7 +51,7 @@ class DeclarationSuite(SuiteBase):
         assert state_of(declaring, "k-late") == "failed_retryable"
 
     def test_list_of_routes_says_what_protects_each(self, declaring: Stack) -> None:
-        found = {(each.method, plain(each.path)): each.coverage for each in audit(declaring.app).endpoints}
+        found = declaring.inside.coverage()
         assert found["POST", "/declared/{id}"] is Coverage.PROTECTED
         assert found["POST", "/late"] is Coverage.PROTECTED
         assert found["POST", "/exempt"] is Coverage.EXEMPT

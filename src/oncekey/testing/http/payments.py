@@ -51,7 +51,8 @@ class Run:
     key: str
     attempt: int
     downstream_key: str | None
-    thread: str
+    in_loop: bool
+    """Whether it ran in an event loop; otherwise in a thread without one."""
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Payments:
         operation = current()
         # `downstream_key` counts as the begin of the operation, and "refused" ends before it.
         downstream = None if mode == "refused" else operation.downstream_key("charge")
-        self.runs.append(Run(operation.key, operation.attempt, downstream, threading.current_thread().name))
+        self.runs.append(Run(operation.key, operation.attempt, downstream, _in_loop()))
         return len(self.runs)
 
     def _end(self, mode: str, run: int) -> Reply:
@@ -132,6 +133,14 @@ class Payments:
                 ("set-cookie", "session=secret"),
             ),
         )
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def unprotected() -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from oncekey import NotAuthenticated, Policy
 from oncekey.engine.request import Request
 from oncekey.testing.http.base import MakeStack, SuiteBase
 from oncekey.testing.http.checks import lines, problem, replays, state_of
-from oncekey.testing.http.stack import ONE, SECONDS, Framework, Stack, request
+from oncekey.testing.http.flaky import ONE
+from oncekey.testing.http.protected import Framework
+from oncekey.testing.http.stack import SECONDS, Stack, request
 
 # ---------------------------------------------------------------- whose key
 
@@ -26,15 +29,18 @@ async def by_user_async(asked: Any) -> str:
     return by_user(asked)
 
 
-def by_header_name(name: str) -> Any:
-    def scope(asked: Any) -> str:
-        assert (name in asked.headers) == (name.upper() in asked.headers)
+@dataclass(frozen=True)
+class ByHeader:
+    """A scope function that asks for one header."""
+
+    name: str
+
+    def __call__(self, asked: Any) -> str:
+        assert (self.name in asked.headers) == (self.name.upper() in asked.headers)
         if isinstance(asked, Request):  # a framework may pass its own request
             assert all(each == each.lower() for each in asked.headers)
-        tenant: str = asked.headers.get(name, "everybody")
+        tenant: str = asked.headers.get(self.name, "everybody")
         return tenant
-
-    return scope
 
 
 class RequestSuite(SuiteBase):
@@ -55,7 +61,7 @@ class RequestSuite(SuiteBase):
     @pytest.mark.parametrize("header", ["X-Tenant", "x-tenant", "X-TENANT"])
     def test_tenant_is_found_by_a_header_name_in_any_case(self, make_stack: MakeStack, header: str) -> None:
         """Two tenants with one key and one body stay two: neither reads the answer of the other."""
-        stack = make_stack(scope=by_header_name(header))
+        stack = make_stack(scope=ByHeader(header))
         ann, bob = (stack.post(headers={"x-tenant": tenant}) for tenant in ("ann", "bob"))
         assert (ann.status_code, bob.status_code, stack.runs) == (201, 201, 2)
         assert ann.content != bob.content
@@ -86,7 +92,7 @@ class RequestSuite(SuiteBase):
         answer = stack.post(None)
         assert (answer.status_code, problem(answer)) == (400, "key-missing")
         assert 'rel="describedby"' in answer.headers["link"]
-        assert (stack.runs, len(stack.store._rows)) == (0, 0)
+        assert (stack.runs, stack.rows()) == (0, [])
 
     @pytest.mark.parametrize(
         "key",
@@ -97,7 +103,7 @@ class RequestSuite(SuiteBase):
         """A key that is none is refused before the store is asked, and the handler does not run."""
         answer = stack.post(key)
         assert (answer.status_code, problem(answer)) == (400, "key-malformed")
-        assert (stack.runs, len(stack.store._rows)) == (0, 0)
+        assert (stack.runs, stack.rows()) == (0, [])
 
     def test_the_quoted_and_the_bare_key_are_the_same(self, stack: Stack) -> None:
         """Each answer repeats the key as the client spelt it, and both name one operation."""
@@ -111,7 +117,7 @@ class RequestSuite(SuiteBase):
             answer = stack.post(key, method="GET", path="/status")
             assert (answer.status_code, answer.content) == (200, b'{"operation":null}')
             assert not any(line[0].startswith("idempotency") for line in lines(answer))
-        assert stack.store._rows == {}
+        assert stack.rows() == []
 
     def test_a_body_over_the_cap_is_413(self, make_stack: MakeStack) -> None:
         """A body that is too large to hash is refused, never let past, and leaves the key unused."""
@@ -153,8 +159,7 @@ class RequestSuite(SuiteBase):
         assert first == again != other
         assert first is not None
         assert first.startswith("oncekey-")
-        threads = {run.thread for run in stack.payments.runs}
-        assert ("test-loop" in threads) == stack.framework.async_handlers
+        assert {run.in_loop for run in stack.payments.runs} == {stack.framework.async_handlers}
 
     def test_two_operations_at_once_do_not_mix(self, stack: Stack) -> None:
         """Each of many requests at the same time sees its own key."""

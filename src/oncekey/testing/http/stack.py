@@ -1,6 +1,7 @@
 """One client that drives the payments API alike in every framework.
 
-``Framework`` says how to make the app. ``Stack`` is that app, protected, in this process; ``FlakyStore`` has its keys.
+``Stack`` is the protected app in this process, over a ``FlakyStore``. ``ServedStack`` (``served.py``) is the same for a
+test, with the app in the process of a real server.
 """
 
 from __future__ import annotations
@@ -11,23 +12,17 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
-from oncekey import SINGLE_TENANT, OnceKey, Policy
-from oncekey.core.record import Found, Record, Reservation
-from oncekey.core.swaps import Swap
-from oncekey.errors import StoreUnavailable
-from oncekey.stores.memory import MemoryStore
-from oncekey.telemetry import events
-from oncekey.testing.http.payments import MAX_RESPONSE, Payments
+from oncekey import OnceKey
+from oncekey.core.record import Record
+from oncekey.telemetry.events import Event
+from oncekey.testing.http.flaky import ONE, FlakyStore
+from oncekey.testing.http.payments import Payments
+from oncekey.testing.http.protected import Framework, Protected
 
-ONE = "single-tenant"
-"""The scope of all keys of an app with SINGLE_TENANT and ``key_per="tenant"``."""
-NOW = 1_800_000_000.0
-"""The time in every Stack's store, which stands still: so Idempotency-Expires is the same everywhere."""
 SECONDS = 10.0
 """How long a test waits for what must happen before it says that it did not."""
 PAYMENT = {"amount": 1000, "currency": "EUR"}
@@ -56,36 +51,6 @@ def as_a_server(app: Any) -> Any:
     return outer
 
 
-class FlakyStore(MemoryStore):
-    """A store whose verbs fail while they are named in ``down``."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: NOW)
-        self.down: set[str] = set()
-
-    def _ask(self, verb: str) -> None:
-        if verb in self.down:
-            raise StoreUnavailable("the test has switched it off")
-
-    def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        self._ask("reserve")
-        return super().reserve(batch)
-
-    def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        self._ask("swap")
-        return super().swap(batch)
-
-    def read(self, keys: Sequence[tuple[str, str]]) -> list[Record | None]:
-        self._ask("read")
-        return super().read(keys)
-
-    def steal(self, key: str = "k-1") -> None:
-        """Give the key to another owner, as if its next attempt ran in another process."""
-        with self._lock:
-            row = self._rows[ONE, key]
-            self._rows[ONE, key] = replace(row, owner="another owner", attempt=row.attempt + 1)
-
-
 class Loop:
     """An event loop in a thread of its own, so that tests are the same for sync and async apps."""
 
@@ -107,57 +72,22 @@ class Loop:
         self._loop.close()
 
 
-@dataclass(frozen=True)
-class Framework:
-    """How to make the payments API in one framework, protected."""
-
-    make_app: Callable[[Payments, OnceKey], Any]
-    is_async: bool = True
-    """Whether it makes an ASGI app; otherwise a WSGI app."""
-    async_handlers: bool = True
-    """Whether its handlers run in the event loop; otherwise in threads. A WSGI app has none that do."""
-    reports_endpoints: bool = True
-    """Whether oncekey sees its endpoints being entered and what they raise. Without it a 4xx is the app's own word."""
-    name: str = ""
-    make_declaring_app: Callable[[Payments, OnceKey], Any] | None = None
-    """Makes an app whose handlers declare what protects them, and which adds one after ``protect()``."""
-
-    def __post_init__(self) -> None:
-        if not self.is_async:
-            object.__setattr__(self, "async_handlers", False)
-
-
 class Stack:
-    """The protected app of one framework in this process."""
+    """The protected app of one framework in this process. ``options`` are those of :class:`Protected`."""
 
-    def __init__(
-        self,
-        framework: Framework,
-        *,
-        store: FlakyStore | None = None,
-        make_app: Callable[[Payments, OnceKey], Any] | None = None,
-        policy: Policy | None = None,
-        effects: Any = "external",
-        **options: Any,
-    ) -> None:
+    inside: Protected
+
+    def __init__(self, framework: Framework, **options: Any) -> None:
         self.framework = framework
-        self.payments = Payments()
-        self.events: list[events.Event] = []
-        self.store = store or FlakyStore()
-        options.setdefault("scope", SINGLE_TENANT)
-        self.once = OnceKey(
-            self.store,
-            policy=policy or Policy(effects=effects, max_response_bytes=MAX_RESPONSE),
-            on_event=self.events.append,
-            **options,
-        )
-        self.app = (make_app or framework.make_app)(self.payments, self.once)
-        self._loop = Loop() if framework.is_async else None
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="test-client")
+        self._open(options)
 
-    @property
-    def runs(self) -> int:
-        return len(self.payments.runs)
+    def _open(self, options: dict[str, Any]) -> None:
+        store = options.pop("store", None) or FlakyStore()
+        self.inside = Protected(self.framework, store, **options)
+        self._loop = Loop() if self.framework.is_async else None
+
+    # ---------------------------------------------------------------- what a client does
 
     def post(self, key: str | Sequence[str] | None = "k-1", m: str = "ok", **more: Any) -> httpx.Response:
         """One request; ``m`` is how the handler ends. Several keys are several headers."""
@@ -182,10 +112,43 @@ class Stack:
         async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
             return [await client.request(**asked) for asked in requests]
 
-    def record(self, key: str = "k-1", scope: str = ONE) -> Record | None:
-        return self.store.read([(scope, key)])[0]
+    # ---------------------------------------------------------------- what became of it
 
-    def saw(self, kind: type[events.Event]) -> list[Any]:
+    @property
+    def payments(self) -> Payments:
+        return self.inside.payments
+
+    @property
+    def runs(self) -> int:
+        return len(self.payments.runs)
+
+    @property
+    def app(self) -> Any:
+        return self.inside.app
+
+    @property
+    def once(self) -> OnceKey:
+        return self.inside.once
+
+    @property
+    def store(self) -> Any:
+        """The store of the app. Its verbs fail while they are named in ``down``; ``steal`` gives a key away."""
+        return self.inside.store
+
+    def record(self, key: str = "k-1", scope: str = ONE) -> Record | None:
+        record: Record | None = self.store.read([(scope, key)])[0]
+        return record
+
+    def rows(self) -> list[Record]:
+        """All keys, without their responses."""
+        rows: list[Record] = self.store.listing()
+        return rows
+
+    @property
+    def events(self) -> list[Event]:
+        return self.inside.events
+
+    def saw(self, kind: type[Event]) -> list[Any]:
         """The events of one kind so far."""
         return [event for event in list(self.events) if type(event) is kind]
 
@@ -193,9 +156,9 @@ class Stack:
         self.payments.go.set()
         self._threads.shutdown()
         if self._loop is None:
-            self.once.close()
+            self.inside.close_blocking()
         else:
-            self._loop.start(self.once.aclose(grace=2.0)).result(SECONDS)
+            self._loop.start(self.inside.close_in_loop()).result(SECONDS)
             self._loop.close()
 
 

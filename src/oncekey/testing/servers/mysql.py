@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -117,21 +116,11 @@ class MysqlServer(Server):
             made = Folder("mysql-data", self._user)
             atexit.register(_remove_from, os.getpid(), made)
             own = ["--user=root"] if self._user is None and os.getuid() == 0 else []
-            done = subprocess.run(
-                [
-                    *self._installer(root, made.path),
-                    *own,
-                    *(f"--{name}={value}" for name, value in self._small.items()),
-                ],
+            small = [f"--{name}={value}" for name, value in self._small.items()]
+            done = self._run_to_end(
+                [*self._installer(root, made.path), *own, *small],
                 cwd=made.path,
-                env=self._environment_below(root, {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-                start_new_session=True,
-                user=None if self._user is None else self._user.pw_uid,
-                group=None if self._user is None else self._user.pw_gid,
-                extra_groups=None if self._user is None else [],
+                environment=self._environment_below(root, {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}),
             )
             if done.returncode != 0:
                 said = (done.stderr or done.stdout).decode(errors="replace")

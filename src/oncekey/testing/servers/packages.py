@@ -38,6 +38,8 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
         *(f"erlang-{part}" for part in ("public-key", "runtime-tools", "ssl", "syntax-tools", "tools", "xmerl")),
     ),
     "nats": ("nats-server",),
+    # No server: the client library with which `make mysqlclient` builds that driver.
+    "libmariadb": ("libmariadb-dev", "libmariadb3"),
 }
 """The packages of each server, with the libraries that a small system does not have."""
 SUITES: Final[Mapping[str, str]] = {"mysql": "sid"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import struct
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, cast
@@ -66,17 +65,10 @@ class PostgresServer(Server):
         self._folder = Folder("pg", self._user)
         self._bin = usable(self._bin or find_postgres(), self._folder.path, self._user)
         flags = ["--no-sync", "--no-instructions", "--auth=trust", "--username=postgres"]
-        done = subprocess.run(
+        done = self._run_to_end(
             [str(self._bin / "initdb"), *flags, "--encoding=UTF8", "--locale=C", "-D", str(self._data)],
             cwd=self._home,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            start_new_session=True,
-            user=None if self._user is None else self._user.pw_uid,
-            group=None if self._user is None else self._user.pw_gid,
-            extra_groups=None if self._user is None else [],
+            environment=self._environment(),
         )
         if done.returncode != 0:
             raise ServerFailed(f"initdb failed: {done.stderr.decode(errors='replace').strip()}")

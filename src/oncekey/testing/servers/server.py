@@ -117,6 +117,23 @@ class Server(ABC):
                 extra_groups=None if self._user is None else [],
             )
 
+    def _run_to_end(
+        self, command: list[str], *, cwd: Path, environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a program that makes the server's files, as the user that the server will have."""
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            start_new_session=True,
+            user=None if self._user is None else self._user.pw_uid,
+            group=None if self._user is None else self._user.pw_gid,
+            extra_groups=None if self._user is None else [],
+        )
+
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         return kept | {"LC_ALL": "C", "TZ": "UTC", "HOME": str(self._home)}
