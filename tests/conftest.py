@@ -28,6 +28,7 @@ from oncekey.testing.servers import (
     chosen_mysql,
 )
 from oncekey.testing.servers.dynamodb import CREDENTIALS
+from oncekey.testing.servers.packages import unpacked
 from tests import databases
 from tests.running import running
 
@@ -36,6 +37,13 @@ _numbers = count(1)
 # A property that took long on a crowded machine is not broken.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+if (client_library := unpacked("libmariadb")) is not None:
+    # `make mysqlclient` builds the driver with it. It looks for its plugins where Debian installs them, else here.
+    for plugins in client_library.glob("usr/lib/*/libmariadb3/plugin"):
+        os.environ.setdefault("MARIADB_PLUGIN_DIR", str(plugins))
+
+pytest.register_assert_rewrite("tests.web.checks")  # tests of stores import it, too
 
 
 def pytest_configure(config: pytest.Config) -> None:

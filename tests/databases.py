@@ -68,8 +68,9 @@ def beside(url: str) -> Iterator[psycopg.Connection]:
 
 
 def connected(server: PostgresServer, url: str) -> int:
-    """How many others are connected to it."""
+    """How many others are connected to it, without workers of the server such as autovacuum."""
     mine = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{url.rpartition('/')[2]}'"
+    mine += " AND backend_type = 'client backend'"
     return int(server.execute(f"{mine} AND application_name <> '{_NAME}'")[0][0] or 0)
 
 

@@ -24,6 +24,8 @@ from stripe import WebhookSignature
 from oncekey.demo.provider import Charge, Ledger, make_server
 from oncekey.stores.registry import open_store
 
+pytestmark = pytest.mark.frameworks
+
 ROOT = Path(__file__).parent.parent
 PATIENCE_SECONDS = 45.0
 

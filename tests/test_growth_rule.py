@@ -107,12 +107,14 @@ def test_registry_says_which_stores_have_transactions(entry: Entry) -> None:
 
 def test_every_file_of_a_driver_is_in_the_registry_of_adapters() -> None:
     folder = SRC / "engine" / "transactions" / "adapters"
-    helpers = {"__init__", "base", "one_message", "psycopg_watch", "texts", "sqlalchemy_guard"}
+    shared = {"__init__", "base", "one_message", "texts"}
+    helpers = shared | {"django_checks", "django_entry", "psycopg_watch", "sqlalchemy_guard"}
     files = {path.stem for path in folder.glob("*.py")} - helpers
     assert files == {where.partition(":")[0] for where in ADAPTERS.values()}
 
 
 def test_every_file_of_an_exporter_is_in_the_registry_of_exporters() -> None:
-    helpers = {"__init__", "bounds", "emitter", "exporter", "instruments", "redaction", "registry", "store_numbers"}
+    shared = {"__init__", "bounds", "emitter", "exporter", "instruments", "redaction", "registry"}
+    helpers = shared | {"route_warnings", "store_numbers"}
     files = {path.stem for path in (SRC / "telemetry").glob("*.py")} - helpers
     assert files == {entry.name for entry in EXPORTERS}

@@ -23,6 +23,7 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.litestar import OnceKeyPlugin
 from oncekey.web.starlette import protect
 
+pytestmark = pytest.mark.frameworks
 PAGE = (Path(__file__).parents[1] / "docs/servers.md").read_text("utf-8")
 
 PROGRAM = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +18,12 @@ import pytest
 
 from tests.demo.process import Demo
 
-README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parent.parent
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    text = (ROOT / page).read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def run(source: str) -> dict[str, Any]:
@@ -67,7 +71,8 @@ async def test_route_by_route_example_protects_the_declared_route_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = run(next(block for block in blocks("python") if 'only="declared"' in block))
+    page = blocks("python", "docs/coverage.md")
+    names = run(next(block for block in page if 'only="declared"' in block and "amountCents" in block))
     transport = httpx.ASGITransport(names["app"])
     async with httpx.AsyncClient(transport=transport, base_url="http://readme") as client:
         assert (await client.post("/payments", json={"amountCents": 5})).status_code == 400
@@ -93,6 +98,42 @@ def test_flask_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert second.headers["idempotency-replayed"] == "true"
     assert client.post("/login").status_code == 404  # exempt: it reaches Flask, which has no such route
     names["once"].close()
+
+
+DJANGO = """
+SECRET_KEY, USE_TZ, ROOT_URLCONF, ALLOWED_HOSTS = "of tests", True, "shop.urls", ["*"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}}
+"""
+SHOP = """
+from django.http import JsonResponse
+from django.urls import path
+urlpatterns = [path("orders", lambda request: JsonResponse({"user": str(request.user)}, status=201))]
+"""
+POSTS = """
+import django
+django.setup()
+from django.core.management import call_command
+from django.test import Client
+call_command("check", fail_level="WARNING")
+call_command("migrate", verbosity=0)
+headers = {"Idempotency-Key": "readme-0003"}
+print(*(Client().post("/orders", "{}", "application/json", headers=headers).status_code for _ in range(2)))
+"""
+
+
+@pytest.mark.frameworks
+def test_django_settings_of_the_readme_take_a_post(tmp_path: Path) -> None:
+    """In a process of its own: Django has one settings object."""
+    (tmp_path / "shop").mkdir()
+    settings = next(block for block in blocks("python") if "INSTALLED_APPS" in block)
+    files = {"__init__": "", "settings": settings + DJANGO, "urls": SHOP, "api": "def tenant_of(request): return 'ann'"}
+    for name, text in files.items():
+        (tmp_path / f"shop/{name}.py").write_text(text)
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
+    done = subprocess.run(
+        [sys.executable, "-c", POSTS], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["201 201"], done.stderr
 
 
 def curl_lines() -> list[tuple[str, str, dict[str, str], str | None]]:

@@ -12,13 +12,14 @@ import psycopg
 import pytest
 
 from oncekey.admin.doctor import counted, examine, span
+from oncekey.cli.options import named
 from oncekey.core.diagnosis import Diagnosis, Level, worst
 from oncekey.core.health import COUNTED, NO_RESOLVER
 from oncekey.core.states import Actor, Event, State
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import checks
 from oncekey.stores.postgres.store import PostgresStore
-from oncekey.stores.sql import diagnosis
+from oncekey.stores.sql import diagnosis, probes
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.sqlite.checks import durability as sqlite_durability
 from oncekey.telemetry.redaction import redact
@@ -26,7 +27,7 @@ from tests.cli.key_table import KeyTable, Run, runner
 from tests.stores.writers import children_of
 
 CHECKS = ["schema", "indexes", "plans", "lease", "clock", "durability", "connections"]
-CHECKS += ["upkeep", "running", "unknown", "resolvers", "half done", "dead keys", "outbox", "dead jobs"]
+CHECKS += ["encryption", "upkeep", "running", "unknown", "resolvers", "half done", "dead keys", "outbox", "dead jobs"]
 
 
 def lines(out: str) -> dict[str, dict[str, Any]]:
@@ -161,9 +162,9 @@ def test_every_index_of_the_schema_is_known() -> None:
 def test_clock_an_hour_apart_is_a_warning(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour apart is a warning on either side; what the round trip takes is not a difference."""
     table = KeyTable(postgres_url)
-    real = checks.host_clock
+    real = probes.host_clock
     for apart, side in ((3600.0, "behind"), (-3600.0, "ahead of")):
-        monkeypatch.setattr(checks, "host_clock", lambda apart=apart: real() + apart)
+        monkeypatch.setattr(probes, "host_clock", lambda apart=apart: real() + apart)
         found = line(table, "clock")
         assert (found.level, f"{side} this host" in found.found) == (Level.WARN, True)
     assert diagnosis.clock(20.0, 16.0).level is Level.OK
@@ -299,13 +300,26 @@ def test_keys_in_progress_for_over_an_hour_are_named(table: KeyTable) -> None:
 
 
 def test_unknown_outcomes_are_counted(table: KeyTable) -> None:
-    table.put("order-1-of-today", State.UNKNOWN)
     assert line(table, "unknown").level is Level.OK
+    table.put("order-1-of-today", State.UNKNOWN)
+    found = line(table, "unknown")
+    assert (found.level, "1 key with an unknown outcome" in found.found) == (Level.WARN, True)
+    assert "should have been asked" not in found.found
     table.put("order-2-of-today", State.UNKNOWN, age=1000)  # due, and no resolver was asked
     found = line(table, "unknown")
     assert (found.level, "2 keys with an unknown outcome" in found.found) == (Level.WARN, True)
     assert "should have been asked about 16 min" in found.found
     assert "oncekey keys resolve" in found.advice
+
+
+def test_unknown_outcome_that_is_due_means_that_no_upkeep_of_the_app_runs(table: KeyTable) -> None:
+    table.put("order-1-of-today", State.UNKNOWN)
+    assert line(table, "upkeep").level is Level.OK
+    table.put("order-2-of-today", State.UNKNOWN, age=200)
+    found = line(table, "upkeep")
+    assert found.level is Level.WARN
+    assert "no resolver was asked: no upkeep of the app runs" in found.found
+    assert "oncekey upkeep MODULE:ONCE" in found.advice
 
 
 def test_unknown_keys_without_a_resolver_are_counted_by_operation(table: KeyTable) -> None:
@@ -400,3 +414,16 @@ def test_doctor_says_which_writer_a_sqlite_file_has(
     assert "could not be started" in said["found"]
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert "ended (" in lines(operate("doctor", "--json")[1])["writer"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql:///?user=ann&password=s3cret&host=127.0.0.1&port=5544&dbname=shop", "ann@127.0.0.1:5544/shop"),
+        ("postgresql:///shop?host=/tmp&password=s3cret", "/shop"),
+        ("postgresql://ann:s3cret@db/shop?sslpassword=s3cret", "ann@db/shop"),
+    ],
+)
+def test_store_is_named_by_its_place_without_secrets(url: str, shown: str) -> None:
+    """The first one is what Django's settings become."""
+    assert named(url) == f"postgresql://{shown}"

@@ -78,6 +78,7 @@ def test_a_key_that_is_not_there(table: KeyTable, operate: Run) -> None:
         code, out, error = operate("keys", "show", key, "--scope", scope)
         assert (code, out, error.count("\n")) == (1, "", 1)
         assert "there is no key" in error
+        assert "give its scope with --scope" in error
         assert key not in error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 
 import pytest
 
@@ -109,3 +110,89 @@ def test_search_is_bounded_and_reads_unknown_keys_first(table: KeyTable, monkeyp
     with pytest.raises(KeyNotFound, match="only the first 6 keys of the scope were read"):
         whole_key(table.store, "acme", redact("order-8-of-today"))
     assert issubclass(KeyNotFound, OperatorError)
+
+
+# -- the scope of a log line -------------------------------------------------------------------------------------------
+
+HOOK = "POST /stripe-ext"
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    """The members of the last line, unquoted as a shell does it."""
+    return dict(word.split("=", 1) for word in shlex.split(caplog.messages[-1])[1:])
+
+
+def test_line_of_a_key_per_endpoint_has_scope_and_endpoint_as_the_commands_take_them(
+    table: KeyTable, operate: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = table.put(SHORT, State.UNKNOWN, scope=f"sender:stripe\x1f{HOOK}", operation=HOOK)
+    with caplog.at_level(logging.DEBUG, "oncekey"):
+        log_event(Doubted(*about(record), "TimeoutError"))
+    assert f" scope=sender:stripe endpoint='{HOOK}' " in f" {caplog.messages[-1]}"
+    said = _said(caplog)
+    options = ("--scope", said["scope"], "--endpoint", said["endpoint"])
+    done = ("--yes", "--why", "asked the sender", *options)
+    assert operate("keys", "resolve", said["key_hint"], "--fail", "--status", "402", *done)[0] == 0
+    assert operate("keys", "show", said["key_hint"], *options)[0] == 0
+
+
+@pytest.mark.parametrize("mark", ["\x1f", r"\x1f", r"\u001f"])
+def test_scope_is_taken_as_the_app_prints_an_event(table: KeyTable, operate: Run, mark: str) -> None:
+    table.put(SHORT, State.UNKNOWN, scope=f"sender:stripe\x1f{HOOK}", operation=HOOK)
+    assert operate("keys", "show", SHORT, "--scope", f"sender:stripe{mark}{HOOK}")[0] == 0
+
+
+def test_tenant_alone_finds_the_mask_of_a_key_per_endpoint(table: KeyTable, operate: Run) -> None:
+    table.put(SHORT, State.UNKNOWN, scope=f"acme\x1f{HOOK}", operation=HOOK)
+    for other in ("acm", "acme2", f"acme2\x1f{HOOK}", f"acm\x1f{HOOK}"):
+        table.put(SHORT, State.COMPLETED, scope=other)
+    done = ("--scope", "acme", "--yes", "--why", "asked the sender")
+    code, out, error = operate("keys", "resolve", redact(SHORT), "--fail", "--status", "402", *done)
+    assert (code, error) == (0, ""), out
+    there = table.store.read([(f"acme\x1f{HOOK}", SHORT)])[0]
+    assert there is not None
+    assert there.state is State.FAILED
+
+
+# -- a reference alone -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["acme", f"acme\x1f{HOOK}"])
+@pytest.mark.parametrize("state", [State.UNKNOWN, State.COMPLETED])
+def test_reference_alone_finds_its_key_in_any_scope(table: KeyTable, operate: Run, scope: str, state: State) -> None:
+    table.put("order-7730-9c1e", State.UNKNOWN, scope="zeta")
+    table.put(KEY, state, scope=scope)
+    code, out, error = operate("keys", "show", redact(KEY), "--json")
+    assert (code, error) == (0, "")
+    found = json.loads(out)["record"]
+    assert (found["key"], found["state"]) == (redact(KEY), state)
+
+
+def test_reference_of_several_tenants_lists_a_command_for_each(table: KeyTable, operate: Run) -> None:
+    table.put(KEY, State.UNKNOWN, scope="acme & sons")
+    table.put(KEY, State.COMPLETED, scope=f"zeta\x1f{HOOK}")
+    code, out, error = operate("keys", "show", redact(KEY))
+    assert (code, out) == (1, "")
+    assert f"2 keys are masked as {redact(KEY)}" in error
+    commands = [line.strip().split("  ")[0] for line in error.splitlines()[1:]]
+    states = [json.loads(operate(*shlex.split(each)[1:], "--json")[1])["record"]["state"] for each in commands]
+    assert states == ["unknown", "completed"]
+
+
+def test_command_that_changes_a_key_does_not_look_in_other_tenants(table: KeyTable, operate: Run) -> None:
+    table.put(KEY, State.UNKNOWN)
+    code, out, error = operate("keys", "resolve", redact(KEY), "--refute", "--yes", "--why", "a guess")
+    assert (code, out) == (1, "")
+    assert f"`{shlex.join(['oncekey', 'keys', 'show', redact(KEY)])}`" in error
+
+
+def test_reference_of_no_key_says_what_was_read(table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        table.put(KEY + str(number), State.COMPLETED)
+    code, _, error = operate("keys", "show", redact(KEY))
+    assert code == 1
+    assert f"no key of any scope is masked as {redact(KEY)}" in error
+    assert "were read" not in error
+    monkeypatch.setattr(masks, "LOOKED", 2)
+    monkeypatch.setattr(masks, "_PAGE", 1)
+    assert "only the first 2 keys were read" in operate("keys", "show", redact(KEY))[2]

@@ -351,7 +351,23 @@ def test_contradicting_declarations_exit_with_1_and_both_places(run: Run) -> Non
     assert 'routes={"POST /listed": …}' in error
 
 
+def test_resolvers_of_functions_and_queues_are_not_listed_though_no_route_has_them(run: Run) -> None:
+    more = "".join(
+        f"once.resolver({name!r})(print)\n" for name in ("charge", "shop.Payments/Charge", "message payments")
+    )
+    Path("shop_to_audit.py").write_text(DECLARING + more)
+    code, out, _ = run("shop_to_audit:app", "--json")
+    assert (code, json.loads(out)["unused_functions"]) == (0, [])
+    assert "never called" not in run("shop_to_audit:app")[1]
+
+
 def test_resolver_of_no_route_is_listed(run: Run) -> None:
     Path("shop_to_audit.py").write_text(DECLARING + "once.resolver('POST /payy')(print)\n")
     assert json.loads(run("shop_to_audit:app", "--json")[1])["unused_functions"] == ["resolver of POST /payy"]
     assert "no route of the app has that operation: resolver of POST /payy\n" in run("shop_to_audit:app")[1]
+
+
+def test_routes_that_look_at_their_keys_say_so(run: Run) -> None:
+    Path("shop_to_audit.py").write_text(DECLARING.replace("Policy()}", 'Policy(pii="warn")}'))
+    assert "key required, personal keys: warn; routes=" in run("shop_to_audit:app")[1]
+    assert json.loads(run("shop_to_audit:app", "--json")[1])["routes"][-1]["policy"]["pii"] == "warn"

@@ -9,14 +9,18 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oncekey.client import KeyJar
+from oncekey.client import Client, KeyJar
+from oncekey.client.bulk import read_lines
+from oncekey.client.calls import Request
 from tests.cli.key_table import Run, runner
 from tests.client.server import Asked, Reply, Server, problem, serving
 
@@ -27,12 +31,6 @@ OK = Reply(201, b'{"id": 1}', (("Content-Type", "application/json"),))
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     return runner("", monkeypatch, capsys)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving(Server(OK)) as running:
-        yield running
 
 
 @pytest.fixture
@@ -76,8 +74,6 @@ def test_resume_finishes_what_is_open_and_says_what_is_not(run: Run, server: Ser
 def test_expired_intent_is_sent_only_with_again(run: Run, server: Server, tmp_path: Path) -> None:
     old = KeyJar(f"sqlite:///{tmp_path}/jar.db", clock=lambda: 1_000_000.0)
     with old.intent("order-1") as intent:
-        from oncekey.client.calls import Request
-
         intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"))
     old.close()
     code, out, error = run("client", "resume", *JAR, "--to", server.url)
@@ -88,6 +84,41 @@ def test_expired_intent_is_sent_only_with_again(run: Run, server: Server, tmp_pa
     assert ", over" in run("client", "list", *JAR)[1]
     code, out, _ = run("client", "resume", *JAR, "--to", server.url, "--again", "--json")
     assert (code, json.loads(out)["counts"]["answered"]) == (0, 1)
+
+
+def sent_intent(tmp_path: Path, server: Server, ago: float, **options: Any) -> None:
+    """An intent that was sent so many seconds ago and has no answer."""
+    jar = KeyJar(f"sqlite:///{tmp_path}/jar.db", clock=lambda: time.time() - ago, **options)
+    with jar.intent("order-1") as intent:
+        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"))
+    jar.close()
+
+
+def test_list_says_that_a_lifetime_is_assumed(run: Run, server: Server, tmp_path: Path) -> None:
+    sent_intent(tmp_path, server, 7200)
+    (line,) = run("client", "list", *JAR)[1].splitlines()[1:]
+    assert "Z, assumed" in line
+    assert ", over" not in line
+    assert "Z, assumed, over" in run("client", "list", *JAR, "--key-lifetime", "1h")[1]
+    (listed,) = json.loads(run("client", "list", *JAR, "--json")[1])
+    assert listed["kept_until_is_assumed"] is True
+    told = KeyJar(f"sqlite:///{tmp_path}/jar.db")
+    told.find("order-1").left_open("503", time.time() + 60, None)
+    told.close()
+    assert "assumed" not in run("client", "list", *JAR)[1]
+    (listed,) = json.loads(run("client", "list", *JAR, "--json")[1])
+    assert listed["kept_until_is_assumed"] is False
+
+
+def test_resume_goes_by_the_key_lifetime_of_the_option_or_of_the_intent(
+    run: Run, server: Server, tmp_path: Path
+) -> None:
+    sent_intent(tmp_path, server, 7200, key_lifetime=timedelta(hours=1))
+    ask = ("client", "resume", *JAR, "--to", server.url)
+    assert "order-1  expired" in run(*ask)[1]
+    assert "order-1  expired" in run(*ask, "--key-lifetime", "30m")[1]
+    assert server.asked == []
+    assert run(*ask, "--key-lifetime", "3h")[:2] == (0, "order-1  answered 201\n1 answered\n")
 
 
 def test_credentials_come_from_an_environment_variable(
@@ -114,10 +145,30 @@ def test_credentials_come_from_an_environment_variable(
 
 def test_forget_deletes_one_intent_or_old_answers(run: Run, server: Server, jar: KeyJar) -> None:
     jar.prepare("order-1", "POST", f"{server.url}/pay")
-    assert run("client", "forget", *JAR, "order-1")[:2] == (0, "order-1 is forgotten\n")
-    assert run("client", "forget", *JAR, "order-1")[0] == 1
+    assert run("client", "forget", *JAR, "order-1", "--yes") == (0, "order-1 is forgotten\n", "")
+    assert run("client", "forget", *JAR, "order-1", "--yes")[0] == 1
     assert run("client", "forget", *JAR)[0] == 2
     assert run("client", "forget", *JAR, "--finished", "30")[:2] == (0, "0 forgotten\n")
+
+
+def test_forget_asks_before_it_deletes_an_intent(run: Run, server: Server, jar: KeyJar) -> None:
+    jar.prepare("new", "POST", f"{server.url}/pay")
+    with jar.intent("sent") as intent:
+        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"))
+    with Client(server.url, jar=jar) as client, client.intent("answered") as answered:
+        answered.post("/pay")
+    words = {"new": "is OPEN, and was never sent", "sent": "may have happened", "answered": "was answered 201"}
+    for name, state in words.items():
+        code, out, error = run("client", "forget", *JAR, name)
+        assert (code, out) == (1, "")
+        assert "there was no answer; --yes asks nothing" in error
+        code, out, error = run("client", "forget", *JAR, name, said="n\n")
+        assert (code, out) == (1, "")
+        assert state in error
+        assert "RUNS the operation again" in error
+        assert jar.read(name) is not None
+        assert run("client", "forget", *JAR, name, said="y\n")[:2] == (0, f"{name} is forgotten\n")
+        assert jar.read(name) is None
 
 
 # -- send ------------------------------------------------------------------------------------------------------------
@@ -145,7 +196,8 @@ def test_line_that_changed_after_it_was_sent_is_refused(run: Run, server: Server
     path.write_text(path.read_text().replace('"number": 1', '"number": 7'))
     code, out, _ = run("send", "requests.ndjson", "--to", server.url)
     assert (code, len(server.asked)) == (1, 2)
-    assert "order-1  open: intent 'order-1' stands for another request" in out
+    assert "order-1  changed: intent 'order-1' stands for another request" in out
+    assert "`oncekey client forget`" in out
     assert "1 changed" in out
 
 
@@ -218,6 +270,8 @@ def test_bodies_are_sent_as_they_stand(run: Run, server: Server) -> None:
         ('{"method": "GET"}', "method is one of DELETE, PATCH, POST, PUT"),
         ('{"json": 1, "text": ""}', "not both"),
         ('{"headers": ["a"]}', "headers is an object"),
+        ('{"path": "https://evil.example.com/pay"}', "path is a path at"),
+        ('{"path": 7}', "path is a path at"),
         ('{"intent": "first"}', "an earlier line has the intent 'first'"),
     ],
 )
@@ -245,24 +299,67 @@ def test_jar_that_cannot_be_written_sends_nothing(run: Run, server: Server) -> N
     assert server.asked == []
 
 
+def test_send_says_what_to_do_about_an_expired_line(run: Run, server: Server, tmp_path: Path) -> None:
+    requests_file(1)
+    old = KeyJar(f"sqlite:///{tmp_path}/requests.ndjson.jar", clock=lambda: 1_000_000.0)
+    (line,) = read_lines(Path("requests.ndjson"), server.url)
+    with old.intent(line.name) as intent:
+        intent.begin(Request(line.method, line.url, line.headers, line.body))
+    old.close()
+    code, out, _ = run("send", "requests.ndjson", "--to", server.url)
+    assert (code, server.asked) == (1, [])
+    assert "1 expired" in out
+    assert "`oncekey client resume --again` sends those that did not" in out
+
+
+def test_list_notes_the_status_that_was_refused(run: Run, server: Server, jar: KeyJar) -> None:
+    server.replies[:] = [Reply(401)]
+    requests_file(1)
+    run("send", "requests.ndjson", "--to", server.url, *JAR)
+    out = run("client", "list", *JAR)[1]
+    assert "401" in out
+    assert "403" not in out
+
+
+def test_stopped_send_prints_what_is_done_and_how_to_go_on(tmp_path: Path, run: Run) -> None:
+    """Ctrl-C: requests that are on their way end first."""
+    running: list[subprocess.Popen[str]] = []
+
+    class Stopping(Server):
+        def answer(self, asked: Asked) -> Reply:
+            if len(self.asked) == 5:
+                running[0].send_signal(signal.SIGINT)
+            return super().answer(asked)
+
+    requests_file(400)
+    with serving(Stopping(OK)) as server:
+        command = [sys.executable, "-m", "oncekey", "send", "requests.ndjson", "--to", server.url, "--at-once", "1"]
+        running.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+        out, _ = running[0].communicate(timeout=60)
+        assert running[0].returncode == 130
+        assert re.match(r"400 lines: \d+ done\nstopped: run the same command again to go on", out)
+        assert run("send", "requests.ndjson", "--to", server.url)[0] == 0
+    assert len({asked.body for asked in server.asked}) == len(set(server.keys)) == 400
+
+
 @pytest.mark.frameworks
 def test_killed_send_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
     """Killed when half of the requests have arrived: run again, all are done, each under one key."""
-    half = threading.Event()
+    running: list[subprocess.Popen[bytes]] = []
 
     class Counting(Server):
         def answer(self, asked: Asked) -> Reply:
             reply = super().answer(asked)
-            if len(self.asked) == 20:
-                half.set()
+            if len(self.asked) == 20:  # before it is answered: the command cannot end first
+                running[0].kill()
+                running[0].wait()
             return reply
 
     requests_file(40)
     with serving(Counting(OK)) as server:
         command = [sys.executable, "-m", "oncekey", "send", "requests.ndjson", "--to", server.url]
-        with subprocess.Popen(command, cwd=tmp_path) as process:
-            assert half.wait(30)
-            process.send_signal(signal.SIGKILL)
+        running.append(subprocess.Popen(command, cwd=tmp_path))
+        assert running[0].wait(60) == -signal.SIGKILL
         code, out, _ = run("send", "requests.ndjson", "--to", server.url)
     assert code == 0
     assert re.fullmatch(r"40 lines: 40 done \(\d+ answered by an earlier run\)\n", out)

@@ -108,6 +108,7 @@ def test_redirect_has_its_row(location: str, status: int, method: str, row: Seen
 OURS = {
     Situation.KEY_MISSING: Seen.NOT_LOOKED_UP,
     Situation.KEY_MALFORMED: Seen.KEY_REFUSED,
+    Situation.KEY_PERSONAL: Seen.NOT_LOOKED_UP,
     Situation.MISMATCH: Seen.KEY_REUSED,
     Situation.IN_FLIGHT: Seen.IN_FLIGHT,
     Situation.ACCEPTED: Seen.ACCEPTED,
@@ -118,6 +119,7 @@ OURS = {
     Situation.BODY_INCOMPLETE: Seen.INCOMPLETE,
     Situation.STORE_UNAVAILABLE: Seen.TRY_LATER,
     Situation.UNREADABLE: Seen.TRY_LATER,
+    Situation.ANSWER_LOST: Seen.UNKNOWN,
     Situation.NOT_STORED: Seen.TRY_LATER,
     Situation.NOT_AUTHENTICATED: Seen.NOT_ALLOWED,
     Situation.NOT_AUTHORIZED: Seen.NOT_ALLOWED,
@@ -161,6 +163,10 @@ OTHERS = [
     (202, {}, b'{"state": "pending"}', Seen.SUCCESS),
     (202, {"Retry-After": "2"}, b'{"id": "job-1"}', Seen.SUCCESS),
     (202, {"Retry-After": "2"}, b'{"state": "shipped"}', Seen.SUCCESS),
+    # of a server that knows the key: the handler's own 202 of a deferred request, and the stored one
+    (202, {"Retry-After": "2", "Idempotency-Key": "k"}, b'{"id": "job-1"}', Seen.ACCEPTED),
+    (202, {"Retry-After": "2", "Idempotency-Key": "k", "Idempotency-Replayed": "true"}, b"{}", Seen.SUCCESS),
+    (202, {"Idempotency-Key": "k"}, b'{"id": "job-1"}', Seen.SUCCESS),
 ]  # fmt: skip
 
 

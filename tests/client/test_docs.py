@@ -51,7 +51,7 @@ def test_examples_of_the_client_run_in_the_order_of_the_page(
         assert capsys.readouterr().out == "201 {'amount': 500}\n"
         assert [json.loads(asked.body)["amount"] for asked in server.asked] == [500, 500, 500, 700, 900]
         assert len({asked.key for asked in server.asked}) == 5
-        for name in ("client", "patient", "shop", "http", "session"):
+        for name in ("client", "hourly", "patient", "shop", "http", "session"):
             names[name].close()
         names["db"].close()
         names["jar"].close()

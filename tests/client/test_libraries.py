@@ -17,7 +17,7 @@ from oncekey.client import Budget, KeyJar, OutcomeUnsettled, RedirectRefused, Ru
 from oncekey.errors import IntentChanged
 from oncekey.testing.servers import free_port
 from tests.client.libraries import LIBRARIES, NETWORK_ERRORS, Got, NoWait
-from tests.client.server import Reply, Server, problem, serving
+from tests.client.server import Asked, Reply, Server, problem, serving
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 Serve = Callable[..., Server]
@@ -73,6 +73,27 @@ def test_same_key_is_sent_again_until_the_answer(send: Sender, serve: Serve) -> 
         assert UUID(server.keys[0] or "")
         assert {asked.body for asked in server.asked} == {server.asked[0].body}
         assert len(send.wait.waits) == 2
+
+
+def test_same_key_is_sent_again_after_a_time_out(send: Sender, serve: Serve) -> None:
+    """The server does not answer the first request, and the library gives up on it."""
+    server, over = serve(OK), threading.Event()
+    answer = server.answer
+
+    def silent_at_first(asked: Asked) -> Reply:
+        reply = answer(asked)
+        if len(server.asked) == 1:
+            over.wait(20)
+        return reply
+
+    server.answer = silent_at_first  # type: ignore[method-assign]
+    try:
+        got = send("POST", f"{server.url}/pay", json={"amount": 5}, timeout=1.0)
+    finally:
+        over.set()
+    assert (got.status, got.json()) == (201, {"id": 1})
+    assert len(server.asked) > 1
+    assert len(set(server.keys)) == 1
 
 
 def test_other_statuses_are_handed_back_after_one_try(send: Sender, serve: Serve) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Policy
+from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Policy, current
 from oncekey.client import AsyncClient, Budget, KeyJar, OutcomeUnsettled
 from oncekey.client.httpx import AsyncIdempotentTransport
 from oncekey.core.problems import PROFILES, ProfileName
+from oncekey.outbox import Response as WorkerResponse
+from oncekey.outbox import Worker
 from oncekey.web.asgi import IdempotencyMiddleware
 
 BUDGET = Budget(tries=4, seconds=20.0, first_wait=0.02)
@@ -40,7 +43,21 @@ class Api:
 
         self.app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
         self.app.add_middleware(IdempotencyMiddleware, once=self.once)
-        self.transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.transport: httpx.AsyncBaseTransport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+
+
+class TellsRefusals(httpx.AsyncBaseTransport):
+    """``refused``: the API has answered a request with 409."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+        self.refused = asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._transport.handle_async_request(request)
+        if response.status_code == 409:
+            self.refused.set()
+        return response
 
 
 @pytest.fixture(params=PROFILES)
@@ -97,12 +114,13 @@ async def test_duplicate_in_flight_gets_the_result_of_the_first(profile: Profile
         await go_on.wait()
 
     api.handler = slow
+    api.transport = told = TellsRefusals(api.transport)
     headers = {"Idempotency-Key": "k-1"}
     async with client_to(api) as client:
         first = asyncio.create_task(client.post("/pay", json={}, headers=headers))
         await began.wait()
         second = asyncio.create_task(client.post("/pay", json={}, headers=headers))
-        await asyncio.sleep(0.05)
+        await told.refused.wait()
         assert not second.done()
         go_on.set()
         answers = [await first, await second]
@@ -139,3 +157,50 @@ async def test_intent_learns_from_the_server_until_when_its_key_is_kept(profile:
         assert outcome.status == 201
     jar.close()
     await api.once.aclose()
+
+
+async def test_intent_of_a_deferred_request_ends_with_what_the_worker_answers(
+    profile: ProfileName, tmp_path: Path
+) -> None:
+    """The handler's own 202 is not the result: the worker declines the payment afterwards."""
+    file = tmp_path / "shop.db"
+    once = OnceKey(f"sqlite:///{file}", scope=SINGLE_TENANT, profile=profile, policy=Policy(effects="transactional"))
+
+    async def pay(request: Request) -> JSONResponse:
+        db = sqlite3.connect(file, check_same_thread=False)
+        await current().enlist(db)
+        await current().defer("settle", {})
+        return JSONResponse({"status": "pending"}, 202)
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, once=once)
+    worker = Worker(f"sqlite:///{file}")
+
+    @worker.task("settle")
+    async def settle(ctx: object, payload: object) -> WorkerResponse:
+        return WorkerResponse(402, {"status": "declined"})
+
+    transport = Settles(httpx.ASGITransport(app), worker)
+    jar = KeyJar(f"sqlite:///{tmp_path / 'jar.db'}")
+    async with AsyncClient("http://api.test", jar=jar, transport=transport, budget=BUDGET) as client:
+        async with client.intent("order-1") as intent:
+            answer = await intent.post("/pay", json={"amount": 5})
+        assert (answer.status_code, answer.json()) == (402, {"status": "declined"})
+        assert [seen.status_code for seen in transport.seen] == [202, 402]
+        assert await client.resume() == []
+    await once.aclose()
+
+
+class Settles(httpx.AsyncBaseTransport):
+    """The worker runs after the first answer."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, worker: Worker) -> None:
+        self._transport, self._worker = transport, worker
+        self.seen: list[httpx.Response] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._transport.handle_async_request(request)
+        self.seen.append(response)
+        if len(self.seen) == 1:
+            await self._worker.serve(until="drained")
+        return response

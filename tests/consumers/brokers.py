@@ -71,7 +71,7 @@ class Broker(ABC):
         consumer = self.consumer(once, handler, dead_letter=self.dead_place, **settings)
         self.record(consumer)
         if isinstance(consumer, AsyncConsumer):
-            task = asyncio.create_task(consumer.run())  # type: ignore[attr-defined]  # of every adapter
+            task = asyncio.create_task(consumer.run())
             try:
                 yield consumer
             finally:
@@ -84,7 +84,7 @@ class Broker(ABC):
 
         def run() -> None:
             try:
-                consumer.run()  # type: ignore[attr-defined]  # of every adapter
+                consumer.run()
             except BaseException as error:
                 raised.append(error)
 
@@ -223,11 +223,10 @@ class Nats(Broker):
 
     async def copies(self) -> list[Copy]:
         found = []
-        with contextlib.suppress(TimeoutError):
-            while True:
-                (message,) = await self.dead_letters.fetch(1, timeout=0.3)
-                await message.ack()
-                found.append(Copy(message.data, dict(message.headers or {})))
+        while (await self.dead_letters.consumer_info()).num_pending:
+            (message,) = await self.dead_letters.fetch(1, timeout=30)
+            await message.ack()
+            found.append(Copy(message.data, dict(message.headers or {})))
         return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.consumers import TABLE, Action, BlockingConsumer
+from oncekey.consumers import TABLE, Action, BlockingConsumer, Consumer
 from oncekey.testing.servers import MotoServer, NatsServer, RabbitServer, RedisServer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text("utf-8")
@@ -57,22 +57,31 @@ async def test_loop_of_the_page_runs_a_message_once(page: Any) -> None:
     assert await page["deliver"]("m-2", b"{}", fail) is Action.PARK
 
 
-async def charged(page: Any, run: Any, publish: Callable[[], Any], seconds: float = 60.0) -> list[Any]:
-    """Run an example until it has charged; publish the message twice, as soon as its queue exists."""
-    task = asyncio.create_task(run)
-    async with asyncio.timeout(seconds):
-        published = 0
-        while published < 2 or len(page["printed"]) < 1:
-            assert not task.done(), task.exception()
-            with contextlib.suppress(Exception):
-                if published < 2:
+async def charged(page: Any, run: Any, publish: Callable[[], Any], *, deliveries: int = 2) -> list[Any]:
+    """Run an example until the deliveries of a message have ended, which is published twice when its queue exists."""
+    loop, ended, finish = asyncio.get_running_loop(), asyncio.Semaphore(0), Consumer._ended
+
+    def told(self: Any, *args: Any) -> None:
+        finish(self, *args)
+        loop.call_soon_threadsafe(ended.release)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Consumer, "_ended", told)
+        task = asyncio.create_task(run)
+        async with asyncio.timeout(60):
+            published = 0
+            while published < 2:
+                assert not task.done(), task.exception()
+                try:
                     await publish()
                     published += 1
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)  # for a second charge, which must not come
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+                except Exception:  # the example has not made its queue yet
+                    await asyncio.sleep(0.05)
+            for _ in range(deliveries):
+                await ended.acquire()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
     words: list[Any] = page["printed"]
     return words
 
@@ -108,7 +117,8 @@ async def test_example_of_nats_charges_once(page: Any, nats_server: NatsServer) 
         await js.publish("payments", b"5", headers={"Nats-Msg-Id": "order-42"})
 
     page["charge"].__code__ = compile_charge("raw.data").__code__
-    assert await charged(page, page["consume_nats"](nats_server.url), publish) == [("charging", b"5")]
+    # JetStream itself drops the second one, by its id.
+    assert await charged(page, page["consume_nats"](nats_server.url), publish, deliveries=1) == [("charging", b"5")]
     await js.delete_stream("payments")
     await client.close()
 
@@ -126,6 +136,65 @@ async def test_example_of_redis_streams_charges_once(page: Any, redis_server: Re
     assert await charged(page, page["consume_redis"](redis_server.url), publish) == [("charging", b"5")]
     await client.delete("payments", "payments:dead")
     await client.aclose()
+
+
+@pytest.mark.consumers
+async def test_copies_of_nats_are_moved_back_as_the_same_message(page: Any, nats_server: NatsServer) -> None:
+    import nats
+
+    client = await nats.connect(nats_server.url)
+    js = client.jetstream()
+    await js.add_stream(name="moving", subjects=["moving", "moving.dead"])
+    headers = {"Nats-Msg-Id": "oncekey:moving:1", "oncekey-message-id": "order-42"}
+    await js.publish("moving.dead", b"5", headers=headers)
+    await page["move_back_nats"](js, "moving.dead", "moving", count=1)
+    (moved,) = await (await js.pull_subscribe("moving", durable="billing")).fetch(1, timeout=5)
+    assert (moved.data, moved.headers) == (b"5", {"oncekey-message-id": "order-42"})
+    assert (await js.consumer_info("moving", "moving-back")).num_pending == 0
+    await js.delete_stream("moving")
+    await client.close()
+
+
+@pytest.mark.consumers
+async def test_copies_of_redis_streams_are_moved_back_as_the_same_message(page: Any, redis_server: RedisServer) -> None:
+    import redis.asyncio
+
+    client: Any = redis.asyncio.Redis.from_url(redis_server.url)
+    fields = {b"oncekey-message-id": b"order-42", b"amount": b"5"}
+    await client.xadd("moving:dead", fields)
+    await page["move_back_redis"](client, "moving:dead", "moving")
+    assert [found for _, found in await client.xrange("moving")] == [fields]
+    assert await client.xlen("moving:dead") == 0
+    await client.delete("moving", "moving:dead")
+    await client.aclose()
+
+
+@pytest.mark.consumers
+async def test_quorum_queue_of_the_page_gives_its_dead_letters_to_the_same_queue(
+    page: Any, rabbit_server: RabbitServer
+) -> None:
+    """A message that kills its consumer every time: here, one whose channel is closed."""
+    import aio_pika
+
+    async with await aio_pika.connect(rabbit_server.url) as connection:
+        channel = await connection.channel()
+        dead = await channel.declare_queue("payments.dead", durable=True)
+        arguments = {**page["QUORUM"], "x-delivery-limit": 1}
+        queue = await channel.declare_queue("quorum-payments", durable=True, arguments=arguments)
+        message = aio_pika.Message(b"5", message_id="order-42")
+        await channel.default_exchange.publish(message, routing_key="quorum-payments")
+        for _ in range(2):
+            async with connection.channel() as dying:
+                got = await (await dying.get_queue("quorum-payments")).get(timeout=10)
+                assert got is not None
+                await got.nack(requeue=True)
+        async with asyncio.timeout(30):
+            while (letter := await dead.get(fail=False)) is None:
+                await asyncio.sleep(0.05)
+        assert letter.message_id == "order-42"
+        await letter.ack()
+        for each in (queue, dead):
+            await each.delete(if_unused=False, if_empty=False)
 
 
 def compile_charge(expression: str) -> Any:
@@ -151,8 +220,7 @@ async def blocking(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> N
         await asyncio.Event().wait()
     finally:
         made[0].stop()
-        while thread.is_alive():
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(thread.join)
 
 
 @pytest.mark.consumers

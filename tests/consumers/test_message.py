@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Policy, Refused, current
-from oncekey.consumers import Action, MessageNotRun, Outcome, Queue, Situation
+from oncekey.consumers import Action, Message, MessageNotRun, Outcome, Queue, Situation
 from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.errors import ConfigurationError, NoOperation, StoreUnavailable
 from oncekey.stores.api import Store
+from tests.cli.key_table import KeyTable
 from tests.functions.test_attempt import SwapsFail
 
 REPEATABLE = Policy(effects="repeatable")
@@ -97,14 +100,22 @@ def test_message_in_flight_does_not_wait_also_if_the_policy_says_so(once: OnceKe
         assert not_run(once, policy=policy).situation is Situation.IN_FLIGHT
 
 
-def test_message_in_flight_with_a_dead_owner_is_delivered_after_the_lease(once: OnceKey) -> None:
-    policy = Policy(effects="repeatable", lease=timedelta(seconds=0.3))
+def end_lease(message: Message, url: str) -> None:
+    """As if this process had died, or were paused, and the lease were over."""
+    operation = message.operation
+    message.queue.once.engine.keeper.unwatch(operation)
+    table = KeyTable(url)
+    table.age(operation.record, 3600)
+    table.close()
+
+
+def test_message_in_flight_with_a_dead_owner_is_delivered_after_the_lease(once: OnceKey, url: str) -> None:
+    policy = Policy(effects="repeatable")
     first = once.message("payments", "m-1", b"{}", policy=policy)
     first.__enter__()
-    once.engine.keeper.unwatch(first.operation)  # as if this process had died
     with pytest.raises(MessageNotRun), once.message("payments", "m-1", b"{}", policy=policy):
         pass
-    asyncio.run(asyncio.sleep(0.4))
+    end_lease(first, url)
     with once.message("payments", "m-1", b"{}", policy=policy) as second:
         assert second.attempt == 2
     with pytest.raises(RuntimeError, match="entered before"):
@@ -256,13 +267,12 @@ async def test_outcome_that_is_not_stored_leaves_the_message_with_the_broker(onc
     assert not_run(once, policy=policy).situation is Situation.DUPLICATE
 
 
-def test_delivery_that_lost_its_key_takes_the_outcome_of_the_other(once: OnceKey) -> None:
-    short = Policy(effects="repeatable", lease=timedelta(seconds=0.2))
-    first = once.message("payments", "m-1", b"{}", policy=short)
+def test_delivery_that_lost_its_key_takes_the_outcome_of_the_other(once: OnceKey, url: str) -> None:
+    policy = Policy(effects="repeatable")
+    first = once.message("payments", "m-1", b"{}", policy=policy)
     with first:
-        once.engine.keeper.unwatch(first.operation)  # as if this process were paused
-        asyncio.run(asyncio.sleep(0.4))
-        with once.message("payments", "m-1", b"{}", policy=short):
+        end_lease(first, url)
+        with once.message("payments", "m-1", b"{}", policy=policy):
             pass
     assert first.outcome == Outcome(Situation.DUPLICATE, Action.ACK)
 
@@ -305,13 +315,24 @@ async def test_cancelled_block_is_judged_by_its_effects(once: OnceKey) -> None:
     assert state_of(once) is State.FAILED_RETRYABLE
 
 
-def test_keys_of_messages_are_kept_for_two_weeks_unless_the_policy_says_otherwise(once: OnceKey) -> None:
-    with once.message("payments", "m-1", b"{}"):
+@pytest.mark.parametrize(
+    ("policy", "days"),
+    [
+        (None, 14),
+        (Policy(effects="repeatable"), 14),
+        (replace(Policy(effects="repeatable"), lease=timedelta(seconds=5)), 14),
+        (Policy(ttl=timedelta(days=3)), 3),
+        (Policy(effects="repeatable", ttl=timedelta(hours=24)), 1),
+    ],
+)
+def test_keys_of_messages_are_kept_for_two_weeks_unless_the_policy_states_a_ttl(
+    once: OnceKey, policy: Policy | None, days: int
+) -> None:
+    with once.message("payments", "m-1", b"{}", policy=policy):
         pass
-    with once.message("payments", "m-2", b"{}", policy=Policy(ttl=timedelta(days=3))):
-        pass
-    kept = [record.retention_seconds for each in ("m-1", "m-2") if (record := record_of(once, each)) is not None]
-    assert kept == [14 * 86_400, 3 * 86_400]
+    record = record_of(once)
+    assert record is not None
+    assert record.retention_seconds == days * 86_400
 
 
 def test_message_of_an_app_with_tenants_needs_a_scope(once: OnceKey) -> None:
@@ -346,3 +367,41 @@ def test_message_outside_of_its_block_has_no_operation() -> None:
             message.operation  # noqa: B018
         with pytest.raises(RuntimeError, match="was not entered"):
             message.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_message_with_a_personal_id_is_a_dead_letter(once: OnceKey, is_async: bool) -> None:
+    message = once.message("payments", "ann@example.com", b"{}", policy=Policy(pii="refuse"))
+    with pytest.raises(MessageNotRun) as caught:
+        await message.__aenter__() if is_async else message.__enter__()
+    assert message.outcome is not None
+    assert (message.outcome.situation, message.outcome.action) == (Situation.BAD_ID, Action.DEAD_LETTER)
+    assert "an e-mail address" in str(caught.value)
+    assert "ann@" not in str(caught.value)
+    assert once.store.listing() == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_repeated_message_with_a_personal_id_from_before_is_a_duplicate(once: OnceKey, is_async: bool) -> None:
+    with once.message("payments", "ann@example.com", b"{}"):
+        pass
+    message = once.message("payments", "ann@example.com", b"{}", policy=Policy(pii="refuse"))
+    with pytest.raises(MessageNotRun):
+        await message.__aenter__() if is_async else message.__enter__()
+    assert message.outcome is not None
+    assert (message.outcome.situation, message.outcome.action) == (Situation.DUPLICATE, Action.ACK)
+
+
+async def test_warning_about_an_unknown_outcome_speaks_of_the_queue(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/keys.db"
+    with OnceKey(url, scope=SINGLE_TENANT) as once, pytest.raises(ZeroDivisionError):
+        async with once.message("payments", "m-1", b""):
+            _ = 1 / 0
+    (line,) = [each.getMessage() for each in caplog.records if "left a key whose" in each.getMessage()]
+    assert "message payments left a key" in line
+    assert "Its repeated deliveries are refused" in line
+    assert "declare the queue 'transactional'" in line
+    assert "--endpoint 'message payments'" in line
+    assert "route" not in line

@@ -43,17 +43,24 @@ async def test_consumer_goes_on_when_rabbitmq_is_back(rabbit_server: RabbitServe
 
 
 async def test_run_ends_with_an_error_when_a_plain_connection_is_lost(
-    rabbit_server: RabbitServer, tmp_path: Path
+    rabbit_server: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from oncekey.consumers.rabbitmq import RabbitConsumer
 
     connection = await aio_pika.connect(rabbit_server.url)
     channel = await connection.channel()
     queue: Any = await channel.declare_queue("plain", durable=True)
+    consumes, consume = asyncio.Event(), type(queue).consume
+
+    async def told(self: Any, *args: Any) -> Any:
+        tag = await consume(self, *args)
+        consumes.set()
+        return tag
+
+    monkeypatch.setattr(type(queue), "consume", told)
     with OnceKey("memory://", scope=SINGLE_TENANT) as once:
         task = asyncio.create_task(RabbitConsumer(once, queue, print, dead_letter="plain").run())
-        await asyncio.sleep(0)
-        await asyncio.wait([task], timeout=1.0)
+        await asyncio.wait_for(consumes.wait(), 30)
         await connection.close()
         with pytest.raises(ConnectionError, match="was closed"):
             await asyncio.wait_for(task, 30)

@@ -47,7 +47,7 @@ class SwallowsCancellation:
     async def xreadgroup(self, *args: Any, **options: Any) -> list[Any]:
         self.waits.set()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()  # for ever
         return []
 
     def __getattr__(self, name: str) -> Any:

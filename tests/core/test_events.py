@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 
 import pytest
 
 from oncekey.core.record import Record
 from oncekey.core.states import Effects, State
-from oncekey.telemetry import events
+from oncekey.errors import ConfigurationError
+from oncekey.telemetry import events, redaction
 from oncekey.telemetry.emitter import Emitter, log_event
 from oncekey.telemetry.events import (
     BreakerClosed,
@@ -29,7 +33,7 @@ from oncekey.telemetry.events import (
     StoreFailed,
     about,
 )
-from oncekey.telemetry.redaction import describe, redact
+from oncekey.telemetry.redaction import describe, describe_traceback, mask, redact
 
 KEY = "550e8400-e29b-41d4-a716-446655440000"
 
@@ -53,7 +57,7 @@ LEVELS = {
     logging.DEBUG: "Reserved Replayed FoundInFlight Completed Discarded Deferred LeaseRenewed JobStarted JobDone "
     "DutyDone",
     logging.INFO: "Retried TakenOver Pruned ReconcileScheduled ReconcileResolved Failed Released Tombstoned WaitedOut "
-    "ReconcileUnasked JobReleased Resumed TurnedAway",
+    "ReconcileUnasked JobReleased Resumed TurnedAway PersonalKeyFound CallerRefused",
     logging.WARNING: "Misused FoundUnknown ZombieFound ReconcileFailed Doubted LeaseLost JobLeaseLost JobOverran "
     "JobRetried "
     "TimedOut LeaseTooShort EffectLeftOpen FoundUnreadable RanTooLong ResumeFailed",
@@ -277,7 +281,7 @@ def test_a_hook_that_raises_is_reported_once_and_goes_on(caplog: pytest.LogCaptu
     assert len(calls) == 3
     complaints = [record for record in caplog.records if "hook" in record.getMessage()]
     assert len(complaints) == 1
-    assert complaints[0].exc_info is not None
+    assert complaints[0].exc_text is not None
 
 
 def test_a_hook_cannot_swallow_an_interrupt() -> None:
@@ -288,3 +292,121 @@ def test_a_hook_cannot_swallow_an_interrupt() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Emitter(hook).emit(make(Reserved))
+
+
+# -- what a line of the log shows of an exception ----------------------------------------------------------------------
+
+MESSAGES = {
+    "can't read 'a secret' of the user's": "can't read … of the user's",
+    "b'a secret' and \"another\"": "… and …",
+    "never closed: 'a secret": "never closed: …",
+    "Key (a, b)=(1, 2) exists": "Key (a, b)… exists",
+    "card 4111 1111 1111 1111 declined": "card … declined",
+    "ask ann@example.com, +49 151 1234567": "ask …, …",
+    "password=hunter2, session: abc": "… …",
+    "Bearer abc is over": "… is over",
+    "401 from provider: Authorization: Bearer sk_live_secret": "401 from provider: …",
+    "sent Cookie: session=a; csrf=secret": "sent …",
+    "Proxy-Authorization: Digest username=ann, response=secret": "Proxy-…",
+    "Set-Cookie: sid=secret; Path=/": "Set-…",
+    "headers Authorization=Basic abc def": "headers …",
+    "asked with Digest username=ann, response=secret": "asked with …",
+    "no authorization for this": "no authorization for this",
+    "mail 'joe@example.com' password 'a secret'": "mail … password …",
+    "no sk_live_4eC39HqLyjWDarjtT1zdp7dc here": "no … here",
+    f"no key {KEY}": "no key …",
+    "see https://u:p@host/path?x=1 for more": "see … for more",
+    "timed out after 30 s, port 5432": "timed out after 30 s, port 5432",
+    "relation idempotency_keys is missing": "relation idempotency_keys is missing",
+    f"its job {'a1' * 16}: `retry {'2' * 32} --why TEXT`": f"its job {'a1' * 16}: `retry {'2' * 32} --why TEXT`",
+    f"its job {'a1' * 17}": "its job …",
+}
+
+
+@pytest.mark.parametrize(("message", "shown"), MESSAGES.items())
+def test_value_in_a_message_is_masked_and_words_are_not(message: str, shown: str) -> None:
+    assert describe(RuntimeError(message)) == f"RuntimeError: {shown}"
+
+
+STORED = {
+    **{f"RuntimeError: {message}": f"RuntimeError: {shown}" for message, shown in MESSAGES.items()},
+    "KeyError: 'a secret'": "KeyError: …",
+    "ValueError: no\nDETAIL: a secret": "ValueError: no",
+    "asked; it became unknown because: KeyError: 'a secret'": "asked; it became unknown because: KeyError: …",
+    "effect 'charge' may have happened": "effect 'charge' may have happened",
+    "the handler raised KeyError, answered with 500": "the handler raised KeyError, answered with 500",
+    "sent 'joe@example.com' for 'charge'": "sent '…' for 'charge'",
+    "sent\nCookie: a=b; c=d\nand 'charge'": "sent\n…\nand 'charge'",
+}
+
+
+@pytest.mark.parametrize(("stored", "shown"), STORED.items())
+def test_stored_error_is_masked_as_the_log_masks_it(stored: str, shown: str) -> None:
+    """The log has the exception, the commands its text in the row. Quotes of oncekey's own sentences stay."""
+    assert mask(stored) == shown
+
+
+def test_exception_that_cannot_be_printed_is_described_by_its_class() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert describe(Broken()) == "Broken"
+
+
+def test_traceback_of_a_chain_has_every_class_and_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        try:
+            try:
+                raise KeyError(KEY)
+            except KeyError as first:
+                raise ValueError(KEY) from first
+        except ValueError:
+            raise ExceptionGroup(f"group {KEY}", [OSError(KEY), TypeError(KEY)])  # noqa: B904 - the context is meant
+
+    try:
+        fail()
+    except ExceptionGroup:
+        logging.getLogger("oncekey").exception("it failed")
+    (line,) = caplog.records
+    assert (line.exc_info, line.exc_text is None) == (None, False)
+    assert KEY not in caplog.text
+    positions = [caplog.text.index(word) for word in ("KeyError", "ValueError", "ExceptionGroup", "OSError")]
+    assert positions == sorted(positions)
+    assert "in fail" in caplog.text
+
+
+def test_chain_that_is_a_circle_ends() -> None:
+    one, two = ValueError(KEY), TypeError(KEY)
+    one.__cause__, two.__cause__ = two, one
+    assert describe_traceback(one).count("Error") == 2
+
+
+def test_exception_in_a_message_is_described(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("oncekey")
+    logger.warning("it failed (%s) with %d", OSError(f"no {KEY}"), 3)
+    logger.warning("it failed (%s)", ConfigurationError("say effects='phased'"))
+    assert [line.getMessage() for line in caplog.records] == [
+        "it failed (OSError: no …) with 3",
+        "it failed (say effects='phased')",
+    ]
+
+
+def test_loggers_of_oncekey_have_the_filter() -> None:
+    source = Path(redaction.__file__).parents[1]
+    named = {name for file in source.rglob("*.py") for name in re.findall(r'getLogger\("([^"]+)"', file.read_text())}
+    assert named == {"oncekey", "oncekey.client"}
+    assert all(redaction._FILTER in logging.getLogger(name).filters for name in named)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "'", '"\\', "=(", "pass", "a@", "a@b.", "1 ", "a1", "bearer ", "a://", " ", "cookie", "cookie:", "digest a"],
+)
+def test_long_text_is_masked_in_time(unit: str) -> None:
+    """A pattern that reads a text as often as it is long would take minutes."""
+    text = unit * (300_000 // len(unit))
+    begun = time.process_time()
+    describe(ValueError(text))
+    mask(text)
+    assert time.process_time() - begun < 2.0

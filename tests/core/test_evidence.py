@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from oncekey import NotExecuted, OutcomeUnknown, Refused
-from oncekey.core.evidence import Evidence
+from oncekey.core.evidence import Evidence, leaves
 from oncekey.errors import StoreUnavailable
 
 
@@ -83,3 +83,23 @@ def test_validation_refuses_only_before_the_endpoint_is_entered() -> None:
     entered.entered()
     entered.refused_by_validation()
     assert not entered.refused
+
+
+def test_exception_that_left_another_attempt_does_not_speak_for_this_one() -> None:
+    inner, outer, error = Evidence("a-1"), Evidence("a-2"), NotExecuted("nothing happened")
+    inner.entered()
+    inner.raised_with(error, None)
+    leaves(error, "a-1")
+    leaves(error, "a-2")  # it left the first one before
+    outer.entered()
+    outer.raised_with(error, 429)
+    assert (inner.error, outer.error, outer.raised_status) == (error, None, None)
+    assert (inner.speaks(error), outer.speaks(error)) == (True, False)
+    assert outer.raised_name == "NotExecuted (of another protected operation)"
+
+
+def test_store_error_is_answered_by_every_attempt_that_gets_it() -> None:
+    """One object goes to all attempts of a batch."""
+    error = StoreUnavailable("down")
+    leaves(error, "a-1")
+    assert Evidence("a-2").speaks(error)

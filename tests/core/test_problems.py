@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
-from typing import Any
 
 import pytest
 
-from oncekey.core.header import BadKey
 from oncekey.core.problems import (
     LONGEST_RETRY_SECONDS,
     PROFILES,
@@ -21,39 +18,11 @@ from oncekey.core.problems import (
     replay_marker,
     tombstone_note,
 )
+from tests.core.problem_answers import STATUSES, body_of, each_profile, every, headers_of
 
 KEY = "550e8400-e29b-41d4-a716-446655440000"
 DOCS = "https://api.example.com/docs/idempotency"
 
-# Situation -> statuses in ietf, stripe, governance; and whether it carries Retry-After.
-STATUSES = {
-    "key-missing": (400, 400, 400),
-    "key-malformed": (400, 400, 400),
-    "mismatch": (422, 400, 422),
-    "in-flight": (409, 409, 409),
-    "accepted": (202, 202, 202),
-    "outcome-unknown": (409, 409, 409),
-    "deferred": (202, 202, 202),
-    "limited": (429, 429, 429),
-    "body-too-large": (413, 413, 413),
-    "body-incomplete": (400, 400, 400),
-    "store-unavailable": (503, 503, 503),
-    "not-stored": (503, 503, 503),
-    "not-authenticated": (401, 401, 401),
-    "signature-invalid": (401, 401, 401),
-    "timestamp-refused": (400, 400, 400),
-    "not-authorized": (403, 403, 403),
-    "not-comparable": (503, 503, 503),
-    "not-executed": (503, 503, 503),
-    "not-finished": (503, 503, 503),
-    "failed": (500, 500, 500),
-    "refused": (422, 422, 422),
-    "refused-late": (422, 422, 422),
-    "status-expired": (410, 410, 410),
-    "status-not-found": (404, 404, 404),
-    "status-retryable": (409, 409, 409),
-    "timed-out": (408, 408, 408),
-}
 WITH_RETRY_AFTER = {
     "not-comparable",
     "in-flight",
@@ -70,30 +39,6 @@ WITH_RETRY_AFTER = {
 PROGRESS = {Situation.ACCEPTED: "in_progress", Situation.DEFERRED: "pending"}
 """202: no error in any profile."""
 STRIPE_TYPES = {"idempotency_error", "invalid_request_error", "api_error"}
-EVERY = [(profile, situation) for profile in PROFILES for situation in Situation]
-every = pytest.mark.parametrize(("profile", "situation"), EVERY)
-each_profile = pytest.mark.parametrize("profile", PROFILES)
-
-
-def headers_of(answer: Answer) -> dict[str, str]:
-    return {name.decode(): value.decode("latin-1") for name, value in answer.headers}
-
-
-def body_of(answer: Answer) -> dict[str, Any]:
-    """The body as JSON, which must be an object."""
-    members = json.loads(answer.body)
-    assert isinstance(members, dict)
-    return members
-
-
-def message_of(profile: ProfileName, answer: Answer) -> str:
-    """The sentence for humans, wherever the profile has it."""
-    members = body_of(answer)
-    if answer.status == 202 or profile == "ietf":
-        return str(members["detail"])
-    if profile == "stripe":
-        return str(members["error"]["message"])
-    return str(members["fault"]["errors"][0]["description"])
 
 
 def test_the_expectations_cover_every_situation() -> None:
@@ -213,60 +158,6 @@ def test_a_number_that_is_none_cannot_break_an_answer(seconds: float) -> None:
     assert headers["retry-after"] == str(LONGEST_RETRY_SECONDS)
 
 
-@each_profile
-@pytest.mark.parametrize("situation", [s for s in Situation if STATUSES[s][0] == 409])
-@pytest.mark.parametrize("detail", [None, "Something in particular."])
-def test_every_409_says_to_keep_the_key(profile: ProfileName, situation: Situation, detail: str | None) -> None:
-    """Also when the caller brings a detail of its own, which comes first."""
-    message = message_of(profile, problem(profile, situation, detail=detail))
-    assert "Keep the key" in message
-    assert detail is None or message.startswith(detail)
-
-
-@each_profile
-@pytest.mark.parametrize("situation", [s for s in Situation if STATUSES[s][0] == 503])
-def test_every_503_says_to_keep_the_key(profile: ProfileName, situation: Situation) -> None:
-    """A client that took a new key after a 503 would run the operation twice."""
-    assert "same Idempotency-Key" in message_of(profile, problem(profile, situation))
-
-
-def test_not_executed_is_said_only_before_the_handler_ran() -> None:
-    """Before the handler nothing ran; after it, with the result not stored, this is not certain."""
-    assert "not executed" in message_of("ietf", problem("ietf", Situation.STORE_UNAVAILABLE))
-    assert "no effect" in message_of("ietf", problem("ietf", Situation.NOT_EXECUTED))
-    after = message_of("ietf", problem("ietf", Situation.NOT_STORED))
-    assert "may or may not have taken effect" in after
-    assert "not executed" not in after
-    assert "executed" not in message_of("ietf", problem("ietf", Situation.NOT_FINISHED))
-    # Of a key that was not looked up only this request can be spoken of: an earlier one may have been executed.
-    saying = {s for s in Situation if "Nothing was executed" in message_of("ietf", problem("ietf", s))}
-    assert saying == {Situation.REFUSED}
-
-
-@each_profile
-def test_unknown_problem_tells_the_client_what_to_do_and_names_no_setting(profile: ProfileName) -> None:
-    """The developer's hint is a line in the log (web/endings.py)."""
-    message = message_of(profile, problem(profile, Situation.UNKNOWN))
-    for words in ("Keep the key", "The operator of this API settles the outcome", "contact the operator"):
-        assert words in message
-
-
-@every
-def test_no_message_speaks_of_our_settings(profile: ProfileName, situation: Situation) -> None:
-    message = message_of(profile, problem(profile, situation))
-    for word in ("effects=", "Policy", "on_server_error", "developer", "resolver"):
-        assert word not in message
-
-
-@every
-def test_every_message_is_made_of_sentences(profile: ProfileName, situation: Situation) -> None:
-    """At least two: what happened, and what to do."""
-    message = message_of(profile, problem(profile, situation))
-    assert message.endswith(".")
-    assert message.count(". ") >= 1
-    assert "  " not in message
-
-
 @every
 def test_no_answer_holds_a_key(profile: ProfileName, situation: Situation) -> None:
     """There is no way in for one; a Location that has it, as a status page may, stays out of the body."""
@@ -329,28 +220,6 @@ def test_an_address_cannot_break_its_header(bad: str) -> None:
         assert not set(value) & set('\r\n\x00<>"')
 
 
-@each_profile
-def test_a_refusal_has_the_status_and_words_of_the_handler(profile: ProfileName) -> None:
-    """Any 4xx, with its detail first; the advice is to take a new key, and nothing was executed."""
-    answer = problem(profile, Situation.REFUSED, status=415, detail="Only \u20ac or \ud800 is taken.")
-    assert answer.status == 415
-    message = message_of(profile, answer)
-    assert message.startswith("Only \u20ac or \ud800 is taken.")
-    assert "Nothing was executed" in message
-    if profile == "ietf":
-        assert body_of(answer)["status"] == 415
-
-
-@each_profile
-def test_a_late_refusal_does_not_say_that_nothing_was_executed(profile: ProfileName) -> None:
-    """Nor that the key is unused. What the handler said becomes a sentence if it is none."""
-    message = message_of(profile, problem(profile, Situation.REFUSED_LATE, status=409, detail="Sold out"))
-    assert message.startswith("Sold out. ")
-    assert "needs a new key" in message
-    assert "executed" not in message
-    assert "unused" not in message
-
-
 @pytest.mark.parametrize("status", [200, 302, 399, 500])
 def test_a_refusal_is_a_4xx(status: int) -> None:
     """A refusal that looks like success or like our fault would be misread."""
@@ -362,14 +231,6 @@ def test_no_caller_picks_another_status() -> None:
     """The profile is the only place that says what a mismatch is on the wire."""
     with pytest.raises(ValueError, match="mismatch"):
         problem("ietf", Situation.MISMATCH, status=409)
-
-
-def test_the_words_of_a_bad_key_fit_in() -> None:
-    """The header's own sentence comes first and stands once."""
-    sentence = str(BadKey("too_long", max_length=255))
-    message = message_of("ietf", problem("ietf", Situation.KEY_MALFORMED, detail=sentence))
-    assert message.removeprefix(sentence).startswith(" This request was not executed.")
-    assert message.count(sentence) == 1
 
 
 @each_profile
@@ -389,25 +250,6 @@ def test_replay_markers_follow_the_profile() -> None:
     assert replay_marker("ietf") == (b"idempotency-replayed", b"true")
     assert replay_marker("stripe") == (b"idempotent-replayed", b"true")
     assert replay_marker("governance") is None
-
-
-@each_profile
-@pytest.mark.parametrize("status", [200, 201, 404, 500])
-def test_a_tombstone_says_that_the_body_was_not_kept(profile: ProfileName, status: int) -> None:
-    """JSON in the profile's manner: an error object only for an error."""
-    note = tombstone_note(profile, status)
-    members = json.loads(note.body)
-    assert "was not kept" in note.body.decode()
-    assert "not executed again" in note.body.decode()
-    failed = status >= 400
-    is_problem = failed and profile == "ietf"
-    assert note.content_type == ("application/problem+json" if is_problem else "application/json")
-    if profile == "ietf":
-        assert members["status"] == status
-    elif profile == "stripe":
-        assert ("error" in members) == failed
-    else:
-        assert ("fault" in members) == failed
 
 
 @each_profile

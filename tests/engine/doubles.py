@@ -219,8 +219,8 @@ class FakeStore(MemoryStore):
     def due(self, duty: Duty, limit: int) -> list[Record]:
         return self.inner.due(duty, limit)
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
-        return self.inner.purge(limit, tombstones_only=tombstones_only)
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
+        return self.inner.purge(limit, expired_state_only=expired_state_only)
 
     def migrate(self) -> list[str]:
         self.migrations += 1

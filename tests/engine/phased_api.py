@@ -28,6 +28,7 @@ from tests.enlist.shop import Api, Shop
 
 PHASED = Policy(effects="phased")
 SCOPE = "single-tenant"
+CUT = ConnectionError("the line was cut")
 
 Serve = Callable[["PhasedApi", Operation, Any], Awaitable[Response | None]]
 

@@ -232,7 +232,7 @@ def test_a_waiter_looks_again_by_itself(it: Open, drive: Drive, monkeypatch: pyt
 def test_waiting_ends_with_a_conflict(it: Open, drive: Drive) -> None:
     """The first request is not done in time: 409, an event, and no waiter is left registered."""
     it.store.put(reservation())
-    policy = Policy(in_flight="wait", wait=timedelta(seconds=0.4))
+    policy = Policy(in_flight="wait", wait=timedelta(seconds=1.5))
     decision = drive(it.engine, it.engine.begin(reservation(), policy))
     assert isinstance(decision, Busy)
     assert it.heard.kinds() == ["FoundInFlight", "WaitedOut"]

@@ -58,10 +58,10 @@ def test_after_a_reopening_there_is_one_keeper(running: Kept) -> None:
 
 
 def test_a_short_lease_wakes_a_keeper_that_waits_for_a_long_one(running: Kept) -> None:
-    """The keeper would look in five seconds; the new lease lasts half of one, and is renewed in time."""
+    """The keeper would look in five seconds; the new lease lasts three, and is renewed in time."""
     running.start("long", 3600.0)
     eventually(lambda: not running.keeper._wake.is_set())
-    operation = running.start("short", 0.6)
+    operation = running.start("short", 3.0)
     eventually(lambda: running.store.keys("swap"))
     assert running.store.keys("swap")[0] == ["short"]
     assert not operation.lost

@@ -166,6 +166,14 @@ async def _ask(app: Any, store: Any) -> int | None:
     return status
 
 
+async def _first(app: Any, store: Any, runs: list[int]) -> int | None:
+    """The answer of the first request that reached the handler. On a busy machine one before it may time out."""
+    status = await _ask(app, store)
+    while not runs:
+        status = await _ask(app, store)
+    return status
+
+
 async def _settled(app: Any, store: Any, wanted: int) -> None:
     """Ask as a client does, until the answer is final."""
     for _ in range(100):
@@ -194,7 +202,7 @@ async def test_a_charge_is_not_made_again(store: Any, second: str) -> None:
     policy = Policy(effects="phased", begin_timeout=timedelta(seconds=BEGIN_SECONDS))
     once = OnceKey(store, scope=SINGLE_TENANT, policy=policy)
     protected = IdempotencyMiddleware(app, once)
-    assert await _ask(protected, store) == 500
+    assert await _first(protected, store, charges) == 500
     store.lost, store.second = 1, second
     await _ask(protected, store)
     await _settled(protected, store, 201)
@@ -217,7 +225,7 @@ async def test_a_claim_is_not_left_behind(store: Any, second: str) -> None:
     policy = Policy(begin_timeout=timedelta(seconds=BEGIN_SECONDS))
     once = OnceKey(store, scope=SINGLE_TENANT, policy=policy)
     protected = IdempotencyMiddleware(app, once)
-    assert await _ask(protected, store) == 503
+    assert await _first(protected, store, runs) == 503
     store.lost, store.second = 1, second
     await _ask(protected, store)
     await _settled(protected, store, 201)

@@ -12,10 +12,10 @@ import pytest
 from oncekey import current
 from oncekey.core.policy import Policy
 from oncekey.engine import process
+from oncekey.engine.known_steps import Steps
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.process import Owners
 from oncekey.engine.request import SINGLE_TENANT, Request
-from oncekey.engine.steps import Steps
 from oncekey.errors import ApplicationError, NoOperation, NotExecuted, OutcomeUnknown, Refused, StoreUnavailable
 from tests.engine.doubles import PATIENCE, operation_of, record_of, reservation
 

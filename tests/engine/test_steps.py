@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from oncekey import NotExecuted, Policy
 from oncekey.core.states import State
 from oncekey.core.steps import MAX_RESULT_BYTES, StepKind, StepState
+from oncekey.engine.known_steps import MAX_NAME_LENGTH
 from oncekey.engine.operation import Operation
-from oncekey.engine.steps import MAX_NAME_LENGTH
 from oncekey.errors import EnlistError, StepError
 from tests.engine.phased_api import PhasedApi, now
 from tests.enlist.shop import ALL, POSTGRES, SQLITE, Payer

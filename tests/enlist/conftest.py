@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.enlist.shop import POSTGRES, SQLITE, Payer, Shop, sqlite_url
+
+if TYPE_CHECKING:
+    from tests.enlist.django_site import Site
 
 
 @pytest.fixture
@@ -20,7 +24,23 @@ def sqlite_shop(tmp_path: Path) -> Shop:
     return Shop(sqlite_url(tmp_path))
 
 
+@pytest.fixture
+def mysql_shop(ready_mysql: str) -> Shop:
+    from tests.enlist.mysql_shop import MysqlShop
+
+    shop = MysqlShop(ready_mysql)
+    shop.ask("DELETE FROM payments")
+    return shop
+
+
 def make_shop(kind: str, request: pytest.FixtureRequest) -> Shop:
+    if kind.startswith("mysql"):
+        driver = kind.partition("-")[2]
+        if driver == "mysqlclient":
+            pytest.importorskip("MySQLdb", reason="mysqlclient is not installed: run `make mysqlclient`")
+        of_mysql: Any = request.getfixturevalue("mysql_shop")
+        of_mysql.driver = driver
+        return of_mysql
     shop: Shop = request.getfixturevalue("sqlite_shop" if kind == "sqlite" else "postgres_shop")
     return shop
 
@@ -52,6 +72,27 @@ def dispose_of_engines() -> Iterator[None]:
 
     yield
     refusals.dispose_of_engines()
+
+
+@pytest.fixture(params=["atomic-requests", "own-blocks"])
+def atomic_requests(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "atomic-requests")
+
+
+@pytest.fixture(params=["wsgi", pytest.param("asgi", marks=pytest.mark.frameworks)])
+def make(shop: Shop, request: pytest.FixtureRequest, atomic_requests: bool) -> Iterator[Callable[..., Site]]:
+    """Makes Django projects: ``make(view)``."""
+    from tests.enlist.django_site import make_site
+
+    made: list[Site] = []
+
+    def make(view: Callable[[Site, Any], Any], **options: Any) -> Site:
+        made.append(make_site(shop, view, asgi=request.param == "asgi", atomic_requests=atomic_requests, **options))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()
 
 
 pytest.register_assert_rewrite("tests.enlist.refusals")

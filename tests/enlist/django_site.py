@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import httpx
+import pytest
 
+from tests.enlist.mysql_shop import quoted
 from tests.enlist.shop import Shop
 from tests.web.django_apps import configure, make_handler, urls
 
 configure()
 
-from django.db import connections  # noqa: E402 - Django is configured first
+from django.db import connections, transaction  # noqa: E402 - Django is configured first
 from django.test import override_settings  # noqa: E402
 from django.urls import path  # noqa: E402
 
@@ -22,6 +24,18 @@ from oncekey.testing.http.stack import Loop, as_a_server  # noqa: E402
 from oncekey.web.django import conf  # noqa: E402
 
 _numbers = count(1)
+
+
+_MYSQL = [pytest.param(f"mysql-{driver}", marks=pytest.mark.stores) for driver in ("mysqlclient", "pymysql")]
+mysql_shops = pytest.mark.parametrize("shop", _MYSQL, indirect=True)
+every_shop = pytest.mark.parametrize("shop", ["sqlite", "postgresql", *_MYSQL], indirect=True)
+"""For tests of Django: every database, and every driver of it."""
+
+_ENGINES = {
+    "": "django.db.backends.postgresql",
+    "mysqlclient": "django.db.backends.mysql",
+    "pymysql": "tests.enlist.django_pymysql",
+}
 
 
 class Site:
@@ -34,11 +48,14 @@ class Site:
         *,
         asgi: bool,
         asynchronous: bool = False,
+        non_atomic: bool = False,
         atomic_requests: bool = False,
         effects: str = "transactional",
         wrap: Callable[[Any], Any] = lambda view: view,
+        inside: Sequence[str] = (),
+        **database: Any,
     ) -> None:
-        self.alias = add_database(shop.url, atomic_requests=atomic_requests)
+        self.alias = add_database(shop.url, getattr(shop, "driver", ""), atomic_requests=atomic_requests, **database)
         self.atomic_requests = atomic_requests
         said = {"STORE": self.alias, "SCOPE": "SINGLE_TENANT", "POLICY": {"effects": effects}, "MIGRATE": True}
         with override_settings(ONCEKEY=said):
@@ -50,8 +67,12 @@ class Site:
         async def awaited(request: Any) -> Any:
             return await view(self, request)
 
-        urlconf = urls(path("payments", wrap(awaited if asynchronous else plain)))
-        self.app = make_handler(urlconf, self.once, asgi=asgi, upkeep=False)
+        wrapped = wrap(awaited if asynchronous else plain)
+        if non_atomic:
+            transaction.non_atomic_requests(using=self.alias)(wrapped)
+        self.is_wsgi = not asgi
+        self.urls = urls(path("payments", wrapped))
+        self.app = make_handler(self.urls, self.once, asgi=asgi, upkeep=False, inside=inside)
         self._loop = Loop() if asgi else None
 
     @property
@@ -61,7 +82,7 @@ class Site:
     def ask(self, sql: str) -> Any:
         """In the view: the first value of the answer."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql)
+            cursor.execute(quoted(sql) if self.connection.vendor == "mysql" else sql)
             return cursor.fetchone()[0] if cursor.description else None
 
     def pay(self, key: str | None = None) -> None:
@@ -97,22 +118,22 @@ def make_site(shop: Shop, view: Callable[[Site, Any], Any], **options: Any) -> S
     return Site(shop, view, **options)
 
 
-def add_database(url: str, **options: Any) -> str:
-    """A new alias in DATABASES for this URL."""
+def add_database(url: str, driver: str = "", *, atomic_requests: bool, **options: Any) -> str:
+    """A new alias in DATABASES for this URL. ``driver``: of MySQL. ``options``: of DATABASES' OPTIONS."""
     alias = f"shop_{next(_numbers)}"
-    said: dict[str, Any] = {**connections.settings["default"], "ATOMIC_REQUESTS": options["atomic_requests"]}
+    said: dict[str, Any] = {**connections.settings["default"], "ATOMIC_REQUESTS": atomic_requests}
     if url.startswith("sqlite"):
-        said |= {"ENGINE": "django.db.backends.sqlite3", "NAME": url.removeprefix("sqlite:///")}
+        said |= {"ENGINE": "django.db.backends.sqlite3", "NAME": url.removeprefix("sqlite:///"), "OPTIONS": options}
     else:
         parts = urlsplit(url)
         said |= {
-            "ENGINE": "django.db.backends.postgresql",
+            "ENGINE": _ENGINES[driver],
             "NAME": parts.path.removeprefix("/"),
             "USER": unquote(parts.username or ""),
             "PASSWORD": unquote(parts.password or ""),
             "HOST": unquote(parts.hostname or ""),
             "PORT": parts.port or "",
-            "OPTIONS": {},
+            "OPTIONS": dict(options),
         }
         for pair in filter(None, parts.query.split("&")):
             name, _, value = pair.partition("=")

@@ -101,7 +101,7 @@ def _flask(url: str, point: Point) -> Answer:
 
 
 def _django(toy: str, url: str, point: Point) -> Answer:
-    """``ATOMIC_REQUESTS`` under WSGI, a block of the view under ASGI."""
+    """``ATOMIC_REQUESTS`` under WSGI, a block of the view under ASGI. A toy on MySQL ends with its driver."""
     from tests.enlist.django_site import Site
 
     from django.db import transaction  # isort: skip
@@ -118,7 +118,9 @@ def _django(toy: str, url: str, point: Point) -> Answer:
         return JsonResponse({"paid": current().key}, status=201)
 
     watch_the_end(point, DjangoLink)
-    site = Site(SimpleNamespace(url=url), pay, asgi=toy == "django-asgi", atomic_requests=toy == "django")  # type: ignore[arg-type]
+    shop: Any = SimpleNamespace(url=url, driver=toy.partition(":")[2])
+    asgi = toy.startswith("django-asgi")
+    site = Site(shop, pay, asgi=asgi, atomic_requests=not asgi)
     answer = site.post()
     site.close()
     return answer.status_code, answer.content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,9 @@ def quoted(sql: str) -> str:
 
 
 class MysqlShop(Shop):
+    driver = ""
+    """Of Django."""
+
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.kind = "mysql"
@@ -51,6 +55,15 @@ class Pymysql(Payer):
             thing = self.opened.pop()
             if thing.open:
                 thing.close()
+
+
+class Mysqlclient(Pymysql):
+    """mysqlclient is written in C and needs a library of MySQL or MariaDB, so it is not in requirements/dev.txt."""
+
+    def make(self) -> Any:
+        parts = urlsplit(self.shop.url)
+        place: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "user": parts.username}
+        return import_module("MySQLdb").connect(**place, database=parts.path[1:])
 
 
 class Aiomysql(Payer):
@@ -95,8 +108,6 @@ class SaMariadb(SaSession):
 
 
 class SaMysqlclient(SaSession):
-    """mysqlclient is written in C and needs a library of MySQL or MariaDB, so it is not in requirements/dev.txt."""
-
     def url(self) -> str:
         return self.shop.url.replace("mysql:", "mysql+mysqldb:")
 
@@ -127,6 +138,7 @@ class SaAiomysql(SaAsyncmy):
 
 MYSQL: dict[str, type[Payer]] = {
     "pymysql": Pymysql,
+    "mysqlclient": Mysqlclient,
     "aiomysql": Aiomysql,
     "asyncmy": Asyncmy,
     "sa-session": SaSession,

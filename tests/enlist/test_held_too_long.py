@@ -19,6 +19,8 @@ from tests.enlist.handlers import handler
 from tests.enlist.shop import SQLITE, Api, Payer, Shop, paid, sqlite_url
 from tests.web.apps import soon, until
 
+pytestmark = pytest.mark.stores
+
 LEASE = timedelta(seconds=1.2)
 DRIVERS = ["sqlite3", "aiosqlite", "sa-session", "sa-async-session"]
 

@@ -23,8 +23,15 @@ _DEPTH: dict[str, Any] = {
 }
 
 
+_PAST = {
+    "sqlite": "0",
+    "postgresql": "now() - interval '1 second'",
+    "mysql": "utc_timestamp(6) - INTERVAL 1 SECOND",
+}
+
+
 def let_the_lease_end(shop: Shop) -> None:
-    past = "now() - interval '1 second'" if shop.kind == "postgresql" else "0"
+    past = _PAST[shop.kind]
     shop.ask(f"UPDATE idempotency_keys SET lease_until = {past} WHERE state = 'in_progress'")
 
 

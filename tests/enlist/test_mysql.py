@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -40,8 +41,8 @@ DRIVERS = [pytest.param(name, marks=() if name in FAST else pytest.mark.stores) 
 async def payer(request: pytest.FixtureRequest, mysql_url: str, mysql_server: MysqlServer) -> AsyncIterator[Payer]:
     if request.param == "sa-mariadb" and mysql_server.kind != "MariaDB":
         pytest.skip("SQLAlchemy's dialect mariadb refuses MySQL")
-    if request.param == "sa-mysqlclient":
-        pytest.importorskip("MySQLdb", reason="mysqlclient is not installed (it needs libmariadb-dev to be built)")
+    if "mysqlclient" in request.param:
+        pytest.importorskip("MySQLdb", reason="mysqlclient is not installed: run `make mysqlclient`")
     payer = MYSQL[request.param](MysqlShop(mysql_url))
     yield payer
     await payer.close()
@@ -75,14 +76,21 @@ async def send(payer: Payer, thing: Any, sql: str) -> None:
     "sql", ["COMMIT", "ROLLBACK", "CREATE TABLE other (id int)", "BEGIN", "SET autocommit = 1", "TRUNCATE payments"]
 )
 async def test_statement_that_ends_the_transaction_is_refused(payer: Payer, sql: str) -> None:
-    """Also DDL and BEGIN, which commit without saying so."""
+    """Also DDL and BEGIN, which commit without saying so: then the refusal speaks of no commit() in the handler."""
+    said: list[str] = []
 
     async def end(thing: Any) -> Response:
-        await send(payer, thing, sql)
+        try:
+            await send(payer, thing, sql)
+        except EnlistError as error:
+            said.append(str(error))
+            raise
         return paid("k-1")
 
     api = payer.shop.api(handler(payer, end))
     assert (await api.post()).status_code in (500, 503)
+    assert ("Take the commit() or rollback() out" in said[0]) is (sql in ("COMMIT", "ROLLBACK"))
+    assert ("commits the open transaction without saying so" in said[0]) is (sql not in ("COMMIT", "ROLLBACK"))
     assert (payer.shop.state(), payer.shop.payments()) == (State.FAILED_RETRYABLE, 0)
 
 
@@ -151,6 +159,51 @@ async def test_commit_that_no_guard_sees_makes_the_key_unknown(payer: Payer) -> 
     api = payer.shop.api(handler(payer, end))
     assert (await api.post()).status_code == 409
     assert (payer.shop.state(), payer.shop.payments()) == (State.UNKNOWN, 1)
+
+
+@pytest.mark.parametrize("payer", ["sa-session"], indirect=True)
+async def test_commit_on_the_drivers_connection_beneath_sqlalchemy_is_not_called_a_rollback(payer: Payer) -> None:
+    said: list[str] = []
+
+    async def end(thing: Any) -> Response:
+        thing.connection().connection.commit()
+        with pytest.raises(EnlistError) as caught:
+            await send(payer, thing, "INSERT INTO payments (key, cents) VALUES ('k-2', 5)")
+        said.append(str(caught.value))
+        return paid("k-1")
+
+    api = payer.shop.api(handler(payer, end))
+    assert (await api.post()).status_code == 409
+    assert (payer.shop.state(), payer.shop.payments()) == (State.UNKNOWN, 1)
+    assert "transaction was committed or rolled back on the driver's own connection" in said[0]
+
+
+@every_driver
+@pytest.mark.parametrize("way", ["raises", "rolls back", "commits"])
+async def test_rollback_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown(
+    payer: Payer, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MyISAM keeps what was written. The server says so in a warning of the ROLLBACK (1196)."""
+    if "MariaDB" not in payer.shop.ask("SELECT version()")[0][0]:
+        pytest.skip("MySQL refuses a write to MyISAM in a transaction (1785), unless enforce_gtid_consistency is off")
+    payer.shop.ask("CREATE TABLE notes (id int) ENGINE = MyISAM")
+
+    async def end(thing: Any) -> Response:
+        await send(payer, thing, "INSERT INTO notes VALUES (1)")
+        if way == "raises":
+            raise RuntimeError("the card was declined")
+        with suppress(EnlistError):
+            done = thing.rollback() if way == "rolls back" else thing.commit()
+            if isinstance(done, Awaitable):
+                await done
+        return paid("k-1")
+
+    api = payer.shop.api(handler(payer, end))
+    for _ in range(2):
+        assert (await api.post()).status_code in (409, 500)
+    assert (payer.shop.state(), payer.shop.payments()) == (State.UNKNOWN, 0)
+    assert payer.shop.ask("SELECT count(*) FROM notes") == [(1,)]
+    assert "did not undo what the handler wrote to a table without transactions: the key is unknown" in caplog.text
 
 
 @every_driver

@@ -10,6 +10,8 @@ from oncekey import current
 from tests.enlist.own_endings import WAYS, Ending, check, handler_of
 from tests.enlist.shop import ALL, Payer
 
+pytestmark = pytest.mark.stores
+
 SENDS = 3
 SHORT: tuple[tuple[Ending, bool], ...] = (("returns 201", True), ("fails and raises", True), ("raises", False))
 """Of all combinations of an ending and whether the handler swallows errors: the others run in the campaign."""

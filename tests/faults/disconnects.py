@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.faults.asgi_request import AsgiRequest, quiet
+from tests.faults.breakable_stores import make_store, template, without_a_disk
 from tests.faults.campaign import Fault, Run
 from tests.faults.linearizable import Saw
-from tests.faults.scenes import BODY, KINDS, Scene, Story, blemishes, make_store, template, without_a_disk
+from tests.faults.scenes import BODY, KINDS, Scene, Story, blemishes
 
 PIECES = (BODY[:4], BODY[4:9], BODY[9:])
 """The body comes in three messages."""

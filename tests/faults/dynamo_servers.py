@@ -5,15 +5,12 @@ The server is dynalite, which keeps what it has answered. Amazon's service was n
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 from oncekey.stores.registry import open_store
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import HOST
 from tests.faults.campaign import Fault, Run
 from tests.faults.local_app import LocalApp
-from tests.faults.redis_servers import under_load
+from tests.faults.strikes import Strike, bad_network, killed, under_load_and_checked
 from tests.stores.dynamo_rows import through
 
 CLIENTS = 6
@@ -21,37 +18,22 @@ CLIENTS = 6
 
 
 def killed_under_load(run: Run) -> None:
-    server = run.own_dynalite
-
-    async def strike(local: LocalApp) -> None:
-        del local
-        server.kill()
-        await asyncio.sleep(run.random.uniform(0.0, 0.1))
-        server.start()  # in this thread: a server ends with the thread that started it
-
     url = run.url()
-    _load(run, f"{url}&timeout=5", url, strike)
+    _load(run, f"{url}&timeout=5", url, killed(run, run.own_dynalite))
 
 
 def behind_a_bad_network(run: Run) -> None:
     url = run.url()
     with TcpProxy(HOST, run.own_dynalite.port) as proxy:
-
-        async def strike(local: LocalApp) -> None:
-            del local
-            run.random.choice([proxy.refuse, proxy.hang, proxy.cut, lambda: proxy.delay(0.3)])()
-            await asyncio.sleep(run.random.uniform(0.1, 1.0))
-            proxy.pass_through()
-
-        _load(run, f"{through(proxy, url)}&timeout=1", url, strike)
+        _load(run, f"{through(proxy, url)}&timeout=1", url, bad_network(run, proxy))
 
 
-def _load(run: Run, url: str, direct: str, strike: Callable[[LocalApp], Awaitable[None]]) -> None:
+def _load(run: Run, url: str, direct: str, strike: Strike) -> None:
     """``direct``: the same table, without what is in the app's way."""
     store = open_store(url)
     store.migrate()
     local = LocalApp(store, upkeep=True, transactions=False, lease=3.0, begin_timeout=2.0, upkeep_every=1.0)
-    asyncio.run(under_load(run, local, strike, f"{direct}&timeout=60", CLIENTS))
+    under_load_and_checked(run, local, strike, f"{direct}&timeout=60", CLIENTS)
 
 
 FAULTS = (

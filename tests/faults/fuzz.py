@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.record import RESPONSE_SCHEMA_VERSION, StoredResponse
+from oncekey.core.sealed import SEALED_RESPONSE
 from oncekey.errors import StoreError
 from oncekey.stores.sql.key_rows import stored_response
 from oncekey.web.asgi import IdempotencyMiddleware
@@ -210,6 +211,8 @@ class Damaged:
         again = await self.post(key)
         assert self.calls == calls, f"the handler ran a second time: {again.status_code}"
         match column:
+            case "response_schema_version" if value == SEALED_RESPONSE:
+                assert again.status_code == 503  # a process with the keyring may read it
             case "response_schema_version":
                 assert (again.status_code, again.headers["idempotency-replayed"]) == (201, "true")
                 assert again.content != first.content, "read by a layout that we do not know"

@@ -27,6 +27,7 @@ from typing import Any
 import oncekey
 from oncekey.testing.company import Child
 from tests.faults.asgi_request import quiet
+from tests.faults.breakable_stores import make_store, template, without_a_disk
 from tests.faults.campaign import Fault, Run
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.scenes import (
@@ -36,9 +37,6 @@ from tests.faults.scenes import (
     Scene,
     Story,
     blemishes,
-    make_store,
-    template,
-    without_a_disk,
 )
 
 ROOT = os.path.dirname(oncekey.__file__) + os.sep  # noqa: PTH120 - compared with co_filename, a thousand times

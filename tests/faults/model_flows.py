@@ -88,7 +88,7 @@ class Kind:
     honours: bool = False
     """Whether a call outside is made under a key that the other side honours."""
     soft: bool = False
-    """Expired keys are kept as tombstones."""
+    """Expired keys are kept in the state ``expired``."""
     resumed: bool = False
     """The last of those with the same body is no client but upkeep, which goes on with what is half done."""
     deployed: Kind | None = None
@@ -153,7 +153,7 @@ def _raises(machine: Machine, operation: Operation, error: Exception) -> Move:
 
 KINDS = (
     Kind("external", Effects.EXTERNAL, external),
-    Kind("external, tombstones", Effects.EXTERNAL, external, soft=True),
+    Kind("external, soft expiry", Effects.EXTERNAL, external, soft=True),
     Kind("transactional", Effects.TRANSACTIONAL, transactional),
     Kind("phased, repeatable", Effects.PHASED, phased, honours=True),
     Kind("phased, unrepeatable", Effects.PHASED, phased),

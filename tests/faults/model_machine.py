@@ -188,7 +188,7 @@ class Machine:
             case Due():
                 answer = next(iter(store.due(work.duty, 1)), None)
             case "purge":
-                answer = store.purge(1, tombstones_only=self.kind.soft)
+                answer = store.purge(1, expired_state_only=self.kind.soft)
             case _:
                 answer = store.read([work])[0]
         then = store._rows.get(AT)
@@ -335,7 +335,7 @@ class Machine:
         if row.expires_at > 0.0 and row.state in (*FINAL, State.FAILED_RETRYABLE):
             yield "the retention is over", world._replace(row=replace(row, expires_at=0.0))
         elif row.expires_at == 0.0 and row.state is State.EXPIRED:
-            yield "the tombstone's time is over", world._replace(row=replace(row, expires_at=-RETENTION))
+            yield "the second retention is over", world._replace(row=replace(row, expires_at=-RETENTION))
 
     def _before_a_call(self, world: World) -> bool:
         return any(at is not None and at.node.began is not None and not at.node.called for at in world.requests)

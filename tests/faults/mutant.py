@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 Edit = tuple[str, str, str]
 """Where, what stands there, and what is put in its place: see ``mutating/sitecustomize.py``."""
@@ -16,7 +17,13 @@ class Mutant:
     guard: str
     edits: tuple[Edit, ...]
     test: str
+    needs: str = ""
+    """A module that is not in requirements/dev.txt, and that the test is skipped without."""
+
+    @property
+    def can_run(self) -> bool:
+        return not self.needs or find_spec(self.needs) is not None
 
 
-def mutant(hazard: int, promise: str, guard: str, test: str, *edits: Edit) -> Mutant:
-    return Mutant(hazard, promise, guard, edits, test)
+def mutant(hazard: int, promise: str, guard: str, test: str, *edits: Edit, needs: str = "") -> Mutant:
+    return Mutant(hazard, promise, guard, edits, test, needs)

@@ -82,8 +82,8 @@ CACHE: tuple[Mutant, ...] = (
         f"{REQUESTS}::test_forgotten_key_runs_as_new_at_once",
         (
             "oncekey.admin.changes",
-            "                mark_forgotten(cache, store, seen.scope, seen.key)\n",
-            "                pass\n",
+            "            mark_forgotten(cache, store, scope, key)\n",
+            "            pass\n",
         ),
     ),
     _(
@@ -92,6 +92,24 @@ CACHE: tuple[Mutant, ...] = (
         "a cache that hangs is left alone",
         f"{REQUESTS}::test_cache_that_hangs_is_asked_once_and_then_left_alone",
         (FRONT, "        self._paused_until = time.monotonic() + self._pause\n", "        pass\n"),
+    ),
+    _(
+        57,
+        "I7",
+        "a cache whose library misbehaves is a miss",
+        f"{REQUESTS}::test_cache_whose_library_misbehaves_costs_nothing_but_speed",
+        (
+            FRONT,
+            "        except Exception as error:  # noqa: BLE001 - as in look_up",
+            "        except CacheDown as error:",
+        ),
+    ),
+    _(
+        57,
+        "I7",
+        "a cache's URL with an unknown option is refused at the start",
+        f"{REQUESTS}::test_wrong_setting_is_refused_with_what_to_write",
+        (REDIS, "            self._client.connection_pool.make_connection()", "            pass"),
     ),
     _(
         57,

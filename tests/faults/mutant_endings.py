@@ -13,6 +13,7 @@ EXCHANGE, WSGI_SHELL = "oncekey.web.exchange", "oncekey.web.wsgi_shell"
 TABLE = "tests/core/test_judgment.py::test_every_row_of_the_table_gives_its_judgment"
 BUGS = "tests/faults/test_middleware_answers.py::test_answer_in_place_that_was_a_bug_keeps_the_promises"
 IN_PLACE, WORD = "tests/web/test_answers_in_its_place.py", "tests/web/test_handlers_word.py"
+NESTED = "tests/functions/test_nested.py"
 NEVER, COMMITS = "tests/web/test_never_entered.py", "tests/web/test_answers_and_commits.py"
 DECLARED = "tests/web/verdicts/test_declarations.py"
 ALL_ENDINGS = "tests/web/verdicts/test_table.py::test_three_sends_of_one_key_follow_the_table"
@@ -93,6 +94,19 @@ ENDINGS: tuple[Mutant, ...] = (
       (JUDGMENT, "if own is not None and _is_server_error(own) and _says_more(own, policy):\n            return _server_error(own, status, policy)", "if status is not None and _says_more(status, policy):\n            return _server_error(status, status, policy)")),
     _(14, "I1", "on_server_error does not apply to middleware", f"{IN_PLACE}::test_declared_meaning_of_a_status_does_not_hold_for_a_timeout",
       (JUDGMENT, "        return undone(policy)  # an answer in the endpoint's place\n", "        return _not_wrapped(status, policy)\n")),
+    # 14: an operation inside of another one
+    _(14, "I1", "NotExecuted of a function inside is not the handler's", f"{NESTED}::test_word_of_an_inner_function_is_not_the_word_of_an_asgi_route[True-NotExecuted]",
+      (EVIDENCE, "            if not is_of(error, self.owner):\n", "            if False:\n")),
+    _(14, "I1", "a status of an exception from inside is not the handler's", f"{NESTED}::test_word_of_an_inner_function_is_not_the_word_of_an_asgi_route[False-429]",
+      (EVIDENCE, "        if is_of(error, self.owner):\n", "        if True:\n")),
+    _(14, "I1", "an exception is marked when it leaves its function", f"{NESTED}::test_word_of_an_inner_function_is_not_the_word_of_the_function_around_it[NotExecuted]",
+      ("oncekey.functions.attempt", "            leaves(error, operation.owner)\n", "")),
+    _(14, "I1", "the end of an inner transaction is not the handler's word", f"{NESTED}::test_inner_transaction_that_cannot_commit_says_nothing_about_the_charge",
+      (EVIDENCE, "            leaves(error, self._owner)\n", "            pass\n")),
+    _(14, "I1", "NotExecuted of a function inside does not clear an effect", f"{NESTED}::test_effect_that_may_not_be_repeated_is_in_doubt_after_an_inner_word[NotExecuted]",
+      ("oncekey.engine.steps", "        if not step.repeatable and operation.evidence.speaks(error):\n", "        if not step.repeatable:\n")),
+    _(14, "I4", "Refused of a function inside does not park a message", f"{NESTED}::test_refusal_of_an_inner_function_does_not_refuse_the_message",
+      ("oncekey.consumers.message", "isinstance(error, Refused) and attempt.owns(error)", "isinstance(error, Refused)")),
     # 38: refused before it was entered
     _(38, "I4", "a refusal by middleware leaves the key unused", f"{NEVER}::test_refusal_of_middleware_leaves_the_key_unused",
       (JUDGMENT, "    if seen.refused or (status is not None and status != 408 and status < 500):\n", "    if seen.refused:\n")),
@@ -134,9 +148,13 @@ ENDINGS: tuple[Mutant, ...] = (
     _(37, "I5", "a request is compared by the recipe of the row", "tests/web/test_recipes.py",
       (DECISION, "        same = _same_by_the_row(record, wanted)\n", "        pass\n")),
     _(37, "I5", "a fingerprint is computed by the recipe of the row", "tests/core/test_recipe.py::test_comparison_uses_the_recipe_of_the_row",
-      ("oncekey.core.recipe", "    recipe = _read(text)\n    return None", "    recipe = _read(ours)\n    return None")),
+      ("oncekey.core.recipe", "    recipe = _read(text)\n", "    recipe = _read(ours)\n")),
+    _(37, "I5", "a call is compared by the arguments that counted for the first one", "tests/functions/test_function_deploys.py::test_row_of_a_real_store_keeps_what_counted[sqlite]",
+      ("oncekey.core.recipe", "        if isinstance(read_lines, Call):\n", "        if False:\n")),
+    _(36, "I5", "an argument counts if the caller chose another key", "tests/functions/test_function_keys.py::test_argument_counts_if_the_caller_chose_another_key",
+      ("oncekey.functions.function", "            key_name = None  # with_key", "            pass  # with_key")),
     _(37, "I5", "a recipe that is not known is not compared", "tests/core/test_recipe.py::test_recipe_that_is_not_known_is_not_compared",
-      ("oncekey.core.recipe", "    if not isinstance(members, dict) or \"headers\" not in members or not members.keys() <= {\"fields\", \"headers\", \"bind\"}:\n        return None\n", "    if not isinstance(members, dict):\n        return None\n    members.setdefault(\"headers\", [])\n")),
+      ("oncekey.core.recipe", "    if not isinstance(members, dict) or \"headers\" not in members or not members.keys() <= _MEMBERS:\n        return None\n", "    if not isinstance(members, dict):\n        return None\n    members.setdefault(\"headers\", [])\n")),
     _(39, "I6", "the caller is authorized before the look-up (ASGI)", "tests/web/test_authorize.py::test_replay_is_refused_to_a_caller_without_permission",
       ("oncekey.web.asgi_shell", "    if authorize and once.authorize is not None:\n", "    if False:\n")),
     _(39, "I6", "the caller is authorized before the look-up (WSGI)", "tests/web/test_authorize.py::test_replay_is_refused_to_a_caller_without_permission",

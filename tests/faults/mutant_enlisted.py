@@ -34,7 +34,7 @@ ENLISTED: tuple[Mutant, ...] = (
     _(31, "I1", "a text of several statements counts as a commit (SQLAlchemy)", f"{OWN}[postgresql-sa-session-another transaction in one text]",
       (GUARD, "            if may_end_transaction(statement):\n", "            if False:\n")),
     _(31, "I1", "a COMMIT behind a comment is refused", f"{OWN}[postgresql-psycopg-COMMIT behind a comment]",
-      (TEXTS, "_ENDS = re.compile(rf\"(?:{_GAP}|;)*({_END})\", re.IGNORECASE).match", "_ENDS = re.compile(rf\"\\s*({_END})\", re.IGNORECASE).match")),
+      (TEXTS, "_ENDS = re.compile(rf\"(?:{_GAP}|;)*+({_END})\", re.IGNORECASE).match", "_ENDS = re.compile(rf\"\\s*({_END})\", re.IGNORECASE).match")),
     _(31, "I1", "an early commit of psycopg is refused", f"{OWN}[postgresql-psycopg-commits]",
       (PSYCOPG, "        def commit() -> None:\n            if self.end_allowed or self.ended:\n", "        def commit() -> None:\n            if True:\n")),
     _(31, "I1", "statements of psycopg are seen before they are sent", f"{OWN}[postgresql-psycopg-COMMIT]",
@@ -68,4 +68,8 @@ ENLISTED: tuple[Mutant, ...] = (
       ("oncekey.engine.transactions.completion", " and (event is not Event.FAIL or enlisted.held_too_long):\n", ":\n")),
     _(31, "I1", "a SQLAlchemy that does not report autocommit is refused", "tests/enlist/test_misused_transactions.py::test_sqlalchemy_that_cannot_tell_autocommit_is_refused",
       (f"{ENLIST}.sqlalchemy", "        if _numbers(sqlalchemy.__version__) < (2, 0, 43):\n", "        if False:\n")),
+    _(31, "I1", "a function cannot enlist the transaction of its caller", "tests/functions/test_nested_transactions.py::test_function_is_refused_the_transaction_that_its_caller_enlisted",
+      ("oncekey.engine.transactions.enlistment", "around.enlisted.target is target", "False")),
+    _(31, "I1", "a function cannot enlist a block of Django that was open before it", "tests/enlist/test_django_misuse.py::test_function_in_the_block_of_a_view_cannot_enlist_it",
+      ("oncekey.engine.transactions.enlistment", "        if operation.in_callers_block:\n", "        if False:\n")),
 )  # fmt: skip

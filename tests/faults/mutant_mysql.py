@@ -5,13 +5,42 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
+CONNECTION = "oncekey.stores.mysql.connection"
 SESSIONS, STORE = "oncekey.stores.mysql.sessions", "oncekey.stores.mysql.store"
 LINKS = "oncekey.engine.transactions.adapters.mysql"
 QUERIES = "oncekey.stores.mysql"
 LOCKS, ENLIST = "tests/stores/test_mysql_locks.py", "tests/enlist/test_mysql.py"
+DJANGO = "oncekey.engine.transactions.adapters.django"
 TORN = "tests/stores/test_mysql_torn.py"
 
+_KEPT = "test_rollback_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown"
+
 MYSQL: tuple[Mutant, ...] = (
+    _(
+        33,
+        "I1",
+        "a rollback that MyISAM did not follow is no proof (drivers of MySQL)",
+        f"{ENLIST}::{_KEPT}[raises-pymysql]",
+        (LINKS, "            note_kept_writes(self, self.execute((WARNINGS,), {}))\n", ""),
+    ),
+    _(
+        33,
+        "I1",
+        "a rollback that MyISAM did not follow is no proof (SQLAlchemy)",
+        f"{ENLIST}::{_KEPT}[raises-sa-asyncmy]",
+        (
+            "oncekey.engine.transactions.adapters.sqlalchemy",
+            "            self._guard.look_for_kept_writes()\n",
+            "            pass\n",
+        ),
+    ),
+    _(
+        7,
+        "I1",
+        "in a Galera cluster COMMIT is a packet of its own",
+        f"{TORN}::test_commit_in_a_galera_cluster_tells_of_a_lost_transaction[complete]",
+        (CONNECTION, "if self.galera and text.endswith(_THEN_COMMIT)", "if False"),
+    ),
     _(
         7,
         "I4",
@@ -39,6 +68,30 @@ MYSQL: tuple[Mutant, ...] = (
         "an owner that lost its key leaves no lock in MySQL",
         f"{ENLIST}::test_enlist_of_an_owner_that_lost_its_key_leaves_no_lock[pymysql]",
         (LINKS, "        return self if self._guarded else None\n", "        return self\n"),
+    ),
+    _(
+        31,
+        "I1",
+        "a view of Django that wrote on a new connection leaves its key unknown",
+        "tests/enlist/test_django_misuse.py::test_reopened_connection_makes_the_key_unknown[wsgi-own-blocks-postgresql]",
+        (DJANGO, "self._inner.may_have_written_later or replaced", "self._inner.may_have_written_later"),
+    ),
+    _(
+        31,
+        "I1",
+        "a transaction of MySQL keeps its number after a rollback to a savepoint (Django)",
+        "tests/enlist/test_django_mysql.py"
+        "::test_commit_in_a_procedure_after_a_rollback_to_a_savepoint_makes_the_key_unknown"
+        "[wsgi-atomic-requests-mysql-pymysql]",
+        (DJANGO, '{**key, "number": int(str(rows[0][0]).rpartition(":")[2])}', "key"),
+    ),
+    _(
+        33,
+        "I4",
+        "the mark of an enlisted transaction of MySQL is set again after the release of an older savepoint (Django)",
+        "tests/enlist/test_django.py"
+        "::test_enlisted_view_pays_once_and_replays[wsgi-atomic-requests-pay_in_block-mysql-pymysql]",
+        (DJANGO, "            if released in older:\n", "            if False:\n"),
     ),
     _(
         1,

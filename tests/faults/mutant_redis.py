@@ -9,6 +9,8 @@ REDIS = "oncekey.stores.redis"
 EPOCHS, SETTINGS = "tests/stores/test_redis_epochs.py", "tests/stores/test_redis_settings.py"
 SUITE = "tests/stores/test_redis.py::TestRedisStore"
 IN_LOOP = "tests/stores/test_redis_in_loop.py"
+WATCH = "tests/stores/test_redis_watch.py"
+BATCHES = "tests/stores/test_redis_batches.py"
 
 
 def _script(text: str, instead: str) -> Edit:
@@ -17,6 +19,13 @@ def _script(text: str, instead: str) -> Edit:
 
 
 REDIS_STORE: tuple[Mutant, ...] = (
+    _(
+        5,
+        "I4",
+        "the pause after a failed node does not prolong itself",
+        "tests/stores/test_redis_pause.py::test_node_is_tried_again_after_its_pause_though_calls_never_stop",
+        (f"{REDIS}.calls", " and not isinstance(error, Paused):", ":"),
+    ),
     _(
         24,
         "I7",
@@ -27,9 +36,44 @@ REDIS_STORE: tuple[Mutant, ...] = (
     _(
         24,
         "I7",
+        "a script compares the epochs of all buckets that it touches",
+        f"{BATCHES}::test_batch_that_touches_one_bucket_without_its_epoch_does_nothing",
+        _script("unpack(KEYS, 1, ARGV[2])", "KEYS[1]"),
+    ),
+    _(
+        24,
+        "I7",
         "a Redis that evicts keys is refused",
         f"{EPOCHS}::test_redis_that_evicts_keys_is_refused",
         (f"{REDIS}.servers", "    if server.policy == _SAFE:\n", "    if True:\n"),
+    ),
+    _(
+        24,
+        "I7",
+        "eviction switched on under open connections is refused",
+        f"{WATCH}::test_eviction_switched_on_under_open_connections_is_refused",
+        (f"{REDIS}.calls", "                look = self.watch.due(address)\n", "                look = ()\n"),
+    ),
+    _(
+        24,
+        "I7",
+        "the event loop looks for eviction too",
+        f"{WATCH}::test_event_loop_notices_eviction_and_stays_refused",
+        (f"{REDIS}.in_loop", "            looks = [store.calls.watch.due(address)", "            looks = [()"),
+    ),
+    _(
+        24,
+        "I7",
+        "what one connection noticed about eviction holds for all",
+        f"{WATCH}::test_what_one_connection_noticed_holds_for_all",
+        (f"{REDIS}.watch", "self._loss is None and link.checked_at == self.", "link.checked_at >= 0 <= self."),
+    ),
+    _(
+        24,
+        "I7",
+        "keys that were evicted unseen are noticed by their count",
+        f"{WATCH}::test_keys_evicted_while_nobody_looked_are_noticed_by_their_count",
+        (f"{REDIS}.watch", "        elif server.evicted > first and", "        elif False and"),
     ),
     _(
         24,
@@ -68,7 +112,7 @@ REDIS_STORE: tuple[Mutant, ...] = (
         "I3",
         "an end compares the owner (Redis)",
         f"{IN_LOOP}::test_keys_are_inserted_found_and_ended_as_by_a_thread",
-        _script(" and row[2] == owner then", " then"),
+        _script("if live and string.sub(live, 1, #mine) == mine then", "if live then"),
     ),
     _(
         42,

@@ -6,15 +6,21 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 from tests.faults.mutant_cache import CACHE
+from tests.faults.mutant_clients import CLIENTS
 from tests.faults.mutant_declared import DECLARED
+from tests.faults.mutant_django import DJANGO
 from tests.faults.mutant_doubts import DOUBTS_OF_EFFECTS
 from tests.faults.mutant_dynamodb import DYNAMODB
+from tests.faults.mutant_encryption import ENCRYPTION
 from tests.faults.mutant_endings import ENDINGS
 from tests.faults.mutant_enlisted import ENLISTED
 from tests.faults.mutant_flat import FLAT_WAY
 from tests.faults.mutant_guards import GUARDS
 from tests.faults.mutant_mysql import MYSQL
+from tests.faults.mutant_mysqlclient import MYSQLCLIENT
 from tests.faults.mutant_redis import REDIS_STORE
+from tests.faults.mutant_rotation import ROTATIONS
+from tests.faults.mutant_sealed import SEALED
 from tests.faults.mutant_silence import SILENCE
 from tests.faults.mutant_upkeep import UPKEEP
 from tests.faults.mutant_writer import WRITERS
@@ -30,7 +36,7 @@ MODEL = "tests/faults/test_short_forms.py::test_short[model:_every_interleaving-
 
 
 NOT_HERE = {
-    "29": "there are no rate limits and caps per scope yet",
+    "29": "the guards of limits and bound keys stand under 30",
 }
 
 
@@ -89,7 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(37, "I4", "a handler that never ends loses its lease",
       "tests/web/test_max_run.py::test_wsgi_handler_goes_on_and_its_lease_is_no_longer_renewed",
       ("oncekey.engine.keeper", "        operation.runs_until = None\n        self.unwatch(operation)\n", "        operation.runs_until = None\n")),
-    _(2, "I1", "a retry requires effects that may run again", "tests/core/test_states.py::test_a_second_run_needs_effects_that_allow_it",
+    _(2, "I1", "a retry requires effects that may run again", "tests/core/test_swaps.py::test_a_second_run_needs_effects_that_allow_it",
       ("oncekey.core.swaps", "(Condition.MAY_RERUN, record.effects in MAY_RERUN)", "(Condition.MAY_RERUN, True)")),
     _(2, "I1", "the sweeper makes external keys unknown", "tests/upkeep/test_sweeper.py::test_by_where_the_effects_live",
       ("oncekey.upkeep.sweeper", "Event.RELEASE if record.effects in MAY_RERUN else Event.DOUBT", "Event.RELEASE"),
@@ -223,11 +229,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _(13, "I6", "no line break is replayed", "tests/web/test_asgi_responses.py::test_a_row_from_somewhere_else_cannot_split_a_replay",
       ("oncekey.web.responses", "        elif _is_clean(name, text):\n            headers", "        else:\n            headers")),
     # 15: a part stored as the whole
-    _(15, "I2", "a streamed response leaves a tombstone", "tests/web/test_asgi_responses.py::test_an_event_stream_passes_as_it_comes_and_leaves_a_tombstone",
+    _(15, "I2", "a streamed response leaves a tombstone", "tests/web/test_asgi_tombstones.py::test_an_event_stream_passes_as_it_comes_and_leaves_a_tombstone",
       ("oncekey.web.exchange", "endings.answered(operation, status, headers, body, self.once)", "endings.answered(operation, status, headers, body or b\"\", self.once)")),
-    _(15, "I2", "a response without an end is not stored", "tests/web/test_asgi_responses.py::test_an_app_that_returns_without_an_end_is_not_stored",
+    _(15, "I2", "a response without an end is not stored", "tests/web/test_asgi_tombstones.py::test_an_app_that_returns_without_an_end_is_not_stored",
       ("oncekey.web.asgi_call", "            self.raised(EOFError())\n", "            self.answered(201, [], b\"\".join(self.chunks or []))\n")),
-    _(15, "I2", "a response that is too large leaves a tombstone", "tests/web/test_asgi_responses.py::test_more_than_a_mebibyte_leaves_a_tombstone",
+    _(15, "I2", "a response that is too large leaves a tombstone", "tests/web/test_asgi_tombstones.py::test_more_than_a_mebibyte_leaves_a_tombstone",
       ("oncekey.web.responses", "len(body) > policy.max_response_bytes:", "False:")),
     # 16: a replay that is not the first answer
     _(16, "I2", "identity bytes are stored", "tests/web/test_asgi_responses.py::test_response_is_stored_without_gzip_of_the_app",
@@ -253,7 +259,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(18, "I5", "fields are length-prefixed", "tests/core/test_fingerprint.py::test_delimiters_inside_a_field_do_not_end_it",
       ("oncekey.core.fingerprint", "b\"\".join((head, method_, path_, query, media, lines", "b\"/\".join((method_, path_, query, media, lines")),
     _(18, "I5", "fingerprints of two versions are not compared", "tests/core/test_decision.py::test_fingerprint_that_cannot_be_compared_is_unreadable",
-      ("oncekey.core.decision", "        if same is None:\n            return Unreadable(record)\n", "")),
+      ("oncekey.core.decision", "    if same is None:\n        return _unreadable(record, wanted)\n", "")),
     # 19: JSON that a lax parser merges
     _(19, "I5", "a body with integers past 2^53 is hashed raw", "tests/web/test_bad_input.py::test_bodies_that_look_alike_to_a_lax_parser_are_different_requests",
       ("oncekey.core.json_form", "    if len(literal) > 17 or not -(2**53) < (number := int(literal)) < 2**53:\n        raise ValueError(\"integer past 2^53 - 1\")\n", "    number = int(float(literal))\n"),
@@ -299,9 +305,9 @@ MUTANTS: tuple[Mutant, ...] = (
       ("oncekey.core.record", "return self.expires_at <= self.now", "return self.expires_at <= __import__('time').time()")),
     # 28: keys in logs
     _(28, "I6", "keys are redacted", "tests/core/test_events.py::test_redacted_keys_are_distinct_and_unreadable",
-      ("oncekey.telemetry.redaction", "start = key[:4] if len(key) >= 12 else \"\"", "start = key")),
+      ("oncekey.telemetry.redaction", "start = key[:4] if len(key) >= 12 and personal_data(key) is None else \"\"", "start = key")),
     _(28, "I6", "errors are described without values", "tests/core/test_events.py::test_an_error_is_described_without_values",
-      ("oncekey.telemetry.redaction", "_VALUES.sub(\"…\", lines[0])[:longest]", "lines[0][:longest]")),
+      ("oncekey.telemetry.redaction", "_VALUES.sub(_masked, _CONTROLS.sub(\"…\", lines[0][:_LONGEST_READ]))[:longest]", "lines[0][:longest]")),
     _(28, "I6", "a driver's error is not quoted", "tests/engine/test_lanes_trouble.py::test_a_drivers_error_is_not_quoted",
       ("oncekey.engine.batching.thread_lane", "with {type(error).__name__}\")", "with {error}\")")),
     # 30: callers whose permission was withdrawn
@@ -314,11 +320,17 @@ MUTANTS: tuple[Mutant, ...] = (
     _(30, "I6", "the tenant of every request is checked on the flat way", "tests/web/test_asgi_auth.py::test_a_tenant_that_cannot_be_one_never_runs",
       ("oncekey.web.asgi", "            if tenant is SINGLE_SCOPE and of_tenant\n", "            if of_tenant\n")),
     *GUARDS,
+    *CLIENTS,
+    *ENCRYPTION,
+    *SEALED,
+    *ROTATIONS,
+    *DJANGO,
     *ENDINGS,
     *ENLISTED,
     *DECLARED,
     *CACHE,
     *MYSQL,
+    *MYSQLCLIENT,
     *DYNAMODB,
     *SILENCE,
     *DOUBTS_OF_EFFECTS,

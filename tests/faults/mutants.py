@@ -47,6 +47,7 @@ NO_PROGRAM = re.compile(
     r"^E +(?:SyntaxError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|AttributeError: '(?!NoneType))",
     re.MULTILINE,
 )
+RUNNABLE = tuple(mutant for mutant in MUTANTS if mutant.can_run)
 SHORT = (
     "a swap compares the owner (memory)",
     "the fingerprint is compared before the state",
@@ -186,7 +187,7 @@ def try_all(mutants: Sequence[Mutant], told: Callable[[Outcome], None], *, plain
 def fault(run: Run) -> None:
     """In a process of its own, since this one may be pytest already. Every survivor is a violation."""
     # The short form is part of `make test`, which runs the tests themselves.
-    names = [] if run.count >= len(MUTANTS) else ["--trusting", *SHORT[: run.count]]
+    names = [] if run.count >= len(RUNNABLE) else ["--trusting", *SHORT[: run.count]]
     command = [sys.executable, "-m", "tests.faults.mutants", "--json", *names]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trials:
         assert trials.stdout is not None
@@ -204,7 +205,7 @@ FAULTS = (
     Fault(
         "mutants: each guard removed",
         fault,
-        {"-": len(MUTANTS)},
+        {"-": len(RUNNABLE)},
         short=1,
         promises=tuple(sorted({mutant.promise for mutant in MUTANTS})),
         unit="mutants",
@@ -233,9 +234,11 @@ def main() -> int:
         return 0
     chosen = [
         each
-        for each in MUTANTS
+        for each in RUNNABLE
         if not options.words or any(word in f"h{each.hazard} {each.guard} {each.test}" for word in options.words)
     ]
+    if not chosen:
+        parser.error("no mutant that can run here contains these words")  # pytest without a test would run all of them
     began, survivors = time.monotonic(), 0
 
     def told(outcome: Outcome) -> None:
@@ -254,6 +257,8 @@ def main() -> int:
     try_all(chosen, told, plainly=not options.trusting)
     if not options.json:
         print(f"{len(chosen)} mutants, {survivors} survivors, {time.monotonic() - began:.0f} s")
+        for each in sorted({mutant.needs for mutant in MUTANTS if not mutant.can_run}):
+            print(f"some were not tried: the module {each} is not installed")
     return 1 if survivors else 0
 
 

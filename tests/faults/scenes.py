@@ -12,31 +12,23 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, Policy, current
-from oncekey.core.record import Found, Record, Reservation
-from oncekey.core.states import Event
-from oncekey.core.swaps import Swap
 from oncekey.engine.operation import Operation
-from oncekey.errors import Refused, StoreUnavailable
+from oncekey.errors import Refused
 from oncekey.outbox import Context, Response, Worker
-from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sqlite.in_loop import SqliteInLoop, ThreadWriter, _Job
-from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.endpoints import wrapped
 from tests.faults.asgi_request import AsgiRequest
+from tests.faults.breakable_stores import TABLES, BreakableMemory, BreakableSqlite
 from tests.faults.linearizable import Saw
 
 LEASE = 0.6
@@ -48,7 +40,6 @@ HANGS = 5 * LEASE
 """Who has heard nothing for so long hears nothing any more: every wait for the store is bounded by its lease."""
 BODY = b'{"cents":100}'
 OTHER_BODY = b'{"cents":999}'
-TABLES = ("orders", "receipts")
 
 
 class Reply(NamedTuple):
@@ -75,51 +66,6 @@ class Wrapped:
 
     async def answer_to_error(self, scope: Any, error: Exception) -> None:
         return None
-
-
-class Breakable:
-    """A store that can be slow to reserve, and fail to swap, for a test to say."""
-
-    slow_reserve = 0.0
-    fail_swaps = 0
-
-    def reserve(self, batch: Sequence[Reservation]) -> list[Found]:
-        if self.slow_reserve:
-            time.sleep(self.slow_reserve)
-        return super().reserve(batch)  # type: ignore[misc]
-
-    def swap(self, batch: Sequence[Swap]) -> list[Record | None]:
-        if self.fail_swaps and any(change.event is not Event.RENEW for change in batch):
-            self.fail_swaps -= 1
-            raise StoreUnavailable("gone for a moment")
-        return super().swap(batch)  # type: ignore[misc]
-
-
-class BreakableMemory(Breakable, MemoryStore):
-    pass
-
-
-class BreakableSqlite(Breakable, SqliteStore):
-    def in_loop(self) -> SqliteInLoop:
-        return BreakableInLoop(self)
-
-
-class BreakableInLoop(SqliteInLoop):
-    def __init__(self, store: BreakableSqlite) -> None:
-        super().__init__(store)
-        self._writer = BreakableWriter(store)
-
-
-class BreakableWriter(ThreadWriter):
-    _store: BreakableSqlite
-
-    def _apply(self, job: _Job) -> tuple[float, bool]:
-        if self._store.slow_reserve and job.packed.begins != "[]":
-            time.sleep(self._store.slow_reserve)
-        if self._store.fail_swaps and job.packed.ends != "[]":
-            self._store.fail_swaps -= 1
-            raise StoreUnavailable("gone for a moment")
-        return super()._apply(job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,39 +393,3 @@ def blemishes(scene: Scene, story: Story) -> list[tuple[str, str]]:
     if later - {Saw.REPLAYED, Saw.MISMATCH, Saw.LOST}:  # lost: a 503, which says nothing
         found.append(("I2", f"answered, and then something else: {story.told()}"))
     return found
-
-
-def template(folder: Path) -> Path:
-    """A SQLite file with all tables, to be copied: faster than to migrate one for each key."""
-    path = folder / "template.db"
-    store = SqliteStore(path)
-    store.migrate()
-    store.close()
-    with closing(sqlite3.connect(path)) as own, own:
-        for table in TABLES:
-            own.execute(f"CREATE TABLE {table} (key text NOT NULL)")
-        own.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return path
-
-
-MEMORY = Path("/dev/shm")
-
-
-@contextmanager
-def without_a_disk(folder: Path) -> Iterator[Path]:
-    """A folder in memory where there is such a thing: what a line or a message does is the same, and thousands of
-    files that are synced one by one are not."""
-    if not MEMORY.is_dir():
-        yield folder
-        return
-    with TemporaryDirectory(prefix="oncekey-", dir=MEMORY) as name:
-        yield Path(name)
-
-
-def make_store(kept: Path | None, number: int) -> BreakableMemory | BreakableSqlite:
-    """A store for one key: in memory, or a copy of the template beside it."""
-    if kept is None:
-        return BreakableMemory()
-    path = kept.parent / f"{number}.db"
-    shutil.copyfile(kept, path)
-    return BreakableSqlite(path, timeout=1.0)

@@ -96,8 +96,8 @@ class Shop:
     def tables(self) -> Tables:
         """As they are now. A memory store is asked for them over HTTP: its process must be running."""
         if self.in_memory:
-            with urllib.request.urlopen(f"{self.forks.url}/evidence", timeout=30) as answer:
-                tables: Tables = pickle.loads(answer.read())
+            with urllib.request.urlopen(f"{self.forks.url}/evidence", timeout=30) as answer:  # noqa: S310 - our own server
+                tables: Tables = pickle.loads(answer.read())  # noqa: S301 - of our own server
             return tables
         store = open_store(self._patient_url)
         try:

@@ -26,6 +26,7 @@ from oncekey.stores.sqlite.transactions import Hold
 from oncekey.web import asgi, exchange, responses, wsgi
 from oncekey.web.asgi_call import AsgiCall
 from tests.faults import crowds, disconnects, lines, scenarios, scenes
+from tests.faults.breakable_stores import BreakableMemory
 from tests.faults.campaign import Run
 from tests.faults.lines import Campaign, Injected, Place, Tracer
 
@@ -91,7 +92,7 @@ async def test_keeper_thread_is_started_by_the_next_request(monkeypatch: pytest.
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    scene = scenes.Scene(scenes.BreakableMemory())
+    scene = scenes.Scene(BreakableMemory())
     monkeypatch.setattr(threading.Thread, "start", fails)
     await scenes.Story("k-1", "plain", "out of threads").ask(scene.app)
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from oncekey.core.states import FINAL, Effects, Event, State
 from oncekey.core.swaps import Swap
 from oncekey.engine import settlement
 from oncekey.engine.flows import Flow
-from oncekey.engine.steps import Steps
+from oncekey.engine.known_steps import Steps
 from oncekey.stores.memory import MemoryStore
 from tests.faults import model, model_flows
 from tests.faults.campaign import Run
@@ -46,7 +46,7 @@ class AnyLease(MemoryStore):
 class ReapsAll(MemoryStore):
     """Its reaper looks at the time and not at the state."""
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         gone = [at for at, row in self._rows.items() if row.lease_until <= 0.0]
         for at in gone:
             del self._rows[at]

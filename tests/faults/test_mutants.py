@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,19 @@ def test_text_that_a_mutant_changes_is_in_the_source_once() -> None:
             else:
                 text = queries.statement(package, name)
             assert text.count(old) == 1, f"{mutant.guard}: {where} has this not once: {old}"
+
+
+def test_words_that_no_mutant_contains_run_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["mutants", "no guard has these words"])
+    monkeypatch.setattr(mutants, "try_all", None)  # to be called is an error
+    with pytest.raises(SystemExit, match="2"):
+        mutants.main()
+
+
+def test_mutant_whose_module_is_not_installed_cannot_run() -> None:
+    assert MUTANT.can_run
+    assert replace(MUTANT, needs="json").can_run
+    assert not replace(MUTANT, needs="no_such_module").can_run
 
 
 def test_a_change_is_made_in_memory_and_in_children(tmp_path: Path) -> None:

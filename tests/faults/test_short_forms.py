@@ -18,8 +18,15 @@ from tests.faults.campaign import Fault, Run
 from tests.faults.table import faults
 
 _numbers = count(1)
+OF_ONE_SERVER = ("PostgreSQL", "Redis", "DynamoDB")
+"""Faults whose names begin so stop or cut one kind of server: `make stores` has them."""
 SHORT = [
-    pytest.param(fault, store, id=f"{fault.name}-{store}".replace(" ", "_"))
+    pytest.param(
+        fault,
+        store,
+        id=f"{fault.name}-{store}".replace(" ", "_"),
+        marks=[pytest.mark.stores] if fault.name.startswith(OF_ONE_SERVER) else [],
+    )
     for number, fault in enumerate(faults())
     for stores in [fault.usual_stores]
     if fault.short and stores

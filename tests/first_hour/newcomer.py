@@ -8,9 +8,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,6 +82,22 @@ class Terminal:
         if key is not None:
             headers["Idempotency-Key"] = key
         return self.http.post(path, json={} if body is None else body, headers=headers)
+
+    @contextmanager
+    def under_way(self, path: str, key: str, body: Any = None, *, begun: Callable[[], object]) -> Iterator[None]:
+        """Send a request that does not end, and run the block when its handler has ``begun``. The block must kill the
+        server, which ends the request."""
+
+        def send() -> None:
+            with suppress(httpx.TransportError):
+                self.post(path, key, body)
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        self.until(begun, f"the handler of {path} did not begin")
+        yield
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive(), "the server was not killed"
 
     def oncekey(self, *words: str) -> tuple[int, str]:
         """Run ``oncekey …`` in the folder: its exit code, and what it printed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -15,7 +16,13 @@ from examples.celery_charge import app, once
 from oncekey import InProgress, current
 
 app.conf.update(
-    broker_transport_options={"visibility_timeout": 2, "unacked_restore_limit": None},
+    broker_transport_options={
+        "visibility_timeout": 2,
+        "unacked_restore_limit": None,
+        "unacked_restore_interval": 1,  # look for the messages of a dead worker every second, and not every 100
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 2,  # a worker may be killed while it looks
+    },
     broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
 )
@@ -23,6 +30,10 @@ app.conf.update(
 app.conf.broker_transport_options["polling_interval"] = 0.2
 
 URL = os.environ["ONCEKEY_STORE"].replace("postgresql://", "postgresql+psycopg://")
+STRUCK = os.environ["STRUCK"].split(",")
+"""The orders whose process the test kills once."""
+KILLED = Path(os.environ["KILLED"])
+"""The folder with a file for each of them that was struck."""
 engine = sa.create_engine(URL, poolclass=sa.NullPool)
 
 
@@ -43,6 +54,8 @@ def pay_once(connection: sa.Connection, order_id: str, cents: int) -> int:
     op = current()
     op.enlist(connection)
     connection.execute(sa.text("INSERT INTO payments VALUES (:key, :cents)"), {"key": order_id, "cents": cents})
-    os.write(int(os.environ["TOLD"]), f"{os.getpid()}\n".encode())
-    time.sleep(0.1)  # the test may kill this process now, in the middle of its transaction
+    if order_id in STRUCK and not (KILLED / order_id).exists():
+        os.write(int(os.environ["TOLD"]), f"{os.getpid()} {order_id}\n".encode())
+        while not (KILLED / order_id).exists():  # the test kills this process here, in the middle of its transaction
+            time.sleep(0.01)
     return op.attempt

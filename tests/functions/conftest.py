@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oncekey import SINGLE_TENANT, OnceKey
+from tests.each_store import once, url
+
+__all__ = ["once", "url"]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'keys.db'}"
-    ready: str = request.getfixturevalue("ready_url")
-    return ready
+class Provider:
+    """Counts what was really done."""
+
+    def __init__(self) -> None:
+        self.charged: list[Any] = []
+
+    def charge(self, order: Any, amount: int = 1) -> dict[str, Any]:
+        self.charged.append(order)
+        return {"order": order, "number": len(self.charged)}
 
 
 @pytest.fixture
-def once(url: str) -> Iterator[OnceKey]:
-    made = OnceKey(url, scope=SINGLE_TENANT)
-    yield made
-    made.close()
+def provider() -> Provider:
+    return Provider()
+
+
+@pytest.fixture
+def memory() -> Iterator[OnceKey]:
+    with OnceKey("memory://", scope=SINGLE_TENANT) as made:
+        yield made

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +25,7 @@ from oncekey.core.record import Record
 from oncekey.core.routes import Route
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
-from oncekey.errors import LeaseLost, NoOperation, StepError, StoreUnavailable
+from oncekey.errors import LeaseLost, NoOperation, PersonalKey, StepError, StoreUnavailable
 from oncekey.functions.attempt import Attempt
 from oncekey.functions.refusals import NotStored
 from oncekey.stores.api import Store
@@ -320,3 +320,43 @@ def test_unexpected_error_at_the_end_leaves_the_key_to_its_lease(
     with pytest.raises(RuntimeError, match="a bug"), first:
         monkeypatch.setattr(once.engine, "finish", broken)
     assert not once.engine.keeper._live
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_function_with_a_personal_key_does_not_run(once: OnceKey, is_async: bool) -> None:
+    def charge(email: str) -> None:
+        pytest.fail("it ran")
+
+    async def charge_async(email: str) -> None:
+        charge(email)
+
+    protected = once.function("charge", key="email", pii="refuse")(cast("Any", charge_async if is_async else charge))
+    with pytest.raises(PersonalKey, match="an e-mail address") as caught:
+        await protected("ann@example.com") if is_async else protected("ann@example.com")
+    assert (caught.value.kind, "ann@" in str(caught.value)) == ("email", False)
+    assert once.store.listing() == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_repeated_call_with_a_personal_key_from_before_gets_its_result(once: OnceKey, is_async: bool) -> None:
+    key = "ann@example.com"
+    with attempt(once, key=key) as first:
+        first.keep(b'"paid"')
+    refusing = attempt(once, Policy(pii="refuse"), key=key)
+    if is_async:
+        async with refusing:
+            assert not refusing.runs
+    else:
+        with refusing:
+            assert not refusing.runs
+    assert refusing.answer == first.answer
+
+
+def test_function_with_a_personal_key_is_warned_of(once: OnceKey, caplog: pytest.LogCaptureFixture) -> None:
+    @once.function("charge", key="email", pii="warn")
+    def charge(email: str) -> str:
+        return "paid"
+
+    assert (charge("ann@example.com"), charge("bob@example.com")) == ("paid", "paid")
+    assert caplog.text.count("charge got a key that looks like an e-mail address") == 1
+    assert "ann" not in caplog.text

@@ -160,6 +160,9 @@ class Line:
         ({"a": 1}, {"a": 2}),
         (Decimal("1.0"), Decimal("1.1")),
         (Decimal("1.0"), "1.0"),
+        (Decimal("1.0"), {"$decimal": "1.0"}),
+        ({"$decimal": "1.0"}, {"$": {"$decimal": "1.0"}}),
+        (datetime.timedelta(1), datetime.timedelta(2)),
         (UUID(int=1), UUID(int=2)),
         (datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)),
         (datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
@@ -180,6 +183,37 @@ def test_order_of_names_and_way_of_passing_do_not_count(once: OnceKey) -> None:
     protected = once.function("charge", key=lambda: "k")(plain)
     protected({"a": 1, "b": 2}, 5)
     assert protected(amount=5, order={"b": 2, "a": 1}) == "ran"
+
+
+@pytest.mark.parametrize(("default", "given"), [(500, 500.0), (500.0, 500), ([1, {"a": 0}], [1.0, {"a": -0.0}])])
+def test_number_that_equals_the_default_is_the_same_call(once: OnceKey, default: Any, given: Any) -> None:
+    """In JSON 500 and 500.0 are one number."""
+    ran: list[Any] = []
+
+    @once.function("charge", key="order")
+    def charge(order: str, amount: Any = default) -> int:
+        ran.append(amount)
+        return len(ran)
+
+    assert [charge("a"), charge("a", given), charge("b", given), charge("b")] == [1, 1, 2, 2]
+    with pytest.raises(KeyReused):
+        charge("a", 501)
+
+
+def test_changed_default_refuses_a_call_that_passes_it_as_before(once: OnceKey) -> None:
+    """As docs/functions.md says it: what equals the default does not count, so the two calls differ."""
+
+    def define(default: str) -> Any:
+        def charge(order: str, currency: str = default) -> str:
+            return currency
+
+        return once.function("charge", key="order")(charge)
+
+    old, new = define("EUR"), define("USD")
+    assert [old("a", "USD"), old("b")] == ["USD", "EUR"]
+    with pytest.raises(KeyReused):
+        new("a", "USD")
+    assert new("b") == "EUR"
 
 
 def test_parameter_with_a_default_may_be_added_by_a_deploy(once: OnceKey) -> None:

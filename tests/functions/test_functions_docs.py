@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import celery
 import grpc
 import grpc.aio
 import pytest
 from mcp import Client
 
-from oncekey import SINGLE_TENANT, KeyReused, OnceKey
+from oncekey import SINGLE_TENANT, InProgress, KeyReused, NotExecuted, OnceKey
 from oncekey.core.problem_texts import Situation
 from oncekey.functions.function import OPTIONS
 from oncekey.functions.grpc import CODES
@@ -59,10 +60,36 @@ def test_functions_of_the_page_run_once(page: list[str], tmp_path: Path, monkeyp
 
 
 @pytest.mark.frameworks
+def test_task_of_the_page_is_retried_and_charges_once(page: list[str]) -> None:
+    class Refusing(Provider):
+        refuses = 2
+
+        def charge(self, cents: int, *, key: str) -> dict[str, Any]:
+            self.refuses -= 1
+            if self.refuses >= 0:
+                raise ConnectionRefusedError
+            return super().charge(cents, key=key)
+
+    app, provider = celery.Celery("shop", set_as_current=False), Refusing()
+    app.conf.task_always_eager = True
+    with OnceKey("memory://", scope=SINGLE_TENANT) as once:
+        names: dict[str, Any] = {
+            "once": once,
+            "app": app,
+            "provider": provider,
+            "NotExecuted": NotExecuted,
+            "InProgress": InProgress,
+        }
+        exec(page[3], names)
+        assert [names["charge_task"].delay("order-1", 5).get() for _ in range(2)] == [{"id": 1}, {"id": 1}]
+    assert provider.charged == [(5, "order-1")]
+
+
+@pytest.mark.frameworks
 async def test_grpc_server_and_mcp_tool_of_the_page_run(page: list[str]) -> None:
     with OnceKey("memory://", scope=SINGLE_TENANT) as once:
         names: dict[str, Any] = {"once": once}
-        for block in page[3:]:
+        for block in page[4:]:
             exec(block, names)
         server, charged = names["server"], []
 
@@ -89,7 +116,7 @@ async def test_grpc_server_and_mcp_tool_of_the_page_run(page: list[str]) -> None
 def test_page_has_the_status_of_every_situation() -> None:
     text = PAGE.read_text("utf-8")
     told = [Situation.KEY_MISSING, Situation.KEY_MALFORMED, Situation.MISMATCH, Situation.IN_FLIGHT, Situation.UNKNOWN]
-    told += [Situation.STORE_UNAVAILABLE, Situation.NOT_STORED, Situation.NOT_AUTHENTICATED]
+    told += [Situation.KEY_PERSONAL, Situation.STORE_UNAVAILABLE, Situation.NOT_STORED, Situation.NOT_AUTHENTICATED]
     for situation in told:
         [line] = [line for line in text.splitlines() if line.startswith("|") and f"`{situation}`" in line]
         assert f"`{CODES[situation].name}`" in line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,8 +13,11 @@ import grpc.aio
 import pytest
 
 from oncekey import SINGLE_TENANT, Confirmed, NotAuthenticated, NotExecuted, OnceKey, Refused, current
+from oncekey.encryption.rotation import Rotation, raw_values
 from oncekey.errors import ConfigurationError
 from oncekey.functions.grpc import OnceInterceptor
+from oncekey.stores.registry import open_store
+from tests.encryption.rings import ring
 
 pytestmark = pytest.mark.frameworks
 
@@ -218,6 +222,26 @@ async def test_word_of_the_handler_is_a_status(shop: Shop, error: Exception, cod
     assert (await shop.call({}))[0] == {"number": 2}
 
 
+@pytest.mark.parametrize("key", ["new", "reused"])
+async def test_exception_of_a_function_inside_is_not_about_the_key_of_the_call(shop: Shop, key: str) -> None:
+    """NotExecuted of a function that ran, and KeyReused of one that did not: an ordinary exception of the handler."""
+
+    @shop.once.function("mail", key="order")
+    async def mail(order: str, text: str) -> None:
+        if text == "a":
+            raise NotExecuted("the mail server is down")
+
+    await mail("reused", "first")
+
+    async def mailing(request: Any, context: Any) -> Any:
+        await mail(key, "a")
+
+    shop.payments.behave = mailing
+    refused = [await shop.fails({"order": 1}) for _ in range(2)]
+    assert [code for code, *_ in refused] == [grpc.StatusCode.UNKNOWN, grpc.StatusCode.FAILED_PRECONDITION]
+    assert len(shop.payments.charged) == 1
+
+
 async def test_response_that_cannot_be_written_is_not_run_again(shop: Shop) -> None:
     async def strange(request: Any, context: Any) -> Any:
         return {1, 2}
@@ -293,3 +317,31 @@ async def test_streaming_method_on_the_list_is_refused() -> None:
             await call.read()
     finally:
         await shop.close()
+
+
+async def test_call_with_a_personal_key_is_refused() -> None:
+    shop = Shop(OnceKey("memory://", scope=SINGLE_TENANT))
+    await shop.start({METHOD: {"pii": "refuse"}})
+    code, details, trailing = await shop.fails({}, "ann@example.com")
+    await shop.close()
+    assert (code, trailing["oncekey-problem"]) == (grpc.StatusCode.INVALID_ARGUMENT, "key-personal")
+    assert ("an e-mail address" in details, "ann" in details) == (True, False)
+    assert shop.payments.charged == []
+
+
+async def test_response_that_does_not_open_says_to_ask_again_later(tmp_path: Path) -> None:
+    """It was kept, and another process may have its encryption key: that is not the same as a response that is gone."""
+    url = f"sqlite:///{tmp_path / 'keys.db'}"
+    first, second = (Shop(OnceKey(url, scope=SINGLE_TENANT, encryption=keyring)) for keyring in (None, ring(2)))
+    await first.start({METHOD: {}})
+    await first.call({"cents": 5})
+    await first.close()
+    store = open_store(url)
+    Rotation(raw_values(store), ring(1)).run()
+    store.close()
+    await second.start({METHOD: {}})
+    code, details, trailing = await second.fails({"cents": 5})
+    await second.close()
+    assert (code, trailing) == (grpc.StatusCode.DATA_LOSS, {"idempotency-replayed": "true"})
+    assert "its response cannot be read right now. It is not done again: ask again later." in details
+    assert second.payments.charged == []

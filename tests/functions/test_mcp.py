@@ -146,6 +146,24 @@ async def test_exception_of_a_tool_decides_by_effects(once: OnceKey, server: MCP
     assert runs == ["a", "refused", "refused"]
 
 
+async def test_error_of_a_function_inside_is_not_about_the_key_of_the_call(once: OnceKey, server: MCPServer) -> None:
+    @once.function("mail", key="order", effects="repeatable")
+    def mail(order: str) -> None:
+        current().downstream_key("mail")
+        raise Refused("no such parcel")
+
+    with pytest.raises(Refused):
+        mail("a")
+
+    @server.tool()
+    @once_tool(once, "charge", effects="repeatable")
+    async def charge(order: str) -> None:
+        mail(order)
+
+    failed = await call(server, {"order": "a"})
+    assert failed.is_error  # the tool's own error, and not a refusal of oncekey's
+
+
 async def test_tool_goes_on_when_its_client_gives_up(once: OnceKey, server: MCPServer) -> None:
     entered, release, runs = asyncio.Event(), asyncio.Event(), []
 
@@ -239,3 +257,18 @@ async def test_key_counts_across_servers_over_stdio(tmp_path: Path) -> None:
             results.append(answer.structured_content)
     assert results == [{"result": 1}] * 2
     assert ledger.read_text() == "a\n"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_call_with_a_personal_key_is_refused(once: OnceKey, server: MCPServer, is_async: bool) -> None:
+    def charge(order: str) -> str:
+        pytest.fail("it ran")
+
+    async def charge_async(order: str) -> str:
+        return charge(order)
+
+    server.tool("charge")(once_tool(once, "charge", pii="refuse")(cast("Any", charge_async if is_async else charge)))
+    with pytest.raises(MCPError) as raised:
+        await call(server, {"order": "a"}, "ann@example.com")
+    assert (raised.value.code, raised.value.data) == (INVALID_PARAMS, {"type": "urn:oncekey:problem:key-personal"})
+    assert "ann" not in raised.value.message

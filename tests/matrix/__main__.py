@@ -6,7 +6,8 @@
     python -m tests.matrix --write docs/compatibility.md
 
 A cell is a file of requirements/matrix. Its virtualenv is .venv-matrix/<cell>, made again when the pins change; the
-output of its tests is .venv-matrix/<cell>.log. The exit code is 1 where a test failed, or a cell could not be made.
+output of its tests is .venv-matrix/<cell>.log. Tests that failed run once more when all cells have ended, alone on the
+machine. The exit code is 1 where a test failed again, or a cell could not be made.
 """
 
 from __future__ import annotations
@@ -36,9 +37,17 @@ def main() -> int:
         print(error)
         return 1
     runs = _run(chosen)
+    for run in runs:
+        if run.failed:
+            run.repeat()
     print_table(runs)
     if options.write:
         write_table(options.write, runs)
+    for run in runs:
+        for name in run.passed_alone:
+            print(f"{run.cell.name}: failed beside other tests, passed alone: {name}")
+        for name in run.failed:
+            print(f"{run.cell.name}: FAILED: {name}")
     return 1 if any(run.failed for run in runs) else 0
 
 

@@ -3,6 +3,7 @@
 A cell is a file of pins in requirements/matrix. Its virtualenv holds the pinned packages only. After them on
 ``sys.path`` comes everything that the running Python has, so that a cell is made in seconds and a pinned version is
 the one imported. The cell ``newest`` has no pins: it is the running Python, with the versions of requirements/dev.txt.
+A file with a line ``# tests: …`` is for these tests alone; every other cell runs those of ``runs.py``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class WrongVersions(Exception):
 class Cell:
     name: str
     pins: Mapping[str, str]
+    tests: tuple[str, ...] = ()
+    """The tests that it is for; (): all."""
 
     @property
     def folder(self) -> Path:
@@ -105,14 +108,22 @@ def read_pins(text: str) -> dict[str, str]:
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
+def read_tests(text: str) -> tuple[str, ...]:
+    return tuple(word for line in text.splitlines() if line.startswith("# tests:") for word in line.split()[2:])
+
+
 def cells() -> list[Cell]:
     """From the oldest to the newest."""
     between = sorted(path.name.removesuffix(".txt") for path in PINS.glob("*.txt"))
     between.remove(OLDEST)
     return [
-        *(Cell(name, read_pins((PINS / f"{name}.txt").read_text())) for name in (OLDEST, *between)),
+        *(_cell(name, (PINS / f"{name}.txt").read_text()) for name in (OLDEST, *between)),
         Cell(NEWEST, {}),
     ]
+
+
+def _cell(name: str, text: str) -> Cell:
+    return Cell(name, read_pins(text), read_tests(text))
 
 
 def packages() -> list[str]:

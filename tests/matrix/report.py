@@ -19,6 +19,7 @@ def rows_of(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     counts = [
         ("tests passed", *(f"{run.passed:,}" for run in runs)),
         ("tests failed", *(f"{len(run.failed):,}" for run in runs)),
+        ("tests that passed only alone", *(f"{len(run.passed_alone):,}" for run in runs)),
         ("tests skipped", *(f"{run.skipped:,}" for run in runs)),
         ("seconds", *(f"{run.seconds:.0f}" for run in runs)),
     ]

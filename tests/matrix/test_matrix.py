@@ -70,3 +70,32 @@ def test_oldest_cell_passes_the_end_to_end_tests(tmp_path: Path) -> None:
     run.wait()
     assert not run.failed, run.log.read_text()
     assert run.passed
+
+
+FLAKY = """
+from pathlib import Path
+
+def test_that_always_fails():
+    assert False
+
+def test_that_fails_the_first_time():
+    seen = Path(__file__).with_suffix(".seen")
+    again = seen.exists()
+    seen.touch()
+    assert again
+
+def test_that_passes():
+    pass
+"""
+
+
+def test_failed_tests_run_again_and_only_those_that_fail_again_count(tmp_path: Path) -> None:
+    tests = tmp_path / "test_planted.py"
+    tests.write_text(FLAKY)
+    run = Run(CELLS[NEWEST], [str(tests)], tmp_path)
+    run.wait()
+    assert len(run.failed) == 2
+    run.repeat()
+    assert [name.rpartition("::")[2] for name in run.failed] == ["test_that_always_fails"]
+    assert [name.rpartition("::")[2] for name in run.passed_alone] == ["test_that_fails_the_first_time"]
+    assert run.passed == 2

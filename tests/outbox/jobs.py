@@ -11,6 +11,7 @@ import os
 import time
 from itertools import count
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from oncekey.outbox import Context, Dead, Response, Worker
@@ -57,7 +58,7 @@ class Provider:
         return {path.name: path.read_text() for path in (self.folder / "charges").iterdir()}
 
 
-provider = Provider(Path(os.environ.get("ONCEKEY_TEST_LEDGER", ".")))
+provider = Provider(Path(os.environ.get("ONCEKEY_TEST_LEDGER") or mkdtemp(prefix="oncekey-ledger-")))
 worker = Worker(
     concurrency=int(os.environ.get("ONCEKEY_TEST_CONCURRENCY", "8")),
     lease=float(os.environ.get("ONCEKEY_TEST_LEASE", "30")),

@@ -123,6 +123,11 @@ class OutboxTable:
             own.rollback()
         return None
 
+    def lapse(self, job_id: str) -> None:
+        """The lease of this job is over now."""
+        past = "1" if self.is_sqlite else "'epoch'"
+        self.execute(f"UPDATE idempotency_outbox SET lease_until = {past} WHERE id = '{job_id}' AND state = 'running'")
+
     def steal(self, job_id: str) -> Job:
         """Another worker has taken this job, as if our lease had been over; in one step."""
         later = "9e9" if self.is_sqlite else "'infinity'"

@@ -12,8 +12,7 @@ import pytest
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.jobs import JobState
 from oncekey.errors import ConfigurationError, SchemaError
-from oncekey.outbox import Context, Worker
-from oncekey.outbox import worker as worker_module
+from oncekey.outbox import Context, Worker, shift
 from oncekey.outbox.attempts import Counts
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry import events
@@ -89,7 +88,7 @@ async def test_after_the_grace_jobs_are_released(outbox: OutboxTable, attempts: 
 
 async def test_after_the_grace_a_thread_keeps_its_lease(outbox: OutboxTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Released, another worker would run the job beside it. The worker ends all the same, and at once."""
-    monkeypatch.setattr(worker_module, "END_SECONDS", 3600.0)
+    monkeypatch.setattr(shift, "END_SECONDS", 3600.0)
     worker = make(outbox)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -131,6 +130,19 @@ async def test_draining_worker_leaves_jobs_that_are_due_later(outbox: OutboxTabl
     outbox.add("fails")
     assert (await drain(worker)).failed == 1
     assert outbox.count(JobState.READY) == 2
+
+
+async def test_draining_worker_repeats_a_job_that_is_due_again_at_once(outbox: OutboxTable) -> None:
+    """The claim in the commit of its failure does not take it, and so must not be the last one."""
+    worker = make(outbox, poll=1e-6)  # a claim is always due, and shares the commit of a failure
+
+    @worker.task(max_attempts=3, backoff=0.0)
+    async def fails(ctx: Context, payload: Any) -> None:
+        raise ConnectionError
+
+    outbox.add("fails")
+    counts = await drain(worker)
+    assert (counts.failed, counts.dead) == (2, 1)
 
 
 async def test_progress_function_gets_the_counts(outbox: OutboxTable) -> None:

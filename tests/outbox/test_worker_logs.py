@@ -49,8 +49,8 @@ async def test_failing_task_logs_warnings_with_traceback_and_dead_letter_logs_er
     assert dead.getMessage().startswith("JobDead ")
     assert " attempt=2 " in dead.getMessage()
     for record in (retried, dead):
-        assert record.exc_info is not None
-        assert 'raise ValueError("indigestible")' in logging.Formatter().formatException(record.exc_info)
+        assert record.exc_text is not None
+        assert 'raise ValueError("indigestible")' in record.exc_text
 
 
 def _lines(outbox: OutboxTable, folder: Path, *options: str) -> list[str]:

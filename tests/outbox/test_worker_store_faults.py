@@ -137,10 +137,13 @@ async def test_jobs_claimed_by_a_lost_turn_are_given_back_with_their_attempt(fau
 
 
 async def test_worker_ends_jobs_and_claims_the_next_in_one_commit(faulty: OutboxTable) -> None:
-    """One claim to begin with. Then one commit for each job, which ends it and claims the next one."""
+    """One claim to begin with. Then one commit for each job, which ends it and claims the next one.
+
+    (A task of one attempt: none of its jobs is claimed ahead.)
+    """
     worker = make(faulty, concurrency=1)
 
-    @worker.task()
+    @worker.task(max_attempts=1)
     async def quick(ctx: Context, payload: Any) -> None: ...
 
     for _ in range(5):

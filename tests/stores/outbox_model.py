@@ -126,7 +126,7 @@ class OutboxModel(MemoryStore):
                 self._rows[job.scope, job.key] = replace(change.moved(row, now), expires_at=until, reconcile_tries=0)
         event = redirection(to_state)
         line = (now, audit.who, event, job.scope, job.key, job_id, JobState.DEAD.value, to_state.value, audit.why)
-        self._audit.append(AuditLine(*line))
+        self._audit[next(self._lines)] = AuditLine(*line)
         return self._put(moved)
 
     def outbox_health(self) -> OutboxHealth:

@@ -111,7 +111,7 @@ def _plans(store: PostgresStore) -> dict[str, tuple[str, Mapping[str, Any], set[
         "restart": (store._restart, rows.restart_columns([moves["restart"]]), by_key),
         "purge": (
             store._purge,
-            limit | {"tombstones_only": False},
+            limit | {"expired_state_only": False},
             {"keys_expired", "keys_tombstones", "steps_pkey"},
         ),
         "steps": (postgres_lookups._STEPS, two, {"steps_pkey"}),

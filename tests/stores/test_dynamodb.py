@@ -89,9 +89,9 @@ class DynamoAgrees(StoresAgree):
         # Without a margin: the model has none, and a lease is over at the very moment.
         return DynamoStore(replace(settings_of(self.server.new_url()), timeout=60.0, margin=0.0), clock=clock)
 
-    @rule(tombstones_only=booleans())
-    def purge(self, tombstones_only: bool) -> None:
-        mine, right = (store.purge(100, tombstones_only=tombstones_only) for store in (self.store, self.model))
+    @rule(expired_state_only=booleans())
+    def purge(self, expired_state_only: bool) -> None:
+        mine, right = (store.purge(100, expired_state_only=expired_state_only) for store in (self.store, self.model))
         assert mine == right
 
     @rule(duty=sampled_from(list(Duty)))

@@ -22,6 +22,8 @@ from oncekey.testing.store_suite import Clock
 from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.dynamo_rows import all_items, asking, item, opened
 
+pytestmark = pytest.mark.stores
+
 LARGE = StoredResponse(200, (), bytes(range(256)) * 4000)
 REQUEST = Step("oncekey:request", StepKind.PHASE, StepState.INTENDED, repeatable=True, result=b"r" * 900_000)
 CHARGE = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=True, downstream_key="dk_1")

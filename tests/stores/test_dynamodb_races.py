@@ -19,6 +19,8 @@ from oncekey.testing.servers import DynamoServer
 from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.dynamo_rows import opened
 
+pytestmark = pytest.mark.stores
+
 SERVERS = ["dynalite_server", pytest.param("moto_server", marks=pytest.mark.stores)]
 
 

@@ -32,6 +32,8 @@ from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.dynamo_rows import all_items, item, opened, port_of, through
 from tests.stores.test_dynamodb_races import SERVERS
 
+pytestmark = pytest.mark.stores
+
 INTENT = Step("charge", StepKind.EFFECT, StepState.INTENDED, repeatable=True, downstream_key="dk_1")
 DONE = Step("charge", StepKind.EFFECT, StepState.DONE, repeatable=True, result=b'"ch_1"', downstream_key="dk_1")
 WHY = Audit("ana@example.com", "the ledger has it")
@@ -239,13 +241,13 @@ def test_busy_server_is_asked_again_and_the_move_is_applied_once(
 def test_throttling_that_lasts_is_unavailable_in_time(store: DynamoStore, url: str) -> None:
     with (
         between(url) as shim,
-        opened(f"{url.partition('&')[0]}&endpoint=http://{HOST}:{shim.port}", timeout=2.0) as far,
+        opened(f"{url.partition('&')[0]}&endpoint=http://{HOST}:{shim.port}", timeout=5.0) as far,
     ):
         shim.refusals = 10_000
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match="it is throttled"):
             far.reserve([reservation("throttled")])
-        assert time.monotonic() - start < 3.0
+        assert time.monotonic() - start < 15
     assert shim.seen > 1
     assert store.read([("tenant-1", "throttled")]) == [None]
 

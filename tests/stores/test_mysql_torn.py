@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from pymysql.err import OperationalError
 
 from oncekey.core.audit import Audit
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
@@ -20,7 +21,9 @@ from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import Step, StepKind, StepsOf, StepState
 from oncekey.core.swaps import Swap, swap
 from oncekey.stores.mysql import MysqlStore
-from oncekey.stores.mysql.connection import Connection
+from oncekey.stores.mysql.connection import DEADLOCK, Connection
+from oncekey.stores.mysql.packets import PACKAGE, statement
+from oncekey.stores.sql import queries
 from tests.engine.doubles import RESPONSE
 from tests.outbox.outbox_table import OutboxTable
 from tests.stores.mysql import complete, older, put
@@ -169,3 +172,36 @@ def test_key_that_a_rival_takes_over_is_not_moved(store: MysqlStore, move: str) 
     assert (row.state, row.owner, row.attempt, row.response) == (State.IN_PROGRESS, "rival", 2, None)
     assert store.steps([StepsOf("tenant-1", "key-1")]) == [[]]
     assert store.audit("tenant-1", "key-1", 10) == []
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_commit_in_a_galera_cluster_tells_of_a_lost_transaction(
+    store: MysqlStore, move: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two statements of one packet, the server would say nothing, and COMMIT would succeed."""
+    (record,) = put(store, "key-1")
+    real = Connection._run
+    packets: list[str] = []
+
+    def run(self: Connection, text: str) -> list[object]:
+        packets.append(text)
+        if text == "COMMIT" and packets.count(text) == 1:
+            real(self, f"ROLLBACK; {TAKES_KEY}")
+            raise OperationalError(DEADLOCK, "a write of another node came first")
+        return real(self, text)
+
+    monkeypatch.setattr(Connection, "galera", True)
+    monkeypatch.setattr(Connection, "_run", run)
+    assert store.swap([MOVES[move](record)]) == [None]
+    assert packets.count("COMMIT") == 2
+    (row,) = store.read([("tenant-1", "key-1")])
+    assert row is not None
+    assert row.owner == "rival"
+
+
+def test_every_transaction_ends_with_its_packet() -> None:
+    """Then COMMIT can be a packet of its own."""
+    texts = [statement(name) for name in queries.names(PACKAGE)]
+    committing = [text for text in texts if re.search(r"\bCOMMIT\b", text)]
+    assert len(committing) > 10
+    assert [text for text in committing if not text.endswith(";\nCOMMIT") or text.count("COMMIT") > 1] == []

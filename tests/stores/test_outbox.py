@@ -196,22 +196,43 @@ class TestPostgresOutbox(OutboxSuite):
                     assert plan.count("idempotency_outbox_turns") == 3, plan
             own.rollback()
 
-    def test_a_backlog_is_not_sorted_to_take_the_first_of_it(self, store: Outbox) -> None:
-        """Before the first ANALYZE the planner takes a backlog of thousands for five rows: without a word from us it
-        gathered and sorted all of it, for every claim."""
-        self.run(
+    @pytest.mark.parametrize("statistics", [None, "ANALYZE", "VACUUM ANALYZE"])
+    def test_a_backlog_is_neither_sorted_nor_read_whole(self, store: Outbox, statistics: str | None) -> None:
+        """The planner takes a backlog of thousands for a few rows: before the first ANALYZE, and after one at a moment
+        when no job was ready or running. Then rows of the wrong index, sorted, look as cheap as those of the right one.
+        """
+        fill = (
             "INSERT INTO idempotency_outbox"
-            " (id, scope, key, key_owner, operation, task, payload, downstream_key, run_at)"
-            " SELECT n::text, 's', n::text, 'o', 'op', %(task)s, '{}', n::text, now()"
-            " FROM generate_series(1, 4000) AS n",
-            task=TASK,
+            " (id, scope, key, key_owner, operation, task, payload, downstream_key, state, run_at, finished_at)"
+            " SELECT gen_random_uuid()::text, 's', n::text, 'o', 'op', %(task)s, '{}', n::text, %(state)s, now(), now()"
+            " FROM generate_series(1, 4000) AS n"
         )
+        self.run(fill, task=TASK, state="done")
+        if statistics:
+            with psycopg.connect(self.url, autocommit=True) as own:
+                own.execute(statistics.encode())
+        self.run(fill, task=TASK, state="ready")
+        ended = [Conclusion("1", "w", JobEnd.DONE)]
+        plans = {}
         with psycopg.connect(self.url) as own:
+            arrays.register(own.adapters)
             own.execute(settings(5.0, 1.0))
-            plan = "\n".join(row[0] for row in own.execute(b"EXPLAIN " + postgres_outbox._CLAIM.encode(), CLAIM))
+            for name, statement, parameters in (
+                ("claim", postgres_outbox._CLAIM, CLAIM),
+                ("turn", postgres_outbox._TURN, CLAIM | postgres_outbox._columns(ended)),
+                ("conclude", postgres_outbox._CONCLUDE, postgres_outbox._columns(ended)),
+                ("renew", postgres_outbox._RENEW, {"owner": "w", "ids": arrays.Text(["1"]), "lease_seconds": 1.0}),
+            ):
+                plans[name] = "\n".join(row[0] for row in own.execute(b"EXPLAIN " + statement.encode(), parameters))
             own.rollback()
-        assert "Sort" not in plan, plan
-        assert plan.count("idempotency_outbox_turns") == 3, "the first scope, the next scopes, and the jobs of each"
+        for name, plan in plans.items():
+            claims = name in ("claim", "turn")
+            sorts = re.findall(r"Sort Key: (.*)", plan)
+            assert sorts == ([] if name == "claim" else [sorts[0]]), "only the ids of a batch are sorted"
+            assert all(re.match(r"[wu]\w*\.id", each) for each in sorts), plan
+            assert plan.count("using idempotency_outbox_turns") == 3 * claims, "first scope, next scopes, jobs of each"
+            assert plan.count("using idempotency_outbox_running") == claims, "only leases that are over are looked for"
+            assert "using idempotency_keys_abandoned" not in plan, "pending keys are not read whole"
 
 
 class TestSqliteAlone:

@@ -26,7 +26,7 @@ def test_a_url_that_cannot_be_read_is_refused() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (errors.UndefinedTable(), SchemaError, "has no oncekey tables"),
+        (errors.UndefinedTable(), SchemaError, "has not all tables of oncekey"),
         (errors.UndefinedColumn(), SchemaError, "has an older oncekey schema"),
         (errors.ReadOnlySqlTransaction(), StoreUnavailable, "read-only"),
         (errors.QueryCanceled(), StoreUnavailable, "did not answer in time"),

@@ -91,7 +91,7 @@ def test_discard_does_not_wait_for_a_referring_row(patient: PostgresStore, ready
         holding(ready_url, "SELECT 1 FROM idempotency_keys WHERE key = 'held' FOR KEY SHARE"),
     ):
         moved = pool.submit(discard)
-        waited = not wait([moved], timeout=1.0).done
+        waited = not wait([moved], timeout=10.0).done
     assert not waited
     assert [one and one.key for one in moved.result(PATIENCE)] == [None, "free"]
 

@@ -82,7 +82,8 @@ def test_rival_that_inserts_first_is_found_and_the_others_reserve(store: Postgre
 
 
 def _race(url: str, process: int, seconds: float) -> dict[str, int]:
-    """Reserve, hold and discard hot keys until the time is over; a key with two holders is a UniqueViolation."""
+    """Reserve, hold and discard hot keys until the time is over, and each thread has held some; a key with two holders
+    is a UniqueViolation."""
     store = PostgresStore(url)
     counts = {"held": 0, "lost": 0, "busy": 0, "twice": 0}
     lock = threading.Lock()
@@ -92,10 +93,11 @@ def _race(url: str, process: int, seconds: float) -> dict[str, int]:
         dice = random.Random(process * 100 + thread)
         serial = count()
         with psycopg.connect(url, autocommit=True) as ledger:
-            while time.monotonic() < ends:
+            held = 0
+            while time.monotonic() < ends or held <= 20:
                 keys = dice.sample(range(64), 12)
                 wanted = [reservation(f"hot-{key}", owner=f"{process}-{thread}-{next(serial)}") for key in keys]
-                _hold(store, ledger, wanted, counts, lock)
+                held += _hold(store, ledger, wanted, counts, lock)
         store.disconnect()
 
     with ThreadPoolExecutor(2) as pool:
@@ -107,7 +109,8 @@ def _race(url: str, process: int, seconds: float) -> dict[str, int]:
 
 def _hold(
     store: PostgresStore, ledger: Any, wanted: list[Reservation], counts: dict[str, int], lock: threading.Lock
-) -> None:
+) -> int:
+    """How many of them it held."""
     found: list[Found] = store.reserve(wanted)
     mine = [f.record for w, f in zip(wanted, found, strict=True) if f.record and f.record.owner == w.owner]
     twice = 0
@@ -123,6 +126,7 @@ def _hold(
         counts["lost"] += moved.count(None)
         counts["busy"] += sum(f.busy for f in found)
         counts["twice"] += twice
+    return len(mine)
 
 
 def test_two_processes_never_own_a_key_at_once(store: PostgresStore, ready_url: str) -> None:
@@ -134,7 +138,6 @@ def test_two_processes_never_own_a_key_at_once(store: PostgresStore, ready_url: 
     results = [child.result() for child in children]
     assert sum(result["twice"] for result in results) == 0
     assert sum(result["lost"] for result in results) == 0
-    assert all(result["held"] > 20 for result in results)
 
 
 # ---------------------------------------------------------------- the order of a batch

@@ -23,6 +23,8 @@ from oncekey.testing.servers import HOST, PostgresServer, ServerUnavailable, fre
 from tests.engine.doubles import PATIENCE, RESPONSE, eventually, reservation
 from tests.stores.postgres import VERBS, backend, complete, opened, put, row
 
+pytestmark = pytest.mark.stores
+
 
 def took(call: Callable[[], Any]) -> float:
     begun = time.monotonic()
@@ -48,7 +50,7 @@ def test_a_stopped_server_is_left_in_time(postgres_server: PostgresServer, ready
             seconds = time.monotonic() - begun
         finally:
             postgres_server.resume()
-        assert seconds < 2.0
+        assert seconds < 10, "a server that is stopped never answers"
         VERBS[verb](store)
         assert backend(store) != before
 
@@ -60,7 +62,7 @@ def test_a_network_that_hangs_is_left_in_time_from_the_first_byte(proxy: TcpProx
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable):
             store.check()
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 15, "a network that hangs never answers"
         proxy.pass_through()
         store.migrate()
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 
 import pytest
@@ -17,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from oncekey import Policy
+from oncekey.core.record import Record, Reservation
 from oncekey.core.states import Actor, Event
 from oncekey.core.swaps import swap
 from oncekey.errors import SchemaError, StoreUnavailable
 from oncekey.stores.api import Store
-from oncekey.stores.redis import RedisStore
+from oncekey.stores.redis import RedisStore, watch
 from oncekey.stores.redis.buckets import SLOTS, TAGS, Names, bucket_of, name_of
 from oncekey.testing.conformance.base import one
 from oncekey.testing.servers import HOST, RedisCluster, RedisServer, ServerUnavailable
@@ -174,6 +176,22 @@ def test_keys_of_a_slot_that_is_being_moved_are_unavailable(cluster: RedisCluste
     store.close()
 
 
+def test_eviction_is_noticed_on_each_node(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that evicts is refused, and the keys of the other nodes are not."""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.0)
+    evicting, other = cluster.masters()[:2]
+    (key,), (good,) = _keys_of(cluster, evicting, 1, "evicted"), _keys_of(cluster, other, 1, "kept")
+    with closing(RedisStore(cluster.url)) as store:
+        store.reserve([reservation(key, scope="single-tenant"), reservation(good, scope="single-tenant")])
+        evicting.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(SchemaError, match="maxmemory-policy is allkeys-lru"):
+                store.reserve([reservation(key, scope="single-tenant")])
+            store.reserve([reservation(good, scope="single-tenant")])
+        finally:
+            evicting.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
 # ---------------------------------------------------------------- a stalled replica
 
 
@@ -247,6 +265,16 @@ def stalled(cluster: RedisCluster) -> Iterator[tuple[RedisStore, str, Callable[[
     cluster.wait_until_whole()
 
 
+def _reserved(store: RedisStore, wanted: Reservation) -> Record:
+    """A replica that an earlier test stalled may need a moment to catch up. Each try waits for it in the store."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return one(store.reserve([wanted])[0].record)
+        except StoreUnavailable:
+            assert time.monotonic() < until
+
+
 @pytest.mark.parametrize("event", [Event.COMPLETE, Event.ADVANCE, Event.TAKE_OVER])
 def test_move_counts_only_after_a_replica_has_it(
     stalled: tuple[RedisStore, str, Callable[[], None]], event: Event
@@ -255,7 +283,7 @@ def test_move_counts_only_after_a_replica_has_it(
     read does not show what no replica has. A renewal and a discard do not wait."""
     store, key, stall = stalled
     wanted = reservation(key, scope="single-tenant", lease=0.0 if event is Event.TAKE_OVER else 60.0)
-    record = one(store.reserve([wanted])[0].record)
+    record = _reserved(store, wanted)
     stall()
     if event is Event.TAKE_OVER:
         new = reservation(key, scope="single-tenant")

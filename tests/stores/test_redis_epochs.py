@@ -10,14 +10,17 @@ import redis
 from oncekey.core.audit import Audit
 from oncekey.core.states import Actor, Event
 from oncekey.core.swaps import swap
-from oncekey.errors import SchemaError, StoreError
+from oncekey.errors import SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.redis import RedisStore, scripts
 from oncekey.stores.redis.buckets import BUCKETS, Names, bucket_of, name_of
 from oncekey.stores.redis.scripts import Script
+from oncekey.telemetry.redaction import describe
 from oncekey.testing.company import in_threads
 from oncekey.testing.conformance.base import one
 from tests.cli.key_table import runner
 from tests.engine.doubles import reservation
+
+pytestmark = pytest.mark.stores
 
 _WHY = Audit("ana", "the disk is gone")
 _EPOCHS = Names("oncekey").epochs
@@ -147,8 +150,9 @@ def test_redis_that_was_set_up_again_is_refused_by_a_process_that_knows_the_old_
     store.reserve([reservation("k")])
     client.flushall()
     new = make().init()
-    with pytest.raises(SchemaError, match=f"has another epoch .{new}."):
+    with pytest.raises(SchemaError, match=f"has another epoch than this process knows, epoch {new}:") as caught:
         store.reserve([reservation("k")])
+    assert f"epoch {new}:" in describe(caught.value), "the log does not mask it"
     assert _rows(client) == 0
 
 
@@ -188,6 +192,28 @@ def test_accepted_loss_is_audited_and_needs_a_restart(
     (line,) = again.audit("", "oncekey:epoch", 10)
     assert (line.who, line.event, line.after) == ("ana", "accept_loss", epoch)
     assert line.why == "4 of 16 buckets: the disk is gone"
+
+
+def test_loss_that_could_not_be_audited_is_not_accepted(
+    make: Callable[..., RedisStore], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make().init()
+    client.flushall()
+    operator = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(operator, "_run", _fail)
+        with pytest.raises(StoreUnavailable):
+            operator.accept_loss(_WHY)
+    for verb in (lambda store: store.check(), lambda store: store.reserve([reservation("k")])):
+        with pytest.raises(SchemaError, match="--accept-loss"):
+            verb(make())
+    assert _rows(client) == 0
+    epoch = operator.accept_loss(_WHY)
+    assert [line.after for line in operator.audit("", "oncekey:epoch", 10)] == [epoch]
+
+
+def _fail(*given: object, **more: object) -> None:
+    raise StoreUnavailable("cut off")
 
 
 # ---------------------------------------------------------------- eviction

@@ -31,7 +31,7 @@ def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
 @pytest.fixture
 async def made(ready_redis_url: str, proxy: TcpProxy) -> AsyncIterator[Made]:
     """A store that a verb has used, and its connections in this loop."""
-    store = RedisStore(f"{proxy.rewrite(ready_redis_url)}?timeout=0.5&replicas_timeout=0.1")
+    store = RedisStore(f"{proxy.rewrite(ready_redis_url)}?timeout=2&replicas_timeout=0.1")
     store.check()
     store.reserve([reservation("warm")])
     in_loop = store.in_loop()
@@ -91,7 +91,7 @@ async def test_hung_server_is_left_in_time(made: Made, proxy: TcpProxy) -> None:
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match="TimeoutError"):
         await in_loop.reserve([reservation("hung")])
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10, "a server that hangs never answers"
     assert in_loop._wires == {}, "the late answer must not be read as the next one's"
     proxy.pass_through()
     assert isinstance((await in_loop.reserve([reservation("after")]))[0], float)

@@ -22,6 +22,8 @@ from oncekey.stores.registry import WITH_TRANSACTIONS, open_store
 from oncekey.testing.conformance.base import RESPONSE
 from tests.engine.doubles import reservation
 
+pytestmark = pytest.mark.stores
+
 
 @pytest.mark.parametrize(
     ("url", "expected"),
@@ -65,6 +67,7 @@ def test_url_keeps_login_database_and_tls() -> None:
         ("redis://h?timeout=inf", "timeout= takes"),
         ("redis://h?timeout=0", "timeout= takes"),
         ("redis://h/shop", "number of a database"),
+        ("redis://h?prefix={shop}", "prefix= takes no braces"),
         ("redis://h?nonsense=1", "neither oncekey nor redis-py knows: nonsense"),
     ],
 )

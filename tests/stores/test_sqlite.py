@@ -153,7 +153,7 @@ def test_a_locked_file_is_unavailable_within_the_limit(path: Path, lock: str) ->
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match=r"locked by another writer for over 0\.2 s"):
             store.swap([swap(record, Event.RENEW, Actor.OWNER, lease_seconds=60.0)])
-        assert 0.15 < time.monotonic() - began < 2
+        assert 0.15 < time.monotonic() - began < 4, "the default is 5 s"
         other.execute("ROLLBACK")
         assert store.swap([swap(record, Event.RENEW, Actor.OWNER, lease_seconds=60.0)]) != [None]
 
@@ -344,10 +344,10 @@ def test_a_response_that_another_version_laid_out_is_not_even_read(store: Sqlite
     """Whatever a newer oncekey put into the columns, the row is a tombstone here, and no error."""
     completed(store)
     with closing(sqlite3.connect(path)) as other, other:
-        other.execute("UPDATE idempotency_keys SET response_schema_version = 2, response_headers = 'zstd'")
+        other.execute("UPDATE idempotency_keys SET response_schema_version = 99, response_headers = 'zstd'")
     found = store.reserve([wanted()])[0].record
     assert found
-    assert found.response == StoredResponse(200, (), None, 2)
+    assert found.response == StoredResponse(200, (), None, 99)
 
 
 # threads

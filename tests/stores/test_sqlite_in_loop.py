@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from oncekey.core.states import Actor, Event, State
 from oncekey.core.swaps import swap
 from oncekey.errors import SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import LostRace
-from oncekey.stores.sqlite import SqliteStore, batch
-from oncekey.stores.sqlite.in_loop import LOCK_SECONDS, SqliteInLoop
+from oncekey.stores.sqlite import SqliteStore, batch, in_loop
+from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.stores.sqlite.store import Writer
 from tests.engine.doubles import RESPONSE, reservation
 from tests.stores.begun_keys import completion, reserved
-from tests.stores.wholes import moved_by, moves_of, reserved_by, rows_of
+from tests.stores.wholes import check_recipes, moved_by, moves_of, reserved_by, rows_of
 from tests.stores.writers import ready
 
 
@@ -237,37 +236,52 @@ async def test_leaves_new_keys_to_the_lanes_while_the_app_has_the_file(store: Sq
     assert all(await fast.reserve([reservation("there"), reservation("new")]))
 
 
+class Other:
+    """Another writer, which holds the gate of this process or the file."""
+
+    def __init__(self, store: SqliteStore, by: str) -> None:
+        self._gate = store.gate if by == "gate" else None
+        self._file = sqlite3.connect(store.path, isolation_level=None)
+
+    def hold(self) -> None:
+        if self._gate is not None:
+            assert self._gate.acquire(0, lane=True)
+        else:
+            self._file.execute("BEGIN IMMEDIATE")
+
+    def let_go(self) -> None:
+        if self._gate is not None:
+            self._gate.release()
+        else:
+            self._file.execute("ROLLBACK")
+        self._file.close()
+
+
 @pytest.mark.parametrize("by", ["gate", "file"])
-async def test_waits_for_another_writer_but_not_for_long(
-    store: SqliteStore, fast: SqliteInLoop, tmp_path: Path, by: str
+async def test_batch_waits_for_a_short_write_of_another(
+    store: SqliteStore, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch waits for a short write of another. If that one holds the file for longer, the batch goes to a lane."""
-    holder = sqlite3.connect(tmp_path / "keys.db", isolation_level=None)
-
-    def hold() -> None:
-        if by == "gate":
-            assert store.gate.acquire(0, lane=True)
-        else:
-            holder.execute("BEGIN IMMEDIATE")
-
-    def let_go() -> None:
-        if by == "gate":
-            store.gate.release()
-        else:
-            holder.execute("ROLLBACK")
-
+    """With more patience than in production: a busy machine may hold up the loop that lets go."""
+    monkeypatch.setattr(in_loop, "LOCK_SECONDS", 4.0)
+    fast, other = await ready(SqliteInLoop(store)), Other(store, by)
     await fast.reserve([reservation("warm")])
-    hold()
-    asyncio.get_running_loop().call_later(LOCK_SECONDS / 10, let_go)
+    other.hold()
+    asyncio.get_running_loop().call_later(0.05, other.let_go)
     assert all(await fast.reserve([reservation("patient")]))
-    hold()
+    fast.abandon()
+
+
+@pytest.mark.parametrize("by", ["gate", "file"])
+async def test_batch_goes_to_a_lane_if_another_writes_for_long(store: SqliteStore, fast: SqliteInLoop, by: str) -> None:
+    other = Other(store, by)
+    await fast.reserve([reservation("warm")])
+    other.hold()
     began = time.monotonic()
     with pytest.raises(LostRace if by == "gate" else StoreUnavailable):
         await fast.reserve([reservation("new")])
     assert time.monotonic() - began < store.timeout / 2
-    let_go()
+    other.let_go()
     assert store.read([("tenant-1", "new")]) == [None]
-    holder.close()
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
@@ -374,13 +388,4 @@ async def test_a_cancelled_verb_harms_no_other(fast: SqliteInLoop) -> None:
 
 
 async def test_recipes_go_by_the_fast_way_too(store: SqliteStore, fast: SqliteInLoop) -> None:
-    """Written with the batch, found by the next, and kept by the move that ends the attempt."""
-    recipes = {"a": None, "b": '{"fields":["é"],"headers":[]}', "c": None}
-    batch = [replace(reservation(key), fingerprint_recipe=recipe) for key, recipe in recipes.items()]
-    for begins in (batch, [reservation(key) for key in recipes]):
-        found = await reserved_by(fast, begins)
-        assert [each and each.fingerprint_recipe for each in found] == list(recipes.values())
-    begun = store.read([("tenant-1", key) for key in recipes])
-    moved = await moved_by(fast, [completion(record) for record in begun if record is not None])
-    assert [record and record.fingerprint_recipe for record in moved] == list(recipes.values())
-    assert [record and record.fingerprint_recipe for record in begun] == list(recipes.values())
+    await check_recipes(store, fast)

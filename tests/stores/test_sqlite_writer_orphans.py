@@ -38,7 +38,7 @@ from tests.stores.writers import (
     written_program,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.stores, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 APP = """
 import asyncio, os, signal, subprocess, sys

@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from oncekey.core.record import StoredResponse
 from oncekey.core.states import State
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.api import LostRace
-from oncekey.stores.sqlite import SqliteStore, batch, writer_helper, writer_process
+from oncekey.stores.sqlite import SqliteStore, batch, writer_helper
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from tests.engine.doubles import reservation
 from tests.stores.begun_keys import completion, reserved
@@ -34,34 +34,18 @@ from tests.stores.writers import (
     alive,
     at_point,
     changed_program,
-    children_of,
+    fast,
     process_of,
     ready,
+    state_of,
+    store,
     store_at,
     until,
 )
 
+__all__ = ["fast", "store"]
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with closing(store_at(tmp_path / "keys.db")) as made:
-        yield made
-
-
-@pytest.fixture
-async def fast(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqliteInLoop]:
-    monkeypatch.setattr(writer_process, "AGAIN_SECONDS", 0.0)
-    made = SqliteInLoop(store)
-    yield made
-    made.abandon()
-    await until(lambda: children_of(os.getpid()) == [])
-
-
-def state_of(store: SqliteStore, key: str) -> State | None:
-    (row,) = store.read([("tenant-1", key)])
-    return None if row is None else row.state
 
 
 @contextmanager

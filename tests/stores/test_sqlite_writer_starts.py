@@ -10,17 +10,15 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from oncekey.core.states import State
 from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.registry import open_store
-from oncekey.stores.sqlite import SqliteStore, batch, writer_helper, writer_process, writer_program
+from oncekey.stores.sqlite import SqliteStore, batch, writer_helper, writer_program
 from oncekey.stores.sqlite.in_loop import SqliteInLoop, ThreadWriter
 from oncekey.stores.sqlite.writer_process import ProcessWriter
 from tests.engine.doubles import reservation
@@ -29,34 +27,19 @@ from tests.stores.writers import (
     alive,
     changed_program,
     children_of,
+    fast,
     open_files,
     process_of,
     ready,
+    state_of,
+    store,
     store_at,
     until,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+__all__ = ["fast", "store"]
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with closing(store_at(tmp_path / "keys.db")) as made:
-        yield made
-
-
-@pytest.fixture
-async def fast(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqliteInLoop]:
-    monkeypatch.setattr(writer_process, "AGAIN_SECONDS", 0.0)
-    made = SqliteInLoop(store)
-    yield made
-    made.abandon()
-    await until(lambda: children_of(os.getpid()) == [])
-
-
-def state_of(store: SqliteStore, key: str) -> State | None:
-    (row,) = store.read([("tenant-1", key)])
-    return None if row is None else row.state
+pytestmark = [pytest.mark.stores, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 async def test_one_file_has_one_process_per_app_process(store: SqliteStore, fast: SqliteInLoop, tmp_path: Path) -> None:

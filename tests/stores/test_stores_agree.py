@@ -116,11 +116,11 @@ class StoresAgree(RuleBasedStateMachine):
         self.clock.advance(seconds)
         self.tick(seconds)
 
-    @rule(limit=st.integers(1, 4), tombstones_only=st.booleans())
-    def purge(self, limit: int, tombstones_only: bool) -> None:
+    @rule(limit=st.integers(1, 4), expired_state_only=st.booleans())
+    def purge(self, limit: int, expired_state_only: bool) -> None:
         if not self.exact:
             limit = 100  # which of two that expired together goes first is not defined
-        mine, right = (store.purge(limit, tombstones_only=tombstones_only) for store in (self.store, self.model))
+        mine, right = (store.purge(limit, expired_state_only=expired_state_only) for store in (self.store, self.model))
         assert mine == right
 
     @rule(duty=st.sampled_from(list(Duty)), limit=st.integers(1, 4))
@@ -259,7 +259,7 @@ class StoresAgree(RuleBasedStateMachine):
 
 class SqliteAgrees(StoresAgree):
     def make_store(self, clock: Callable[[], float]) -> Store:
-        memory = Path("/dev/shm")  # an fsync there costs nothing: these runs are about meaning
+        memory = Path("/dev/shm")  # noqa: S108 - an fsync there costs nothing: these runs are about meaning
         self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
         return SqliteStore(Path(self.folder.name) / "keys.db", clock=clock)
 

@@ -17,8 +17,10 @@ from oncekey import SINGLE_TENANT, OnceKey, Policy, current
 from oncekey.engine.operation import Operation
 from oncekey.errors import ConfigurationError, EnlistError
 from oncekey.outbox import Worker
-from oncekey.stores.registry import WITH_TRANSACTIONS
+from oncekey.stores.registry import DATABASES, STORES, WITH_TRANSACTIONS
+from oncekey.telemetry.redaction import describe
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests.web.apps import Api, World, raising
 
 CAN = ("sqlite://", "postgresql://", "mysql://")
 
@@ -56,6 +58,7 @@ async def refusal(url: str, policy: Policy, verb: Callable[[Operation], Any]) ->
 def test_stores_that_can_are_those_with_tables() -> None:
     assert all(each in WITH_TRANSACTIONS for each in CAN)
     assert not any(each in WITH_TRANSACTIONS for each in ("redis", "dynamodb", "memory"))
+    assert all((entry.scheme in DATABASES.lower()) is entry.transactions for entry in STORES)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +75,27 @@ async def test_verb_that_needs_a_transaction_is_refused_and_the_stores_that_can_
 ) -> None:
     words = await refusal(url, Policy(effects=effects), ask)
     assert verb in words
-    assert WITH_TRANSACTIONS in words
-    assert "enlist a session first" not in words
+    assert DATABASES in words
+    assert DATABASES in describe(EnlistError(words)), "the log masks values, and this is none"
+    assert "there is none open" not in words
+
+
+async def test_log_does_not_advise_a_declaration_that_the_store_refuses(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = Api(World(url), "starlette", raising(lambda: RuntimeError("the provider is gone")))
+    try:
+        await api.post()
+    finally:
+        await api.close()
+    assert "declare the route 'phased' or 'repeatable'" in caplog.text
 
 
 async def test_job_of_a_thread_is_refused_too(url: str) -> None:
     async def verb(op: Operation) -> None:
         op.blocking.enqueue("receipt")
 
-    assert WITH_TRANSACTIONS in await refusal(url, Policy(), verb)
+    assert DATABASES in await refusal(url, Policy(), verb)
 
 
 def test_worker_is_refused(url: str) -> None:

@@ -6,16 +6,16 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from oncekey.stores.sqlite import SqliteStore, writer_helper, writer_program
+import pytest
+
+from oncekey.core.states import State
+from oncekey.stores.sqlite import SqliteStore, writer_helper, writer_process, writer_program
 from oncekey.stores.sqlite.in_loop import SqliteInLoop
 from oncekey.stores.sqlite.writer_process import ProcessWriter
-
-if TYPE_CHECKING:
-    import pytest
 
 SOON = 20.0
 
@@ -144,3 +144,23 @@ def store_at(path: Path, **settings: float) -> SqliteStore:
     store = SqliteStore(path, writer="process", **settings)  # type: ignore[arg-type]
     store.check()
     return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with closing(store_at(tmp_path / "keys.db")) as made:
+        yield made
+
+
+@pytest.fixture
+async def fast(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqliteInLoop]:
+    monkeypatch.setattr(writer_process, "AGAIN_SECONDS", 0.0)
+    made = SqliteInLoop(store)
+    yield made
+    made.abandon()
+    await until(lambda: children_of(os.getpid()) == [])
+
+
+def state_of(store: SqliteStore, key: str) -> State | None:
+    (row,) = store.read([("tenant-1", key)])
+    return None if row is None else row.state

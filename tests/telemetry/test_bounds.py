@@ -19,6 +19,18 @@ def test_first_values_keep_their_names() -> None:
     assert [bound.label(text) for text in "abcab"] == ["a", "b", OTHER, "a", "b"]
 
 
+def test_request_has_the_label_of_its_route_and_other_without_one() -> None:
+    bound = FirstSeen(2)
+    bound.know(["POST /pay", "POST /orders/{id:int}/cancel", "POST /files/{at:path}", "POST /bad{brace"])
+    assert {bound.label(f"POST /orders/{n}/cancel") for n in range(2000)} == {"POST /orders/{id}/cancel"}
+    assert {bound.label(f"POST /wp-admin/{n}") for n in range(2000)} == {OTHER}
+    assert bound.label("POST /orders/{id}/cancel") == "POST /orders/{id}/cancel"  # of a declared handler
+    assert bound.label("GET /pay") == OTHER
+    assert bound.label("charge") == "charge"  # a function: not a path
+    assert bound.label("POST /files/a/b") == OTHER  # the limit holds
+    assert len(bound._remembered) <= 1000
+
+
 def test_name_is_cut_and_has_no_lone_surrogates() -> None:
     bound = FirstSeen(3)
     assert bound.label("POST /caf\udce9") == "POST /caf?"

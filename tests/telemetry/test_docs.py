@@ -76,6 +76,12 @@ def test_page_has_the_tables_of_the_source(name: str) -> None:
     assert between.findall(PAGE.read_text("utf-8")) == [tables()[name]]
 
 
+def test_page_says_how_many_alerts_there_are() -> None:
+    rules = yaml.safe_load(monitoring.rules())["groups"][0]["rules"]
+    number = {11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen"}[len(rules)]
+    assert re.findall(r"(\w+) alerts", PAGE.read_text("utf-8"))[0] == number
+
+
 def blocks(page: Path = PAGE) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
@@ -144,13 +150,6 @@ async def test_example_of_an_exporter_prints(names: dict[str, Any], capsys: pyte
     assert "api.idempotency.reserve.created.count('POST /payments',) +1" in said
     assert "api.idempotency.handler.running('POST /payments',) -1" in said
     assert re.search(r"api\.idempotency\.begin\.duration\('POST /payments',\) \d+\.\d{3} s", said)
-
-
-def test_hook_of_gunicorn_in_the_page_exists() -> None:
-    [source] = [block for block in blocks() if "gunicorn.conf.py" in block]
-    found: dict[str, Any] = {}
-    exec(compile(source, "metrics.md", "exec"), found)
-    assert callable(found["child_exit"])
 
 
 TRACING = PAGE.with_name("tracing.md")

@@ -91,7 +91,14 @@ def test_dashboard_shows_the_usual_counters_and_every_gauge() -> None:
     assert {name for name in usual | gauges if name not in shown} == set()
 
 
+@pytest.mark.parametrize("name", ["reserve_replay", "reserve_in_progress", "reserve_key_misuse"])
+def test_dashboard_shows_duplicates_and_misuse_by_tenant(name: str) -> None:
+    """A tenant's duplicates may be a bug of its client, or an attack by recorded requests."""
+    assert f"sum by (tenant) (rate(api_idempotency_{name}_total[1m]))" in expressions()
+
+
 def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    assert len({panel["id"] for panel in panels()}) == len(list(panels()))
     taken: set[tuple[int, int]] = set()
     for panel in panels():
         at = panel["gridPos"]

@@ -173,6 +173,34 @@ def test_operations_that_clients_can_invent_are_bounded(registry: CollectorRegis
     assert number(shown(registry), f"{P}reserve_created_total", operation="other") == 800
 
 
+@pytest.mark.parametrize("framework", ["fastapi", "flask"])
+async def test_paths_without_a_route_are_one_series_and_routes_have_their_pattern(
+    framework: str, registry: CollectorRegistry
+) -> None:
+    app: Any
+    paths = ["/pay", "/orders/1/cancel", "/orders/2/cancel", *(f"/wp-admin/{n}" for n in range(5))]
+    with OnceKey("memory://", scope=SINGLE_TENANT, telemetry=Prometheus(registry=registry)) as once:
+        if framework == "fastapi":
+            app = FastAPI()
+            app.post("/pay")(lambda: {"paid": True})
+            app.post("/orders/{number}/cancel")(lambda number: {"cancelled": number})
+            fastapi.protect(app, once, upkeep=False)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+                for n, path in enumerate(paths):
+                    await http.post(path, headers={"Idempotency-Key": f"k-{n}"})
+        else:
+            app = Flask("shop")
+            app.post("/pay")(lambda: {"paid": True})
+            app.post("/orders/<int:number>/cancel", endpoint="cancel")(lambda number: {"cancelled": number})
+            flask.protect(app, once, upkeep=False)
+            for n, path in enumerate(paths):
+                app.test_client().post(path, headers={"Idempotency-Key": f"k-{n}"})
+        text = shown(registry)
+        for operation, many in {"POST /pay": 1, "POST /orders/{number}/cancel": 2, "other": 5}.items():
+            assert number(text, f"{P}reserve_created_total", operation=operation) == many
+        assert "wp-admin" not in text
+
+
 def test_path_that_is_not_unicode_does_not_break_the_page(registry: CollectorRegistry) -> None:
     Prometheus(registry=registry).on_event(Reserved("acme", "~1", 'POST /caf\udce9"\n', 1))
     assert number(shown(registry), f"{P}reserve_created_total", operation='POST /caf?"\n') == 1

@@ -30,22 +30,12 @@ class Served:
         self.folder = folder
         metrics = folder / "metrics"
         metrics.mkdir()
-        config = folder / "gunicorn.conf.py"
-        config.write_text("from oncekey.telemetry.prometheus import child_exit\n")
         port = free_port()
         self.log = (folder / "server.log").open("wb")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gunicorn", "--pythonpath", str(ROOT), "--preload", "--workers", "2"),
-                *(
-                    "--threads",
-                    "4",
-                    "--config",
-                    str(config),
-                    "--bind",
-                    f"{HOST}:{port}",
-                    "tests.telemetry.served:make()",
-                ),
+                *("--threads", "4", "--bind", f"{HOST}:{port}", "tests.telemetry.served:make()"),
             ],
             env=os.environ
             | {

@@ -28,6 +28,8 @@ from oncekey.testing.servers import (
 )
 from tests.running import running
 
+pytestmark = pytest.mark.stores
+
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[PostgresServer]:

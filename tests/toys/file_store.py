@@ -43,7 +43,7 @@ class FileStore:
         with self._path.with_suffix(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                tables = pickle.loads(self._path.read_bytes()) if self._path.exists() else Tables()
+                tables = pickle.loads(self._path.read_bytes()) if self._path.exists() else Tables()  # noqa: S301 - a toy
                 yield tables
                 if writes:
                     self._replace(pickle.dumps(tables))
@@ -93,9 +93,9 @@ class FileStore:
         with self._tables() as tables:
             return self._turns.hand_out_of(tables.rows.values(), duty, limit, self._clock())
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         with self._tables(writes=True) as tables:
-            doomed = to_purge(tables.rows.values(), self._clock(), limit, tombstones_only=tombstones_only)
+            doomed = to_purge(tables.rows.values(), self._clock(), limit, expired_state_only=expired_state_only)
             for row in doomed:
                 del tables.rows[row.scope, row.key]
                 tables.steps.pop((row.scope, row.key), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -26,10 +27,12 @@ from oncekey.demo.book import Connection
 from oncekey.demo.provider import Provider
 from oncekey.outbox import Context, Worker
 from oncekey.outbox import Response as Settled
+from oncekey.telemetry import events
 from oncekey.upkeep import Confirmed, Happened, Inquiry, Refuted, Upkeep
 from oncekey.web.asgi import IdempotencyMiddleware
 
 SWEEP_SECONDS = 1.0
+SWEEPS = "sweeps"
 LEASE = timedelta(seconds=1)
 QUARANTINE = timedelta(seconds=1)
 EFFECTS: tuple[EffectsName, ...] = ("external", "transactional", "phased", "repeatable")
@@ -77,7 +80,7 @@ def make_app() -> Any:
     provider = Provider(os.environ["ONCEKEY_TEST_PROVIDER"], honours=False)
     routes = {f"POST /{each}": Policy(effects=each, lease=LEASE, quarantine=QUARANTINE) for each in EFFECTS}
     routes["POST /deferred"] = Policy(effects="transactional", lease=LEASE, quarantine=QUARANTINE)
-    once = OnceKey(url, scope=SINGLE_TENANT, routes=routes, migrate=True)
+    once = OnceKey(url, scope=SINGLE_TENANT, routes=routes, migrate=True, on_event=Sweeps(stands.parent / SWEEPS))
 
     def ledger(inquiry: Inquiry) -> Confirmed | Refuted | Happened:
         made = [each for each in provider.charges() if each["downstreamKey"] == inquiry.downstream_key("charge")]
@@ -101,6 +104,22 @@ def make_app() -> Any:
     keep = Upkeep(once, sweep_every=SWEEP_SECONDS, reconcile_every=0.2)
     app.add_middleware(IdempotencyMiddleware, once=once, upkeep=os.environ["ONCEKEY_TEST_UPKEEP"] == "yes" and keep)
     return app
+
+
+class Sweeps:
+    """Writes a line for each sweep: when it began, and how many keys it found with a lease that was over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = 0
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.ZombieFound):
+            self._found += 1
+        elif isinstance(event, events.DutyDone) and event.duty == "sweep":
+            with self._path.open("a") as lines:
+                lines.write(f"{time.time() - event.seconds} {self._found}\n")
+            self._found = 0
 
 
 class _Handlers:

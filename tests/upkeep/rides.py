@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncekey import SINGLE_TENANT, Happened, NotHappened, OnceKey, Operation, Policy, current
+from oncekey.encryption import Keyring
 from oncekey.engine.resumption import Answer, Resumption
 from oncekey.testing import faults
 from oncekey.upkeep import Inquiry, Upkeep
@@ -50,7 +51,9 @@ KILLED_AT = (
 class Rides:
     """The app and its provider. ``stumbles``: the first attempt at each ride raises right after its row is written."""
 
-    def __init__(self, url: str, ledger: str, honours: bool, *, stumbles: bool = False) -> None:
+    def __init__(
+        self, url: str, ledger: str, honours: bool, *, stumbles: bool = False, encryption: Keyring | None = None
+    ) -> None:
         self.url = url
         self.ledger = Path(ledger)
         self.honours = honours
@@ -58,7 +61,7 @@ class Rides:
         policy = Policy(
             effects="phased", keep_request=True, lease=timedelta(seconds=30), quarantine=timedelta(milliseconds=1)
         )
-        self.once = OnceKey(url, scope=SINGLE_TENANT, policy=policy)
+        self.once = OnceKey(url, scope=SINGLE_TENANT, policy=policy, encryption=encryption)
         self.once.resume(OPERATION, self.go_on)
         self.once.resolve_with(OPERATION, self.ask)
         app = Starlette(routes=[Route("/rides", self.handle, methods=["POST"])])
@@ -126,3 +129,26 @@ def tidy(*, url: str, ledger: str, honours: bool, survived: str, fault: str = ""
     Upkeep(rides.once).run_once()
     rides.once.close()
     os.close(os.open(survived, os.O_CREAT | os.O_WRONLY))
+
+
+class StumbledRides:
+    """Rides whose first attempt stumbles, and their database."""
+
+    def __init__(self, url: str, folder: Path, *, honours: bool) -> None:
+        self.told: dict[str, Any] = {"url": url, "ledger": str(folder / "ledger"), "honours": honours}
+        self.rides = Rides(stumbles=True, **self.told)
+        self.rides.once.store.migrate()
+        for table in TABLES:
+            self.ask(table)
+
+    def ask(self, sql: str) -> list[Any]:
+        with closing(self.rides.connect()) as db:
+            cursor = db.execute(sql)
+            rows = cursor.fetchall() if cursor.description else []
+            db.commit()
+            return list(rows)
+
+    def past(self, column: str, keys: str = "true") -> None:
+        """As if the time were over for these keys (an SQL condition), and for no others."""
+        past = "0" if self.told["url"].startswith("sqlite:") else "now() - interval '1 hour'"
+        self.ask(f"UPDATE idempotency_keys SET {column} = {past} WHERE {keys} AND {column} IS NOT NULL")

@@ -118,7 +118,7 @@ def _by_webhook(shop: Shop, verdict: Verdict) -> None:
     settled = shop.once.ingest_blocking(verdict, key=KEY)
     (job,) = outbox_of(shop.once).jobs(JobState.DEAD, 10)
     assert (settled.outcome, settled.over) == (Outcome.REFUSED, False)
-    assert f"`oncekey dead-letters retry {job.id}`" in (settled.reason or "")
+    assert f"`oncekey dead-letters retry {job.id} --why TEXT`" in (settled.reason or "")
 
 
 def _by_resolver(shop: Shop, verdict: Verdict) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.health import WAITING_SECONDS
-from oncekey.upkeep import Resumer
+from oncekey.upkeep import Reconciler, Resumer
 from oncekey.upkeep.waiting import HalfDoneWatch
 from tests.upkeep.key_store import LEASE, KeyStore
 
@@ -58,3 +58,24 @@ def test_operation_is_logged_again_after_an_hour_or_with_many_more_keys(
         watch.look()
         seen.append(len(caplog.records))
     assert seen == [1, 1, 2, 2, 3], "at most once a minute; then because there are many more; then after an hour"
+
+
+def test_keys_of_one_route_are_logged_together_and_without_their_paths(
+    rows: KeyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients invent paths, and paths have personal data."""
+    for number in range(3):
+        rows.half_done(operation=f"POST /und/ann{number}@example.org")
+        rows.unknown(operation=f"POST /und/ann{number}@example.org")
+    rows.age(LEASE + WAITING_SECONDS + 1)
+    once = rows.once(effects="phased")
+    once.engine.know_routes(lambda: ["POST /und/{token}"])
+    resumer, reconciler = Resumer(once), Reconciler(once)
+    resumer.run()
+    reconciler.run()
+    resumer.close()
+    reconciler.close()
+    told = [each.getMessage() for each in caplog.records if " is registered for " in each.getMessage()]
+    assert [line.partition(" is registered for ")[2].partition(":")[0] for line in told] == ["POST /und/{token}"] * 2
+    assert [line.partition(" ")[0] for line in told] == ["3", "3"]
+    assert "example.org" not in "".join(told)

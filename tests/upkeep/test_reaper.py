@@ -64,8 +64,8 @@ def test_expired_half_done_key_becomes_unknown(rows: KeyStore) -> None:
     assert rows.names() == ["Doubted", "ReconcileScheduled"]
 
 
-def test_soft_expiry_leaves_a_tombstone(rows: KeyStore) -> None:
-    """A tombstone, without a response, for as long again as the key was kept; then it goes."""
+def test_soft_expiry_keeps_the_key_without_its_response(rows: KeyStore) -> None:
+    """For as long again as the key was kept; then it goes."""
     (record,) = rows.finished()
     rows.age(RETENTION + 1)
     assert _reaper(rows, soft=True).run().as_json() == NOTHING | {"expired": 1}
@@ -78,7 +78,7 @@ def test_soft_expiry_leaves_a_tombstone(rows: KeyStore) -> None:
     assert rows.states([record]) == [None]
 
 
-def test_soft_deletes_nothing_that_is_no_tombstone(rows: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soft_deletes_only_keys_in_the_state_expired(rows: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that expires right after the look for such keys waits for the next turn."""
     (record,) = rows.finished()
     rows.age(RETENTION + 1)
@@ -87,7 +87,7 @@ def test_soft_deletes_nothing_that_is_no_tombstone(rows: KeyStore, monkeypatch: 
     assert rows.states([record]) == [State.COMPLETED]
 
 
-def test_tombstones_go_when_soft_is_switched_off(rows: KeyStore) -> None:
+def test_expired_keys_go_when_soft_is_switched_off(rows: KeyStore) -> None:
     rows.finished()
     rows.age(RETENTION + 1)
     _reaper(rows, soft=True).run()

@@ -59,6 +59,20 @@ def test_refuted_after_the_quarantine_makes_the_key_retryable(rows: KeyStore) ->
     assert rows.audit(record) == [("reconciler", "unknown", "failed_retryable")]
 
 
+@pytest.mark.parametrize(("verdict", "lines"), [(Refuted("no such charge"), 1), (Confirmed(200), 0)])
+def test_refuted_message_is_logged_with_what_to_do_at_the_broker(
+    rows: KeyStore, verdict: Verdict, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows.unknown(operation="message payments/billing")
+    rows.age(QUARANTINE + 1)
+    once = rows.once()
+    once.resolve_with("message payments/billing", lambda inquiry: verdict)
+    resolve(once, lambda inquiry: verdict)
+    found = [each.getMessage() for each in caplog.records if "move its copy back to payments/billing" in each.message]
+    assert len(found) == lines
+    assert all("oncekey keys show" in line for line in found)
+
+
 def test_refuted_before_the_quarantine_is_over(rows: KeyStore) -> None:
     """Refused, and asked again when it is over: also at the last try, which would otherwise end in the dead letters."""
     (record,) = rows.unknown()

@@ -117,7 +117,7 @@ def test_failing_resolver_logs_its_traceback_its_try_and_the_next_time(
     ):
         assert part in text
     assert "the provider has not decided" in asked.getMessage()
-    assert asked.exc_info is None
+    assert asked.exc_text is None
     assert first.key not in caplog.text
     assert second.key not in caplog.text
 

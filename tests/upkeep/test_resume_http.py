@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,15 @@ import httpx
 import pytest
 
 from oncekey.core.states import State
+from oncekey.encryption import Keyring
 from oncekey.engine.resumption import Answer, Resumption
 from oncekey.upkeep import Resumer, Upkeep
-from tests.upkeep.rides import TABLES, Rides
+from tests.encryption.rings import ring
+from tests.upkeep.rides import Rides, StumbledRides
 
 
-class Site:
-    """Rides whose first attempt stumbled, and upkeep beside them."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.told: dict[str, Any] = {"url": url, "ledger": str(folder / "ledger"), "honours": False}
-        self.rides = Rides(stumbles=True, **self.told)
-        self.rides.once.store.migrate()
-        for table in TABLES:
-            self.ask(table)
-
-    def ask(self, sql: str) -> list[Any]:
-        with closing(self.rides.connect()) as db:
-            cursor = db.execute(sql)
-            rows = cursor.fetchall() if cursor.description else []
-            db.commit()
-            return list(rows)
+class Site(StumbledRides):
+    """And upkeep beside them."""
 
     async def post(self, number: int = 0) -> httpx.Response:
         transport = httpx.ASGITransport(self.rides.app, raise_app_exceptions=False)
@@ -45,8 +32,7 @@ class Site:
         """So many half-done rides, and all of them due."""
         assert {(await self.post(each)).status_code for each in range(number)} == {500}
         self.rides.stumbles = False
-        past = "0" if self.told["url"].startswith("sqlite:") else "now() - interval '1 hour'"
-        self.ask(f"UPDATE idempotency_keys SET reconcile_at = {past} WHERE reconcile_at IS NOT NULL")
+        self.past("reconcile_at")
 
     def upkeep(self, rides: Rides) -> dict[str, int]:
         resumer = Resumer(rides.once)
@@ -60,7 +46,7 @@ class Site:
 @pytest.fixture(params=["sqlite", "postgres"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     url = f"sqlite:///{tmp_path / 'rides.db'}" if request.param == "sqlite" else request.getfixturevalue("ready_url")
-    made = Site(url, tmp_path)
+    made = Site(url, tmp_path, honours=False)
     yield made
     for table in ("rides", "receipts"):
         made.ask(f"DROP TABLE {table}")
@@ -180,3 +166,19 @@ async def test_verdict_that_the_charge_happened_lets_upkeep_end_the_ride(site: S
     assert (await site.post()).status_code == 201
     assert len(site.rides.charges()) == 1
     assert site.ask("SELECT count(charge) FROM rides") == site.ask("SELECT count(*) FROM receipts") == [(1,)]
+
+
+@pytest.mark.parametrize("before", [None, ring(1)], ids=str)
+async def test_ride_is_resumed_and_replayed_after_the_keyring_has_changed(site: Site, before: Keyring | None) -> None:
+    """A deploy switches encryption on, or replaces its key. The row keeps its fingerprint, and both know it."""
+    site.rides.once.close()
+    site.rides = Rides(stumbles=True, encryption=before, **site.told)
+    await site.stumble()
+    made = site.ask("SELECT fingerprint, fingerprint_version FROM idempotency_keys")
+    site.rides.once.close()
+    site.rides = Rides(encryption=ring(2, 1), **site.told)
+    assert await asyncio.to_thread(site.upkeep, site.rides) == {"due": 1, "completed": 1}
+    assert site.ask("SELECT fingerprint, fingerprint_version FROM idempotency_keys") == made
+    answer = await site.post()
+    assert (answer.status_code, answer.headers["idempotency-replayed"], answer.json()["ride"]) == (201, "true", 0)
+    assert (len(site.rides.charges()), site.ask("SELECT count(*) FROM receipts")) == (1, [(1,)])

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from oncekey.core.states import State
 from tests.faults.fork_server import ForkServer
-from tests.upkeep.rides import KILLED_AT, TABLES, Rides, tidy
+from tests.upkeep.rides import KILLED_AT, StumbledRides, tidy
+
+pytestmark = pytest.mark.stores
 
 CASES = [f"{point}:{when}:kill" for point in KILLED_AT for when in ("before", "after")]
 ROUNDS = 4
 """After a kill: a round of the sweeper, one of the reconciler where the charge is in doubt, and one that ends it."""
 
 
-class House:
-    """The database, the provider's ledger, and processes of upkeep."""
+class House(StumbledRides):
+    """And processes of upkeep."""
 
-    def __init__(self, url: str, folder: Path, forks: ForkServer, honours: bool) -> None:
+    def __init__(self, url: str, folder: Path, forks: ForkServer, *, honours: bool) -> None:
+        super().__init__(url, folder, honours=honours)
         self.folder = folder
         self.forks = forks
-        self.told: dict[str, Any] = {"url": url, "ledger": str(folder / "ledger"), "honours": honours}
-        self.rides = Rides(stumbles=True, **self.told)
-        self.rides.once.store.migrate()
-        for table in TABLES:
-            self.ask(table)
 
-    def ask(self, sql: str) -> list[Any]:
-        with closing(self.rides.connect()) as db:
-            cursor = db.execute(sql)
-            rows = cursor.fetchall() if cursor.description else []
-            db.commit()
-            return list(rows)
-
-    def past(self, column: str, key: str) -> None:
-        """As if the time were over for this key, and for no other."""
-        past = "0" if self.told["url"].startswith("sqlite:") else "now() - interval '1 hour'"
-        self.ask(f"UPDATE idempotency_keys SET {column} = {past} WHERE key = '{key}' AND {column} IS NOT NULL")
+    def past_of(self, column: str, key: str) -> None:
+        self.past(column, f"key = '{key}'")
 
     def upkeep(self, fault: str = "") -> bool:
         """Run one process of upkeep to its end; whether it survived."""
@@ -81,18 +68,18 @@ def test_upkeep_killed_at_each_step_charges_once(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'rides.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     with ForkServer(roles={"upkeep": tidy}, log=tmp_path / "log") as forks:
-        house = House(url, tmp_path, forks, honours)
+        house = House(url, tmp_path, forks, honours=honours)
         assert {answer.status_code for answer in asyncio.run(house.send(len(CASES)))} == {500}
         for number, fault in enumerate(CASES):
             key = f"k-{number}"
             assert house.state(key) == (State.FAILED_RETRYABLE, 1)
-            house.past("reconcile_at", key)
+            house.past_of("reconcile_at", key)
             assert not house.upkeep(fault), f"{fault} was never passed"
             for _ in range(ROUNDS):
                 if house.state(key)[0] is State.COMPLETED:
                     break
-                house.past("lease_until", key)
-                house.past("reconcile_at", key)
+                house.past_of("lease_until", key)
+                house.past_of("reconcile_at", key)
                 assert house.upkeep(), (tmp_path / "log").read_text()
             assert house.state(key)[0] is State.COMPLETED, fault
         charged = house.rides.charges()
@@ -115,15 +102,15 @@ def test_upkeep_paused_past_its_lease_cannot_write(
     with ForkServer(roles={"upkeep": tidy}, log=tmp_path / "log") as forks:
         house = House(url, tmp_path, forks, honours=True)
         assert [answer.status_code for answer in asyncio.run(house.send(1))] == [500]
-        house.past("reconcile_at", "k-0")
+        house.past_of("reconcile_at", "k-0")
         late = forks.spawn("upkeep", survived=str(tmp_path / "late"), fault=point, **house.told)
         until = time.monotonic() + 20
         while not late.paused:
             assert time.monotonic() < until, f"{point} was never passed"
             time.sleep(0.01)  # another process: nothing here can be waited at
         for _ in range(2):  # the sweeper's pause for the client, and then it is due
-            house.past("lease_until", "k-0")
-            house.past("reconcile_at", "k-0")
+            house.past_of("lease_until", "k-0")
+            house.past_of("reconcile_at", "k-0")
             assert house.upkeep(), (tmp_path / "log").read_text()
         assert house.state("k-0") == (State.COMPLETED, 3), (tmp_path / "log").read_text()
         late.resume()

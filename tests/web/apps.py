@@ -320,6 +320,12 @@ class Api:
 
 
 MakeApi = Callable[..., Api]
+JSON = {"content-type": "application/json"}
+
+
+def protected(app: Any, api: Api) -> Any:
+    """Another ASGI app, protected by the ``OnceKey`` of this API."""
+    return IdempotencyMiddleware(app, once=api.once)
 
 
 def same(first: httpx.Response, second: httpx.Response) -> bool:

@@ -75,7 +75,7 @@ async def make_api(world: World, framework: str) -> AsyncIterator[Callable[..., 
         await api.close()
 
 
-DEEP_STACKS = ("django-sync", "django-drf")
+DEEP_STACKS = ("django-sync", "django-drf", "django-drf-asgi")
 """Most of their code is that of another one of STACKS, too."""
 
 
@@ -130,9 +130,6 @@ def make_shop() -> Iterator[Callable[..., Any]]:
     yield make
     for shop in made:
         shop.once.close()
-
-
-pytest.register_assert_rewrite("tests.web.checks")
 
 
 @pytest.hookimpl(tryfirst=True)

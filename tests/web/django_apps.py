@@ -168,26 +168,27 @@ def django_views(payments: Payments, asynchronous: bool) -> tuple[Any, Any]:
 
 
 def django_app(payments: Payments, once: OnceKey, kind: str, declaring: bool) -> Any:
-    """``kind``: async or sync views under ASGI; otherwise WSGI."""
+    """``kind``: async or sync views under ASGI, "drf-asgi", or "drf"; otherwise WSGI."""
     configure()
     pay, other = django_views(payments, kind == "async")
     from tests.web.drf_views import api_views  # REST framework wants the settings first
 
-    if kind == "drf":
+    drf = kind.startswith("drf")
+    if drf:
         pay, other = api_views(payments)
-    asgi = kind in ("async", "sync")
+    asgi = kind in ("async", "sync", "drf-asgi")
     if declaring:
         made = urls(
             path("declared/<id>", once.policy(effects="repeatable")(pay)),
             path("exempt", once.exempt(other)),
         )
         app = make_handler(made, once, asgi=asgi)
-        late, _ = api_views(payments) if kind == "drf" else django_views(payments, kind == "async")
+        late, _ = api_views(payments) if drf else django_views(payments, kind == "async")
         made.urlpatterns.append(path("late", late))
         return app
     if kind == "async":
         return make_handler(_payment_urls(_only_post(pay), other), once, asgi=True)
-    return make_handler(_payment_urls(pay if kind == "drf" else require_POST(pay), other), once, asgi=asgi)
+    return make_handler(_payment_urls(pay if drf else require_POST(pay), other), once, asgi=asgi)
 
 
 def _only_post(view: Any) -> Any:

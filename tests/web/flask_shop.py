@@ -11,8 +11,8 @@ from werkzeug.test import TestResponse
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.record import Record
 from oncekey.telemetry import events
+from oncekey.testing.http.flaky import ONE, FlakyStore
 from oncekey.testing.http.payments import MAX_RESPONSE
-from oncekey.testing.http.stack import ONE, FlakyStore
 from oncekey.web.flask import protect
 
 KEY = {"Idempotency-Key": "k-1"}

@@ -34,6 +34,7 @@ ASGI_STACKS = (
     "litestar-sync",
     "django-async",
     "django-sync",
+    "django-drf-asgi",
 )
 WSGI_STACKS = ("wsgi", "flask", "django", "django-drf")
 STACKS = (*ASGI_STACKS, *WSGI_STACKS)

@@ -131,8 +131,8 @@ def serve_starlette() -> Any:
     return app
 
 
-def serve_django(*, asgi: bool = False) -> Any:
-    """The same in Django, for gunicorn; with async views for uvicorn."""
+def serve_django(*, asgi: bool = False, drf: bool = False) -> Any:
+    """The same in Django, for gunicorn; with async views for uvicorn. ``drf``: with views of REST framework."""
     from django.http import HttpResponse, JsonResponse
     from django.urls import path
 
@@ -153,7 +153,11 @@ def serve_django(*, asgi: bool = False) -> Any:
             await asyncio.sleep(0.005)
         return JsonResponse({"paid": name, "by": os.getpid()}, status=201)
 
-    view = pay_async if asgi else pay
+    view: Any = pay_async if asgi else pay
+    if drf:
+        from rest_framework.decorators import api_view
+
+        view = api_view(["POST"])(pay)
     patterns = [path(f"{kind}/<name>", view) for kind in ("pay", "wait", "lease")]
     app = make_handler(urls(*patterns, path("", lambda asked: HttpResponse("up"))), _served_once(), asgi=asgi)
     if os.environ.get("ONCEKEY_TEST_WARM") and not asgi:

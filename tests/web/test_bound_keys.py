@@ -13,7 +13,7 @@ from oncekey.core.binding import binding_of
 from oncekey.errors import ConfigurationError
 from oncekey.stores.registry import open_store
 from oncekey.testing.http.stack import PAYMENT, Stack
-from oncekey.web.status import status_app, status_wsgi
+from tests.web.status_questions import status_of
 
 SECRET, NEW = "s" * 32, "n" * 32
 on_both = pytest.mark.parametrize("name", ["asgi", "wsgi"])
@@ -49,19 +49,7 @@ def ask(stack: Stack, user: str | None = "ann", **more: Any) -> httpx.Response:
 
 
 def status(stack: Stack, user: str | None, key: str = "k-1") -> httpx.Response:
-    headers = {} if user is None else {"X-User": user}
-    if not stack.framework.is_async:
-        with httpx.Client(transport=httpx.WSGITransport(status_wsgi(stack.once)), base_url="http://s") as client:
-            return client.get(f"/{key}", headers=headers)
-
-    async def get() -> httpx.Response:
-        transport = httpx.ASGITransport(status_app(stack.once))
-        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-            return await client.get(f"/{key}", headers=headers)
-
-    assert stack._loop is not None
-    answer: httpx.Response = stack._loop.start(get()).result(10)
-    return answer
+    return status_of(stack, key, {} if user is None else {"X-User": user})
 
 
 def test_key_of_another_user_is_a_mismatch_and_does_not_run(make: Callable[..., Stack]) -> None:
@@ -93,6 +81,10 @@ def test_refusal_is_that_of_a_mismatch_in_each_profile(make: Callable[..., Stack
     assert bob.status_code == other.status_code == (400 if profile == "stripe" else 422)
     if profile != "governance":  # it has an id of its own
         assert bob.content == other.content
+    for answer in (bob, other):
+        assert "another caller (user, client or device), or with a different request" in answer.text
+        for word in ("body or precondition", "ann", "bob"):
+            assert word not in answer.text
 
 
 @on_both
@@ -131,7 +123,7 @@ def test_bind_that_returns_no_text_is_an_error_of_the_app(make: Callable[..., St
     assert (ask(stack).status_code, stack.runs, stack.store.listing()) == (500, 0, [])
 
 
-@pytest.mark.parametrize("name", ["asgi"])
+@pytest.mark.parametrize("name", ["asgi", "django-async", "django-drf-asgi"])
 def test_async_bind_is_awaited(make: Callable[..., Stack]) -> None:
     stack = make(Policy(bind=user_of_async))
     assert [ask(stack, user).status_code for user in ("ann", "bob", "ann")] == [201, 422, 201]
@@ -184,6 +176,7 @@ def test_bound_key_is_refused_when_the_route_is_no_longer_bound(make: Callable[.
     ask(before)
     after = make(Policy(), store=before.store)
     assert (ask(after).status_code, status(after, "ann").status_code, after.runs) == (422, 404, 0)
+    assert "another caller" in ask(after).text
 
 
 @on_both

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import redis
@@ -13,23 +11,16 @@ from oncekey.stores.mysql import MysqlStore
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import MysqlServer
 from tests.stores.mysql import TABLES, run
-from tests.web.test_cache import Make, Shop, forget, replayed
+from tests.web.test_cache import Make, forget, make, replayed
+
+__all__ = ["make"]
 
 pytestmark = pytest.mark.stores
 
 
 @pytest.fixture
-async def make(mysql_url: str, redis_url: str) -> AsyncIterator[Make]:
-    made: list[Shop] = []
-
-    def shop(store: str = mysql_url, cache: str = f"{redis_url}?timeout=5", **options: Any) -> Shop:
-        made.append(Shop(store, cache, **options))
-        return made[-1]
-
-    yield shop
-    for each in made:
-        await each.client.aclose()
-        await each.once.aclose()
+def url(mysql_url: str) -> str:
+    return mysql_url
 
 
 def identity(url: str) -> str:

@@ -432,3 +432,13 @@ async def test_function_of_an_operation_that_no_route_has_is_named_at_start(
     assert never_called == ([] if is_there else never_called[:1])
     if not is_there:
         assert f"resolver of {operation} and the resume function of {operation}" in never_called[0]
+
+
+@pytest.mark.parametrize("name", ["charge", "shop.Payments/Charge", "message payments"])
+async def test_resolver_of_a_function_or_a_queue_is_not_named_at_start(name: str, said: list[str]) -> None:
+    """No route has the operation of a protected function, of a gRPC method or of a queue, and nothing is wrong."""
+    once = new_once()
+    once.resolver(name)(lambda inquiry: StillUnknown())
+    once.resume(name, lambda op: Answer(200))
+    await begin(shop("starlette", once))
+    assert said == []

@@ -16,54 +16,21 @@ import pytest
 
 from oncekey import SINGLE_TENANT, NotAuthenticated, OnceKey, Policy, current
 from oncekey.core.states import State
-from oncekey.testing.http.stack import ONE, Loop, as_a_server, until
+from oncekey.testing.http.flaky import ONE
+from oncekey.testing.http.stack import until
 from oncekey.webhooks import header
 from tests.web.django_apps import configure, make_handler, urls
+from tests.web.django_site import Site
 
 configure()
 
 from asgiref.sync import sync_to_async  # noqa: E402 - Django is configured first
 from django.http import FileResponse, HttpResponse, JsonResponse, StreamingHttpResponse  # noqa: E402
-from django.urls import path, re_path  # noqa: E402
+from django.urls import re_path  # noqa: E402
 from django.views import View  # noqa: E402
 
 pytestmark = pytest.mark.frameworks
 GZIP = "django.middleware.gzip.GZipMiddleware"
-
-
-class Site:
-    """One view at POST /pay, and its client."""
-
-    def __init__(self, view: Any, *, asgi: bool, where: str = "pay", policy: Policy | None = None, **more: Any) -> None:
-        options = {name: more.pop(name) for name in ("scope", "authorize", "routes") if name in more}
-        self.once = OnceKey("memory://", policy=policy or Policy(), **{"scope": SINGLE_TENANT, **options})
-        self.app = make_handler(urls(path(where, view)), self.once, asgi=asgi, **more)
-        self.loop = Loop() if asgi else None
-
-    def post(self, key: str | None = "k-1", url: str = "/pay", **asked: Any) -> httpx.Response:
-        asked["headers"] = {**({"Idempotency-Key": key} if key else {}), **asked.get("headers", {})}
-        if self.loop is not None:
-            answer: httpx.Response = self.loop.start(self._post(url, asked)).result(20.0)
-            return answer
-        transport = httpx.WSGITransport(as_a_server(self.app), raise_app_exceptions=False)
-        with httpx.Client(transport=transport, base_url="http://site") as client:
-            return client.post(url, **asked)
-
-    async def _post(self, url: str, asked: dict[str, Any]) -> httpx.Response:
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
-            return await client.post(url, **asked)
-
-    def state(self, key: str = "k-1") -> State | None:
-        record = self.once.store.read([(ONE, key)])[0]
-        return None if record is None else record.state
-
-    def close(self) -> None:
-        if self.loop is None:
-            self.once.close()
-        else:
-            self.loop.start(self.once.aclose(grace=2.0)).result(10.0)
-            self.loop.close()
 
 
 @pytest.fixture(params=["wsgi", "asgi"])
@@ -186,12 +153,19 @@ def test_lease_is_renewed_while_a_response_streams(make: Callable[..., Site]) ->
     """The view has returned, and its generator goes on for longer than the lease."""
     lease = timedelta(seconds=1)
 
+    def lease_until() -> float:
+        record = site.once.store.read([(ONE, "k-1")])[0]
+        assert record is not None
+        return record.lease_until
+
     async def view(request: Any) -> Any:
         async def pieces() -> Any:
             yield b"x" * 600
-            await asyncio.sleep(1.6)
-            record = site.once.store.read([(ONE, "k-1")])[0]
-            yield b"lost" if record is None or record.lease_over else b"kept"
+            first = lease_until()
+            async with asyncio.timeout(15):
+                while lease_until() <= first + lease.total_seconds():
+                    await asyncio.sleep(0.01)
+            yield b"kept"
 
         return StreamingHttpResponse(pieces(), status=201)
 
@@ -225,6 +199,32 @@ def test_view_reads_the_body_in_every_way(make: Callable[..., Site], read: str) 
         return HttpResponse(text[read](), status=201)
 
     assert make(view).post(data={"a": "1"}).content == b"a=1"
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda request: request.body, b"name=a"),
+        (lambda request: request.POST["name"], b"a"),
+        (lambda request: request.headers["content-length"], b"6"),
+    ],
+)
+def test_body_without_a_length_is_compared_and_the_view_reads_it(
+    make: Callable[..., Site], read: Any, said: bytes
+) -> None:
+    """Under WSGI, Django alone takes a chunked body for an empty one."""
+    site = make(lambda request: HttpResponse(read(request), status=201), policy=Policy(max_request_bytes=1000))
+    served = site.app
+
+    def as_gunicorn(environ: Any, start_response: Any) -> Any:
+        del environ["CONTENT_LENGTH"]
+        return served({**environ, "wsgi.input_terminated": True}, start_response)
+
+    if site.loop is None:
+        site.app = as_gunicorn
+    assert [site.post(data={"name": "a"}).content for _ in range(2)] == [said, said]
+    assert site.post(data={"name": "b"}).status_code == 422
+    assert site.post("k-2", content=b"x" * 1001).status_code == 413
 
 
 def test_file_is_stored_and_replayed(make: Callable[..., Site], tmp_path: Any) -> None:
@@ -328,6 +328,34 @@ def test_async_scope_function_needs_no_thread(make: Callable[..., Site]) -> None
     assert threads == ["test-loop"]
 
 
+def test_request_changes_threads_only_where_django_would(
+    make: Callable[..., Site], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync view under WSGI runs in the thread of its server, an async view under ASGI in the event loop."""
+    import threading
+
+    from oncekey.web.django import async_calls
+
+    threads: list[str] = []
+
+    def no_thread(*args: Any, **options: Any) -> Any:
+        raise AssertionError("oncekey asked for a thread")
+
+    def sync_view(request: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return HttpResponse(status=201)
+
+    async def async_view(request: Any) -> Any:
+        return sync_view(request)
+
+    monkeypatch.setattr(async_calls, "sync_to_async", no_thread)
+    monkeypatch.setattr(asyncio, "to_thread", no_thread)
+    asgi = "asgi" in request.node.name
+    site = make(async_view if asgi else sync_view)
+    assert [site.post(json={}).status_code for _ in range(2)] == [201, 201]
+    assert threads == ["test-loop" if asgi else threading.current_thread().name]
+
+
 def test_webhook_is_known_by_the_id_of_its_sender(make: Callable[..., Site]) -> None:
     ran: list[int] = []
 
@@ -394,7 +422,24 @@ def test_exception_of_oncekey_is_no_error_in_the_log_of_django(
     with caplog.at_level(logging.DEBUG, "django.request"):
         answer = site.post()
     assert (answer.status_code, site.state()) == (404, None)
-    assert [record.levelname for record in caplog.records if record.exc_info] == []
+    assert [record.levelname for record in caplog.records if record.exc_info or record.exc_text] == []
+
+
+def test_word_of_a_function_inside_is_an_error_of_the_view(
+    make: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    from oncekey import NotExecuted
+
+    def view(request: Any) -> Any:
+        @site.once.function("mail", key="order")
+        def mail(order: str) -> None:
+            raise NotExecuted("the mail server is down")
+
+        mail("a")
+
+    site = make(view)
+    assert (site.post().status_code, site.state()) == (500, State.UNKNOWN)
+    assert [bool(record.exc_info) for record in caplog.records if record.name == "django.request"] == [True]
 
 
 def test_many_at_once_run_once(make: Callable[..., Site]) -> None:

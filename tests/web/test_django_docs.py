@@ -49,11 +49,6 @@ class Migration(migrations.Migration):
         ("customer", models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE)),
     ])]
 """,
-    "shop/urls.py": """
-from django.urls import path
-from shop import drf, views
-urlpatterns = [path("orders", views.order), path("payments", drf.Payments.as_view())]
-""",
 }
 PROGRAM = """
 import json, django
@@ -73,7 +68,10 @@ client.force_login(User.objects.create_user("ann"))
 said["orders"] = [post("/orders"), post("/orders")]
 said["count"] = Order.objects.count()
 said["get"] = client.get("/orders").status_code
+said["status"] = [client.get("/idempotency/" + key).status_code for key in ("k-1", "k-9")]
 said["payments"] = [post("/payments", "k-2", '{"cents": 0}'), post("/payments", "k-2", '{"cents": 5}')]
+from shop.tasks import cancel
+said["cancelled"] = [cancel(1), cancel(1), Order.objects.count()]
 print(json.dumps(said))
 """
 
@@ -94,7 +92,15 @@ def test_project_of_the_page_runs_as_it_says(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     lines = run(["-c", PROGRAM], tmp_path, DJANGO_SETTINGS_MODULE="shop.settings").splitlines()
     said = json.loads(lines[-1])
-    assert said == {"stranger": 401, "orders": [201, 201], "count": 1, "get": 405, "payments": [400, 201]}
+    assert said == {
+        "stranger": 401,
+        "orders": [201, 201],
+        "count": 1,
+        "get": 405,
+        "status": [201, 404],
+        "payments": [400, 201],
+        "cancelled": [1, 1, 0],
+    }
     assert lines.count("order 1") == 1, "the hook ran once"
 
 
@@ -122,7 +128,10 @@ def ask_now():
     with httpx.Client(transport=httpx.WSGITransport(application), base_url="http://shop") as client:
         return [client.post(**asked, headers=each) for each in (ann, ann, {{}})]
 answers = asyncio.run(ask()) if "{server}" == "asgi" else ask_now()
-print(json.dumps([[answer.status_code for answer in answers], answers[0].json(), Order.objects.count()]))
+from oncekey.web.django import once
+kept = once.get().store.read([("ann", "order-1")])[0].effects.value
+said = [[answer.status_code for answer in answers], answers[0].json(), Order.objects.count()]
+print(json.dumps([*said, kept, once.get().default_policy.effects]))
 """
 
 
@@ -133,4 +142,4 @@ def test_example_shop_takes_one_order_for_two_requests(tmp_path: Path, server: s
         "SHOP_DATABASE": str(tmp_path / "shop.sqlite3"),
     }
     said = json.loads(run(["-c", SHOP.format(server=server)], tmp_path, **environ).splitlines()[-1])
-    assert said == [[201, 201, 401], {"order": 1, "item": "book"}, 1]
+    assert said == [[201, 201, 401], {"order": 1, "item": "book"}, 1, "transactional", "external"]

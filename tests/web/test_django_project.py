@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import httpx
 import pytest
 
 from oncekey.stores.registry import open_store
+from oncekey.testing.servers import free_port
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300)]  # each command takes a second, alone
 ROOT = Path(__file__).parents[2]
@@ -125,6 +127,22 @@ class Project:
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
+    def under_gunicorn(self, path: str) -> str:
+        """What the server prints about one POST, which is answered 500."""
+        port = free_port()
+        command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "shop.wsgi"]
+        server = subprocess.Popen(
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=8), timeout=30) as client:
+                answer = client.post(f"http://127.0.0.1:{port}{path}", headers={"Idempotency-Key": "k-of-misuse"})
+            assert answer.status_code == 500
+        finally:
+            server.terminate()
+            printed, _ = server.communicate(timeout=30)
+        return printed
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
@@ -179,6 +197,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 client = Client()
 client.force_login(User.objects.create_superuser("root", "r@example.org", "secret"))
+from django.db import connection
+with connection.cursor() as cursor:
+    cursor.execute("UPDATE idempotency_keys SET last_error = 'no account of sk-7f3a9c21e0planted here'")
 urls = ["/admin/", "/admin/oncekey/key/", "/admin/oncekey/key/?state=unknown", "/admin/oncekey/deadletter/"]
 pages = [client.get(url) for url in urls]
 import re
@@ -205,6 +226,7 @@ print(json.dumps({
     assert "Audit" in pages["detail"][1]
     assert "k-first-order" not in pages["list"] + pages["link"] + pages["detail"][1]
     assert pages["login"] == 302, "the admin's forms need no key"
+    assert ("no account of … here" in pages["list"], "planted" in str(pages)) == (True, False)
     assert (pages["stranger"], pages["staff"], pages["add"], pages["gone"]) == (302, 403, 403, 404)
 
 
@@ -230,3 +252,71 @@ def test_migration_of_another_database_creates_no_tables(project: Project) -> No
     store.check()
     store.disconnect()
     store.close()
+
+
+def test_strict_routes_fail_if_one_is_unprotected(project: Project) -> None:
+    """``--strict`` without an app looks at the project, and its status is 1 if a retry of a route would run again."""
+    assert "/orders" in project.manage("oncekey", "routes", "--strict")
+    shop = project.folder / "shop/urls.py"
+    shop.write_text(shop.read_text() + "urlpatterns.append(path('plain', lambda request: None))\n")
+    settings = project.folder / "shop/settings.py"
+    settings.write_text(settings.read_text().replace('"STORE": "default"', '"ONLY": "declared", "STORE": "default"'))
+    done = project.run("oncekey", "routes", "--strict")
+    assert done.returncode == 1
+    assert "/plain" in done.stdout
+    assert project.run("oncekey", "routes").returncode == 0
+
+
+DECLARED = """
+from django.http import HttpResponse
+from django.urls import path
+from oncekey.web.django import once
+paid = []
+
+@once.policy(effects="external")
+def pay(request):
+    paid.append(1)
+    return HttpResponse(status=500)
+
+urlpatterns = [path("pay", pay)]
+"""
+TWICE = """
+from django.test import Client
+client = Client()
+for _ in range(2):
+    client.post("/pay", headers={"Idempotency-Key": "k-first"})
+from shop.urls import paid
+print(len(paid))
+"""
+
+
+def test_declaration_holds_for_the_first_request_of_a_process(project: Project) -> None:
+    """Django imports the views when it routes the first request, and that is after the middleware. By the POLICY of the
+    settings, a 500 may run again."""
+    (project.folder / "shop/urls.py").write_text(DECLARED)
+    settings = project.folder / "shop/settings.py"
+    text = settings.read_text().replace('"django.contrib.admin", ', "")
+    settings.write_text(text.replace('"STORE": "default"', '"STORE": "memory://"'))
+    assert project.python(TWICE) == 1
+
+
+MISUSE = """
+def misuse(request):
+    current().enlist()
+    current().enlist()
+urlpatterns.append(path("misuse", misuse))
+"""
+
+
+def test_error_of_a_view_is_printed_under_gunicorn_without_debug(project: Project) -> None:
+    """With Django's own LOGGING, which prints nothing there. So is an error of a declaration."""
+    shop = project.folder / "shop/urls.py"
+    shop.write_text(shop.read_text() + MISUSE)
+    (project.folder / "shop/wsgi.py").write_text(
+        "from django.core.wsgi import get_wsgi_application\napplication = get_wsgi_application()\n"
+    )
+    project.manage("migrate")
+    assert "this operation has enlisted a transaction already" in project.under_gunicorn("/misuse")
+    settings = project.folder / "shop/settings.py"
+    settings.write_text(settings.read_text() + "ONCEKEY['ROUTES'] = {'POST /orders': {}}\n")
+    assert "POST /orders has two declarations" in project.under_gunicorn("/orders")

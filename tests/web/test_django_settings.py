@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.web.django_apps import configure
+from tests.web.django_apps import configure, urls
 
 configure()
 
 from django.core.checks import run_checks  # noqa: E402 - Django is configured first
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.db import connections  # noqa: E402
+from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import override_settings  # noqa: E402
+from django.urls import include, path, re_path  # noqa: E402
+from django.views import View  # noqa: E402
 
 from oncekey import SINGLE_TENANT, OnceKey, Policy  # noqa: E402
 from oncekey.errors import ConfigurationError  # noqa: E402
@@ -29,6 +32,10 @@ AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 def tenant_of(request: Any) -> str:
     return "ann"
+
+
+def pay(request: HttpRequest, pk: int = 0) -> HttpResponse:
+    return HttpResponse()
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +53,17 @@ def file_alias(tmp_path: Path) -> Iterator[str]:
     del connections.settings["filed"]
 
 
-def checked(said: Any, middleware: Any = (OURS,)) -> list[tuple[str, str, str]]:
-    """Id, message and hint of what the checks say."""
-    with override_settings(ONCEKEY=said, MIDDLEWARE=list(middleware)):
+def checked(said: Any, middleware: Any = (OURS,), *patterns: Any) -> list[tuple[str, str, str]]:
+    """Id, message and hint of what the checks say. ``patterns``: the routes of the project."""
+    with override_settings(ONCEKEY=said, MIDDLEWARE=list(middleware), ROOT_URLCONF=urls(*patterns)):
         return [(each.id or "", each.msg, each.hint or "") for each in run_checks(tags=["oncekey"])]
 
 
 def test_good_settings_say_nothing() -> None:
     assert checked(GOOD) == []
     assert checked({**GOOD, "SCOPE": "tests.web.test_django_settings.tenant_of", "POLICY": {"effects": "phased"}}) == []
-    assert checked({**GOOD, "SCOPE": SINGLE_TENANT, "ROUTES": {"POST /pay": {"effects": "repeatable"}}}) == []
+    routes = {"POST /pay": {"effects": "repeatable"}}
+    assert checked({**GOOD, "SCOPE": SINGLE_TENANT, "ROUTES": routes}, [OURS], path("pay", pay)) == []
 
 
 @pytest.mark.parametrize(
@@ -108,6 +116,66 @@ def test_first_use_raises_what_the_check_says() -> None:
 def test_place_of_the_middleware_is_checked(middleware: list[str], number: str | None) -> None:
     found = [name for name, _, _ in checked(GOOD, middleware)]
     assert found == ([] if number is None else [f"oncekey.{number}"])
+
+
+@pytest.mark.parametrize("policy", [{"effects": "repeatable"}, None])
+@pytest.mark.parametrize(
+    ("listed", "meant"),
+    [
+        ("POST /paymens", "'POST /payments'"),
+        ("POST /payment/{id}/", "'POST /payments/{pk}/'"),
+        ("GET /payments", "'"),
+        ("POST /v2/orders/new", "`manage.py oncekey routes`"),
+    ],
+)
+def test_route_that_the_project_does_not_have_is_named(listed: str, meant: str, policy: Any) -> None:
+    """A misspelt entry protects nothing, and exempts nothing."""
+    patterns = path("payments", pay), path("payments/<int:pk>/", pay)
+    ((number, message, hint),) = checked({**GOOD, "ROUTES": {listed: policy}}, [OURS], *patterns)
+    assert (number, f"ONCEKEY['ROUTES'] has {listed!r}" in message) == ("oncekey.W003", True)
+    assert meant in hint
+
+
+@pytest.mark.parametrize("listed", ["POST /payments/{id}/", "POST /payments/{pk}/", "PATCH /payments/7/"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        path("payments/<int:pk>/", pay),
+        re_path(r"^payments/(?P<pk>[0-9]+)/$", pay),
+        path("payments/", include([path("<int:pk>/", pay)])),
+    ],
+    ids=["path", "regex", "include"],
+)
+def test_route_that_the_project_has_is_not_named(listed: str, pattern: Any) -> None:
+    assert checked({**GOOD, "ROUTES": {listed: None}}, [OURS], pattern) == []
+
+
+def test_view_with_two_declarations_is_named() -> None:
+    """The first request would be refused with the same sentence."""
+
+    @conf.once.policy(effects="repeatable")
+    def declared(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    class Declared(View):
+        @conf.once.policy(effects="repeatable")
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+    for view in (declared, Declared.as_view()):
+        found = checked({**GOOD, "ROUTES": {"POST /pay": {}}}, [OURS], path("pay", view))
+        ((number, message, hint),) = found
+        assert number == "oncekey.E010"
+        assert "POST /pay has two declarations: @once.policy at" in message
+        assert "ONCEKEY['ROUTES']" in hint
+        conf.once.reset()
+        assert checked(GOOD, [OURS], path("pay", view)) == []
+        conf.once.reset()
+
+
+def test_routes_are_not_looked_at_if_a_setting_is_wrong() -> None:
+    found = checked({**GOOD, "PROFILE": "strype", "ROUTES": {"POST /nowhere": None}})
+    assert [number for number, _, _ in found] == ["oncekey.E007"]
 
 
 def test_alias_of_a_file_is_that_file(file_alias: str) -> None:

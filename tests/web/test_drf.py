@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from oncekey import OnceKey, Policy, current
+from oncekey import NotExecuted, OnceKey, Policy, current
 from oncekey.core.states import State
-from oncekey.testing.http.stack import FlakyStore, Loop, as_a_server
+from oncekey.testing.http.flaky import FlakyStore
+from oncekey.testing.http.stack import Loop, as_a_server
 from tests.web.django_apps import configure, make_handler, urls
 
 configure()
@@ -192,6 +193,26 @@ def test_throttled_request_leaves_its_key_unused_and_gets_no_replay(make: Callab
     assert shop.state("k-2") is None
     Throttle.allowed = True
     assert shop.post(key="k-2").status_code == 201
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_exception_of_a_function_inside_does_not_give_the_key_back(make: Callable[..., Shop], refuses: bool) -> None:
+    """NotExecuted, and a serializer that refuses what the function was given: the view may have charged before."""
+
+    def pay_and_mail(request: Any) -> Any:
+        @shop.once.function("mail", key=lambda: "a", scope=lambda: "ann")
+        def mail() -> None:
+            if not refuses:
+                raise NotExecuted("the mail server is down")
+            Payment(data={}).is_valid(raise_exception=True)
+
+        mail()
+
+    shop = make(pay_and_mail)
+    shop.post()
+    assert shop.state() is (State.FAILED if refuses else State.UNKNOWN)
+    shop.post()
+    assert shop.runs == ["k-1"]
 
 
 def test_missing_key_is_refused_after_authentication(make: Callable[..., Shop]) -> None:

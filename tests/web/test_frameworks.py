@@ -13,8 +13,9 @@ import pytest
 
 from oncekey.testing.http.base import MakeStack
 from oncekey.testing.http.checks import lines
+from oncekey.testing.http.protected import Framework
 from oncekey.testing.http.repeats import RepeatSuite
-from oncekey.testing.http.stack import SECONDS, Framework, Stack
+from oncekey.testing.http.stack import SECONDS, Stack
 from tests.web.frameworks import STACKS, framework_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.testing.http.declarations import DeclarationSuite
-from oncekey.testing.http.stack import Framework
+from oncekey.testing.http.protected import Framework
 from tests.web.frameworks import framework_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oncekey.testing.http.protected import Framework
 from oncekey.testing.http.requests import RequestSuite
-from oncekey.testing.http.stack import Framework
 from tests.web.frameworks import framework_of
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from oncekey import OnceKey, Policy
-from oncekey.core.rates import Rate, Tally
+from oncekey import Policy
+from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Record, Reservation
 from oncekey.core.swaps import Swap
 from oncekey.engine.limiter import Counts
@@ -21,8 +18,9 @@ from oncekey.limits import Limits, Rates, RatesDown
 from oncekey.stores.api import Tallies
 from oncekey.stores.registry import open_store
 from oncekey.telemetry import events
-from oncekey.testing.http.stack import FlakyStore, Stack, request
-from oncekey.web.status import status_app, status_wsgi
+from oncekey.testing.http.flaky import FlakyStore
+from oncekey.testing.http.stack import Stack, request
+from tests.web.status_questions import status_of
 
 on_both = pytest.mark.parametrize("name", ["asgi", "wsgi"])
 LARGE = b"x" * (1024 * 1024 + 1)
@@ -232,8 +230,8 @@ def test_concurrent_requests_do_not_pass_the_cap(make: Callable[..., Stack]) -> 
     stack = make(Policy(), max_active_keys=10)
     answers = [stack.start(f"k-{number}") for number in range(60)]
     found = [answer.result(30).status_code for answer in answers]
-    # A count that was asked for while a key was on its way may have it twice, until the next count.
-    assert 5 < found.count(201) <= 10
+    # A count that was asked for while a key was on its way may have it twice, until the next count: at worst all keys.
+    assert 10 // 2 <= found.count(201) <= 10
     assert len(found) == found.count(201) + found.count(429)
     assert len(stack.store.listing()) == found.count(201)
 
@@ -267,8 +265,10 @@ def test_every_store_with_a_tally_counts_one_tenant(make: Callable[..., Stack], 
     store.migrate()
     options: dict[str, Any] = {"max_active_keys": 3, "store": store}
     if not isinstance(store, Tallies):
-        with pytest.raises(ConfigurationError, match="this store cannot"):
+        with pytest.raises(ConfigurationError, match=r"this store cannot.*Policy\(limit="):
             make(**options)
+        with pytest.raises(ConfigurationError, match=r"this store cannot.*redis:"):
+            make(store=store, limits=Limits(storage="store"))
         store.close()
         return
     stack = make(Policy(key_per="endpoint", effects="repeatable"), **options)
@@ -288,7 +288,7 @@ def test_count_never_forgets_keys_that_are_on_their_way() -> None:
         try:
             flow.send(stored)
         except StopIteration as end:
-            return bool(end.value)
+            return end.value is None
         raise AssertionError("it asks once")
 
     assert (take(0), take(0), take(0)) == (True, True, False)
@@ -302,19 +302,7 @@ def test_count_never_forgets_keys_that_are_on_their_way() -> None:
 
 
 def look(stack: Stack, key: str, tenant: str = "ann") -> httpx.Response:
-    headers = {"X-Tenant": tenant}
-    if not stack.framework.is_async:
-        with httpx.Client(transport=httpx.WSGITransport(status_wsgi(stack.once)), base_url="http://s") as client:
-            return client.get(f"/{key}", headers=headers)
-
-    async def get() -> httpx.Response:
-        transport = httpx.ASGITransport(status_app(stack.once))
-        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-            return await client.get(f"/{key}", headers=headers)
-
-    assert stack._loop is not None
-    answer: httpx.Response = stack._loop.start(get()).result(10)
-    return answer
+    return status_of(stack, key, {"X-Tenant": tenant})
 
 
 @on_both
@@ -329,6 +317,9 @@ def test_guessing_keys_at_the_status_endpoint_is_limited(make: Callable[..., Sta
     assert [answer.status_code for answer in limited] == [429, 429], "a hit would tell the guesser that it is one"
     assert store.since(before) == []
     assert int(limited[0].headers["retry-after"]) > 3500
+    turned_away = [(event.scope, event.operation, event.reason) for event in stack.saw(events.TurnedAway)]
+    assert [(scope, reason) for scope, _, reason in turned_away] == [("ann", "limited")] * 2
+    assert {operation.partition(" ")[0] for _, operation, _ in turned_away} == {"GET"}
     assert look(stack, "k-1", "bob").status_code == 404
     assert ask(stack, "k-1").status_code == 201, "requests are not look-ups"
 
@@ -361,7 +352,7 @@ ODD_HEADERS: list[dict[str, str]] = [
 @pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.faults)])
 def test_hostile_requests_cost_exactly_one_read_or_nothing(make: Callable[..., Stack], count: int) -> None:
     """New keys beyond the limit and the cap, guessed keys, huge bodies and odd headers of one tenant; what each costs
-    is counted. Another tenant goes on."""
+    is counted (test_limit_statements.py: in statements of a database). Another tenant goes on."""
     stack = make(Policy(limit="20/hour"), max_active_keys=15, limits=Limits(lookups="10/hour"))
     assert stack.once.limiter.caps is not None
     stack.once.limiter.caps._clock = lambda: 7.0
@@ -377,77 +368,7 @@ def test_hostile_requests_cost_exactly_one_read_or_nothing(make: Callable[..., S
     before = len(store.asked)
     assert {answer.status_code for answer in stack.together(large)} == {413}
     assert {answer.status_code for answer in stack.together(odd)} == {400}
-    assert {look(stack, f"h-{n}").status_code for n in range(min(count // 4, 100))} == {429}
+    assert {look(stack, f"h-{n}").status_code for n in range(count // 4)} == {429}
     assert (store.since(before), store.rows_written - rows) == ([], 0)
     assert len(store.listing(scope="ann", limit=count)) == 15
     assert statuses(stack, 3, tenant="bob") == [201] * 3
-
-
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [("100/minute", (100, 60)), (" 5 / seconds ", (5, 1)), ("7 per hour", (7, 3600)), ("1/day", (1, 86_400))],
-)
-def test_rate_is_read(text: str, rate: tuple[int, int]) -> None:
-    assert Policy(limit=text).rate == Rate(*rate)
-
-
-@pytest.mark.parametrize("text", ["", "100", "0/minute", "-1/minute", "100/fortnight", "x/minute", 100, "1.5/second"])
-def test_rate_that_makes_no_sense_is_refused(text: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^Policy\(limit=.*\): .*such as '100/minute'"):
-        Policy(limit=text)
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"storage": "redis"}, "redis://"),
-        ({"storage": 7}, "redis://"),
-        ({"lookups": "often"}, "100/minute"),
-        ({"rates_fail": "maybe"}, "'open' or 'closed'"),
-        ({"caps_fail": ""}, "'open' or 'closed'"),
-        ({"storage": "store", "lookups": "1/hour"}, "nothing to count"),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused(options: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigurationError, match=word):
-        Limits(**options)
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5, "10", True])
-def test_cap_takes_a_whole_number(number: Any) -> None:
-    with pytest.raises(ConfigurationError, match="whole number"):
-        OnceKey("memory://", scope=lambda request: "ann", max_active_keys=number)
-
-
-@pytest.mark.parametrize("wrong", [{"lookups": "1/hour"}, "redis://host", 5])
-def test_limits_takes_a_limits(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"Limits of oncekey\.limits"):
-        OnceKey("memory://", scope=lambda request: "ann", limits=wrong)
-
-
-def test_unknown_storage_is_named_without_its_password() -> None:
-    limits = Limits(storage="nosuch://user:hunter2@host")
-    with pytest.raises(ConfigurationError, match="storage=") as raised:
-        OnceKey("memory://", scope=lambda request: "ann", policy=THREE, limits=limits)
-    assert "hunter2" not in str(raised.value)
-
-
-def test_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "limits", None)
-    with pytest.raises(ConfigurationError, match=r"oncekey\[limits\]"):
-        OnceKey("memory://", scope=lambda request: "ann", policy=THREE)
-    OnceKey("memory://", scope=lambda request: "ann", max_active_keys=5).close()  # needs no library
-
-
-async def test_redis_is_not_asked_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-    monkeypatch.setattr(Rates, "hit", lambda *_: threads.append(threading.current_thread()))
-    limits = Limits(storage="redis://127.0.0.1:1")
-    with OnceKey("memory://", scope=lambda request: "ann", policy=THREE, limits=limits) as once:
-        await once.engine.run(once.limiter.hit(Rate(1, 60), "ann"), 5.0)
-        await asyncio.to_thread(once.engine.run_blocking, once.limiter.hit(Rate(1, 60), "ann"), 5.0)
-    assert len(threads) == 2
-    assert threading.main_thread() not in threads

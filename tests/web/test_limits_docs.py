@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from oncekey.core.personal_data import personal_data
+
 PAGE = (Path(__file__).parents[2] / "docs/limits.md").read_text("utf-8")
 
 
@@ -69,3 +71,22 @@ async def test_limits_of_the_example_bound_one_tenant(names: dict[str, Any]) -> 
         assert [await look(f"g-{number}") for number in range(61)] == [404] * 60 + [429]
         assert (await look("k-1"), await look("k-1", "bob-secret")) == (429, 201)
     await names["once"].aclose()
+
+
+@pytest.mark.parametrize("names", ["pii="], indirect=True)
+async def test_personal_key_of_the_example_is_refused(names: dict[str, Any]) -> None:
+    async with client_of(names) as client:
+        answers = [
+            await client.post("/orders", headers={"Idempotency-Key": key}, json={"item": "tea"})
+            for key in ("ann@example.com", "4111-1111-1111-1111", "550e8400-e29b-41d4-a716-446655440000")
+        ]
+    assert [answer.status_code for answer in answers] == [400, 400, 201]
+    assert answers[0].json()["type"].endswith("key-personal")
+    await names["once"].aclose()
+
+
+def test_forms_of_the_page_are_recognised() -> None:
+    table = PAGE.split("| kind |")[1].split("\n\n")[0]
+    shown = {word for word in re.findall(r"`([^`]+)`", table) if any(map(str.isdigit, word)) or "@" in word}
+    assert {str(personal_data(word)) for word in shown} == {"email", "phone"}
+    assert len(shown) == 7

@@ -19,7 +19,8 @@ import pytest
 
 from oncekey.core.record import Record
 from oncekey.stores.registry import open_store
-from oncekey.testing.http.stack import ONE, until
+from oncekey.testing.http.flaky import ONE
+from oncekey.testing.http.stack import until
 from oncekey.testing.servers import PostgresServer, free_port
 
 pytestmark = pytest.mark.frameworks
@@ -39,6 +40,7 @@ COMMANDS = {
     "threads": [*GUNICORN, "--workers", "1", "--threads", "16", "tests.web.served_apps:serve_flask()"],
     "uvicorn": [*UVICORN, "tests.web.served_apps:serve_starlette"],
     "django": [*GUNICORN, "--workers", "2", "tests.web.served_apps:serve_django()"],
+    "drf": [*GUNICORN, "--workers", "2", "tests.web.served_apps:serve_django(drf=True)"],
     "djangoasgi": [*UVICORN, "tests.web.served_apps:serve_django_asgi"],
 }
 
@@ -66,7 +68,7 @@ class Server:
         # that keeps none may close one that it has just given to another thread (encode/httpcore#1110).
         self.client = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", headers={"Connection": "close"}, timeout=30.0, trust_env=False,
-            limits=httpx.Limits(max_connections=200), verify=False,
+            limits=httpx.Limits(max_connections=200), verify=False,  # noqa: S501 - of a server without TLS
         )  # fmt: skip
         self._threads = ThreadPoolExecutor(60)
         try:
@@ -170,7 +172,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 KINDS = (
     *("forked-sqlite", "forked-postgres", "threads-sqlite", "uvicorn-postgres"),
-    *("django-sqlite", "django-postgres", "djangoasgi-sqlite", "djangoasgi-postgres"),
+    *("django-sqlite", "django-postgres", "djangoasgi-sqlite", "djangoasgi-postgres", "drf-sqlite", "drf-postgres"),
 )
 
 

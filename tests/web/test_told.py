@@ -12,8 +12,8 @@ from oncekey.core.problems import Answer
 from oncekey.core.record import Record
 from oncekey.core.states import Effects, Event, State
 from oncekey.engine.flows import Finished
+from oncekey.engine.known_steps import Steps
 from oncekey.engine.operation import Operation
-from oncekey.engine.steps import Steps
 from oncekey.errors import LeaseLost, StoreUnavailable
 from oncekey.web.endings import answer_instead, raised
 from oncekey.web.responses import marks, refusal

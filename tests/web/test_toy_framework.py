@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
+
+import pytest
 
 from oncekey import OnceKey
 from oncekey.testing.framework_suite import (
@@ -15,6 +18,7 @@ from oncekey.testing.framework_suite import (
     FrameworkSuite,
     Payments,
     Reply,
+    ServedSuite,
     async_pieces_of,
     unprotected,
 )
@@ -159,3 +163,13 @@ def make_declaring_app(payments: Payments, once: OnceKey) -> Toy:
 
 class TestToy(FrameworkSuite):
     framework = Framework(make_app, make_declaring_app=make_declaring_app)
+
+
+@pytest.mark.frameworks
+class TestToyServed(ServedSuite):
+    framework = Framework(make_app, make_declaring_app=make_declaring_app)
+    server = "uvicorn"
+
+    @pytest.fixture
+    def store_url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path / 'keys.db'}"

@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import pytest
+
 from oncekey import OnceKey
-from oncekey.testing.framework_suite import Abort, Framework, FrameworkSuite, Payments, Reply, pieces_of, unprotected
+from oncekey.testing.framework_suite import (
+    Abort,
+    Framework,
+    FrameworkSuite,
+    Payments,
+    Reply,
+    ServedSuite,
+    pieces_of,
+    unprotected,
+)
 from oncekey.web.declared import Handler
 from oncekey.web.endpoints import wrapped
 from oncekey.web.wsgi import IdempotencyMiddleware
@@ -131,3 +143,13 @@ def make_declaring_app(payments: Payments, once: OnceKey) -> Views:
 
 class TestViews(FrameworkSuite):
     framework = Framework(make_app, is_async=False, make_declaring_app=make_declaring_app)
+
+
+@pytest.mark.frameworks
+class TestViewsServed(ServedSuite):
+    framework = Framework(make_app, is_async=False, make_declaring_app=make_declaring_app)
+    server = "gunicorn"
+
+    @pytest.fixture
+    def store_url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path / 'keys.db'}"

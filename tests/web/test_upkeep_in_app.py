@@ -29,7 +29,7 @@ from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.core.record import Reservation
 from oncekey.core.states import Effects, State
 from oncekey.errors import ConfigurationError
-from oncekey.upkeep import Upkeep
+from oncekey.upkeep import Upkeep, in_app
 from oncekey.web import fastapi, flask, starlette
 from oncekey.web.litestar import OnceKeyPlugin
 
@@ -275,9 +275,26 @@ def test_flask_runs_no_upkeep_or_the_given_one(lite: OnceKey) -> None:
     assert duties() == []
 
 
-def test_two_first_requests_at_once_start_one_upkeep(lite: OnceKey) -> None:
+class TellingLock:
+    """``waits`` is set before a second thread waits for it."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if self._lock.locked():
+            self.waits.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_two_first_requests_at_once_start_one_upkeep(lite: OnceKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second waits until the first has started it: starting an Upkeep twice is refused."""
     started, go = threading.Event(), threading.Event()
+    lock = TellingLock()
 
     class Slow(Upkeep):
         def start(self) -> None:
@@ -285,6 +302,13 @@ def test_two_first_requests_at_once_start_one_upkeep(lite: OnceKey) -> None:
             assert go.wait(20)
             super().start()
 
+    made = in_app.LazyUpkeep.__init__
+
+    def with_lock(self: in_app.LazyUpkeep, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._lock = lock  # type: ignore[assignment]
+
+    monkeypatch.setattr(in_app.LazyUpkeep, "__init__", with_lock)
     app = flask_app(lite, upkeep=Slow(lite))
     statuses: list[int] = []
 
@@ -295,9 +319,7 @@ def test_two_first_requests_at_once_start_one_upkeep(lite: OnceKey) -> None:
     first.start()
     assert started.wait(20)
     second.start()
-    deadline = time.monotonic() + 20
-    while (frame := sys._current_frames().get(second.ident or 0)) is None or frame.f_code.co_name != "start":
-        assert time.monotonic() < deadline
+    assert lock.waits.wait(20)
     go.set()
     for thread in (first, second):
         thread.join(20)

@@ -262,7 +262,7 @@ def test_with_the_store_down_the_app_is_not_called(make_server: MakeServer) -> N
 
 def test_a_store_that_hangs_is_a_503_in_time(make_server: MakeServer) -> None:
     """A store that does not answer is given up after ``begin_timeout``, and what it reserved late is given back."""
-    server = make_server(paid, begin_timeout=timedelta(seconds=0.05))
+    server = make_server(paid, begin_timeout=timedelta(seconds=1))  # the last request must begin within it
     hangs = threading.Event()
     reserve = server.store.reserve
     server.store.reserve = lambda batch: (hangs.wait(SECONDS), reserve(batch))[1]  # type: ignore[method-assign]

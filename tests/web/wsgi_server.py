@@ -12,8 +12,8 @@ from typing import Any
 from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.core.record import Record
 from oncekey.telemetry import events
+from oncekey.testing.http.flaky import ONE, FlakyStore
 from oncekey.testing.http.payments import MAX_RESPONSE
-from oncekey.testing.http.stack import ONE, FlakyStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 
 BODY = b'{"amount":1000}'

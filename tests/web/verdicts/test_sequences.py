@@ -121,7 +121,10 @@ async def test_unwrapped_route_is_warned_about_once(
     app, asgi = app_of(framework, runner), is_async(framework)
     for _ in range(3):
         assert (await runner.send(app, asgi, key=uuid.uuid4().hex)).status_code == 201
-    assert len(warnings(caplog, f"POST {runner.prefix}/payments")) == 1, caplog.text
+    route = (
+        f"{runner.prefix}/{{path}}" if framework == "mounted" else f"{runner.prefix}/payments"
+    )  # as oncekey reads it
+    assert len(warnings(caplog, f"POST {route} was answered by")) == 1, caplog.text
 
 
 @pytest.mark.parametrize("framework", WRAPPED)

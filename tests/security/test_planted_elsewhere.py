@@ -1,0 +1,166 @@
+"""Planted secrets where there is no request: functions, messages, consumers, keyrings and commands of other things."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey import SINGLE_TENANT, OnceKey
+from oncekey.client import KeyJar
+from oncekey.client.calls import Request
+from oncekey.consumers import AsyncConsumer
+from oncekey.encryption import Keyring
+from oncekey.errors import ConfigurationError, OnceKeyError
+from tests.security.planted import MARK, Witness, listening, secret, sentence
+
+
+@pytest.fixture
+def witness() -> Iterator[Witness]:
+    with listening() as made:
+        yield made
+
+
+# -- functions and messages --------------------------------------------------------------------------------------------
+
+
+def test_functions_and_messages_do_not_show_their_arguments(witness: Witness) -> None:
+    with OnceKey("memory://", scope=SINGLE_TENANT, on_event=witness.on_event) as once:
+
+        @once.function("charge", key="key")
+        def charge(key: str, card: str) -> None:
+            raise RuntimeError(sentence("function"))
+
+        for card in (secret("argument"), secret("argument"), secret("other")):
+            try:
+                charge(f"{secret('key')}-function", card)
+            except (RuntimeError, OnceKeyError) as error:
+                if isinstance(error, OnceKeyError):
+                    witness.hear("exception", f"{error} {error!r}")
+        for body in (secret("message"), secret("message"), secret("other")):
+            try:
+                with once.message("payments", f"{secret('key')}-message", body):
+                    raise RuntimeError(sentence("message"))
+            except (RuntimeError, OnceKeyError) as error:
+                if isinstance(error, OnceKeyError):
+                    witness.hear("exception", f"{error} {error!r} {getattr(error, 'outcome', None)}")
+    assert {"log", "event", "exception"} <= witness.places()
+    assert witness.found() == []
+
+
+# -- commands that need no store ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_ledgers_are_compared_without_their_other_columns(
+    witness: Witness, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    rows = "id,amount,currency,state,card\npay-1,{amount},EUR,done,{card}\n"
+    for name, amount in (("ours.csv", 5), ("theirs.csv", 6)):
+        (tmp_path / name).write_text(rows.format(amount=amount, card=secret("card")))
+    told = witness.run("ledger", "compare", str(tmp_path / "ours.csv"), str(tmp_path / "theirs.csv"), *form, code=1)
+    assert "pay-1" in told
+    assert witness.found() == []
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_routes_do_not_show_the_settings_of_the_app(
+    witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    (tmp_path / "shop_with_secrets.py").write_text(
+        "from tests.security.planted import secret\n"
+        "from tests.security.test_planted_secrets import DOWN, make_plain_app\n"
+        "from oncekey import OnceKey, Policy, SINGLE_TENANT\n"
+        "app = make_plain_app(OnceKey(DOWN[0], scope=SINGLE_TENANT, bind_secret=secret('bind-secret-of-32-bytes'),\n"
+        "    policy=Policy(bind=lambda request: 'ann')))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "/ok" in witness.run("routes", "shop_with_secrets:app", *form)
+    assert witness.found() == []
+
+
+class Inbox(AsyncConsumer[dict[str, Any]]):
+    """A broker in memory: what it was told is in ``told``."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.told: list[str] = []
+
+    def queue_of(self, raw: dict[str, Any]) -> str:
+        return "payments"
+
+    def id_of(self, raw: dict[str, Any]) -> object:
+        return raw["id"]
+
+    def body_of(self, raw: dict[str, Any]) -> bytes:
+        return str(raw["body"]).encode()
+
+    def header_of(self, raw: dict[str, Any], name: str) -> str | None:
+        return None
+
+    async def ack(self, raw: dict[str, Any]) -> None:
+        self.told.append("ack")
+
+    async def retry(self, raw: dict[str, Any], delay: float) -> None:
+        self.told.append("retry")
+
+    async def copy(self, raw: dict[str, Any], place: str, headers: dict[str, str]) -> None:
+        raise RuntimeError(sentence("broker"))
+
+
+async def test_consumer_does_not_show_its_messages(witness: Witness) -> None:
+    def handle(raw: dict[str, Any]) -> None:
+        raise RuntimeError(sentence("consumer"))
+
+    def id_of(raw: dict[str, Any]) -> object:
+        if raw["id"] == "":
+            raise RuntimeError(sentence("message-id"))
+        return raw["id"]
+
+    with OnceKey("memory://", scope=SINGLE_TENANT, on_event=witness.on_event) as once:
+        inbox = Inbox(once, handle, dead_letter="dead", message_id=id_of)
+        for message_id in (f"{secret('key')}-inbox", ""):
+            await inbox.on_message({"id": message_id, "body": secret("message")})
+    said = str(witness.said)
+    assert [word for word in ("could not be copied", "raised, so the message has no id") if word not in said] == []
+    assert (inbox.told, witness.found()) == (["retry", "retry"], [])
+
+
+MASTER = secret("master-key").encode()[:32].ljust(32, b"x")
+WRONG_KEYS = [
+    *(MARK, f"1:{MARK}", f"x:{MARK}", f"1:{b64encode(MASTER[:-1]).decode()}", f"999:{b64encode(MASTER).decode()}"),
+    f"1:{b64encode(MASTER).decode()},1:{b64encode(MASTER).decode()}",
+]
+
+
+@pytest.mark.parametrize("text", WRONG_KEYS)
+def test_keyring_that_cannot_be_read_is_not_quoted(
+    witness: Witness, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("ONCEKEY_KEYS", text)
+    with pytest.raises(ConfigurationError) as raised:
+        Keyring.from_env()
+    witness.hear("exception", f"{raised.value} {raised.value!r}")
+    assert (witness.found(), witness.found(b64encode(MASTER[:24]).decode())) == ([], [])
+
+
+def test_keyring_does_not_show_its_keys() -> None:
+    shown = f"{Keyring({1: MASTER})!r} {Keyring({1: MASTER})}"
+    assert (MARK in shown, b64encode(MASTER[:24]).decode() in shown, str(MASTER[:20]) in shown) == (False,) * 3
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_client_lists_requests_without_their_secrets(witness: Witness, tmp_path: Path, form: tuple[str, ...]) -> None:
+    url = f"sqlite:///{tmp_path}/jar.db"
+    jar = KeyJar(url)
+    address = f"https://ann:{secret('password')}@api.test/payments?token={secret('query')}"
+    headers = {"Authorization": f"Bearer {secret('authorization')}"}
+    with jar.intent("order-42", key=f"{secret('key')}-client") as intent:
+        intent.begin(Request("POST", address, tuple(headers.items()), secret("body").encode()))
+    jar.close()
+    assert "api.test/payments" in witness.run("client", "list", "--jar", url, *form)
+    assert witness.found() == []
+    assert secret("query") in witness.run("client", "list", "--jar", url, "--reveal", *form)
