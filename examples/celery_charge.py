@@ -30,7 +30,7 @@ worker_process_shutdown.connect(lambda **_: once.close(), weak=False)
 
 # Celery's decorator above, oncekey's below: Celery must call the protected function.
 # acks_late and reject_on_worker_lost: a task whose process was killed is delivered again.
-# autoretry_for=InProgress: until the lease of the killed one is over, another attempt may still be running.
+# autoretry_for=InProgress: until the lease of the killed task is over, a retry raises InProgress.
 @app.task(
     acks_late=True,
     reject_on_worker_lost=True,
@@ -44,7 +44,7 @@ worker_process_shutdown.connect(lambda **_: once.close(), weak=False)
     key="order_id",
     effects="repeatable",  # the provider honours our key, so a second call to it is harmless
     lease=timedelta(seconds=float(os.environ.get("LEASE_SECONDS", "60"))),
-    ttl=timedelta(days=7),  # longer than Celery still retries
+    ttl=timedelta(days=7),  # longer than the longest retry of Celery
 )
 def charge(order_id: str, cents: int) -> dict[str, Any]:
     made = provider.charge(current().downstream_key("charge"), order_id, cents, "EUR")

@@ -19,7 +19,7 @@ from oncekey.client import Client, Ended, IntentExpired, KeyJar
 
 
 def take_order(db: sqlite3.Connection, jar: KeyJar, api: str, cents: int) -> None:
-    """A row of our own, and what must be asked of the other API: both, or neither."""
+    """Write our own row and the intent for the other API in one transaction."""
     with db:
         order = db.execute("INSERT INTO orders (cents) VALUES (?)", (cents,)).lastrowid
         body = {"amountCents": cents, "reference": f"order-{order}"}
@@ -27,12 +27,12 @@ def take_order(db: sqlite3.Connection, jar: KeyJar, api: str, cents: int) -> Non
 
 
 def pay(db: sqlite3.Connection, client: Client) -> int:
-    """Send what has no answer yet, and note the answers. Returns how many orders are still open."""
+    """Send every intent without an answer, and store the answers. Returns how many orders are still open."""
     try:
         outcomes = client.resume()
     except IntentExpired as error:
         print(f"look these up at the payments API: {', '.join(error.names)}")
-        return len(error.names)
+        outcomes = error.outcomes  # the others were sent, and have their answers
     for outcome in outcomes:
         print(f"{outcome.name}: {outcome.ended} {outcome.status or outcome.note}")
     for name, status in client.jar.finished().items():
@@ -44,7 +44,7 @@ def pay(db: sqlite3.Connection, client: Client) -> int:
 
 def main(api: str, file: str) -> int:
     jar = KeyJar(f"sqlite:///{file}")
-    # Credentials are not in the jar: they come from here in every run.
+    # The jar keeps no credentials, so every run passes them here.
     headers = {"Authorization": os.environ.get("API_AUTHORIZATION", "Bearer demo")}
     with closing(sqlite3.connect(file)) as db, Client(api, jar=jar, headers=headers) as client:
         db.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, cents INTEGER, state TEXT)")

@@ -46,7 +46,7 @@ app = FastAPI(title="Payments")
 once = OnceKey(
     os.environ.get("ONCEKEY_STORE", "sqlite:///payments.db"),
     scope=tenant_of,
-    # The provider takes our key, so that a second call with it does nothing: repeating is harmless.
+    # The provider honours our key, so a second call with it does nothing.
     routes={"POST /payments": Policy(effects="repeatable")},
 )
 protect(app, once)

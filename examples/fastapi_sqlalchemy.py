@@ -80,12 +80,12 @@ OrderSession = Annotated[AsyncSession, Depends(enlisted_session(Sessions))]
 
 @app.post("/orders", status_code=201)
 async def order(wanted: Wanted, session: OrderSession) -> Ordered:
-    """Order something. Runs once per Idempotency-Key, and its order is there if and only if the key says so."""
+    """Order something. Runs once per Idempotency-Key. The order exists if and only if the key is completed."""
     stock = await session.scalar(select(Stock).where(Stock.item == wanted.item).with_for_update())
     if stock is None or stock.left < wanted.quantity:
         raise HTTPException(409, f"there is not enough {wanted.item}")
     stock.left -= wanted.quantity
     made = Order(item=wanted.item, quantity=wanted.quantity)
     session.add(made)
-    await session.flush()  # for its number; the commit is oncekey's
+    await session.flush()  # to get its number; oncekey commits
     return Ordered(id=made.id, left=stock.left)

@@ -48,7 +48,7 @@ with app.app_context():
 
 @app.post("/transfers")
 def transfer() -> Any:
-    current().blocking.enlist(db.session)  # before its first statement; and then no commit of our own
+    current().blocking.enlist(db.session)  # before the first statement; do not commit yourself
     wanted = request.get_json()
     giver, taker = (
         db.session.get(Account, wanted[side], with_for_update=True) or abort(404) for side in ("from", "to")

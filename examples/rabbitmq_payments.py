@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
@@ -30,7 +29,7 @@ async def pay(message: AbstractIncomingMessage) -> None:
     payment = json.loads(message.body)
     if payment["cents"] <= 0:
         raise Refused("a payment is more than nothing")  # to the dead letters
-    session = AsyncSession(engine)  # it is not closed here: oncekey commits it when this function has returned
+    session = AsyncSession(engine)  # do not close it here: oncekey commits it after this function
     await current().enlist(session)
     row = {"message_id": message.message_id, "cents": payment["cents"]}
     await session.execute(text("INSERT INTO payments VALUES (:message_id, :cents)"), row)
@@ -44,12 +43,8 @@ async def main() -> None:
         await channel.set_qos(prefetch_count=50)
         queue = await channel.declare_queue("payments", durable=True)
         await channel.declare_queue("payments.dead", durable=True)
-        running = asyncio.create_task(RabbitConsumer(once, queue, pay, dead_letter="payments.dead").run())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-        try:
-            await running
-        except asyncio.CancelledError:  # SIGTERM: the payments in hand have ended
-            await once.aclose()
+        await RabbitConsumer(once, queue, pay, dead_letter="payments.dead").run()
+    await once.aclose()  # after SIGTERM: the payments in hand have ended
 
 
 if __name__ == "__main__":

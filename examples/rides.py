@@ -54,7 +54,7 @@ class AuditLine(Base):
     what: Mapped[str]
 
 
-# The rides are in the database of the keys: that is what makes a step and the memory of it one commit.
+# The rides are in the database that keeps the keys, so a step and its stored result are one commit.
 engine = create_engine(STORE.replace("postgresql://", "postgresql+psycopg://"))
 Base.metadata.create_all(engine)
 
@@ -65,7 +65,7 @@ def session() -> Iterator[Session]:
 
 
 def user_of(request: Request) -> str:
-    """Whose keys these are; yours comes from a token."""
+    """The tenant of a request. In your app it comes from a token."""
     try:
         return request.headers["x-user"]
     except KeyError:
@@ -84,7 +84,7 @@ protect(app, once)
 
 
 def take_ride(op: Operation, booking: Booking, session: Session) -> dict[str, Any]:
-    """Three steps. What is done is remembered with its result, and is not done again by a later attempt."""
+    """Three steps. oncekey stores each done step with its result, and a later attempt does not repeat it."""
     steps = op.blocking  # the verbs for plain functions; in an async handler it is ``await op.phase(…)``
 
     def create_ride() -> int:
@@ -96,7 +96,7 @@ def take_ride(op: Operation, booking: Booking, session: Session) -> dict[str, An
         return ride.id
 
     def charge() -> str:
-        # The provider honours our key, so asking again after a crash finds the charge that was made before it.
+        # The provider honours our key, so a second call after a crash returns the first charge.
         asked = {"customerId": op.scope, "amountCents": booking.cents, "currency": "USD"}
         key = {"Idempotency-Key": op.downstream_key("charge_created")}
         answer = httpx.post(f"{PROVIDER}/charges", json=asked, headers=key)
@@ -131,7 +131,7 @@ def book(
 @once.resume("POST /rides")
 def go_on(op: Resumption) -> FinalResponse:
     """Upkeep takes the same steps with the request that was kept, and the client's retry gets this response."""
-    assert op.request is not None
+    assert op.request is not None  # noqa: S101 - for the type checker: it was kept
     with Session(engine) as opened:
         ride = take_ride(op, Booking.model_validate(op.request.json()), opened)
     return FinalResponse(201, ride, headers={"Location": f"/rides/{ride['id']}"})

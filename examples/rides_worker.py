@@ -15,7 +15,7 @@ MAILBOX = Path(os.environ.get("RIDES_MAILBOX", "receipts.jsonl"))  # yours is a 
 
 @worker.task()
 def send_receipt(ctx: Context, ride: dict[str, Any]) -> None:
-    """At least once, under the same key in every attempt: a provider that honours it sends one mail."""
+    """Runs at least once, with the same key in every attempt. A provider that honours the key sends one mail."""
     mail = {"key": ctx.downstream_key, "to": ride["to"], "text": f"Ride {ride['ride']}: {ride['cents']} cents."}
     sent = MAILBOX.read_text().splitlines() if MAILBOX.exists() else []
     if not any(json.loads(line)["key"] == mail["key"] for line in sent):

@@ -26,7 +26,7 @@ SECRETS = os.environ["STRIPE_WEBHOOK_SECRET"].split(",")  # the new and the old 
 
 
 def account_of(request: Request) -> str:
-    """Whose keys these are, on the other routes of a real app. For webhooks the signature says it."""
+    """The tenant, on the other routes of a real app. Webhooks have none: the signature proves the sender."""
     raise NotAuthenticated
 
 
@@ -51,7 +51,7 @@ Database = Annotated[sqlite3.Connection, Depends(database)]
 
 @app.post("/stripe")
 async def stripe_event(event: dict[str, Any], operation: CurrentOperation, connection: Database) -> dict[str, bool]:
-    """Runs once for each event, after its signature was checked."""
+    """Runs once for each event, after oncekey has checked its signature."""
     await operation.enlist(connection)
     if event["type"] == "invoice.paid":
         invoice = event["data"]["object"]

@@ -26,5 +26,4 @@ DATABASES = {
 ONCEKEY = {
     "STORE": "default",  # the keys are in the shop's own database
     "SCOPE": "examples.django_shop.views.customer_of",
-    "POLICY": {"effects": "transactional"},
 }

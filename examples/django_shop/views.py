@@ -7,6 +7,7 @@ from django.views.decorators.http import require_POST
 
 from examples.django_shop.models import Order
 from oncekey import NotAuthenticated, Refused, current
+from oncekey.web.django import once
 
 log = logging.getLogger("shop")
 CUSTOMERS = {"Bearer ann-secret": "ann", "Bearer bob-secret": "bob"}
@@ -21,6 +22,7 @@ def customer_of(request: HttpRequest) -> str:
 
 
 @require_POST
+@once.policy(effects="transactional")  # here and not for all views: a view that forgets enlist() is not transactional
 def order(request: HttpRequest) -> HttpResponse:
     item = json.loads(request.body).get("item")
     if not item:
