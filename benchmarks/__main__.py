@@ -119,7 +119,7 @@ def _stores(plan: Sequence[tuple[Any, list[Any]]], parts: set[str]) -> set[str]:
     wanted = {contestant.store for _, contestants in plan for contestant in contestants if contestant.store}
     if parts or any(workload.setting.inserts for workload, _ in plan):
         wanted.add("postgres")
-    return wanted | ({"sqlite"} if "store" in parts else set())
+    return wanted | ({"sqlite", "mysql"} if "store" in parts else set())
 
 
 def _announce(run: Run, at: Places) -> None:

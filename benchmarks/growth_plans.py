@@ -95,8 +95,8 @@ def look_at(url: str, say: Say) -> list[Read]:
     Sweeper(store, batch=BATCH).run()
     store.about("purge", BATCH * WRITTEN)
     store.purge(BATCH)
-    store.about("purge, tombstones only", BATCH * FOUND)
-    store.purge(BATCH, tombstones_only=True)
+    store.about("purge, expired state only", BATCH * FOUND)
+    store.purge(BATCH, expired_state_only=True)
     store.about("reap, nothing to delete", BATCH * FOUND)
     Reaper(_NothingFinal(store), batch=BATCH, share=1.0).run()
     store.about("health", COUNTED)
@@ -112,7 +112,7 @@ class _NothingFinal:
     def __init__(self, store: Looking) -> None:
         self._store = store
 
-    def purge(self, limit: int, *, tombstones_only: bool = False) -> int:
+    def purge(self, limit: int, *, expired_state_only: bool = False) -> int:
         return 0
 
     def __getattr__(self, name: str) -> Any:

@@ -30,11 +30,11 @@ import httpx
 
 from oncekey import OnceKey, Policy
 from oncekey.limits import Limits
+from oncekey.testing.servers import free_port
 from oncekey.web.fastapi import protect
 from oncekey.web.status import status_app
 
 ROOT = Path(__file__).resolve().parent.parent
-PORT = 8437
 ANNS_PER_SECOND, EVES_PER_SECOND = 50, 100
 CAP = 1_200
 """Eve reaches it in her third run. Ann is a new tenant in each."""
@@ -67,10 +67,11 @@ def create() -> Any:
 
 @contextmanager
 def served(folder: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "uvicorn", "benchmarks.hostile:create", "--factory", "--port", str(PORT)]
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "benchmarks.hostile:create", "--factory", "--port", str(port)]
     environment = os.environ | {"HOSTILE_STORE": f"sqlite:///{folder}/keys.db"}
     process = subprocess.Popen([*command, "--no-access-log", "--log-level", "warning"], cwd=ROOT, env=environment)
-    address = f"http://127.0.0.1:{PORT}"
+    address = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
@@ -160,19 +161,20 @@ def rows_of_eve(folder: str) -> int:
         return int(number)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each run (20: 10,500 hostile requests in all)")
+    parser.add_argument("--pairs", type=int, default=5, help="of runs, with Eve and without her")
     parser.add_argument("--eve", metavar="ADDRESS", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     seconds: float = options.seconds
     if options.eve:
         print(json.dumps(asyncio.run(eve(options.eve, seconds))))
-        return
+        return 0
     ratios: list[float] = []
     total: Counter[int] = Counter()
     with tempfile.TemporaryDirectory() as folder, served(folder) as address:
-        for pair in range(5):
+        for pair in range(options.pairs):
             found: dict[bool, float] = {}
             for hostile in (False, True) if pair % 2 else (True, False):
                 name = f"ann-{pair}-{hostile}"  # a new tenant for each run, so that Ann stays below the cap
@@ -187,8 +189,8 @@ def main() -> None:
         rows = rows_of_eve(folder)
     print(f"median ratio {statistics.median(ratios):.2f} (at most {CEILING}); Eve's rows {rows} (at most {CAP})")
     print(f"Eve's answers: {', '.join(f'{count} x {status}' for status, count in sorted(total.items()))}")
-    sys.exit(statistics.median(ratios) > CEILING or rows > CAP)
+    return int(statistics.median(ratios) > CEILING or rows > CAP)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

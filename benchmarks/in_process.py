@@ -6,12 +6,15 @@ batches of the store do not depend on how fast the database is, and two runs tak
 Replays go round 1,000 keys, each with a ``Location`` of its own as real ones have: with a few keys, whatever remembers
 responses would look better than it is. ``fractions`` is no request: it is the fingerprint of one MiB of ``1.0,``, which
 once took half a second, beside ``parsing``, what the standard library takes to read it.
+
+``first+prometheus`` is ``first`` with that option of OnceKey (``OPTIONS``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
-from benchmarks import apps, by_hand, load
+from benchmarks import apps, by_hand, load, peers
 
 if TYPE_CHECKING:
     from oncekey import OnceKey
@@ -29,7 +32,27 @@ REQUESTS = ("bare", "replay", "first")
 INSERTS = ("insert-bare", "insert-enlisted", "insert-by-hand", "insert-by-hand-held")
 """The handler inserts a row on PostgreSQL: alone, in the transaction that completes the key, and as people write it."""
 DOCUMENTS = ("parsing", "fractions")
-MODES = (*REQUESTS, *INSERTS, *DOCUMENTS)
+
+
+def _encryption() -> dict[str, Any]:
+    from oncekey.encryption import Keyring
+
+    return {"encryption": Keyring({1: bytes(range(32))})}
+
+
+CACHE = "ONCEKEY_BENCH_CACHE"
+"""The environment variable with the Redis in front of the database."""
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "prometheus": lambda: {"telemetry": "prometheus"},
+    "otel": lambda: {"telemetry": "otel"},
+    "encryption": _encryption,
+    "cache": lambda: {"cache": os.environ[CACHE], "cache_secret": "only for benchmarks"},
+}
+"""Options of OnceKey that cost something, by the word for them in the name of a mode."""
+WITH_OPTIONS = tuple(f"{mode}+{option}" for option in OPTIONS for mode in ("replay", "first"))
+PEERS = ("replay+idemkit", "first+idemkit")
+"""The same requests behind a peer, on Redis."""
+MODES = (*REQUESTS, *WITH_OPTIONS, *PEERS, *INSERTS, *DOCUMENTS)
 AT_ONCE = 32
 KEYS = 1_000
 WARM = 8 * AT_ONCE
@@ -43,9 +66,11 @@ REQUEST = (
 Step = Callable[[], object]
 
 
-def place_of(mode: str) -> str:
+def place_of(mode: str, store: str) -> str:
     """The database of a mode (``places.py``): what people write by hand has a table of its own."""
-    return f"postgres-asyncpg-{mode.removeprefix('insert-')}" if mode.startswith("insert-by-hand") else "postgres"
+    if mode in PEERS:
+        return f"{store}-{mode.partition('+')[2]}"
+    return f"postgres-asyncpg-{mode.removeprefix('insert-')}" if mode.startswith("insert-by-hand") else store
 
 
 def _nothing() -> None:
@@ -93,7 +118,11 @@ async def _serve(mode: str, number: int, url: str, ready: Step, begin: Step, end
 
     from oncekey.web import tuning
 
-    app, once = _app(mode, url)
+    mode, _, option = mode.partition("+")
+    if option in peers.GUARDS:
+        app, once = peers.GUARDS[option](apps.starlette_app(), url), None
+    else:
+        app, once = _app(mode, url, OPTIONS.get(option, dict)())
     config = Config(app, access_log=False, log_level="warning")
     config.load()
     run = uuid.uuid4().hex[:24]
@@ -114,8 +143,8 @@ async def _serve(mode: str, number: int, url: str, ready: Step, begin: Step, end
         await once.aclose()
 
 
-def _app(mode: str, url: str) -> tuple[Starlette, OnceKey | None]:
-    """The app of this mode, and what protects it."""
+def _app(mode: str, url: str, options: dict[str, Any]) -> tuple[Starlette, OnceKey | None]:
+    """The app of this mode, and what protects it. ``options``: further ones of OnceKey."""
     from oncekey import SINGLE_TENANT, OnceKey, Policy
     from oncekey.web.asgi import IdempotencyMiddleware
 
@@ -125,7 +154,8 @@ def _app(mode: str, url: str) -> tuple[Starlette, OnceKey | None]:
     app = apps.inserting_app(url, enlists=enlists) if mode in INSERTS else apps.starlette_app()
     if mode in ("bare", "insert-bare"):
         return app, None
-    once = OnceKey(url, scope=SINGLE_TENANT, policy=Policy(effects="transactional") if enlists else None, migrate=True)
+    policy = Policy(effects="transactional") if enlists else None
+    once = OnceKey(url, scope=SINGLE_TENANT, policy=policy, migrate=True, **options)
     app.add_middleware(IdempotencyMiddleware, once=once)
     return app, once
 

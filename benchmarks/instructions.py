@@ -2,7 +2,8 @@
 
 ``make bench ARGS=--instructions``, about 2 minutes. Rates on a shared machine differ by a third from one minute to the
 next, and instructions by less than one in a hundred: this is the gate of CI, and the way to compare two versions of a
-line. ``in_process.py`` says what runs, and ``callgrind.py`` how it is counted, with a real PostgreSQL.
+line. ``in_process.py`` says what runs, and ``callgrind.py`` how it is counted, with a real PostgreSQL; or with a real
+Redis (``--store redis``), which the gate does not look at.
 
 It is no time: the kernel, waiting, and what misses the caches are not in it.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,7 @@ from typing import Any
 
 from benchmarks import callgrind, report
 from benchmarks.callgrind import LOOP, OURS, CannotCount, Counted
-from benchmarks.in_process import AT_ONCE, DOCUMENTS, INSERTS, MODES, REQUESTS, place_of
+from benchmarks.in_process import AT_ONCE, CACHE, DOCUMENTS, INSERTS, MODES, PEERS, REQUESTS, WITH_OPTIONS, place_of
 from benchmarks.places import places
 
 FIGURES = Path(__file__).with_suffix(".json")
@@ -46,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotCount as reason:
         print(f"skipped: {reason}")
         return 0
-    if options.layers and (modes := [mode for mode in (*REQUESTS, *INSERTS) if mode in counted]):
+    if options.layers and (modes := [mode for mode in (*REQUESTS, *WITH_OPTIONS, *PEERS, *INSERTS) if mode in counted]):
         report.show(("instructions a request", *modes), table(counted, modes), "by layer of Python code")
-    if not set(REQUESTS) <= set(counted):
+    if options.store != "postgres" or not set(REQUESTS) <= set(counted):
         return 0
     if options.update:
         FIGURES.write_text(json.dumps(figures(counted), indent=2) + "\n")
@@ -65,11 +67,18 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("modes", nargs="*", help=f"of {', '.join(MODES)}; bare, replay and first where none is named")
     parser.add_argument("--no-layers", dest="layers", action="store_false", help="only the sums, in half the time")
     parser.add_argument("--update", action="store_true", help=f"write {FIGURES.name}, which the gate compares with")
+    parser.add_argument("--store", choices=("postgres", "redis"), default="postgres", help="no gate with redis")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help=f"requests under way at a time ({AT_ONCE})")
     options = parser.parse_args(arguments)
     options.modes = options.modes or list(REQUESTS)
     if unknown := set(options.modes) - set(MODES):
         parser.error(f"{', '.join(sorted(unknown))}: it takes {', '.join(MODES)}")
+    if options.store != "postgres" and (only := set(options.modes) & {*INSERTS, *DOCUMENTS}):
+        parser.error(f"{', '.join(sorted(only))}: not with --store {options.store}")
+    if options.store != "redis" and (only := set(options.modes) & {*PEERS}):
+        parser.error(f"{', '.join(sorted(only))}: only with --store redis")
+    if options.store != "postgres" and options.update:
+        parser.error(f"{FIGURES.name} has the figures of PostgreSQL")
     if options.at_once != AT_ONCE and set(REQUESTS) <= set(options.modes):
         parser.error(f"the gate's figures are of {AT_ONCE} requests at a time: name the modes that you want")
     return options
@@ -80,19 +89,28 @@ def _count(options: argparse.Namespace) -> dict[str, Counted]:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         library = callgrind.build(Path(folder))  # first, since it is what most machines lack
-        at = stack.enter_context(places({place_of(mode) for mode in options.modes} | {"postgres"}))
-        if "postgres" not in at.urls:
-            raise CannotCount(f"PostgreSQL cannot run here: {at.missing['postgres']}")
+        store = options.store
+        caches = any(mode.endswith("+cache") for mode in options.modes)
+        at = stack.enter_context(places({store, "redis"} if caches else {store}))
+        os.environ[CACHE] = at.urls.get("redis", "")
+        if store not in at.urls:
+            raise CannotCount(f"{store} cannot run here: {at.missing[store]}")
         for mode in [mode for mode in MODES if mode in options.modes]:
             documents = mode in DOCUMENTS
             number = NUMBER["documents" if documents else "requests"]
-            settings: dict[str, Any] = {"url": at.urls[place_of(mode)], "library": library, "at_once": options.at_once}
+            settings: dict[str, Any] = {
+                "url": at.urls[place_of(mode, store)],
+                "library": library,
+                "at_once": options.at_once,
+            }
             once = callgrind.count(mode, number, by_layer=False, **settings)
             layers: Mapping[str, float] = {}
             if options.layers and not documents:
                 layers = callgrind.count(mode, number, by_layer=True, **settings).layers
             counted[mode] = Counted(once.all, dict(layers))
+            plain = mode.partition("+")[0]
             beside = "parsing" if documents else "insert-bare" if mode in INSERTS else "bare"
+            beside = plain if plain != mode else beside
             part = f"   {beside} / {mode} {counted[beside].all / once.all:.3f}" if beside in counted else ""
             what = "document" if documents else "request"
             print(f"{mode:9} {once.all:13,.0f} instructions a {what}{part}", flush=True)

@@ -158,7 +158,8 @@ def _with_other_stores(stack: ExitStack, found: Places, wanted: set[str]) -> Non
     if "mysql" in wanted:
         try:
             settings = {"max-connections": MAX_CONNECTIONS}
-            found.urls["mysql"] = stack.enter_context(MysqlServer(settings=settings)).database("bench")
+            server = stack.enter_context(MysqlServer(settings=settings))
+            found.urls["mysql"], found.urls["mysql-store"] = server.database("bench"), server.database("bench_store")
         except (ServerUnavailable, ImportError) as reason:
             found.missing["mysql"] = str(reason)
     if "redis-durable" in wanted:

@@ -67,12 +67,14 @@ class OnceKeyQueue(Queue):
     """The statement of ``op.enqueue``, on a psycopg connection of the app's, as in an enlisted transaction."""
 
     async def prepare(self) -> None:
+        from oncekey.outbox import Worker  # here, as the others: an import takes 0.15 s, and is no part of a job
         from oncekey.stores.registry import open_store
 
         store = open_store(self.url)
         store.migrate()
         store.close()
         self._connections: list[Any] = []
+        self._worker = Worker(self.url, concurrency=CONCURRENCY)
 
     async def producer(self) -> Callable[[int], Awaitable[Any]]:
         import psycopg
@@ -104,15 +106,11 @@ class OnceKeyQueue(Queue):
         return add
 
     async def execute(self) -> None:
-        from oncekey.outbox import Worker
-
-        worker = Worker(self.url, concurrency=CONCURRENCY)
-
-        @worker.task("nothing")
+        @self._worker.task("nothing")
         async def nothing(ctx: Any, payload: Any) -> None:
             self.ran += 1
 
-        await worker.serve(until="drained")
+        await self._worker.serve(until="drained")
 
     async def close(self) -> None:
         for connection in self._connections:

@@ -253,6 +253,8 @@ class Run:
                 self.left_out[targets.STORE, targets.PGBENCH] = "no pgbench beside the server or on PATH"
             for name, way in {targets.LANES: "lanes", **({} if brief else {targets.RAW: "raw"})}.items():
                 yield targets.STORE, name, targets.PGBENCH, cost, partial(_rate, store_alone.run, url, way, seconds)
+        if "mysql-store" in urls:
+            yield from self._mysql_store(urls["mysql-store"], seconds, cost)
         if "sqlite" in urls and not brief:
             file = f"sqlite:///{self.at.folder / 'store.db'}"
             yield (
@@ -262,6 +264,15 @@ class Run:
                 cost,
                 partial(_rate, store_alone.run, file, "lanes", seconds),
             )
+
+    def _mysql_store(self, url: str, seconds: float, cost: float) -> Iterator[Step]:
+        from benchmarks import mysql_rows  # needs PyMySQL
+
+        store_alone.prepare(url)
+        rows = partial(_rate, mysql_rows.rate_of_rows, url, seconds)
+        yield targets.STORE, targets.MYSQL_ROWS, None, cost, rows
+        lanes = partial(_rate, store_alone.run, url, "lanes", seconds)
+        yield targets.STORE, targets.MYSQL_LANES, targets.MYSQL_ROWS, cost, lanes
 
     def _outbox(self) -> Iterator[Step]:
         jobs = self.lengths.jobs

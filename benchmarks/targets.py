@@ -28,6 +28,8 @@ PGBENCH = "pgbench, 32 clients"
 LANES = "oncekey postgres, 128 callers"
 RAW = "oncekey postgres, one thread, batches of 64"
 SQLITE_LANES = "oncekey sqlite, 128 callers"
+MYSQL_LANES = "oncekey mysql, 128 callers"
+MYSQL_ROWS = "PyMySQL, 32 connections, a row each"
 ROUND_TRIPS = "raw round trips"
 TWO_COMMITS = "two statements, two commits"
 ENQUEUE, EXECUTE = "outbox enqueue", "outbox execute"
@@ -117,6 +119,7 @@ TARGETS = (
     ),
     Target("outbox execute, no-op tasks / best of procrastinate and pgqueuer", 2, _to(EXECUTE, "oncekey", *QUEUES)),
     Target("store alone at 128 callers / pgbench one row per transaction", 4, _to(STORE, LANES, PGBENCH)),
+    Target("store alone on MariaDB / PyMySQL, one row per transaction", 3, _to(STORE, MYSQL_LANES, MYSQL_ROWS)),
     Target("time of `oncekey --version` / of `python -c pass`", 5, _start_time, at_most=True),
     Target("first request at 10 million keys / at 10 thousand", 0.9, None, by="python -m benchmarks.growth"),
     Target(
