@@ -82,8 +82,8 @@ CACHE: tuple[Mutant, ...] = (
         f"{REQUESTS}::test_forgotten_key_runs_as_new_at_once",
         (
             "oncekey.admin.changes",
-            "            mark_forgotten(cache, store, scope, key)\n",
-            "            pass\n",
+            "isinstance(store, Identified) and mark_forgotten(cache, store, scope, key)",
+            "isinstance(store, Identified)",
         ),
     ),
     _(

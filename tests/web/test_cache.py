@@ -368,6 +368,20 @@ async def test_forget_with_the_cache_after_one_without_it_clears_the_cache(
     assert (await shop.pay()).json() == {"charge": 2}
 
 
+async def test_forget_of_a_key_that_neither_store_nor_cache_has_is_an_error(
+    make: Make, postgres_url: str, redis_url: str
+) -> None:
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    options = ["--store", postgres_url, "--cache", f"{redis_url}?timeout=5", "--yes", "--who", "o", "--why", "w"]
+    misspelt = ["keys", "forget", "k-1", "--scope", "no-such-tenant", *options]
+    for _ in range(2):
+        done = await asyncio.to_thread(CliRunner().invoke, cli, misspelt)
+        assert (done.exit_code, "in this scope" in str(done.exception)) == (1, True), done.output
+    assert replayed(await shop.pay())
+
+
 async def test_write_that_was_on_its_way_does_not_bring_a_forgotten_answer_back(
     make: Make, postgres_url: str, redis_url: str
 ) -> None:

@@ -211,11 +211,11 @@ def forget(store: Store, seen: Record, audit: Audit, cache: CacheClient | None =
     return _move(store, seen, Event.FORGET, audit)
 
 
-def forget_in_cache(store: Store, scope: str, key: str, cache: CacheClient) -> None:
-    """Let no process replay this key from the cache. It is harmless: the next request asks the store."""
+def forget_in_cache(store: Store, scope: str, key: str, cache: CacheClient) -> bool:
+    """Let no process replay this key from the cache. It is harmless: the next request asks the store. False: the cache
+    had no answer to it."""
     try:
-        if isinstance(store, Identified):
-            mark_forgotten(cache, store, scope, key)
+        return isinstance(store, Identified) and mark_forgotten(cache, store, scope, key)
     except CacheDown as error:
         raise MoveRefused(
             f"nothing was changed: the cache does not answer ({error}). Try again; or leave --cache out, and the "

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from oncekey.admin import changes
-from oncekey.admin.key_view import look
+from oncekey.admin.key_view import look, not_found
 from oncekey.admin.masks import find_key
 from oncekey.cli.descriptions import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
 from oncekey.cli.given import given_response, happened_verdict
@@ -261,7 +261,8 @@ def forget(
     with in_use(store) as source:
         at = find_key(source, full_scope(scope, endpoint), key)
         if cache and source.read([at])[0] is None:  # as after a forget without --cache
-            changes.forget_in_cache(source, *at, cache_client(cache))
+            if not changes.forget_in_cache(source, *at, cache_client(cache)):
+                raise not_found(at[1])
             _forgot_in_cache_only(*at, as_json)
             return
         record = _movable(source, *at, Event.FORGET)

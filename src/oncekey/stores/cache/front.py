@@ -202,9 +202,13 @@ class Cache:
         self._work, self._lock, self._writer, self._writing = threading.Event(), threading.Lock(), None, False
 
 
-def mark_forgotten(client: CacheClient, store: Identified, scope: str, key: str) -> None:
-    """Leave the mark of ``forget`` in the place of this key's entry."""
-    client.replace(name_of(store.identity(), scope, key), MARK, MARK_SECONDS)
+def mark_forgotten(client: CacheClient, store: Identified, scope: str, key: str) -> bool:
+    """Leave the mark of ``forget`` in the place of this key's entry. False: there was no entry. The mark is left then,
+    too, since a process may be about to write the entry."""
+    name = name_of(store.identity(), scope, key)
+    (entry,) = client.get([name])
+    client.replace(name, MARK, MARK_SECONDS)
+    return entry not in (None, MARK)
 
 
 # -- in front of the verbs of a store ----------------------------------------------------------------------------------
