@@ -43,6 +43,29 @@ def test_status_that_does_not_prove_the_outcome_leaves_the_intent_open(
     assert len(set(server.keys)) == 1
 
 
+def test_resume_and_rerun_send_the_timestamp_of_the_first_try(server: Server, jar: KeyJar) -> None:
+    """It is the time of the request, not of the try: ``Policy(max_age=…)`` refuses a request without it."""
+    server.replies = [Reply(503), Reply(503), OK]
+    with client_of(server, jar) as client:
+        for made_at in ("2026-11-17T19:30:00Z", "2026-11-17T19:31:00Z"):
+            with client.intent("order-1") as intent:
+                intent.post("/pay", json={}, headers={"Idempotency-Timestamp": made_at})
+        (outcome,) = client.resume()
+    assert outcome.ended is Ended.ANSWERED
+    assert [asked.headers.get("idempotency-timestamp") for asked in server.asked] == ["2026-11-17T19:30:00Z"] * 3
+
+
+def test_intent_prepared_without_a_timestamp_is_sent_with_that_of_the_sender(server: Server, jar: KeyJar) -> None:
+    for name in ("order-1", "order-2"):
+        jar.prepare(name, "POST", f"{server.url}/pay", json={})
+    made_at = {"Idempotency-Timestamp": "2026-11-17T19:30:00Z"}
+    with client_of(server, jar) as client, client.intent("order-1") as intent:
+        intent.post("/pay", json={}, headers=made_at)
+    with client_of(server, jar, headers=made_at) as client:
+        client.resume("order-2")
+    assert [asked.headers.get("idempotency-timestamp") for asked in server.asked] == ["2026-11-17T19:30:00Z"] * 2
+
+
 def test_server_that_asked_to_come_back_later_is_left_in_peace_by_resume(
     server: Server, jar: KeyJar, clock: Clock
 ) -> None:

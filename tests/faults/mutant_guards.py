@@ -9,6 +9,7 @@ WEBHOOKS, WINDOW, BOUND, LIMITS, PERSONAL = (
     f"tests/web/test_{name}.py" for name in ("webhooks", "window", "bound_keys", "limits", "personal_keys")
 )
 COUNTS = "tests/web/test_limit_counts.py"
+NARROWED = "tests/web/test_narrowed_keys.py"
 PLANTED = "tests/security/test_planted_secrets.py"
 
 GUARDS: tuple[Mutant, ...] = (
@@ -120,6 +121,31 @@ GUARDS: tuple[Mutant, ...] = (
             "            if wait is not None:\n                self.refused",
             "            if wait is not None and not self.key:\n                self.refused",
         ),
+    ),
+    _(
+        37,
+        "I1",
+        "a known key is answered though the route takes no new key of its form",
+        f"{NARROWED}::test_known_key_is_answered_although_the_route_takes_no_new_key_of_its_form",
+        ("oncekey.web.exchange", "if error.key is None:", "if True:"),
+    ),
+    _(
+        37,
+        "I1",
+        "a known key of a sender is answered though it is too long now",
+        f"{NARROWED}::test_known_key_of_a_sender_is_answered_although_it_is_too_long_now",
+        (
+            "oncekey.web.admission",
+            "        exchange.refused_if_new = TurnedAway(Situation.KEY_MALFORMED, detail)\n",
+            "        return exchange.refuse(Situation.KEY_MALFORMED, detail)\n",
+        ),
+    ),
+    _(
+        37,
+        "I7",
+        "a new key that is not of the route's form is refused",
+        f"{NARROWED}::test_known_key_is_answered_although_the_route_takes_no_new_key_of_its_form",
+        ("oncekey.web.exchange", "self.key, self.refused_if_new = error.key,", "self.key, _ = error.key,"),
     ),
     _(
         28,

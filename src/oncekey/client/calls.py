@@ -11,6 +11,8 @@ from oncekey.core.values import value
 
 COMPARED = ("if-match", "if-none-match")
 """Headers that make two requests different, as oncekey's server sees it."""
+TIMESTAMP = "idempotency-timestamp"
+"""When the request was made. ``Policy(max_age=…)`` of the server refuses a new key without it."""
 
 
 @value

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.core.header import MAX_LENGTH
 from oncekey.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -112,14 +113,9 @@ def why_not_now(text: str | None, policy: Policy, now: float) -> str | None:
     return None
 
 
-def unusable(key: str, policy: Policy) -> bool:
-    """Whether a key that the request carries elsewhere than in Idempotency-Key cannot be one."""
-    return not (
-        key.isascii()
-        and key.isprintable()
-        and not key.isspace()
-        and policy.key_min_length <= len(key) <= policy.key_max_length
-    )
+def unusable(key: str) -> bool:
+    """Whether a key that the request carries elsewhere than in Idempotency-Key cannot be one on any route."""
+    return not (key.isascii() and key.isprintable() and not key.isspace() and len(key) <= MAX_LENGTH)
 
 
 def _is_async(function: Callable[..., object]) -> bool:

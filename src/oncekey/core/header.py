@@ -26,7 +26,10 @@ from typing import Literal
 
 from http_sfv.item import Item
 
-__all__ = ["COMMON", "BadKey", "parse_key"]
+__all__ = ["COMMON", "MAX_LENGTH", "BadKey", "parse_key"]
+
+MAX_LENGTH = 255
+"""No policy takes a longer key."""
 
 # Group 1: a quoted String without escapes. Group 2: a bare key. `_uncommon` handles every other value.
 COMMON = re.compile(rb'"([ !#-\[\]-~]*)"|([!#-+\--:<-\[\]-~]+)').fullmatch
@@ -63,11 +66,16 @@ _WORDS = {
 
 
 class BadKey(ValueError):
-    """A refused key: `rule` is the machine's name of the rule, the text says what to send instead."""
+    """A refused key: `rule` is the machine's name of the rule, the text says what to send instead.
 
-    def __init__(self, rule: str, *, min_length: int = 1, max_length: int = 255) -> None:
+    `key`: what the client sent, if only a rule of this operation refuses it. With other rules, such as those of an
+    earlier deploy, it was a key.
+    """
+
+    def __init__(self, rule: str, *, key: str | None = None, min_length: int = 1, max_length: int = MAX_LENGTH) -> None:
         super().__init__(_WORDS[rule].format(min_length=min_length, max_length=max_length))
         self.rule = rule
+        self.key = key if key is not None and len(key) <= MAX_LENGTH else None
 
 
 def parse_key(
@@ -76,7 +84,7 @@ def parse_key(
     syntax: Literal["any", "strict"] = "any",
     key_format: Literal["uuid"] | None = None,
     min_length: int = 1,
-    max_length: int = 255,
+    max_length: int = MAX_LENGTH,
 ) -> str:
     """Return the key in `values`, the raw values of all Idempotency-Key fields in order, or raise BadKey.
 
@@ -88,23 +96,23 @@ def parse_key(
     raw = values[0].strip(b" \t")
     common = COMMON(raw)
     if common is None:
-        key = _uncommon(raw, syntax)
+        key, bare = _uncommon(raw, syntax), False
     elif (quoted := common[1]) is not None:
-        key = quoted.decode("ascii")
-    elif syntax == "strict":
-        raise BadKey("bare_not_allowed")
+        key, bare = quoted.decode("ascii"), False
     else:
-        key = raw.decode("ascii")
+        key, bare = raw.decode("ascii"), True
 
     # A client whose variable is not set sends a blank key. All its requests would share that key.
     if not key or key.isspace():
         raise BadKey("empty")
+    if bare and syntax == "strict":
+        raise BadKey("bare_not_allowed", key=key)
     if len(key) > max_length:
-        raise BadKey("too_long", max_length=max_length)
+        raise BadKey("too_long", key=key, max_length=max_length)
     if len(key) < min_length:
-        raise BadKey("too_short", min_length=min_length)
+        raise BadKey("too_short", key=key, min_length=min_length)
     if key_format == "uuid" and _UUID(key) is None:
-        raise BadKey("not_uuid")
+        raise BadKey("not_uuid", key=key)
     return key
 
 

@@ -30,7 +30,7 @@ class Admission:
         self._limiter = limiter
         self._tenant = tenant
         self._refused = refused
-        """The request itself cannot have a new key: it is too old, or its key looks like personal data."""
+        """The request itself cannot have a new key: it is too old, or its key is refused."""
         self._places: list[Counts] = []
         self.over = False
         """The store has answered the reservation: nothing is asked again."""

@@ -55,7 +55,7 @@ def check(exchange: Exchange, request: Request, body: bytes) -> Answer | None:
     if policy.max_age is not None:
         detail = why_not_now(request.headers.get(policy.timestamp_header), policy, time.time())
         if detail is not None:
-            exchange.too_old = TurnedAway(Situation.TIMESTAMP_REFUSED, detail)
+            exchange.refused_if_new = exchange.refused_if_new or TurnedAway(Situation.TIMESTAMP_REFUSED, detail)
     if policy.key_from is not None:
         return _find_key(exchange, request, body)
     return None
@@ -96,9 +96,11 @@ def _find_key(exchange: Exchange, request: Request, body: bytes) -> Answer | Non
         return exchange.refuse(Situation.KEY_MISSING, f"The key of this operation is in {where}, and it is missing.")
     if not isinstance(key, str):
         raise ConfigurationError(f"Policy(key_from=…): it returned {type(key).__name__}; it must return a str or None")
-    if unusable(key, policy):
-        limits = f"{policy.key_min_length} to {policy.key_max_length}"
-        detail = f"The key of this operation is in {where}, and must have {limits} printable ASCII characters."
+    limits = f"{policy.key_min_length} to {policy.key_max_length}"
+    detail = f"The key of this operation is in {where}, and must have {limits} printable ASCII characters."
+    if unusable(key):
         return exchange.refuse(Situation.KEY_MALFORMED, detail)
+    if not policy.key_min_length <= len(key) <= policy.key_max_length:
+        exchange.refused_if_new = TurnedAway(Situation.KEY_MALFORMED, detail)
     exchange.key = key
     return None

@@ -29,6 +29,7 @@ from enum import Enum
 from typing import Final
 
 from oncekey.core.decision import Decision, Execute, TurnedAway
+from oncekey.core.header import BadKey
 from oncekey.core.judgment import Move, is_false_success
 from oncekey.core.kept_request import kept_request
 from oncekey.core.problems import Answer, Situation
@@ -89,8 +90,9 @@ class Exchange:
     operation: Operation
     bound_to: str | None = None
     """What the route's bind function returned."""
-    too_old: TurnedAway | None = None
-    """The answer to this request if its key is not known: the request is too old for a new one."""
+    refused_if_new: TurnedAway | None = None
+    """The answer to this request if its key is not known: the request is too old for a new one, or the key is not of
+    the form that this route takes. A known key is from before the route had that rule, and is answered as always."""
     key_header: bytes | None = None
     """The key as the client wrote it in Idempotency-Key, for the response. None: it has no valid one there."""
     record: Record | None = None
@@ -121,10 +123,14 @@ class Exchange:
         None: read the body. If the policy has a ``key_from``, ``admission.check`` finds the key after that.
         """
         if self.policy.key_from is None:
-            key = read_key(keys, self.policy, self.once)
-            if isinstance(key, Answer):
-                return key
-            self.key = key
+            try:
+                self.key = read_key(keys, self.policy)
+            except BadKey as error:
+                if error.rule == "missing":
+                    return self.refuse(Situation.KEY_MISSING)
+                if error.key is None:
+                    return self.refuse(Situation.KEY_MALFORMED, str(error))
+                self.key, self.refused_if_new = error.key, TurnedAway(Situation.KEY_MALFORMED, str(error))
             self.key_header = keys[0].strip()
         if length is not None and length > self.policy.max_request_bytes:
             return self.refuse(Situation.BODY_TOO_LARGE)  # before the server says 100 Continue
@@ -155,7 +161,7 @@ class Exchange:
 
         ``first``: what the store has answered already.
         """
-        once, policy, refused = self.once, self.policy, self.too_old
+        once, policy, refused = self.once, self.policy, self.refused_if_new
         if policy.pii is not None:
             refused = personal_keys.refused(once, self.route, self.tenant, self.key) or refused
         admission = None

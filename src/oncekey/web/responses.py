@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from oncekey.core.binding import binding_of
 from oncekey.core.decision import Busy, Decision, Deferred, Mismatch, Replay, TurnedAway, Unknown, Unreadable
-from oncekey.core.header import BadKey, parse_key
+from oncekey.core.header import parse_key
 from oncekey.core.policy import Policy
 from oncekey.core.problems import OF_A_BOUND_KEY, Answer, ProfileName, Situation, problem, replay_marker, tombstone_note
 from oncekey.core.record import RESPONSE_SCHEMA_VERSION, Record, StoredResponse
@@ -70,20 +70,15 @@ def body_length(text: str | None) -> int | None:
     return int(text[-19:]) if text[:-19].strip("0") == "" else 10**19
 
 
-def read_key(values: Sequence[bytes], policy: Policy, once: OnceKey) -> str | Answer:
-    """The key of a request, or the answer that refuses it."""
-    try:
-        return parse_key(
-            values,
-            syntax=policy.key_syntax,
-            key_format=policy.key_format,
-            min_length=policy.key_min_length,
-            max_length=policy.key_max_length,
-        )
-    except BadKey as error:
-        if error.rule == "missing":
-            return refusal(once, Situation.KEY_MISSING)
-        return refusal(once, Situation.KEY_MALFORMED, detail=str(error))
+def read_key(values: Sequence[bytes], policy: Policy) -> str:
+    """The key of a request, or BadKey."""
+    return parse_key(
+        values,
+        syntax=policy.key_syntax,
+        key_format=policy.key_format,
+        min_length=policy.key_min_length,
+        max_length=policy.key_max_length,
+    )
 
 
 def storable(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes | None, policy: Policy) -> StoredResponse:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from oncekey.client.attempts import CURRENT
-from oncekey.client.calls import Request
+from oncekey.client.calls import TIMESTAMP, Request
 from oncekey.client.jar import table
 from oncekey.client.jar.table import Execute, Row
 from oncekey.client.reading import Answer
@@ -57,8 +57,11 @@ class Intent:
         self.row, self.key = found, found.key
         if found.answer is not None:
             return found.answer, request
+        replaced = self._jar.kept_headers | {"content-length"}
+        if found.request.header(TIMESTAMP) is None:  # the row has no time: send that of the caller
+            replaced -= {TIMESTAMP}
+        mine = [each for each in request.headers if each[0].lower() not in replaced]
         # The stored bytes: a server that compares raw bodies must see the same ones.
-        mine = [each for each in request.headers if each[0].lower() not in self._jar.kept_headers | {"content-length"}]
         return None, Request(request.method, request.url, (*mine, *found.request.headers), found.request.body)
 
     def answered(self, answer: Answer) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from oncekey.client.attempts import CURRENT
-from oncekey.client.calls import Request
+from oncekey.client.calls import TIMESTAMP, Request
 from oncekey.client.jar import table
 from oncekey.client.jar.intent import Intent
 from oncekey.client.jar.session import in_transaction
@@ -30,7 +30,7 @@ from oncekey.client.spelling import checked_key, new_key
 from oncekey.errors import ConfigurationError
 
 KEPT: Final = frozenset(
-    {"accept", "accept-language", "content-encoding", "content-type", "if-match", "if-none-match", "prefer"}
+    {"accept", "accept-language", "content-encoding", "content-type", "if-match", "if-none-match", "prefer", TIMESTAMP}
 )
 """Headers of a request that are put on disk."""
 KEPT_OF_ANSWER: Final = frozenset(

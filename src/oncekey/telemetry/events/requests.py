@@ -77,8 +77,9 @@ class FoundUnreadable(KeyEvent):
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway(Event):
-    """A request with a new key was refused before any write. ``reason``: ``limited``, or ``timestamp-refused``. Or a
-    question to the status endpoint was refused before the look-up: ``limited``, and ``operation`` is the endpoint's."""
+    """A request with a new key was refused before any write. ``reason``: ``limited``, ``timestamp-refused`` or
+    ``key-malformed``. Or a question to the status endpoint was refused before the look-up: ``limited``, and
+    ``operation`` is the endpoint's."""
 
     metric = "api.idempotency.reserve.turned_away.count"
     level = INFO
