@@ -15,7 +15,7 @@ from oncekey.testing.http.checks import replays
 from oncekey.webhooks import header
 
 KNOWN = "order-7"
-NARROWED = {
+NARROWED: dict[str, tuple[dict[str, Any], str]] = {
     "uuid": ({"key_format": "uuid"}, "order-8"),
     "longer": ({"key_min_length": 16}, "order-8"),
     "shorter": ({"key_max_length": 6}, "order-8"),

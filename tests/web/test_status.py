@@ -106,16 +106,6 @@ async def test_a_stored_error_is_the_result_too(make_api: MakeApi) -> None:
     assert (answer.status_code, answer.content) == (402, first.content)
 
 
-@pytest.mark.parametrize("status", [404, 410])
-async def test_stored_404_or_410_has_the_headers_of_a_replay(make_api: MakeApi, status: int) -> None:
-    api = mounted(make_api(lambda request, run: JSONResponse({"error": "no such account"}, status)))
-    await api.post("k-1")
-    again, answer = await api.post("k-1"), await ask(api, "k-1")
-    assert (answer.status_code, answer.content) == (status, again.content)
-    for name in ("idempotency-key", "idempotency-expires", "idempotency-replayed"):
-        assert answer.headers[name] == again.headers[name]
-
-
 async def test_a_running_request_is_202(make_api: MakeApi) -> None:
     """With when and where to ask again; then it is the result."""
     gate = Gate()

@@ -7,10 +7,10 @@ becomes of the row when the handler has ended.
 from __future__ import annotations
 
 from oncekey.core.binding import is_bound_to
-from oncekey.core.fingerprint import KEY_STEP, LOST_KEY, UnderKey, one_key
+from oncekey.core.fingerprint import KEY_STEP, LOST_KEY, one_key
 from oncekey.core.personal_data import Personal
 from oncekey.core.problem_texts import Situation
-from oncekey.core.recipe import Parts, same_request
+from oncekey.core.recipe import same_request
 from oncekey.core.record import Record, Reservation, StoredResponse
 from oncekey.core.sealed import SEALED_RESPONSE, key_id_of
 from oncekey.core.states import FINAL, MAY_RERUN, Effects, Event, State
@@ -151,28 +151,6 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
                 return Claim(record, Event.RELEASE, LEASE_RAN_OUT)
             return Claim(record, Event.TAKE_OVER)
     raise AssertionError(f"unreachable: {record.state}")  # pragma: no cover - expired is free, see above
-
-
-_ANY_REQUEST: Parts = ("", "", b"", None, b"", lambda names: ())
-
-
-def decide_retry(record: Record, under_key: UnderKey | None) -> Decision:
-    """What a retry of the request that made this row gets, from a process that does not have that request.
-
-    ``under_key``: of the keyring of this process; None: it has no keyring.
-    """
-    wanted = Reservation(
-        *(record.scope, record.key, record.operation, record.fingerprint, record.fingerprint_version),
-        *(record.effects, "", 0.0, record.retention_seconds, record.fingerprint_recipe),
-        under_key=under_key,
-    )
-    decision = decide(record, wanted)
-    if isinstance(decision, Claim) and decision.event is Event.RESERVE:
-        return decision  # the key counts as new, so no fingerprint is compared
-    version, recipe = record.fingerprint_version, record.fingerprint_recipe
-    # Whether this process can compare depends on the row and the keyring, not on the request: any request shows it.
-    same = same_request(version, recipe, record.fingerprint, _ANY_REQUEST, recipe, wanted.fingerprint_under)
-    return _unreadable(record, wanted) if same is None else decision
 
 
 def _same_by_the_row(record: Record, wanted: Reservation) -> bool | None:
