@@ -248,7 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(17, "I6", "scopes are compared as bytes", f"{SQLITE_SUITE}::test_scopes_that_look_alike_are_different_scopes",
       (f"{SQLITE}/0001_keys", "scope                   TEXT    NOT NULL COLLATE BINARY", "scope                   TEXT    NOT NULL COLLATE NOCASE")),
     _(17, "I5", "the header is not folded", "tests/core/test_header.py::test_both_spellings_are_one_key",
-      ("oncekey.core.header", "        key = raw.decode(\"ascii\")\n", "        key = raw.decode(\"ascii\").lower()\n")),
+      ("oncekey.core.header", "key, bare = raw.decode(\"ascii\"), True", "key, bare = raw.decode(\"ascii\").lower(), True")),
     # 18: a fingerprint that forgets
     _(18, "I5", "the query counts", "tests/core/test_fingerprint.py::test_every_field_changes_the_fingerprint",
       ("oncekey.core.fingerprint", "(head, method_, path_, query, media, lines, content)", "(head, method_, path_, media, lines, content)"),

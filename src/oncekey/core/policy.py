@@ -68,7 +68,8 @@ class Policy:
     with their dashes or without; two spellings of one UUID are two keys, since keys are compared as bytes."""
 
     key_min_length: int = 1
-    """1, since length is no proof of entropy. Raise it to keep ``1``, ``2``, ``3`` out."""
+    """1, since length is no proof of entropy. Raise it to keep ``1``, ``2``, ``3`` out. A known key is answered
+    whatever its form."""
 
     key_max_length: int = 255
     """Stripe's limit, and the limit of most other APIs."""
