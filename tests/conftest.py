@@ -33,6 +33,7 @@ from tests import databases
 from tests.running import running
 
 _numbers = count(1)
+_given = {name: os.environ.get(name) for name in CREDENTIALS}
 
 # A property that took long on a crowded machine is not broken.
 settings.register_profile("no deadline", deadline=None)
@@ -174,6 +175,16 @@ def _sdk() -> Iterator[None]:
             patched.setenv(name, value)
         patched.setattr(client, "_make", shared)
         yield
+
+
+@pytest.fixture
+def given_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's environment that pytest was started with, for tests on Amazon: ``_sdk`` replaces it in the worker."""
+    for name, value in _given.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

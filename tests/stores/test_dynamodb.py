@@ -1,7 +1,7 @@
 """DynamoDB against the public suite and against the model, on two servers: dynalite and moto.
 
 ``ONCEKEY_DYNAMODB_URL=dynamodb://prefix?region=…`` runs the suite against a real account too, in tables whose names
-begin with the prefix, and deletes them.
+begin with the prefix, and deletes them. It signs with the credentials that pytest was started with.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ if REAL:
         _numbers_of_tables = count(1)
 
         @pytest.fixture(autouse=True)
-        def _database(self) -> Iterator[None]:
+        def _database(self, given_credentials: None) -> Iterator[None]:
             table = settings_of(REAL).table
-            self.url = REAL.replace(table, f"{table}-{os.getpid()}-{next(self._numbers_of_tables)}", 1)
+            self.url = REAL.replace(f"//{table}", f"//{table}-{os.getpid()}-{next(self._numbers_of_tables)}", 1)
             yield
             with opened(self.url) as store:
                 store._client.verb()("delete_table")

@@ -6,13 +6,8 @@ that answers with an error of its own.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -29,6 +24,7 @@ from oncekey.stores.dynamodb.items import address, hash_of
 from oncekey.testing.proxy import TcpProxy
 from oncekey.testing.servers import HOST, DynamoServer
 from tests.engine.doubles import RESPONSE, reservation
+from tests.stores.dynamo_between import between
 from tests.stores.dynamo_rows import all_items, item, opened, port_of, through
 from tests.stores.test_dynamodb_races import SERVERS
 
@@ -156,61 +152,6 @@ def test_write_that_arrives_after_a_later_one_changes_nothing(store: DynamoStore
 # ---------------------------------------------------------------- a server that is busy
 
 
-class Between:
-    """Passes requests on to a server; the next ``refusals`` writes get an error, after or before they are applied."""
-
-    def __init__(self, port: int) -> None:
-        self.refusals, self.applied, self.error, self.status = 0, False, "ThrottlingException", 400
-        self.seen, self.hot = 0, b""
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                refused = outer.refusals > 0 and "Update" in self.headers["x-amz-target"] and outer.hot in body
-                answer, status = b"", 0
-                if not refused or outer.applied:
-                    onward = HTTPConnection(HOST, port)
-                    kept = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-                    onward.request("POST", "/", body, kept)
-                    got = onward.getresponse()
-                    status, answer = got.status, got.read()
-                    onward.close()
-                if refused:
-                    outer.refusals -= 1
-                    outer.seen += 1
-                    status = outer.status
-                    answer = json.dumps({"__type": f"com.amazonaws#{outer.error}", "message": "slow down"}).encode()
-                self.send_response(status)
-                self.send_header("content-type", "application/x-amz-json-1.0")
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                del format, args
-
-        self.server = ThreadingHTTPServer((HOST, 0), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-
-
-@contextmanager
-def between(url: str) -> Iterator[Between]:
-    shim = Between(port_of(url))
-    thread = Thread(target=shim.server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield shim
-    finally:
-        shim.server.shutdown()
-        shim.server.server_close()
-        thread.join()
-
-
 BUSY = [
     ("InternalServerError", 500),
     pytest.param("ThrottlingException", 400, marks=pytest.mark.stores),
@@ -229,7 +170,7 @@ def test_busy_server_is_asked_again_and_the_move_is_applied_once(
     change = move(prepared(store, state))
     with (
         between(url) as shim,
-        opened(f"{url.partition('&')[0]}&endpoint=http://{HOST}:{shim.port}", timeout=20.0) as far,
+        opened(shim.url_of(url), timeout=20.0) as far,
     ):
         far.read([("tenant-1", "x")])
         shim.refusals, shim.applied, shim.error, shim.status = 2, applied, error, status
@@ -241,7 +182,7 @@ def test_busy_server_is_asked_again_and_the_move_is_applied_once(
 def test_throttling_that_lasts_is_unavailable_in_time(store: DynamoStore, url: str) -> None:
     with (
         between(url) as shim,
-        opened(f"{url.partition('&')[0]}&endpoint=http://{HOST}:{shim.port}", timeout=5.0) as far,
+        opened(shim.url_of(url), timeout=5.0) as far,
     ):
         shim.refusals = 10_000
         start = time.monotonic()
@@ -257,7 +198,7 @@ def test_throttled_key_does_not_keep_the_others_of_its_batch_waiting(store: Dyna
     wanted = [reservation(f"key-{number}") for number in range(6)]
     with (
         between(url) as shim,
-        opened(f"{url.partition('&')[0]}&endpoint=http://{HOST}:{shim.port}", timeout=3.0) as far,
+        opened(shim.url_of(url), timeout=3.0) as far,
     ):
         shim.refusals, shim.hot = 10_000, hash_of("tenant-1", "key-2").encode()
         found = far.reserve(wanted)
@@ -273,7 +214,7 @@ def test_refused_key_of_a_batch_does_not_lose_the_others(store: DynamoStore, url
     wanted = [reservation(f"key-{number}") for number in range(6)]
     with (
         between(url) as shim,
-        opened(f"{url.partition('&')[0]}&endpoint=http://{HOST}:{shim.port}", timeout=20.0) as far,
+        opened(shim.url_of(url), timeout=20.0) as far,
     ):
         shim.refusals, shim.error = 1, "AccessDeniedException"
         with pytest.raises(StoreUnavailable, match="IAM policy"):
