@@ -7,6 +7,16 @@ from tests.faults.mutant import mutant as _
 
 ENTRIES, FRONT, REDIS = "oncekey.stores.cache.entries", "oncekey.stores.cache.front", "oncekey.stores.redis.cache"
 SEALS, REQUESTS = "tests/stores/test_cache_entries.py", "tests/web/test_cache.py"
+AGES = "tests/stores/test_cache_ages.py"
+STOPPED = "test_forgotten_answer_is_not_replayed_if_its_reader_was_stopped_for_longer_than_the_mark"
+ASKED = {
+    "reserve": "answers if each.record is not None], asked)",
+    "swap": "cache.keep(kept, asked)",
+    "reserve, in the loop": "for each in answers if isinstance(each, Record)], asked)",
+    "swap, in the loop": "self._keep_ended(batch, times, asked)",
+    "both, in the loop": "self._keep_ended(ends, times, asked)",
+}
+"""Where each verb hands over the time before its question."""
 
 CACHE: tuple[Mutant, ...] = (
     # 57: the cache says what is not so
@@ -69,11 +79,45 @@ CACHE: tuple[Mutant, ...] = (
         "I3",
         "a row that waited for long is not written to the cache",
         f"{REQUESTS}::test_row_that_waited_too_long_is_not_written",
-        (
-            FRONT,
-            "self._entries.seal(name, record, read_at) if queued_at >= oldest else None",
-            "self._entries.seal(name, record, read_at)",
-        ),
+        (FRONT, "            if age > MAX_AGE_SECONDS or left <= 0.0:\n", "            if left <= 0.0:\n"),
+    ),
+    *(
+        _(
+            57,
+            "I3",
+            f"a row's age in the cache counts from before the question ({verb})",
+            f"{AGES}::{STOPPED}",
+            (FRONT, text, text.replace("asked)", "clocks())")),
+        )
+        for verb, text in ASKED.items()
+    ),
+    _(
+        57,
+        "I3",
+        "an entry carries the time before the question",
+        f"{AGES}::test_time_to_live_counts_from_before_the_store_was_asked",
+        (FRONT, "self._entries.seal(name, record, read_at)", "self._entries.seal(name, record, time.time())"),
+    ),
+    _(
+        57,
+        "I3",
+        "an entry's time in Redis counts from before the question",
+        f"{AGES}::test_time_to_live_counts_from_before_the_store_was_asked",
+        (FRONT, "record.expires_at - record.now) - age\n", "record.expires_at - record.now)\n"),
+    ),
+    _(
+        57,
+        "I3",
+        "a row older than the time to live is not written to the cache",
+        f"{AGES}::test_row_that_is_older_than_the_time_to_live_is_not_written",
+        (FRONT, " or left <= 0.0:\n", ":\n"),
+    ),
+    _(
+        57,
+        "I3",
+        "a deleted row is not written to the cache",
+        f"{AGES}::test_row_that_was_deleted_is_not_written_if_the_mark_could_not_be",
+        (FRONT, "record is not None and change.to_state is not None", "record is not None"),
     ),
     _(
         57,

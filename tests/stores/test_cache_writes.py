@@ -10,7 +10,7 @@ from oncekey.core.record import Record
 from oncekey.core.states import State
 from oncekey.stores.cache.client import InLoopCache
 from oncekey.stores.cache.entries import Entries, secret_of
-from oncekey.stores.cache.front import Cache
+from oncekey.stores.cache.front import Cache, clocks
 from tests.engine.doubles import RESPONSE, reservation
 
 
@@ -50,7 +50,7 @@ def test_flush_waits_for_a_row_that_the_writer_has_taken_and_not_written() -> No
     client = SlowClient()
     cache = Cache(client, Entries(secret_of("0123456789abcdef"), 60.0), Database())
     cache.look_up([reservation("k")])  # it learns the identity of the database
-    cache.keep([completed("k")])
+    cache.keep([completed("k")], clocks())
     assert client.asked.wait(30), "the writer has the row"
     flushing = threading.Thread(target=cache.flush, args=(30.0,))
     flushing.start()

@@ -5,8 +5,10 @@ never the reason why a request runs. Rows get there in two ways, both after thei
 attempt, and when a lane has read a final row. A thread of its own writes them, so that no request waits for it.
 
 ``forget`` deletes a final row. It first leaves a mark in the cache, which opens as no entry, and writers add only
-where nothing is. The mark outlives every write that may still be on its way. If the mark cannot be written, a replay
-can be served for ``ttl`` seconds more: an entry carries the time at which it was written, and does not open after that.
+where nothing is. The mark outlives every write that may still be on its way, so a row that is too old is not written.
+If the mark cannot be written, a replay can be served for ``ttl`` seconds more: an entry carries the time of its row,
+and does not open ``ttl`` seconds after that. The age of a row counts from before the store was asked (``clocks``),
+because the process may be stopped at any place after the store has answered.
 """
 
 from __future__ import annotations
@@ -29,14 +31,23 @@ MARK = b"forgotten"
 """What ``forget`` leaves in the place of an entry."""
 MAX_WAITING = 10_000
 """How many rows may wait to be written. More are dropped: the cache costs nothing but speed."""
-MAX_WAIT_SECONDS = 5.0
-"""A row that waited longer is not written, so that no write outlives the mark of ``forget``."""
+MAX_AGE_SECONDS = 10.0
+"""A row that is older is not written, so that no write outlives the mark of ``forget``. It is enough for a store that
+answers at the end of its timeout (5 seconds) and for a queue."""
 MARK_SECONDS = 60.0
-"""How long a mark stays: far longer than a row can wait to be written."""
+"""How long a mark stays: far longer than ``MAX_AGE_SECONDS``."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """For how many seconds a cache that failed is left alone. The pause doubles with each failure."""
 
+Clocks = tuple[float, float]
+"""One moment: on the clock of this process (``time.monotonic``), and on the clock of the host (``time.time``)."""
+
 _log = logging.getLogger("oncekey")
+
+
+def clocks() -> Clocks:
+    """Now. Read them before a store is asked: no row of its answer is older."""
+    return time.monotonic(), time.time()
 
 
 class Cache:
@@ -50,8 +61,8 @@ class Cache:
         self._told_not_sealed = False
         self._paused_until = 0.0
         self._pause = FIRST_PAUSE
-        self._waiting: deque[tuple[float, float, Record]] = deque(maxlen=MAX_WAITING)
-        """When a row was queued (on this process's clock), when it was read, and the row."""
+        self._waiting: deque[tuple[Clocks, Record]] = deque(maxlen=MAX_WAITING)
+        """Rows, each with the moment before the store was asked."""
         self._work = threading.Event()
         self._writer: threading.Thread | None = None
         self._writing = False
@@ -129,9 +140,10 @@ class Cache:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def keep(self, records: Sequence[Record]) -> None:
-        """Have these committed rows written soon. Rows that are not final are left out."""
-        fresh = [(time.monotonic(), time.time(), record) for record in records if cacheable(record)]
+    def keep(self, records: Sequence[Record], asked: Clocks) -> None:
+        """Have these committed rows written soon. Rows that are not final are left out. ``asked``: ``clocks()`` before
+        the store was asked for them."""
+        fresh = [(asked, record) for record in records if cacheable(record)]
         if not fresh or self._closed or self.pauses or self._identity is None:
             return
         self._waiting.extend(fresh)
@@ -154,15 +166,18 @@ class Cache:
                 self._write([self._waiting.popleft() for _ in range(min(len(self._waiting), 256))])
                 self._writing = False
 
-    def _write(self, rows: list[tuple[float, float, Record]]) -> None:
-        oldest = time.monotonic() - MAX_WAIT_SECONDS
+    def _write(self, rows: list[tuple[Clocks, Record]]) -> None:
+        now = time.monotonic()
         entries, seconds = {}, {}
-        for queued_at, read_at, record in rows:
+        for (asked_at, read_at), record in rows:
+            age = now - asked_at
+            left = min(self._entries.ttl, record.expires_at - record.now) - age
+            if age > MAX_AGE_SECONDS or left <= 0.0:
+                continue
             name = name_of(self._identity or "", record.scope, record.key)
-            entry = self._entries.seal(name, record, read_at) if queued_at >= oldest else None
+            entry = self._entries.seal(name, record, read_at)
             if entry is not None:
-                entries[name] = entry
-                seconds[name] = min(self._entries.ttl, record.expires_at - record.now)
+                entries[name], seconds[name] = entry, left
         try:
             if entries and not self.pauses:
                 self.client.add(entries, seconds)
@@ -223,8 +238,9 @@ def reserve_behind(cache: Cache, reserve: Reserve) -> Reserve:
     def look_up_first(batch: Sequence[Reservation]) -> list[Found]:
         cached = cache.look_up(batch)
         rest = [each for each, record in zip(batch, cached, strict=True) if record is None]
+        asked = clocks()
         answers = reserve(rest) if rest else []
-        cache.keep([each.record for each in answers if each.record is not None])
+        cache.keep([each.record for each in answers if each.record is not None], asked)
         found = iter(answers)
         return [next(found) if record is None else Found(record) for record in cached]
 
@@ -238,8 +254,14 @@ def swap_behind(cache: Cache, swap: Move) -> Move:
         for change in batch:
             if change.event is Event.FORGET:
                 cache.forget(change.scope, change.key)
+        asked = clocks()
         moved = swap(batch)
-        cache.keep([record for record in moved if record is not None])
+        kept = [
+            record
+            for change, record in zip(batch, moved, strict=True)
+            if record is not None and change.to_state is not None  # None: the row is deleted
+        ]
+        cache.keep(kept, asked)
         return moved
 
     return forget_first
@@ -258,8 +280,9 @@ class CachedInLoop:
         return found
 
     async def swap(self, batch: Sequence[End | Swap]) -> Sequence[float | None]:
+        asked = clocks()
         times = await self._store.swap(batch)
-        self._keep_ended(batch, times)
+        self._keep_ended(batch, times, asked)
         return times
 
     async def both(
@@ -267,26 +290,29 @@ class CachedInLoop:
     ) -> tuple[Sequence[float | Record | None], Sequence[float | None]]:
         cached = await self._cache.look_up_in_loop(self._client, begins)
         rest = [each for each, record in zip(begins, cached, strict=True) if record is None]
+        if not rest and not ends:
+            return cached, ()
+        asked = clocks()
         answers: Sequence[float | Record | None] = ()
         times: Sequence[float | None] = ()
         if rest and ends:
             answers, times = await self._store.both(rest, ends)
         elif rest:
             answers = await self._store.reserve(rest)
-        elif ends:
+        else:
             times = await self._store.swap(ends)
-        self._cache.keep([each for each in answers if isinstance(each, Record)])
-        self._keep_ended(ends, times)
+        self._cache.keep([each for each in answers if isinstance(each, Record)], asked)
+        self._keep_ended(ends, times, asked)
         found = iter(answers)
         return [next(found) if record is None else record for record in cached], times
 
-    def _keep_ended(self, ends: Sequence[End | Swap], times: Sequence[float | None]) -> None:
+    def _keep_ended(self, ends: Sequence[End | Swap], times: Sequence[float | None], asked: Clocks) -> None:
         moved = []
         for end, at in zip(ends, times, strict=True):
             change = end.swap() if isinstance(end, End) else end
             if at is not None and change.seen is not None:
                 moved.append(change.moved(change.seen, at))
-        self._cache.keep(moved)
+        self._cache.keep(moved, asked)
 
     def abandon(self) -> None:
         self._store.abandon()
