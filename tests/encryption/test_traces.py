@@ -16,7 +16,7 @@ from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.encryption import Keyring
 from oncekey.web.starlette import protect
 from tests.encryption.rings import ring
-from tests.telemetry.test_otel import Sdk
+from tests.telemetry.sdk import Sdk
 
 
 async def pay(request: Request) -> JSONResponse:

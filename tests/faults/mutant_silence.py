@@ -9,6 +9,7 @@ from tests.faults.mutant import mutant as _
 TOLD = "tests/web/test_unknown_is_told.py"
 HELD = "tests/enlist/test_held_too_long.py"
 ACCEPTED = "tests/web/test_in_flight_accepted.py"
+MEASURED, OBSERVED = "tests/telemetry/test_begin_measured.py", "oncekey.engine.observed"
 OUTCOMES, LEASES, WIRE = "oncekey.web.unknown_outcomes", "oncekey.core.leases", "oncekey.web.responses"
 
 SILENCE: tuple[Mutant, ...] = (
@@ -27,6 +28,12 @@ SILENCE: tuple[Mutant, ...] = (
       ("oncekey.engine.steps", "            steps.open_effects.remove(name)\n        raise", "            pass\n        raise")),
     _(47, "I6", "support finds an unknown key by its reference", f"{TOLD}::test_reference_of_an_unknown_outcome_is_the_masked_key_that_keys_show_takes",
       (WIRE, "reference=redact(key))", "reference=None)")),
+    _(47, "I4", "a question with limits is measured", f"{MEASURED}::test_request_over_a_limit_has_the_decision_turned_away",
+      (OBSERVED, "return super().begin(wanted, policy, first, questions)", "return super().begin(wanted, policy, first, admission)")),
+    _(47, "I4", "a question that a flow measures is not measured by the router", f"{MEASURED}::test_replay_with_a_limit_is_linked_and_counted_once",
+      (OBSERVED, "        self._in_flows.add(wanted.owner)\n", "")),
+    _(47, "I4", "a question that the router refuses is measured", f"{MEASURED}::test_full_queue_is_a_failed_question_counted_once",
+      (OBSERVED, "            self._answered(work, began_ns, began, None)\n", "")),
     # 48: how long a client waits for a dead owner, and for a live one
     _(48, "I4", "a duplicate of an overdue lease gets the remaining seconds", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_gets_the_remaining_seconds",
       ("oncekey.engine.engine", "decision = Busy(decision.record, self.overdue_lease(decision.record, policy))", "pass")),

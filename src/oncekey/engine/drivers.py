@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.engine.batching.router import Router
-from oncekey.engine.batching.ticket import SyncTicket, Work, answered, whole
+from oncekey.engine.batching.ticket import SyncTicket, answered, whole
 from oncekey.engine.flows import Aside, Call, Flow, Pause
 from oncekey.errors import ApplicationError, OperatorError
 
@@ -26,8 +26,6 @@ _T = TypeVar("_T")
 
 class Drivers:
     """Drives flows over the lanes of one store. :class:`oncekey.engine.engine.Engine` adds the flows of a request."""
-
-    sync_ticket: Callable[[Work], SyncTicket] = SyncTicket
 
     def __init__(self, router: Router) -> None:
         self.router = router
@@ -85,7 +83,7 @@ class Drivers:
                     else:
                         step = flow.send(answer)
                     continue
-                ticket = self.sync_ticket(step)
+                ticket = SyncTicket(step)
                 try:
                     self.router.submit(ticket)
                     answer = ticket.wait(timeout)

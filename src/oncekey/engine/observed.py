@@ -6,8 +6,8 @@ of a part of the engine, and the plain part has no line for it.
 =====================  =====================================  ====================================================
 what                   where it is measured                   the exporter's method
 =====================  =====================================  ====================================================
-a question for a key   the router, and the ticket of a        ``began``
-                       thread
+a question for a key   the router on the flat way, otherwise  ``began``
+                       the flow ``Engine.begin``
 the handler            the context in which it runs, until    ``entered``, ``handled``
                        its end is to be stored
 storing its end        the router on the flat way, otherwise  ``finished``
@@ -26,17 +26,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
-from oncekey.core.decision import Decision, Unreadable, decide
+from oncekey.core.decision import Decision, TurnedAway, Unreadable, decide
+from oncekey.core.policy import Policy
 from oncekey.core.record import Found, Record, Reservation, StoredResponse
 from oncekey.core.states import Event
 from oncekey.core.swaps import End, Swap
+from oncekey.engine.admission import Admission
 from oncekey.engine.batching.router import Router
 from oncekey.engine.batching.thread_lane import ThreadLane
-from oncekey.engine.batching.ticket import SyncTicket, Work, whole
+from oncekey.engine.batching.ticket import Work, whole
 from oncekey.engine.engine import Engine
 from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.operation import Operation, _current
 from oncekey.engine.process import Owners
+from oncekey.errors import OperatorError
 from oncekey.stores.api import InLoop, Store
 from oncekey.telemetry.emitter import Emitter
 from oncekey.telemetry.exporter import FAILED, Asked, Exporter, answer, tell
@@ -52,11 +55,11 @@ class ObservedEngine(Engine):
 
     def __init__(self, exporters: Sequence[Exporter], store: Store, *, emitter: Emitter, **options: Any) -> None:
         self._exporters = tuple(exporters)
-        self.router_type = partial(ObservedRouter, self._exporters)  # type: ignore[assignment]
+        self._in_flows: set[str] = set()
+        self.router_type = partial(ObservedRouter, self._exporters, self._in_flows)  # type: ignore[assignment]
         for exporter in exporters:
             emitter.add(exporter)
         super().__init__(store, emitter=emitter, **options)
-        self.sync_ticket = partial(ObservedTicket, self._exporters)
         self.enter = self._enter
         for exporter in exporters:
             if exporter.traces:
@@ -65,6 +68,16 @@ class ObservedEngine(Engine):
     def know_routes(self, operations: Callable[[], Sequence[str]]) -> None:
         super().know_routes(operations)
         tell(self._exporters, "routes", operations())
+
+    def begin(
+        self,
+        wanted: Reservation,
+        policy: Policy,
+        first: Found | None = None,
+        admission: Admission | None = None,
+    ) -> Flow[Decision]:
+        questions = Questions(self._exporters, self._in_flows, admission)
+        return super().begin(wanted, policy, first, questions)  # type: ignore[arg-type]  # it has what begin() uses
 
     def _enter(self, operation: Operation) -> None:
         _current.set(operation)
@@ -104,26 +117,69 @@ def handled(exporters: Sequence[Exporter], operation: Operation) -> None:
         operation.observed = None
 
 
+class Questions:
+    """Stands before the admission of a request, and measures each question of ``Engine.begin`` for the key as a whole:
+    reading the row, counting for limits, and reserving the key.
+
+    The flow runs in the context of its request, so an exporter of traces finds the request's own span there.
+    """
+
+    over = False
+    """``Engine.begin`` asks here again, if it has to look again."""
+
+    def __init__(self, exporters: Sequence[Exporter], in_flows: set[str], admission: Admission | None) -> None:
+        self._exporters = exporters
+        self._in_flows = in_flows
+        self._admission = admission
+        """None: a key that is not known may be reserved."""
+
+    def first_answer(self, wanted: Reservation) -> Flow[Found | TurnedAway]:
+        began_ns, began = time.time_ns(), time.monotonic()
+        answer: Found | TurnedAway | None = None
+        self._in_flows.add(wanted.owner)
+        try:
+            if self._admission is None or self._admission.over:
+                answer = yield wanted
+            else:
+                answer = yield from self._admission.first_answer(wanted)
+            return answer
+        finally:
+            self._in_flows.discard(wanted.owner)
+            asked = _asked(self._exporters, wanted, began_ns, time.monotonic() - began, answer)
+            tell(self._exporters, "began", asked)
+
+
 class ObservedRouter(Router):
-    def __init__(self, exporters: Sequence[Exporter], store: Store, **options: Any) -> None:
+    """``in_flows``: the owners whose reservation a flow measures (:class:`Questions`). The router measures the others,
+    which are those of the flat way."""
+
+    def __init__(self, exporters: Sequence[Exporter], in_flows: set[str], store: Store, **options: Any) -> None:
         super().__init__(store, **options)
         self._exporters = exporters
+        self._in_flows = in_flows
 
     def ask(self, work: Work, loop: asyncio.AbstractEventLoop, timeout: float) -> asyncio.Future[Any]:
-        if not isinstance(work, Reservation | End):
+        if not isinstance(work, Reservation | End) or (isinstance(work, Reservation) and work.owner in self._in_flows):
             return super().ask(work, loop, timeout)
         if isinstance(work, End) and isinstance(work.of, Operation):
             handled(self._exporters, work.of)
         began_ns, began = time.time_ns(), time.monotonic()
-        future = super().ask(work, loop, timeout)
+        try:
+            future = super().ask(work, loop, timeout)
+        except OperatorError:
+            self._answered(work, began_ns, began, None)
+            raise
         # The callback runs in a copy of this context: an exporter of traces finds the request's own span there.
         future.add_done_callback(partial(self._answered, work, began_ns, began))
         return future
 
-    def _answered(self, work: Reservation | End, began_ns: int, began: float, future: asyncio.Future[Any]) -> None:
+    def _answered(
+        self, work: Reservation | End, began_ns: int, began: float, future: asyncio.Future[Any] | None
+    ) -> None:
+        """``future`` None: the router did not take the work."""
         seconds = time.monotonic() - began
-        failed = future.cancelled() or future.exception() is not None
-        result = None if failed else future.result()
+        failed = future is None or future.cancelled() or future.exception() is not None
+        result = None if future is None or failed else future.result()
         if isinstance(work, Reservation):
             tell(self._exporters, "began", _asked(self._exporters, work, began_ns, seconds, result))
         elif isinstance(work.of, Operation):
@@ -138,7 +194,10 @@ class ObservedRouter(Router):
 
 
 def _asked(exporters: Sequence[Exporter], wanted: Reservation, began_ns: int, seconds: float, result: Any) -> Asked:
-    """``result``: what a lane answered; None: it did not. Only traces need the decision, which costs a Record."""
+    """``result``: what a lane or an admission answered; None: it did not. Only traces need the decision, which costs a
+    Record."""
+    if isinstance(result, TurnedAway):
+        return Asked(wanted.operation, began_ns, seconds, WORDS[TurnedAway])
     if result is None or not any(exporter.traces for exporter in exporters):
         return Asked(wanted.operation, began_ns, seconds, FAILED if result is None else "")
     found: Found = whole(wanted, result)
@@ -150,27 +209,6 @@ def _asked(exporters: Sequence[Exporter], wanted: Reservation, began_ns: int, se
     record = found.record
     other = record.owner if record is not None and record.owner != wanted.owner else None
     return Asked(wanted.operation, began_ns, seconds, decision, other)
-
-
-class ObservedTicket(SyncTicket):
-    """Measures how long its thread waits. Told in that thread, so that the request's own span is the current one."""
-
-    __slots__ = ("_exporters",)
-
-    def __init__(self, exporters: Sequence[Exporter], work: Work) -> None:
-        super().__init__(work)
-        self._exporters = exporters
-
-    def wait(self, timeout: float) -> Any:
-        if not isinstance(self.work, Reservation):
-            return super().wait(timeout)
-        began_ns, began, found = time.time_ns(), time.monotonic(), None
-        try:
-            found = super().wait(timeout)
-            return found
-        finally:
-            asked = _asked(self._exporters, self.work, began_ns, time.monotonic() - began, found)
-            tell(self._exporters, "began", asked)
 
 
 class ObservedLane(ThreadLane):

@@ -39,7 +39,13 @@ def _named(name: str, unit: str, about: str, labels: tuple[str, ...], buckets: t
 
 
 # What each process measures.
-BEGIN = _named("begin.duration", SECONDS, "How long the store took to read or reserve a key.", _BY_OPERATION, _QUICK)
+BEGIN = _named(
+    "begin.duration",
+    SECONDS,
+    "How long it took to read or reserve a key, and to count it for limits.",
+    _BY_OPERATION,
+    _QUICK,
+)
 FINISH = _named("finish.duration", SECONDS, "How long it took to store the end of an attempt.", _BY_OPERATION, _QUICK)
 HANDLER = _named("handler.duration", SECONDS, "How long the handler of a request ran.", _BY_OPERATION, _SLOW)
 BATCH = _named(
