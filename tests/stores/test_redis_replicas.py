@@ -147,11 +147,17 @@ async def test_result_of_an_effect_is_written_until_a_replica_confirms_it(pair: 
 
 
 async def test_answer_that_no_replica_confirmed_is_503_until_the_store_has_it(pair: Pair) -> None:
-    """The process keeps trying: no request runs the handler again, and a retry gets the first answer."""
+    """The process keeps trying, without a retry of the client: first in vain, then a replica confirms it. No request
+    runs the handler again, and a retry gets the first answer."""
     shop = Shop(pair, "end")
+    keeper = shop.api.once.engine.keeper
     assert (await shop.api.post()).status_code == 503
-    assert shop.charges == 1
+    assert (shop.charges, len(keeper._live)) == (1, 1)
+    refused = len(shop.api.saw(events.StoreFailed))
+    await until(lambda: len(shop.api.saw(events.StoreFailed)) > refused, "the keeper has tried, and was refused")
     pair.replica.resume()
+    await until(lambda: not keeper._live, "the keeper has stored the answer", 30.0)
+    assert keeper._unfinished == []
     paid = await shop.pay_until_stored()
     assert (paid.json(), paid.headers["idempotency-replayed"]) == ({"charge": 1}, "true")
     assert (shop.api.runs, shop.charges) == (1, 1)
