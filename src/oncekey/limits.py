@@ -8,7 +8,10 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
@@ -23,6 +26,8 @@ ELSEWHERE = "count rates elsewhere, with storage='memory://' or a redis:// addre
 """The advice for a store that cannot count."""
 STORAGE_TIMEOUT_SECONDS = 1.0
 """How long a request waits for a Redis with counters. Rates are not worth more than that."""
+OTHERS_SECONDS = 1.0
+"""``Retry-After`` if only other questions in flight take the places. They end within the time that a store takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,8 @@ class Limits:
     of the OnceKey, for all processes and without another server; a count reads the tenant's keys."""
 
     lookups: str | None = None
-    """How many questions for keys that do not exist a caller of the status endpoint may ask: ``60/minute``."""
+    """How many questions for keys that do not exist a tenant may ask the status endpoint: ``60/minute``. All callers of
+    a tenant count together."""
 
     rates_fail: Fails = "open"
     """What happens if the storage of rates does not answer. ``open``: new keys are not limited meanwhile, since a limit
@@ -68,7 +74,11 @@ class RatesDown(Exception):
 
 
 class Rates:
-    """Counts by a moving window: at no time more than ``amount`` in the last ``seconds``."""
+    """Counts by a moving window: at no time more than ``amount`` in the last ``seconds``.
+
+    A count in memory is under a lock of this class. The library's own lock is not enough: its timer deletes the lock of
+    a key without entries while a thread waits for it, and the next thread gets another one.
+    """
 
     def __init__(self, storage: str) -> None:
         library = _library()
@@ -82,6 +92,7 @@ class Rates:
         )
         self.blocks = not storage.startswith("memory:")
         """A count may wait for a server: not in an event loop."""
+        self._lock: Any = nullcontext() if self.blocks else threading.Lock()
         try:
             opened = library.storage.storage_from_string(storage, **options)
             self._window = library.strategies.MovingWindowRateLimiter(opened)
@@ -103,22 +114,36 @@ class Rates:
 
     def hit(self, rate: Rate, what: str, tenant: str) -> float | None:
         """Count one. None: it was within the rate; otherwise it is not counted, and the seconds until one is again."""
-        return self._ask(rate, what, tenant, self._window.hit)
 
-    def full(self, rate: Rate, what: str, tenant: str) -> float | None:
-        """As ``hit``, without counting."""
-        return self._ask(rate, what, tenant, self._window.test)
+        def ask(*at: Any) -> float | None:
+            return None if self._window.hit(*at) else _seconds_until(self._window.get_window_stats(*at).reset_time)
 
-    def _ask(self, rate: Rate, what: str, tenant: str, verb: Any) -> float | None:
+        return self._ask(rate, what, tenant, ask)
+
+    def full(self, rate: Rate, what: str, tenant: str, others: int) -> float | None:
+        """As ``hit``, without counting. ``others`` are in flight and may yet be counted, so they take places too."""
+
+        def ask(*at: Any) -> float | None:
+            window = self._window.get_window_stats(*at)
+            if window.remaining > others:
+                return None
+            return OTHERS_SECONDS if window.remaining > 0 else _seconds_until(window.reset_time)
+
+        return self._ask(rate, what, tenant, ask)
+
+    def _ask(self, rate: Rate, what: str, tenant: str, ask: Callable[..., float | None]) -> float | None:
         item = self._item(rate.amount, rate.seconds, namespace="oncekey")
         # A hash, so that the storage does not show tenants, and no tenant can be written as another.
         name = sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         try:
-            if verb(item, what, name):
-                return None
-            return max(0.0, float(self._window.get_window_stats(item, what, name).reset_time) - time.time())
+            with self._lock:
+                return ask(item, what, name)
         except Exception as error:
             raise RatesDown(str(error)) from error
+
+
+def _seconds_until(moment: float) -> float:
+    return max(0.0, float(moment) - time.time())
 
 
 def _library() -> Any:

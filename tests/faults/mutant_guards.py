@@ -8,7 +8,7 @@ from tests.faults.mutant import mutant as _
 WEBHOOKS, WINDOW, BOUND, LIMITS, PERSONAL = (
     f"tests/web/test_{name}.py" for name in ("webhooks", "window", "bound_keys", "limits", "personal_keys")
 )
-COUNTS = "tests/web/test_limit_counts.py"
+COUNTS, RACES = "tests/web/test_limit_counts.py", "tests/web/test_limit_races.py"
 NARROWED = "tests/web/test_narrowed_keys.py"
 PLANTED = "tests/security/test_planted_secrets.py"
 
@@ -121,6 +121,50 @@ GUARDS: tuple[Mutant, ...] = (
             "            if wait is not None:\n                self.refused",
             "            if wait is not None and not self.key:\n                self.refused",
         ),
+    ),
+    _(
+        30,
+        "I6",
+        "look-ups in flight take places under their limit",
+        f"{RACES}::test_guesses_at_the_same_moment_do_not_pass_the_limit",
+        ("oncekey.limits", "if window.remaining > others:", "if window.remaining > 0:"),
+    ),
+    _(
+        30,
+        "I6",
+        "a miss is counted before its look-up leaves its place",
+        f"{RACES}::test_miss_is_counted_before_it_leaves_its_place",
+        (
+            "oncekey.web.status_question",
+            "as self.others:\n            yield\n",
+            "as self.others:\n            pass\n        yield\n",
+        ),
+    ),
+    _(
+        30,
+        "I6",
+        "a look-up that fails leaves its place",
+        f"{RACES}::test_look_up_that_fails_leaves_its_place",
+        (
+            "oncekey.engine.limiter",
+            "        try:\n            yield others\n        finally:\n",
+            "        yield others\n        if True:\n",
+        ),
+    ),
+    _(
+        30,
+        "I6",
+        "a count in memory is under a lock of its own",
+        f"{RACES}::test_rate_in_memory_is_exact_when_the_library_has_dropped_its_lock",
+        ("oncekey.limits", "nullcontext() if self.blocks else threading.Lock()", "nullcontext()"),
+    ),
+    _(
+        30,
+        "I6",
+        "the count of a tenant that is being asked for is not forgotten",
+        f"{COUNTS}::test_count_of_a_tenant_that_is_being_asked_for_is_not_forgotten",
+        ("oncekey.engine.limiter", "            known.asking += 1\n", "            known.asking += 0\n"),
+        ("oncekey.engine.limiter", "                known.asking -= 1\n", "                pass\n"),
     ),
     _(
         37,

@@ -13,6 +13,7 @@ from oncekey import OnceKey, Policy
 from oncekey.core.decision import TurnedAway
 from oncekey.core.rates import Tally
 from oncekey.core.record import Found, Record, Reservation
+from oncekey.engine import limiter
 from oncekey.engine.admission import Admission
 from oncekey.engine.flows import Call, Flow, Pause
 from oncekey.engine.limiter import Counts
@@ -161,6 +162,24 @@ def test_key_that_another_request_made_takes_no_place() -> None:
     assert take() is None
     counts.taken("ann", made=True)
     assert take() == 60.0
+
+
+def test_count_of_a_tenant_that_is_being_asked_for_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key would be on its way in a count that nothing reads, and the tenant would get a place too many."""
+    monkeypatch.setattr(limiter, "MAX_TENANTS", 1)
+    counts = Counts(1, clock=lambda: 7.0)
+    first, other = counts.take("ann"), counts.take("bob")
+    assert (next(first), next(other)) == (Tally("ann", 1), Tally("bob", 1))
+    with pytest.raises(StopIteration) as end:
+        first.send(0)
+    assert end.value.value is None
+    with pytest.raises(StopIteration) as end:
+        next(counts.take("ann"))
+    assert end.value.value == 1.0, "the place is taken"
+    other.close()
+    counts.taken("ann")
+    counts.discarded("eve")
+    assert list(counts._tenants) == ["eve"], "idle counts are forgotten"
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------------------------

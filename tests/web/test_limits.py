@@ -329,12 +329,14 @@ def test_lookups_fail_open(make: Callable[..., Stack], monkeypatch: pytest.Monke
     opened = make(Policy(), limits=Limits(lookups="1/hour"))
     closed = make(Policy(), limits=Limits(lookups="1/hour", rates_fail="closed"))
 
-    def down(*_: Any) -> None:
+    def down(*_: Any, **__: Any) -> None:
         raise RatesDown("connection refused")
 
     monkeypatch.setattr(Rates, "hit", down)
     monkeypatch.setattr(Rates, "full", down)
     assert [look(opened, "g").status_code for _ in range(3)] == [404] * 3
+    with opened.once.limiter.in_flight.entered("ann"):
+        assert look(opened, "g").status_code == 404, "nor are those in flight limited"
     assert [look(closed, "g").status_code for _ in range(3)] == [503] * 3
 
 

@@ -9,8 +9,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from oncekey.core.rates import Rate, Tally
@@ -44,7 +46,7 @@ NOT_COUNTED = (
 class _Count:
     """What this process knows of one tenant: ``count`` keys when it asked, and those that it let pass since."""
 
-    __slots__ = ("added", "base", "count", "counted_at", "discarded", "fits_at", "pending")
+    __slots__ = ("added", "asking", "base", "count", "counted_at", "discarded", "fits_at", "pending")
 
     def __init__(self) -> None:
         self.count = 0
@@ -53,6 +55,8 @@ class _Count:
         """Keys that were let pass so far, and that the store was asked to reserve."""
         self.base = 0
         """``added`` when the count was asked for: the store may not have seen later ones."""
+        self.asking = 0
+        """Requests that ask the store for a count at this moment."""
         self.pending = 0
         """Keys that were let pass, and that the store has not answered for yet."""
         self.discarded = False
@@ -88,11 +92,16 @@ class Counts:
         this is how many seconds to wait."""
         with self._lock:
             known = self._of(tenant)
-        if (wait := (yield from self._taken(known, tenant))) is not None and known.discarded:
-            wait = yield from self._taken(known, tenant, again=True)
-        if wait is None or self._newer_than is None:
-            return wait
-        return (yield from self._until_one_fits(known, tenant, self._newer_than))
+            known.asking += 1
+        try:
+            if (wait := (yield from self._taken(known, tenant))) is not None and known.discarded:
+                wait = yield from self._taken(known, tenant, again=True)
+            if wait is None or self._newer_than is None:
+                return wait
+            return (yield from self._until_one_fits(known, tenant, self._newer_than))
+        finally:
+            with self._lock:
+                known.asking -= 1
 
     def _taken(self, known: _Count, tenant: str, *, again: bool = False) -> Flow[float | None]:
         with self._lock:
@@ -140,12 +149,39 @@ class Counts:
         known = self._tenants.get(tenant)
         if known is None:
             known = self._tenants[tenant] = _Count()
-            if len(self._tenants) > MAX_TENANTS:
+            while len(self._tenants) > MAX_TENANTS:
                 oldest = next(iter(self._tenants))
-                if self._tenants[oldest].pending == 0:
-                    del self._tenants[oldest]
+                if self._tenants[oldest].asking or self._tenants[oldest].pending:
+                    break
+                del self._tenants[oldest]
         self._tenants.move_to_end(tenant)
         return known
+
+
+class InFlight:
+    """How many look-ups of each tenant this process makes at this moment.
+
+    A look-up is counted for its limit only after it has found nothing. Until then it may yet be counted, so it takes a
+    place: otherwise a tenant that guesses 1,000 keys at once would get 1,000 answers before the first one is counted.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def entered(self, tenant: str) -> Iterator[int]:
+        """How many others were in flight. Leave after the look-up is counted: then each one is seen here or there."""
+        with self._lock:
+            others = self._tenants[tenant]
+            self._tenants[tenant] = others + 1
+        try:
+            yield others
+        finally:
+            with self._lock:
+                self._tenants[tenant] -= 1
+                if self._tenants[tenant] == 0:
+                    del self._tenants[tenant]
 
 
 class Limiter:
@@ -156,6 +192,8 @@ class Limiter:
         self.lookups = None if limits.lookups is None else Rate.of(limits.lookups, "Limits(lookups")
         self.caps = None if max_active_keys is None else Counts(max_active_keys)
         self.arrivals = Arrivals()
+        self.in_flight = InFlight()
+        """Look-ups of the status endpoint, if they are limited."""
         self._rates: Rates | None = None
         self._in_store: dict[Rate, Counts] = {}
         self._told_at: float | None = None
@@ -183,20 +221,30 @@ class Limiter:
 
     def hit(self, rate: Rate, tenant: str) -> Flow[float | None]:
         """Count a new key. None: it is within the rate. Otherwise the seconds to wait. RatesDown: fail closed."""
-        answer: float | None = yield Call(lambda: self._count("keys", rate, tenant))
+        answer: float | None = yield Call(lambda: self._count("keys", rate, tenant, self._opened.hit))
         return answer
 
-    def lookup(self, tenant: str, *, missed: bool) -> Any:
-        """Before a look-up: the seconds to wait, or None. After one that ``missed``: count it. In an event loop, this
+    def lookup(self, tenant: str, others: int) -> Any:
+        """Before a look-up: the seconds to wait, or None. ``others`` of the tenant are in flight. In an event loop this
         may return an awaitable."""
-        assert self.lookups is not None  # noqa: S101 - the caller has looked
-        return self._count("lookups", self.lookups, tenant, counts=missed)
+        return self._count("lookups", self._lookup_rate, tenant, partial(self._opened.full, others=others))
 
-    def _count(self, what: str, rate: Rate, tenant: str, *, counts: bool = True) -> Any:
-        rates = self._rates
-        assert rates is not None  # noqa: S101 - opened when the rate was declared
-        verb = rates.hit if counts else rates.full
-        if rates.blocks and _in_event_loop():
+    def missed(self, tenant: str) -> Any:
+        """After a look-up that found nothing: count it. In an event loop, this may return an awaitable."""
+        return self._count("lookups", self._lookup_rate, tenant, self._opened.hit)
+
+    @property
+    def _lookup_rate(self) -> Rate:
+        assert self.lookups is not None  # noqa: S101 - the caller has looked
+        return self.lookups
+
+    @property
+    def _opened(self) -> Rates:
+        assert self._rates is not None  # noqa: S101 - opened when the rate was declared
+        return self._rates
+
+    def _count(self, what: str, rate: Rate, tenant: str, verb: Any) -> Any:
+        if self._opened.blocks and _in_event_loop():
             return asyncio.to_thread(self._asked, verb, rate, what, tenant)
         return self._asked(verb, rate, what, tenant)
 

@@ -107,10 +107,18 @@ class StatusApp:
             return refused_caller(once, asked.authorized, error)
         if (refused := asked.read_key(route_path(scope))) is not None:
             return refused
+        with asked.in_flight(tenant):
+            answer = await self._looked_up(asked, tenant)
+        if asked.missed(answer) and pace.applies(once):
+            await pace.pause(asked.begun)
+        return answer
+
+    async def _looked_up(self, asked: Question, tenant: str) -> Answer:
+        engine, seconds = self.once.engine, self.once.default_policy.begin_seconds
         try:
-            record = await once.engine.run(asked.look(tenant), once.default_policy.begin_seconds)
+            record = await engine.run(asked.look(tenant), seconds)
         except OperatorError:
-            return refusal(once, Situation.STORE_UNAVAILABLE)
+            return refusal(self.once, Situation.STORE_UNAVAILABLE)
         try:
             if record is not None and record.operation != asked.authorized:
                 await self._authorize(asked, record.operation)
@@ -120,10 +128,7 @@ class StatusApp:
         except (NotAuthenticated, NotAuthorized):
             record = None
         answer = asked.answer(record)
-        if asked.missed(answer) and once.limiter.lookups is not None:
-            await once.engine.run(asked.miss(tenant), once.default_policy.begin_seconds)
-        if asked.missed(answer) and pace.applies(once):
-            await pace.pause(asked.begun)
+        await engine.run(asked.miss(answer, tenant), seconds)
         return answer
 
     async def _authorize(self, asked: Question, operation: str) -> None:
@@ -166,10 +171,18 @@ class StatusWsgi:
             return refused_caller(once, asked.authorized, error)
         if (refused := asked.read_key(path)) is not None:
             return refused
+        with asked.in_flight(tenant):
+            answer = self._looked_up(asked, tenant)
+        if asked.missed(answer) and pace.applies(once):
+            pace.pause_blocking(asked.begun)
+        return answer
+
+    def _looked_up(self, asked: Question, tenant: str) -> Answer:
+        engine, seconds = self.once.engine, self.once.default_policy.begin_seconds
         try:
-            record = once.engine.run_blocking(asked.look(tenant), once.default_policy.begin_seconds)
+            record = engine.run_blocking(asked.look(tenant), seconds)
         except OperatorError:
-            return refusal(once, Situation.STORE_UNAVAILABLE)
+            return refusal(self.once, Situation.STORE_UNAVAILABLE)
         try:
             if record is not None and record.operation != asked.authorized:
                 self._authorize(asked, record.operation)
@@ -178,10 +191,7 @@ class StatusWsgi:
         except (NotAuthenticated, NotAuthorized):
             record = None
         answer = asked.answer(record)
-        if asked.missed(answer) and once.limiter.lookups is not None:
-            once.engine.run_blocking(asked.miss(tenant), once.default_policy.begin_seconds)
-        if asked.missed(answer) and pace.applies(once):
-            pace.pause_blocking(asked.begun)
+        engine.run_blocking(asked.miss(answer, tenant), seconds)
         return answer
 
     def _authorize(self, asked: Question, operation: str) -> None:

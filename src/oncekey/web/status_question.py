@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,7 @@ from oncekey.web.responses import answer_headers, busy_seconds, refusal, replay,
 
 MAX_KEY_LENGTH = 255
 MAX_OPERATION_LENGTH = 400
-TOO_MANY_MISSES = "This caller has asked for more keys that do not exist than this API allows in this time."
+TOO_MANY_MISSES = "More keys that do not exist were asked for than this API allows in this time, or too many at once."
 _CACHING = frozenset({b"cache-control", b"expires", b"etag", b"last-modified"})
 
 
@@ -44,6 +45,8 @@ class Question:
         self.record: Record | None = None
         self.refused: Answer | None = None
         """Why the row was not looked up."""
+        self.others = 0
+        """How many look-ups of this tenant were in flight when this one came."""
         self.begun = time.perf_counter()
 
     def read_key(self, path: str) -> Answer | None:
@@ -64,12 +67,22 @@ class Question:
             return refusal(self.once, Situation.STATUS_NOT_FOUND)
         return None
 
+    @contextmanager
+    def in_flight(self, tenant: str) -> Iterator[None]:
+        """From before the row is read until a miss is counted: meanwhile this look-up takes a place under the limit."""
+        limiter = self.once.limiter
+        if limiter.lookups is None:
+            yield
+            return
+        with limiter.in_flight.entered(tenant) as self.others:
+            yield
+
     def look(self, tenant: str) -> Flow[Record | None]:
-        """Read the row, unless this caller has asked for too many keys that do not exist."""
+        """Read the row, unless this tenant has asked for too many keys that do not exist."""
         limiter = self.once.limiter
         if limiter.lookups is not None:
             try:
-                wait: float | None = yield Call(partial(limiter.lookup, tenant, missed=False))
+                wait: float | None = yield Call(partial(limiter.lookup, tenant, self.others))
             except RatesDown:
                 self.refused = refusal(self.once, Situation.STORE_UNAVAILABLE)
                 return None
@@ -85,10 +98,12 @@ class Question:
         """Whether the look-up found nothing that this caller may see."""
         return self.refused is None and answer.status == 404
 
-    def miss(self, tenant: str) -> Flow[None]:
-        """Count it. If the storage of limits is down, the answer stays what it is: the next question is refused."""
-        with suppress(RatesDown):
-            yield Call(partial(self.once.limiter.lookup, tenant, missed=True))
+    def miss(self, answer: Answer, tenant: str) -> Flow[None]:
+        """Count a look-up that missed. If the storage of limits is down, the answer stays what it is: the next question
+        is refused."""
+        if self.once.limiter.lookups is not None and self.missed(answer):
+            with suppress(RatesDown):
+                yield Call(partial(self.once.limiter.missed, tenant))
 
     def binds(self, record: Record) -> Bind | None:
         """The function that says to what this caller's keys are bound; None: this key is not bound."""
