@@ -2,16 +2,18 @@
 store that is no database has a SQLite file beside it.
 
 Plain SQL on purpose: this is the app's part, not oncekey's. A method that writes takes the caller's connection, and
-the caller commits.
+the caller commits. Only the URL is read as the stores read it, so that all of its hosts and options count.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from typing import Any, Protocol
 from uuid import uuid4
+
+from oncekey.stores.registry import plain_url
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS demo_payments (
@@ -37,8 +39,10 @@ class Book:
     """Payments and refunds by tenant."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._mark = "?" if url.startswith("sqlite:") else "%s"
+        url = plain_url(url)
+        scheme = url.partition(":")[0]
+        self._mark = "?" if scheme == "sqlite" else "%s"
+        self._connect = {"sqlite": _sqlite, "mysql": _mysql}.get(scheme, _postgres)(url)
 
     def create_tables(self) -> None:
         with closing(self.connect()) as db:
@@ -48,16 +52,7 @@ class Book:
 
     def connect(self) -> Connection:
         """A new connection, one for each request."""
-        if self._url.startswith("sqlite:"):
-            # The server's thread ends an enlisted transaction, not the handler's thread.
-            path = self._url.removeprefix("sqlite:///")
-            return sqlite3.connect(path, timeout=10, check_same_thread=False)
-        if self._url.startswith("mysql:"):
-            opened: Connection = _mysql(self._url)
-            return opened
-        import psycopg
-
-        return psycopg.connect(self._url, connect_timeout=5)
+        return self._connect()
 
     def open_payment(
         self, db: Connection, tenant: str, customer_id: str, amount_cents: int, currency: str, name: str | None = None
@@ -117,17 +112,44 @@ def run(db: Any, query: str, values: Sequence[Any] = ()) -> Any:
     return cursor
 
 
-def _mysql(url: str) -> Any:
-    from urllib.parse import unquote, urlsplit
+def _sqlite(url: str) -> Callable[[], Connection]:
+    from oncekey.stores.sqlite import from_url
 
+    path = from_url(url).path
+    # The server's thread ends an enlisted transaction, not the handler's thread.
+    return lambda: sqlite3.connect(path, timeout=10, check_same_thread=False)
+
+
+def _postgres(url: str) -> Callable[[], Connection]:
+    import psycopg
+
+    return lambda: psycopg.connect(url, connect_timeout=5)
+
+
+def _mysql(url: str) -> Callable[[], Connection]:
     import pymysql
 
-    parts = urlsplit(url)
-    return pymysql.connect(
-        host=parts.hostname,
-        port=parts.port or 3306,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        database=parts.path[1:],
-        connect_timeout=5,
-    )
+    from oncekey.stores.mysql import address
+
+    found = address.parse(url)
+    *others, last = found.hosts
+
+    def connect_to(host: str, port: int) -> Any:
+        return pymysql.connect(
+            host=host,
+            port=port,
+            user=found.user,
+            password=found.password,
+            database=found.database,
+            connect_timeout=5,
+            init_command="DO 1",  # a Galera node outside its cluster takes a login, and refuses this
+            **dict(found.options),
+        )
+
+    def connect() -> Any:
+        for host, port in others:
+            with suppress(pymysql.Error):
+                return connect_to(host, port)
+        return connect_to(*last)
+
+    return connect
