@@ -13,10 +13,13 @@ VARIABLES = {"$__rate_interval": "1m", "$operation": ".*"}
 
 def expressions() -> list[str]:
     """Each query, with a value for each variable."""
-    found = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+    return [filled(target["expr"]) for panel in panels() for target in panel.get("targets", [])]
+
+
+def filled(expression: str) -> str:
     for name, value in VARIABLES.items():
-        found = [expression.replace(name, value) for expression in found]
-    return found
+        expression = expression.replace(name, value)
+    return expression
 
 
 def panels() -> Iterator[dict[str, Any]]:

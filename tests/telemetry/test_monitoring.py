@@ -11,10 +11,12 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from oncekey.telemetry import instruments, monitoring
+from oncekey.telemetry.events import Misused
 from oncekey.telemetry.prometheus import Prometheus, metric_name, page
-from oncekey.testing.servers import ServerUnavailable
+from oncekey.testing.http.stack import until
+from oncekey.testing.servers import HOST, PrometheusServer, ServerUnavailable, free_port
 from oncekey.testing.servers.prometheus import promtool
-from tests.telemetry.dashboards import expressions, panels
+from tests.telemetry.dashboards import expressions, filled, panels
 
 RULES: list[dict[str, Any]] = yaml.safe_load(monitoring.rules())["groups"][0]["rules"]
 TESTS = Path(__file__).with_name("rules_test.yml")
@@ -55,13 +57,49 @@ def test_every_alert_fires_and_does_not_fire_too_early(rules: Path, tmp_path: Pa
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_test_of_promtool_fails_for_a_rule_that_never_fires(rules: Path, tmp_path: Path) -> None:
-    rules.write_text(
-        monitoring.rules().replace("api_idempotency_dead_letters) > 0", "api_idempotency_dead_letters) > 9")
-    )
+MISUSE = "api_idempotency_reserve_key_misuse_total"
+SCRAPED = "on (job, instance) group_left () max by (job, instance) (sum_over_time(up[{}]))"
+
+
+@pytest.mark.parametrize(
+    ("here", "instead"),
+    [
+        ("api_idempotency_dead_letters) > 0", "api_idempotency_dead_letters) > 9"),
+        (f"          unless {MISUSE} offset 5m)\n", "          )\n"),
+        (SCRAPED.format("5m"), "9999"),
+        (SCRAPED.format("5m"), "0"),
+        (SCRAPED.format("15m"), "0"),
+        ("sum_over_time(up[5m])", "count_over_time(up[5m])"),
+        (") or vector(0))", "))"),
+    ],
+    ids=["no alert", "restart", "outage", "birth in 5 minutes", "birth in 15 minutes", "target down", "no new keys"],
+)
+def test_cases_notice_a_rule_without_one_of_its_parts(rules: Path, tmp_path: Path, here: str, instead: str) -> None:
+    assert here in monitoring.rules()
+    rules.write_text(monitoring.rules().replace(here, instead))
     cases = tmp_path / "rules_test.yml"
     cases.write_text(TESTS.read_text("utf-8").replace("RULES", str(rules)))
+    assert promtool("check", "rules", rules).returncode == 0
     assert promtool("test", "rules", cases).returncode == 1
+
+
+@pytest.mark.frameworks
+def test_prometheus_fires_for_the_first_burst_of_a_tenant_between_two_scrapes(rules: Path) -> None:
+    exporter = Prometheus(registry=CollectorRegistry(), tenants=5)
+    exporter.expect(["POST /pay"])
+    port = free_port()
+    end = exporter.serve(HOST, port)
+    try:
+        with PrometheusServer([f"{HOST}:{port}"], rules=[rules]) as prometheus:
+            until(lambda: prometheus.number("up") == 1, "Prometheus has not fetched the page")
+            assert prometheus.alerts().get("OncekeyMisuseSpike") is None
+            for _ in range(500):
+                exporter.on_event(Misused("acme", "~1", "POST /pay", 1))
+            until(lambda: prometheus.alerts().get("OncekeyMisuseSpike") == "firing", "the alert does not fire")
+            until(lambda: prometheus.number(f"count_over_time({MISUSE}[1m])") == 3, "Prometheus does not fetch")
+            assert prometheus.number(f"sum(increase({MISUSE}[1m]))") == 0
+    finally:
+        end()
 
 
 def test_every_alert_has_a_case_in_which_it_fires() -> None:
@@ -91,10 +129,46 @@ def test_dashboard_shows_the_usual_counters_and_every_gauge() -> None:
     assert {name for name in usual | gauges if name not in shown} == set()
 
 
-@pytest.mark.parametrize("name", ["reserve_replay", "reserve_in_progress", "reserve_key_misuse"])
-def test_dashboard_shows_duplicates_and_misuse_by_tenant(name: str) -> None:
+@pytest.mark.parametrize("name", ["reserve_replay", "reserve_in_progress"])
+def test_dashboard_shows_duplicates_by_tenant(name: str) -> None:
     """A tenant's duplicates may be a bug of its client, or an attack by recorded requests."""
     assert f"sum by (tenant) (rate(api_idempotency_{name}_total[1m]))" in expressions()
+
+
+COUNTS = {"misuse by tenant": "reserve_key_misuse", "store errors": "store_error", "leases": "zombie_key"}
+"""Panels that show single events: an alert may be about the first of them."""
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize("title", [*COUNTS, "reconciliation"])
+def test_panel_of_rare_events_counts_the_first_burst_of_a_new_series(title: str, tmp_path: Path) -> None:
+    """The series is there from the scrape that shows 500 events on, and rate() of it is 0."""
+    [panel] = [panel for panel in panels() if panel["title"].lower() == title]
+    queries = [filled(target["expr"]) for target in panel["targets"]]
+    names = [NAME.findall(query)[0] for query in queries]
+    assert f"api_idempotency_{COUNTS.get(title, 'reconcile_failed')}_total" in names
+    labels = 'job="api", instance="a", operation="POST /pay", tenant="new", verb="reserve"'
+    grouped = [re.match(r"sum by \((\w+)\)", query) for query in queries]
+    shown = [re.search(rf'{by[1]}="\w+"', labels) if by else None for by in grouped]
+    case = {
+        "interval": "15s",
+        "input_series": [
+            {"series": 'up{job="api", instance="a"}', "values": "1x60"},
+            *({"series": f"{name}{{{labels}}}", "values": "_x40 500x20"} for name in names),
+        ],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": "10m30s",
+                "exp_samples": [{"labels": f"{{{label[0] if label else ''}}}", "value": 500}],
+            }
+            for query, label in zip(queries, shown, strict=True)
+        ],
+    }
+    cases = tmp_path / "dashboard_test.yml"
+    cases.write_text(yaml.safe_dump({"tests": [case]}))
+    tested = promtool("test", "rules", cases)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 def test_panels_of_the_dashboard_do_not_overlap() -> None:
@@ -108,8 +182,16 @@ def test_panels_of_the_dashboard_do_not_overlap() -> None:
         taken |= cells
 
 
+def test_every_alert_about_a_counter_has_a_case_whose_series_begins_above_0() -> None:
+    cases = yaml.safe_load(TESTS.read_text("utf-8"))["tests"]
+    late = [case for case in cases if any(re.match(r"_x\d+ [1-9]", each["values"]) for each in case["input_series"])]
+    fired = {test["alertname"] for case in late for test in case["alert_rule_test"] if test.get("exp_alerts")}
+    assert fired == {rule["alert"] for rule in RULES if "_total" in rule["expr"]}
+
+
 def test_labels_of_alerts_exist() -> None:
     known = {label for kind in instruments.COUNTERS for label in kind.labels} | {"tenant", "kind", "state", "verb"}
+    known |= {"job", "instance"}  # of Prometheus itself
     for rule in RULES:
         for labels in re.findall(r"by \(([^)]*)\)", rule["expr"]):
             assert set(labels.split(", ")) <= known, rule["alert"]
