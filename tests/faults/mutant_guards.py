@@ -10,7 +10,7 @@ WEBHOOKS, WINDOW, BOUND, LIMITS, PERSONAL = (
 )
 COUNTS, RACES = "tests/web/test_limit_counts.py", "tests/web/test_limit_races.py"
 NARROWED = "tests/web/test_narrowed_keys.py"
-PLANTED = "tests/security/test_planted_secrets.py"
+PLANTED, REDACTION = "tests/security/test_planted_secrets.py", "tests/telemetry/test_redaction.py"
 
 GUARDS: tuple[Mutant, ...] = (
     # 30: callers that may not have what they ask for
@@ -256,7 +256,28 @@ GUARDS: tuple[Mutant, ...] = (
         "I6",
         "a header with a credential is masked to the end of its line",
         f"{PLANTED}::test_nothing_that_oncekey_says_has_a_secret",
-        ("oncekey.telemetry.redaction", "\\s{0,3}[:=][^\\n]* ", "\\s{0,3}[:=]\\s{0,3}\\S+ "),
+        ("oncekey.telemetry.redaction", "\\s{{0,3}}[:=][^\\n]* ", "\\s{{0,3}}[:=]\\s{{0,3}}\\S+ "),
+    ),
+    _(
+        28,
+        "I6",
+        "numbers with dots, slashes and brackets are masked",
+        f"{REDACTION}::test_form_of_personal_data_is_masked_whole",
+        ("oncekey.telemetry.redaction", 'r"[ ()./-]{0,2}"', 'r"[ -]?"'),
+    ),
+    _(
+        28,
+        "I6",
+        "a word with percent-encoding is masked",
+        f"{REDACTION}::test_form_of_personal_data_is_masked_whole",
+        ("oncekey.telemetry.redaction", "(?=\\S*%[0-9a-f]{{2}})\\S+", "(?!)"),
+    ),
+    _(
+        28,
+        "I6",
+        "a token is masked to its last part",
+        f"{REDACTION}::test_form_of_personal_data_is_masked_whole",
+        ("oncekey.telemetry.redaction", "e[wy][\\w-]+(?:", "e[wy][\\w-]+(?!)(?:"),
     ),
     _(
         28,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oncekey.core.personal_data import personal_data
+from oncekey.core.personal_data import Personal, personal_data
 
 PAGE = (Path(__file__).parents[2] / "docs/limits.md").read_text("utf-8")
 
@@ -85,8 +85,18 @@ async def test_personal_key_of_the_example_is_refused(names: dict[str, Any]) -> 
     await names["once"].aclose()
 
 
-def test_forms_of_the_page_are_recognised() -> None:
+def forms_of_the_page() -> list[tuple[str, str]]:
+    """Every example in the table of what looks like personal data, with its kind."""
     table = PAGE.split("| kind |")[1].split("\n\n")[0]
-    shown = {word for word in re.findall(r"`([^`]+)`", table) if any(map(str.isdigit, word)) or "@" in word}
-    assert {str(personal_data(word)) for word in shown} == {"email", "phone"}
-    assert len(shown) == 7
+    found, kind = [], ""
+    for row in table.splitlines()[2:]:
+        _, first, examples, *_ = re.split(r"(?<!\\)\|", row)
+        kind = first.strip(" `") or kind
+        found += [(kind, word) for word in re.findall(r"`([^`]+)`", examples) if word != "alg"]
+    return found
+
+
+def test_forms_of_the_page_are_recognised() -> None:
+    forms = forms_of_the_page()
+    assert [(str(personal_data(form)), form) for _, form in forms] == forms
+    assert [len([kind for kind, _ in forms if kind == each]) for each in Personal] == [2, 1, 4, 9]

@@ -39,18 +39,27 @@ _IN_QUOTES = r"""
       (?<!\w)[bBrRuUxXeE]{0,2}'(?:[^'\\]|\\.|'')*(?:'|\\?$)    # an apostrophe within a word opens no value
     | (?<!\w)[bBrRuUxXeE]{0,2}"(?:[^"\\]|\\.|"")*(?:"|\\?$)
 """
-_SUSPICIOUS = r"""
-      (?P<ours>\b(?:(?:job|retry)\ [0-9a-f]{32}|epoch\ \d-[0-9a-f]{16})\b)    # a job's id, the epoch of a store
-    | (?<!\w)\w{1,30}://\S+
-    | =\s{0,3}\([^)]*(?:\)|$)                                  # Key (a, b)=(c, d)
-    | (?:authorization|cookie)\w{0,20}['"]?\s{0,3}[:=][^\n]*    # a header with a credential: the rest of its line
-    | (?<!\w)digest\s{1,3}\w{1,20}=[^\n]*
-    | (?<!\w)(?:bearer|basic|digest)\s{1,3}\S+
+_WORD = r"""[^\s@<>()\[\]{},;:='"]"""
+"""A character of an e-mail address, as far as this module looks."""
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_BETWEEN = r"[ ()./-]{0,2}"
+"""What phone numbers and card numbers have between their digits."""
+_SUSPICIOUS = rf"""
+      (?P<ours>\b(?:(?:job|retry)\ [0-9a-f]{{32}}|epoch\ \d-[0-9a-f]{{16}})\b)    # a job's id, the epoch of a store
+    | (?<!\S)(?=\S*%[0-9a-f]{{2}})\S+                         # a word with percent-encoding: a value of a URL
+    | (?<!\w)\w{{1,30}}://\S+
+    | =\s{{0,3}}\([^)]*(?:\)|$)                                  # Key (a, b)=(c, d)
+    | (?:authorization|cookie)\w{{0,20}}['"]?\s{{0,3}}[:=][^\n]*    # a header with a credential: the rest of its line
+    | (?<!\w)digest\s{{1,3}}\w{{1,20}}=[^\n]*
+    | (?<!\w)(?:bearer|basic|digest)\s{{1,3}}\S+
     | (?:pass|pwd|secret|token|credential|signature|session|api[_-]?key)
-      \w{0,20}\s{0,3}[:=]\s{0,3}\S+
-    | (?<![^\s@<>()\[\]{},;:='"])[^\s@<>()\[\]{},;:='"]{1,100}@[^\s@<>()\[\]{},;:='"]{1,200}\.\w+    # an e-mail address
-    | \+?\d(?:[ -]?\d){6,}                                     # seven digits or more: a phone, a card, an account
-    | (?<![\w+/=-])(?=[A-Za-z_+/=-]*\d)(?=[\d_+/=-]*[A-Za-z])[\w+/=-]{16,}    # letters and digits: a token, a UUID
+      \w{{0,20}}\s{{0,3}}[:=]\s{{0,3}}\S+
+    | (?<!{_WORD})(?:{_WORD}{{1,60}}')?{_WORD}+@{_WORD}{{1,200}}\.\w+    # an e-mail address
+    | (?<![\w-])e[wy][\w-]+(?:\.[\w-]*){{2,4}}                 # a JWT: its first part is an object of JSON
+      # Seven digits or more: a phone, a card, an account. Not an IPv4 address.
+    | (?<!\d)(?<!\d\.)(?!{_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d))(?=[+(]{{0,3}}\d(?:{_BETWEEN}\d){{6}})
+      \+?(?:\((?=[^()]{{1,6}}\)))?\+?\d(?:{_BETWEEN}\d)*
+    | (?<![\w+/=-])(?=[A-Za-z_+/=-]*\d)(?=[\d_+/=-]*[A-Za-z])[\w+/=-]{{16,}}    # letters and digits: a token, a UUID
 """
 _SECRETS = re.compile(_SUSPICIOUS, re.VERBOSE | re.IGNORECASE)
 _VALUES = re.compile(f"{_IN_QUOTES}|{_SUSPICIOUS}", re.VERBOSE | re.IGNORECASE)
