@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -40,10 +40,12 @@ class Sdk:
     def text(self) -> str:
         return "".join(span.to_json() for span in self._spans.get_finished_spans())
 
-    def points(self) -> dict[str, list[Any]]:
+    def metrics(self) -> list[Metric]:
         data = self._reader.get_metrics_data()
-        found = data.resource_metrics[0].scope_metrics[0].metrics if data and data.resource_metrics else []
-        return {metric.name: list(metric.data.data_points) for metric in found}
+        return list(data.resource_metrics[0].scope_metrics[0].metrics) if data and data.resource_metrics else []
+
+    def points(self) -> dict[str, list[Any]]:
+        return {metric.name: list(metric.data.data_points) for metric in self.metrics()}
 
 
 def parent_of(span: ReadableSpan) -> int | None:

@@ -347,7 +347,7 @@ def test_upkeep_shows_the_numbers_of_the_store(sdk: Sdk) -> None:
     with Upkeep(once):
         points = sdk.points()
     assert [point.value for point in points[instruments.STORE_UP.name]] == [1]
-    states = {point.attributes["state"] for point in points[instruments.BY_STATE.name]}
+    states = {point.attributes["idempotency.state"] for point in points[instruments.BY_STATE.name]}
     assert states == {"in_progress", "pending", "unknown"}
     assert instruments.STORE_UP.name not in sdk.points()
     once.close()

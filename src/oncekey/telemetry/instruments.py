@@ -2,7 +2,8 @@
 
 Counters are not listed here: every event is one (``events``). A name has dots and no unit, as OpenTelemetry writes it.
 Prometheus makes ``api_idempotency_begin_duration_seconds`` of ``api.idempotency.begin.duration`` and the unit ``s``. So
-both exporters have the same names in Prometheus, and the alerts and the dashboard fit both.
+both exporters have the same names in Prometheus, and the alerts and the dashboard fit both. The labels of OpenTelemetry
+have a prefix there, which the setting in docs/tracing.md removes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 It uses OpenTelemetry's API only. Your app sets up the SDK: without it, the API does nothing.
 
-**Metrics** have the names of ``instruments.py``. **Spans**, all inside of the request's own span:
+**Metrics** have the names of ``instruments.py``. Their attributes have the namespace of the spans: the label
+``operation`` is ``idempotency.operation``. **Spans**, all inside of the request's own span:
 
 * ``idempotency.begin``: the question for the key. A replay, and every other request that found the key, is *linked* to
   the trace of the attempt that has the key.
@@ -37,6 +38,7 @@ from oncekey.telemetry.store_numbers import StoreNumbers
 NAME = "oncekey"
 _MARK = "."
 """Between an owner token and its trace. A token has hexadecimal digits and a hyphen."""
+_NAMESPACE = "idempotency."
 _HERE = "otel"
 """The place of this exporter in ``Attempt.observed``."""
 
@@ -57,7 +59,7 @@ class OpenTelemetry(Metrics):
         self._tracer = trace.get_tracer(NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(NAME, meter_provider=meter_provider)
         self._counters = {
-            kind: meter.create_counter(counter_name(kind), description=counter_help(kind))
+            kind: meter.create_counter(counter_name(kind), kind.unit, counter_help(kind))
             for kind in instruments.COUNTERS
         }
         self._histograms = {
@@ -77,13 +79,13 @@ class OpenTelemetry(Metrics):
     # -- metrics ---------------------------------------------------------------------------------------------------
 
     def add(self, kind: type[Event], labels: tuple[str, ...], amount: int) -> None:
-        self._counters[kind].add(amount, dict(zip(self.label_names(kind), labels, strict=True)))
+        self._counters[kind].add(amount, _attributes(self.label_names(kind), labels))
 
     def record(self, histogram: Instrument, labels: tuple[str, ...], number: float) -> None:
-        self._histograms[histogram.name].record(number, dict(zip(histogram.labels, labels, strict=True)))
+        self._histograms[histogram.name].record(number, _attributes(histogram.labels, labels))
 
     def shift(self, gauge: Instrument, labels: tuple[str, ...], by: int) -> None:
-        self._gauges[gauge.name].add(by, dict(zip(gauge.labels, labels, strict=True)))
+        self._gauges[gauge.name].add(by, _attributes(gauge.labels, labels))
 
     def show_store(self, read: Readings | None) -> None:
         self._store.show(read)
@@ -92,7 +94,7 @@ class OpenTelemetry(Metrics):
         def observe(_: CallbackOptions) -> Iterable[Observation]:
             for of, labels, number in self._store.now():
                 if of is gauge:
-                    yield Observation(number, dict(zip(gauge.labels, labels, strict=True)))
+                    yield Observation(number, _attributes(gauge.labels, labels))
 
         return observe
 
@@ -174,6 +176,10 @@ class OpenTelemetry(Metrics):
             return result
 
         return call
+
+
+def _attributes(names: tuple[str, ...], values: tuple[str, ...]) -> dict[str, str]:
+    return {_NAMESPACE + name: text for name, text in zip(names, values, strict=True)}
 
 
 async def _awaited(span: Span, result: Any) -> Any:

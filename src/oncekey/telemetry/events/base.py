@@ -16,6 +16,8 @@ class Event:
 
     metric: ClassVar[str]
     level: ClassVar[int]
+    unit: ClassVar[str] = "{event}"
+    """What the counter counts, as OpenTelemetry writes a unit. An event with its own ``amount`` names what it is of."""
     labels: ClassVar[tuple[str, ...]] = ()
     """The fields by which its counter is split. Each has few values: never a key, never a text."""
 

@@ -206,6 +206,7 @@ class LeaseRenewed(Event):
 
     metric = "api.idempotency.lease.renewed.count"
     level = DEBUG
+    unit = "{lease}"
     rows: int
 
     @property

@@ -18,6 +18,7 @@ class StoreFailed(StoreEvent):
 
     metric = "api.idempotency.store.error.count"
     level = ERROR
+    unit = "{request}"
     requests: int = 1
 
     @property

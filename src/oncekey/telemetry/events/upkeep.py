@@ -93,6 +93,7 @@ class Pruned(Event):
 
     metric = "api.idempotency.ttl_pruned.count"
     level = INFO
+    unit = "{key}"
     rows: int
 
     @property
@@ -107,6 +108,7 @@ class TimedOut(Event):
 
     metric = "api.idempotency.pending.timed_out.count"
     level = WARNING
+    unit = "{key}"
     rows: int
 
     @property
