@@ -5,8 +5,10 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
-ORIGINS, EXPIRY, COMMANDS = (f"tests/client/test_{name}.py" for name in ("origins", "jar_expiry", "commands"))
-JAR = "oncekey.client.jar.jar"
+ORIGINS, EXPIRY, COMMANDS, LOST = (
+    f"tests/client/test_{name}.py" for name in ("origins", "jar_expiry", "commands", "lost_jar")
+)
+JAR, SQLITE = "oncekey.client.jar.jar", "oncekey.client.jar.sqlite"
 
 CLIENTS: tuple[Mutant, ...] = (
     # 60: a client sends what it must not, or where it must not
@@ -89,11 +91,39 @@ CLIENTS: tuple[Mutant, ...] = (
         "I4",
         "a jar that is not there is no empty jar",
         f"{COMMANDS}::test_jar_that_is_not_there_is_no_empty_jar",
+        (SQLITE, "raise missing(str(self._path)) from None", "pass"),
+    ),
+    _(
+        60,
+        "I1",
+        "a jar that must be there is not made in another file",
+        f"{LOST}::test_database_of_the_app_without_the_table_is_a_new_jar",
+        (SQLITE, 'raise missing(f"{self._path}: the file has no table {TABLE}")', "pass"),
+    ),
+    _(
+        60,
+        "I1",
+        "a jar that was emptied is refused",
+        f"{LOST}::test_emptied_jar_is_refused_and_nothing_is_sent",
+        (SQLITE, "if not found.st_size:", "if False:"),
+    ),
+    _(
+        60,
+        "I1",
+        "a jar is never empty while it is made",
+        f"{LOST}::test_jar_that_is_killed_while_it_is_made_leaves_no_empty_file",
         (
-            JAR,
-            "if file_of is not None and not (path := file_of(url)).exists():",
-            "if file_of is None and (path := url):",
+            SQLITE,
+            "                connection.execute(_CREATE)\n            os.link",
+            "                pass\n            os.link",
         ),
+    ),
+    _(
+        60,
+        "I1",
+        "a jar that is made new is warned about",
+        f"{LOST}::test_jar_that_is_gone_is_made_new_with_a_warning",
+        ("oncekey.client.jar.table", "if create is None:", "if False:"),
     ),
     # operators
     _(

@@ -23,7 +23,7 @@ from oncekey.cli.options import AsJson, named, print_json
 from oncekey.cli.output import key_shown, moment, plain, table
 from oncekey.cli.prompts import agreed
 from oncekey.client.jar import KeyJar, Row
-from oncekey.client.jar.jar import KNOWN, existing
+from oncekey.client.jar.jar import KNOWN
 from oncekey.errors import ConfigurationError, IntentExpired
 
 Jar = Annotated[
@@ -51,7 +51,7 @@ def list_intents(
 
     KEY IS KEPT UNTIL is what the server said last. "assumed": it never said, and the time comes from the key lifetime.
     """
-    opened = KeyJar(existing(jar), account=account, key_lifetime=lifetime(key_lifetime))
+    opened = KeyJar(jar, account=account, key_lifetime=lifetime(key_lifetime), create=False)
     try:
         rows = opened.open_intents()
     finally:
@@ -106,7 +106,7 @@ def resume(
 
     problem = ""
     with opened_client(
-        to, existing(jar), account, headers, tries=tries, seconds=seconds, key_lifetime=key_lifetime
+        to, jar, account, headers, tries=tries, seconds=seconds, key_lifetime=key_lifetime, create=False
     ) as client:
         try:
             client.resume(name, again=again, on_outcome=show)
@@ -135,7 +135,7 @@ def forget(
     """Delete an intent, or old answered ones. A request under a forgotten name gets a new key, and may run again."""
     if (name is None) == (finished_days is None):
         raise typer.BadParameter("give the name of an intent, or --finished DAYS")
-    opened = KeyJar(existing(jar), account=account)
+    opened = KeyJar(jar, account=account, create=False)
     try:
         if name is not None:
             found = opened.read(name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +66,7 @@ def given_headers(lines: list[str] | None, variables: list[str] | None) -> dict[
     return headers
 
 
+@contextmanager
 def opened_client(
     to: str,
     jar: str,
@@ -73,16 +76,16 @@ def opened_client(
     tries: int,
     seconds: float,
     key_lifetime: float | None,
-) -> Client:
+    create: bool | None = None,
+) -> Iterator[Client]:
+    """``create``: as of ``KeyJar``."""
     if any(name.lower() == "idempotency-key" for name in headers):
         raise typer.BadParameter("--header Idempotency-Key: each request has a key of its own, which the jar keeps")
-    from oncekey.client import Budget, Client
+    from oncekey.client import Budget, Client, KeyJar
 
-    return Client(
-        to,
-        jar=jar,
-        account=account,
-        key_lifetime=lifetime(key_lifetime),
-        headers=headers,
-        budget=Budget(tries=tries, seconds=seconds),
-    )
+    opened = KeyJar(jar, account=account, key_lifetime=lifetime(key_lifetime), create=create)
+    try:
+        with Client(to, jar=opened, headers=headers, budget=Budget(tries=tries, seconds=seconds)) as client:
+            yield client
+    finally:
+        opened.close()

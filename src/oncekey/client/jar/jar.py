@@ -66,6 +66,10 @@ class KeyJar:
     ``account`` separates intents that are sent with different credentials: a jar opened with one account neither sees
     nor sends the intents of another. ``longest_answer``: a longer body of an answer is not kept.
 
+    ``create``: what to do if there is no jar at ``url``. None: make one, and log a warning, because a jar that was lost
+    looks the same, and what was sent before would be sent again under new keys. True: make one, for the step that sets
+    a machine up. False: JarError, for a program whose jar must be there.
+
     ``key_lifetime``: how long the server keeps a key, counted from the first try, if it never says so with
     Idempotency-Expires. Past that time an intent is not sent any more, since the server would run it as new. It is
     kept with each intent, so that a process that does not set it goes by it too; the default is 24 hours.
@@ -77,6 +81,7 @@ class KeyJar:
         *,
         account: str = "",
         keep_headers: Iterable[str] = (),
+        create: bool | None = None,
         timeout: float = 5.0,
         longest_answer: int = 1_048_576,
         key_lifetime: timedelta | None = None,
@@ -95,7 +100,7 @@ class KeyJar:
         self.kept_headers = KEPT | kept
         self.longest_answer = longest_answer
         self.clock = clock
-        self._database = _open(url, timeout)
+        self._database = _open(url, timeout, create)
         self.run(lambda execute: None, writes=False)  # an unusable jar fails here, not at the first payment
 
     @contextmanager
@@ -208,14 +213,6 @@ def entered(intent: Intent) -> Iterator[Intent]:
         CURRENT.reset(token)
 
 
-def existing(url: str) -> str:
-    """The URL, if its jar is there. A misspelt path would be a new, empty jar, in which nothing is ever open."""
-    file_of = getattr(import_module(_module(url)), "file_of", None)
-    if file_of is not None and not (path := file_of(url)).exists():
-        raise ConfigurationError(f"there is no key jar at {path}: check --jar. A client makes it with its first intent")
-    return url
-
-
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name.strip():  # 42 is not "42": another process may look for the text
         raise ConfigurationError("an intent needs a name of your own that you find again, such as 'order-42'")
@@ -236,10 +233,10 @@ def _module(url: str) -> str:
     return module
 
 
-def _open(url: str, timeout: float) -> Database:
+def _open(url: str, timeout: float, create: bool | None) -> Database:
     module = _module(url)
     try:
-        database: Database = import_module(module).from_url(url, timeout)
+        database: Database = import_module(module).from_url(url, timeout, create)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("oncekey"):
             raise

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pymysql
 from pymysql.constants import ER
 
-from oncekey.client.jar.table import CREATE, TABLE, Dialect, Execute, placeholders
+from oncekey.client.jar.table import CREATE, TABLE, Dialect, Execute, made_new, missing, placeholders
 from oncekey.errors import JarError
 from oncekey.stores.mysql import address
 from oncekey.stores.mysql.connection import DEADLOCK, LOCK_TIMEOUT, Connection, code_of, connect, explain
@@ -33,13 +33,13 @@ _CREATE: Final = (
 )
 
 
-def from_url(url: str, timeout: float) -> MysqlDatabase:
-    return MysqlDatabase(plain_url(url), timeout)
+def from_url(url: str, timeout: float, create: bool | None) -> MysqlDatabase:
+    return MysqlDatabase(plain_url(url), timeout, create)
 
 
 class MysqlDatabase:
-    def __init__(self, url: str, timeout: float) -> None:
-        self._address, self._timeout = address.parse(url), timeout
+    def __init__(self, url: str, timeout: float, create: bool | None) -> None:
+        self._address, self._timeout, self._create = address.parse(url), timeout, create
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._process = 0
@@ -101,7 +101,11 @@ class MysqlDatabase:
         except pymysql.Error as error:
             if code_of(error) != ER.NO_SUCH_TABLE:
                 raise
+            where = f"the table {TABLE} of {self._address.where}"
+            if self._create is False:
+                raise missing(where) from error
             connection.run(_CREATE)
+            made_new(where, self._create)
         ((flushed,),) = connection.run("SELECT @@innodb_flush_log_at_trx_commit")[0]
         if flushed != 1:
             _log.warning(

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from oncekey.client.jar.table import CREATE, CREATE_INDEX, TABLE, Execute, placeholders
+from oncekey.client.jar.table import CREATE, CREATE_INDEX, TABLE, Execute, made_new, missing, placeholders
 from oncekey.errors import JarError
 from oncekey.stores.registry import plain_url
 from oncekey.telemetry.redaction import describe
@@ -18,13 +18,13 @@ _ONE_AT_A_TIME = 7_305_210_119
 """An advisory lock: CREATE TABLE IF NOT EXISTS fails if two sessions run it at once."""
 
 
-def from_url(url: str, timeout: float) -> PostgresDatabase:
-    return PostgresDatabase(plain_url(url), timeout)
+def from_url(url: str, timeout: float, create: bool | None) -> PostgresDatabase:
+    return PostgresDatabase(plain_url(url), timeout, create)
 
 
 class PostgresDatabase:
-    def __init__(self, url: str, timeout: float) -> None:
-        self._url, self._timeout = url, timeout
+    def __init__(self, url: str, timeout: float, create: bool | None) -> None:
+        self._url, self._timeout, self._create = url, timeout, create
         self._lock = threading.Lock()
         self._connection: psycopg.Connection[Any] | None = None
         self._process = 0
@@ -70,13 +70,7 @@ class PostgresDatabase:
                 options=f"-c lock_timeout={milliseconds} -c statement_timeout={2 * milliseconds}",
             )
             try:
-                with connection.transaction():
-                    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
-                    # A role that may not create tables can use one that is there.
-                    create = CREATE.format(name="TEXT", text="TEXT", bytes="BYTEA", seconds="DOUBLE PRECISION")
-                    if connection.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
-                        connection.execute(create.encode())
-                        connection.execute(CREATE_INDEX)
+                self._prepare(connection)
                 # The role or database may have it off, and then a commit is lost with the server.
                 connection.execute(
                     "SELECT set_config('synchronous_commit', 'on', false) "
@@ -87,6 +81,21 @@ class PostgresDatabase:
                 raise
             self._connection, self._process = connection, os.getpid()
         return self._connection
+
+    def _prepare(self, connection: psycopg.Connection[Any]) -> None:
+        where = f"the table {TABLE} of the PostgreSQL database {connection.info.dbname}"
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
+            # A role that may not create tables can use one that is there.
+            is_there = connection.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() != (None,)
+            if not is_there:
+                if self._create is False:
+                    raise missing(where)
+                create = CREATE.format(name="TEXT", text="TEXT", bytes="BYTEA", seconds="DOUBLE PRECISION")
+                connection.execute(create.encode())
+                connection.execute(CREATE_INDEX)
+        if not is_there:
+            made_new(where, self._create)
 
     def close(self) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ another database wants, and ``placeholders`` what a driver wants.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from itertools import count
@@ -15,6 +16,9 @@ from typing import Any, Final, Protocol
 from oncekey.client.calls import Request
 from oncekey.client.reading import Answer
 from oncekey.core.values import Word, value
+from oncekey.errors import JarError
+
+_log = logging.getLogger("oncekey.client")
 
 TABLE: Final = "oncekey_intents"
 DAY: Final = 86_400.0
@@ -114,6 +118,28 @@ class Database(Protocol):
         """Run ``work`` in a transaction. When this returns, what it wrote is on disk."""
 
     def close(self) -> None: ...
+
+
+def made_new(where: str, create: bool | None, more: str = "") -> None:
+    """Call it after a jar was made. ``more``: what else the reader must know."""
+    if create is None:
+        _log.warning(
+            "made a new key jar, %s. If this program has sent requests before, their keys are not known here, and it "
+            "would send them again under new keys: then stop it, and put the old jar back (docs/client.md, If the jar "
+            "is lost). KeyJar(url, create=True) makes a jar without this warning, and with create=False a jar that is "
+            "gone is an error%s",
+            where,
+            more,
+        )
+
+
+def missing(where: str) -> JarError:
+    """For a jar that must be there."""
+    return JarError(
+        f"there is no key jar at {where}, and nothing is sent without it: correct the URL, or put the jar back "
+        "(docs/client.md, If the jar is lost). A new one, made with KeyJar(url, create=True), does not know what was "
+        "sent before"
+    )
 
 
 @value
