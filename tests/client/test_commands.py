@@ -64,7 +64,7 @@ def test_resume_finishes_what_is_open_and_says_what_is_not(run: Run, server: Ser
     lines = out.splitlines()
     assert lines[0] == "a  answered 201"
     assert lines[1].startswith("b  unsettled: the server's operator must settle it, reference 550e~0f1e2d3c")
-    assert lines[2] == "c  open 401: the server answered 401"
+    assert lines[2] == "c  open 401: the server answered 401, so correct the credentials first"
     assert lines[3] == "1 answered, 1 open, 1 unsettled"
     server.replies = [OK]
     assert run("client", "resume", *JAR, "--to", server.url)[0] == 0
@@ -319,6 +319,18 @@ def test_list_notes_the_status_that_was_refused(run: Run, server: Server, jar: K
     out = run("client", "list", *JAR)[1]
     assert "401" in out
     assert "403" not in out
+
+
+@pytest.mark.parametrize(("status", "first"), [(401, True), (403, True), (503, False)])
+def test_send_says_to_correct_the_credentials_before_it_is_run_again(
+    run: Run, server: Server, status: int, first: bool
+) -> None:
+    server.replies[:] = [Reply(status)]
+    requests_file(1)
+    code, out, _ = run("send", "requests.ndjson", "--to", server.url, "--tries", "1")
+    again = "run the same command again to go on with what is open"
+    correct = "correct the credentials (--header-from); then "
+    assert (code, out.splitlines()[-1]) == (1, f"{correct if first else ''}{again}")
 
 
 def test_stopped_send_prints_what_is_done_and_how_to_go_on(tmp_path: Path, run: Run) -> None:

@@ -298,3 +298,13 @@ def test_unknown_outcome_leaves_the_intent_open(send: Sender, serve: Serve, jar:
     assert [row.name for row in jar.open_intents()] == ["order-1"]
     assert send("POST", f"{server.url}/pay", json={"a": 1}, intent="order-1").status == 201
     assert len(set(server.keys)) == 1
+
+
+def test_intent_whose_tries_are_used_up_says_how_to_go_on(send: Sender, serve: Serve, jar: KeyJar) -> None:
+    server = serve(Reply(cut="before"))
+    with pytest.raises(NETWORK_ERRORS) as raised:
+        send("POST", f"{server.url}/pay", json={"a": 1}, intent="order-1")
+    assert len(server.asked) == 4
+    (note,) = raised.value.__notes__
+    assert note.startswith("intent 'order-1' is open")
+    assert "`oncekey client resume`" in note

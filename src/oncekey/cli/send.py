@@ -23,6 +23,7 @@ from oncekey.cli.client_options import (
 )
 from oncekey.cli.options import AsJson, print_json
 from oncekey.cli.output import plain
+from oncekey.client.decisions import NOT_ALLOWED
 from oncekey.client.jar.jar import file_url
 from oncekey.errors import ConfigurationError
 
@@ -107,7 +108,9 @@ def send(
         if stopped:
             print("stopped: run the same command again to go on with the other lines")
         elif counts["open"] or counts["unsettled"]:
-            print("run the same command again to go on with what is open")
+            refused = any(each.ended == "open" and each.status in NOT_ALLOWED for each in troubles)
+            first = "correct the credentials (--header-from); then " if refused else ""
+            print(f"{first}run the same command again to go on with what is open")
         if counts["expired"]:
             print(
                 "expired: the server may have forgotten their keys, so nothing was sent. Find out there whether they "

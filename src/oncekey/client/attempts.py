@@ -143,8 +143,14 @@ class Attempts:
         return max(0.05, self._deadline - self.rules.clock())
 
     def failed(self, seen: Seen, error: BaseException) -> Step:
-        """A try brought no answer."""
-        return self._step(seen, None, error)
+        """A try brought no answer. If it was the last one of an intent, the error gets a note on how to go on."""
+        step = self._step(seen, None, error)
+        if self.call is not None and not step.again:
+            error.add_note(
+                f"intent '{self.call.name}' is open, and its key is in the key jar: send the same request under the "
+                "same name again, or run `oncekey client resume`"
+            )
+        return step
 
     def answered(self, answer: Answer) -> Step:
         """A try brought this answer."""

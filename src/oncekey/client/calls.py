@@ -54,6 +54,9 @@ class Call(Protocol):
     """What ``Attempts`` needs of an intent. Every method may block, and raises JarError if the jar fails."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def key(self) -> str: ...
 
     def begin(self, request: Request) -> tuple[Answer | None, Request]:

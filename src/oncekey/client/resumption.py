@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import field
 
+from oncekey.client.decisions import NOT_ALLOWED
 from oncekey.client.jar import KeyJar, Row
 from oncekey.client.reading import origin
 from oncekey.core.values import Word, value
@@ -115,7 +116,8 @@ def result_of(jar: KeyJar, row: Row, *, status: int | None = None, error: Except
     found = jar.read(row.name)
     if found is not None and found.finished_at is not None:
         return Outcome(row.name, row.key, Ended.ANSWERED, status)
-    return Outcome(row.name, row.key, Ended.OPEN, status, note=f"the server answered {status}")
+    then = ", so correct the credentials first" if status in NOT_ALLOWED else ""
+    return Outcome(row.name, row.key, Ended.OPEN, status, note=f"the server answered {status}{then}")
 
 
 def counted(outcomes: list[Outcome]) -> dict[Ended, int]:
