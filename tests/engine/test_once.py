@@ -105,9 +105,29 @@ def test_a_scope_that_is_no_function_is_refused(scope: Any) -> None:
         OnceKey("memory://", scope=scope)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("on_event", 5),
+        ("grace", "5s"),
+        ("max_queued", "x"),
+        ("docs_url", 5),
+        ("status_url", "idempotency"),
+        ("migrate", "no"),
+        ("cache", 5),
+        ("cache_secret", 5),
+        ("cache_ttl", "60"),
+        ("bind_secret", 5),
+    ],
+)
+def test_option_of_a_wrong_type_is_named(option: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"OnceKey\({option}=.*it takes "):
+        OnceKey("memory://", scope=SINGLE_TENANT, **{option: value})
+
+
 def test_an_unknown_profile_is_refused() -> None:
     """The message says which there are."""
-    with pytest.raises(ConfigurationError, match="ietf, stripe or governance"):
+    with pytest.raises(ConfigurationError, match="'ietf', 'stripe' or 'governance'"):
         OnceKey("memory://", scope=SINGLE_TENANT, profile="paypal")  # type: ignore[arg-type]
 
 

@@ -316,7 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _(30, "I6", "a key belongs to its tenant", "tests/web/test_asgi_auth.py::test_key_of_another_tenant_looks_unused",
       ("oncekey.engine.once", "        return tenant if operation is None else f\"{tenant}{ENDPOINT_MARK}{operation}\"\n", "        return \"everybody\"\n")),
     _(30, "I6", "a request without a tenant is refused", "tests/web/test_asgi_auth.py::test_a_tenant_that_cannot_be_one_never_runs",
-      ("oncekey.engine.once", "        if not _names_a_tenant(tenant):\n", "        if False:\n")),
+      ("oncekey.engine.once", "        policy_checks.check_tenant(tenant)\n", "")),
     _(30, "I6", "the tenant of every request is checked on the flat way", "tests/web/test_asgi_auth.py::test_a_tenant_that_cannot_be_one_never_runs",
       ("oncekey.web.asgi", "            if tenant is SINGLE_SCOPE and of_tenant\n", "            if of_tenant\n")),
     *GUARDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,37 +67,66 @@ def test_good_settings_say_nothing() -> None:
     assert checked({**GOOD, "SCOPE": SINGLE_TENANT, "ROUTES": routes}, [OURS], path("pay", pay)) == []
 
 
-@pytest.mark.parametrize(
-    ("said", "number", "message", "hint"),
-    [
-        (None, "E001", "ONCEKEY is missing", '"STORE": "default"'),
-        (["memory://"], "E001", "is a list", "ONCEKEY = {"),
-        ({**GOOD, "SCOP": "x"}, "E002", "no setting 'SCOP'", "Did you mean 'SCOPE'?"),
-        ({**GOOD, "store": "x"}, "E002", "no setting 'store'", "Did you mean 'STORE'?"),
-        ({"SCOPE": "SINGLE_TENANT"}, "E003", "ONCEKEY['STORE'] is missing", "an alias of DATABASES ('default')"),
-        ({**GOOD, "STORE": "defualt"}, "E003", "'defualt', which is neither", "'default'"),
-        ({**GOOD, "STORE": "oracle://me:secret@db"}, "E003", "'oracle://…'", "postgresql://"),
-        ({**GOOD, "STORE": "default"}, "E004", "in memory", '["TEST"]'),
-        ({"STORE": "memory://"}, "E005", "ONCEKEY['SCOPE'] is missing", "SINGLE_TENANT"),
-        ({**GOOD, "SCOPE": "shop.nowhere"}, "E005", "ONCEKEY['SCOPE'] is 'shop.nowhere'", "dotted path"),
-        ({**GOOD, "AUTHORIZE": 5}, "E005", "ONCEKEY['AUTHORIZE'] is 5", "dotted path"),
-        ({**GOOD, "POLICY": "transactional"}, "E006", "ONCEKEY['POLICY'] is 'transactional'", '{"effects"'),
-        ({**GOOD, "POLICY": {"effect": "x"}}, "E006", "ONCEKEY['POLICY'] is wrong", "options of a Policy"),
-        ({**GOOD, "ROUTES": {"POST /pay": {"ttl": 5}}}, "E006", "ONCEKEY['ROUTES']['POST /pay']", "Policy"),
-        ({**GOOD, "ROUTES": ["POST /pay"]}, "E006", "ONCEKEY['ROUTES'] is not a dict", '"POST /payments"'),
-        ({**GOOD, "ROUTES": {"/pay": None}}, "E007", "'/pay' is not of the form", "docs/django.md"),
-        ({**GOOD, "PROFILE": "strype"}, "E007", "strype", "docs/django.md"),
-        ({**GOOD, "ONLY": "listed"}, "E008", "ONCEKEY['ONLY'] is 'listed'", "'declared'"),
-        ({**GOOD, "UPKEEP": "yes"}, "E008", "ONCEKEY['UPKEEP'] is 'yes'", "'auto'"),
-    ],
-    ids=str,
-)
+WRONG: list[tuple[Any, str, str, str]] = [
+    (None, "E001", "ONCEKEY is missing", '"STORE": "default"'),
+    (["memory://"], "E001", "is a list", "ONCEKEY = {"),
+    ({**GOOD, "SCOP": "x"}, "E002", "no setting 'SCOP'", "Did you mean 'SCOPE'?"),
+    ({**GOOD, "store": "x"}, "E002", "no setting 'store'", "Did you mean 'STORE'?"),
+    ({"SCOPE": "SINGLE_TENANT"}, "E003", "ONCEKEY['STORE'] is missing", "an alias of DATABASES ('default')"),
+    ({**GOOD, "STORE": "defualt"}, "E003", "'defualt', which is neither", "'default'"),
+    ({**GOOD, "STORE": "oracle://me:secret@db"}, "E003", "'oracle://…'", "postgresql://"),
+    ({**GOOD, "STORE": "default"}, "E004", "in memory", '["TEST"]'),
+    ({"STORE": "memory://"}, "E005", "ONCEKEY['SCOPE'] is missing", "SINGLE_TENANT"),
+    ({**GOOD, "SCOPE": "shop.nowhere"}, "E005", "ONCEKEY['SCOPE'] is 'shop.nowhere'", "dotted path"),
+    ({**GOOD, "AUTHORIZE": 5}, "E005", "ONCEKEY['AUTHORIZE'] is 5", "dotted path"),
+    ({**GOOD, "POLICY": "transactional"}, "E006", "ONCEKEY['POLICY'] is 'transactional'", '{"effects"'),
+    ({**GOOD, "POLICY": {"effect": "x"}}, "E006", "ONCEKEY['POLICY'] is wrong", "options of a Policy"),
+    ({**GOOD, "ROUTES": {"POST /pay": {"ttl": 5}}}, "E006", "ONCEKEY['ROUTES']['POST /pay']", "Policy"),
+    ({**GOOD, "ROUTES": ["POST /pay"]}, "E006", "ONCEKEY['ROUTES'] is not a dict", '"POST /payments"'),
+    ({**GOOD, "ROUTES": {"/pay": None}}, "E007", "ONCEKEY['ROUTES'] cannot be used", "'/pay' is not of the form"),
+    ({**GOOD, "PROFILE": "strype"}, "E007", "ONCEKEY['PROFILE'] is 'strype'", "It takes 'ietf', 'stripe' or"),
+    ({**GOOD, "GRACE": "5s"}, "E007", "ONCEKEY['GRACE'] is '5s'", "It takes a number of seconds, 0 or more"),
+    ({**GOOD, "GRACE": -1}, "E007", "ONCEKEY['GRACE'] is -1", "0 or more"),
+    ({**GOOD, "GRACE": float("nan")}, "E007", "ONCEKEY['GRACE'] is nan", "0 or more"),
+    ({**GOOD, "MAX_QUEUED": "x"}, "E007", "ONCEKEY['MAX_QUEUED'] is 'x'", "It takes a whole number, 1 or more"),
+    ({**GOOD, "MAX_QUEUED": 0}, "E007", "ONCEKEY['MAX_QUEUED'] is 0", "1 or more"),
+    ({**GOOD, "MAX_QUEUED": True}, "E007", "ONCEKEY['MAX_QUEUED'] is True", "a whole number"),
+    ({**GOOD, "MAX_ACTIVE_KEYS": "x"}, "E007", "ONCEKEY['MAX_ACTIVE_KEYS'] is 'x'", "It takes a whole number"),
+    ({**GOOD, "DOCS_URL": 5}, "E007", "ONCEKEY['DOCS_URL'] is 5", "It takes the address of a page"),
+    ({**GOOD, "STATUS_URL": 5}, "E007", "ONCEKEY['STATUS_URL'] is 5", "such as '/idempotency'"),
+    ({**GOOD, "STATUS_URL": "idempotency"}, "E007", "ONCEKEY['STATUS_URL'] is 'idempotency'", "'/idempotency'"),
+    ({**GOOD, "MIGRATE": "no"}, "E007", "ONCEKEY['MIGRATE'] is 'no'", "It takes True or False"),
+    ({**GOOD, "CACHE": 5}, "E007", "ONCEKEY['CACHE'] cannot be used", "'redis://host'"),
+    ({**GOOD, "CACHE": "redis://:secret@h"}, "E007", "ONCEKEY['CACHE'] needs ONCEKEY['CACHE_SECRET']", "django.md"),
+    ({**GOOD, "CACHE_TTL": 0}, "E007", "ONCEKEY['CACHE_TTL'] is 0", "It takes a number of seconds, more than 0"),
+    ({**GOOD, "CACHE_TTL": timedelta(seconds=5)}, "E007", "ONCEKEY['CACHE_TTL'] is datetime.timedelta", "seconds"),
+    ({**GOOD, "CACHE_SECRET": 5}, "E007", "ONCEKEY['CACHE_SECRET'] cannot be used", "It takes a text or bytes"),
+    ({**GOOD, "BIND_SECRET": 5}, "E007", "ONCEKEY['BIND_SECRET'] cannot be used", "It takes a text or bytes"),
+    ({**GOOD, "BIND_SECRET": "short"}, "E007", "ONCEKEY['BIND_SECRET'] cannot be used", "bytes or more"),
+    ({**GOOD, "ENCRYPTION": "x"}, "E007", "ONCEKEY['ENCRYPTION'] cannot be used", "It takes a keyring"),
+    ({**GOOD, "LIMITS": 5}, "E007", "ONCEKEY['LIMITS'] cannot be used", "It takes a Limits"),
+    ({**GOOD, "TELEMETRY": 5}, "E007", "ONCEKEY['TELEMETRY'] is 5", "It takes the name of an exporter"),
+    ({**GOOD, "ON_EVENT": 5}, "E005", "ONCEKEY['ON_EVENT'] is 5", "dotted path"),
+    ({**GOOD, "ONLY": "listed"}, "E008", "ONCEKEY['ONLY'] is 'listed'", "'declared'"),
+    ({**GOOD, "UPKEEP": "yes"}, "E008", "ONCEKEY['UPKEEP'] is 'yes'", "'auto'"),
+]
+"""Settings; the number of the check; a part of its message; a part of its hint."""
+
+
+def test_every_setting_has_a_wrong_value_below() -> None:
+    said = [given for given, _, _, _ in WRONG if isinstance(given, dict)]
+    tried = {name for given in said for name in {**GOOD, **given} if given.get(name) != GOOD.get(name)}
+    assert tried >= {*conf._OPTIONS, *conf._OF_MIDDLEWARE}
+
+
+@pytest.mark.parametrize(("said", "number", "message", "hint"), WRONG, ids=str)
 def test_wrong_setting_is_named_and_says_what_to_write(said: Any, number: str, message: str, hint: str) -> None:
     ((found, text, advice),) = checked(said)
     assert found == f"oncekey.{number}"
     assert message in text
     assert hint in advice
-    assert "secret" not in text + advice
+    assert "secret@" not in text + advice
+    assert "OnceKey(" not in text + advice
 
 
 def test_first_use_raises_what_the_check_says() -> None:

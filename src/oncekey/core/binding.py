@@ -32,7 +32,10 @@ def secrets_of(given: BindSecrets | None) -> tuple[bytes, ...]:
     """The secrets of ``OnceKey(bind_secret=…)``."""
     if given is None:
         return ()
-    texts = [given] if isinstance(given, str | bytes) else list(given)
+    several: Any = given  # the app's settings have no types
+    texts = list(several) if isinstance(several, Iterable) and not isinstance(several, str | bytes) else [several]
+    if not all(isinstance(text, str | bytes) for text in texts):
+        raise ConfigurationError("OnceKey(bind_secret=…): it takes a text or bytes, or the new and the old one")
     found = tuple(text.encode() if isinstance(text, str) else text for text in texts)
     if not found or min(map(len, found)) < MIN_SECRET_BYTES:
         raise ConfigurationError(f"OnceKey(bind_secret=…): it needs {MIN_SECRET_BYTES} bytes or more. {_MAKE_ONE}")

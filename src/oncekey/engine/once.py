@@ -20,13 +20,12 @@ from oncekey.core.routes import Route, Routes
 from oncekey.core.states import Effects
 from oncekey.core.steps import Find
 from oncekey.core.verdicts import Resolver, Resolvers, Settlement, Verdict
-from oncekey.engine import settlement
+from oncekey.engine import policy_checks, settlement
 from oncekey.engine.direct import Direct
 from oncekey.engine.flows import Flow
 from oncekey.engine.lifespan import Lifespan
 from oncekey.engine.limiter import Limiter
 from oncekey.engine.parts import cache_of, engine_of, keyed_by, keyring_of, store_of
-from oncekey.engine.policy_checks import check_limits, check_options, check_policy, checked_cap, checked_limits
 from oncekey.engine.request import AuthorizeFunction, ScopeFunction, SingleTenant
 from oncekey.engine.resumption import Registered, ResumeFunction
 from oncekey.errors import ConfigurationError
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("oncekey")
 
-MAX_SCOPE_LENGTH = 255
 SINGLE_SCOPE = "single-tenant"
 _Resolver = TypeVar("_Resolver", bound=Resolver)
 _Handler = TypeVar("_Handler")
@@ -105,7 +103,9 @@ class OnceKey(Direct, Lifespan):
         max_queued: int = 10_000,
         grace: float = 10.0,
     ) -> None:
-        check_options(url, policy, profile, scope, authorize, grace)
+        policy_checks.check_options(url, policy, profile, scope, authorize, on_event)
+        policy_checks.check_values(docs_url=docs_url, status_url=status_url, migrate=migrate, cache=cache)
+        policy_checks.check_values(cache_secret=cache_secret, cache_ttl=cache_ttl, max_queued=max_queued, grace=grace)
         self.scope = scope
         self.authorize = authorize
         self.single_tenant = SINGLE_SCOPE if isinstance(scope, SingleTenant) else None
@@ -118,8 +118,8 @@ class OnceKey(Direct, Lifespan):
         self.profile = profile
         self.docs_url = docs_url
         self.status_url = status_url
-        self.max_active_keys = checked_cap(max_active_keys)
-        self.limiter = Limiter(checked_limits(limits), self.max_active_keys)
+        self.max_active_keys = policy_checks.checked_cap(max_active_keys)
+        self.limiter = Limiter(policy_checks.checked_limits(limits), self.max_active_keys)
         self.bind_secrets = binding.secrets_of(bind_secret)
         self.keyring = keyring_of(encryption)
         """What encrypts the contents of rows; None: they are not encrypted."""
@@ -131,7 +131,7 @@ class OnceKey(Direct, Lifespan):
         engine = make(store, cache=front, emitter=Emitter(on_event), migrate=migrate, max_queued=max_queued)
         Direct.__init__(self)
         Lifespan.__init__(self, engine, migrate=migrate, grace=grace)
-        check_limits(self)
+        policy_checks.check_limits(self)
         self.on_close(self._close_limiter)
         for each in (self.default_policy, *self.routes.listed.values()):
             self.check_policy(each)
@@ -144,7 +144,7 @@ class OnceKey(Direct, Lifespan):
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise ConfigurationError for a policy that needs a setting or a store which this OnceKey does not have."""
-        check_policy(policy, self)
+        policy_checks.check_policy(policy, self)
 
     def reservation(
         self,
@@ -333,13 +333,5 @@ class OnceKey(Direct, Lifespan):
 
     def key_scope(self, tenant: str, operation: str | None = None) -> str:
         """The scope under which a tenant's keys are kept: of all its endpoints, or of one (``key_per="endpoint"``)."""
-        if not _names_a_tenant(tenant):
-            raise ConfigurationError(
-                f"the scope function must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the tenant"
-            )
+        policy_checks.check_tenant(tenant)
         return tenant if operation is None else f"{tenant}{ENDPOINT_MARK}{operation}"
-
-
-def _names_a_tenant(tenant: object) -> bool:
-    """Whether the app's scope function returned a usable name; its annotations do not ensure that."""
-    return isinstance(tenant, str) and 1 <= len(tenant) <= MAX_SCOPE_LENGTH and tenant.isprintable()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core import binding
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("oncekey")
 
+MAX_SCOPE_LENGTH = 255
 UNSIGNED_TIME = (
     "Policy(max_age=…) without verify: the client writes the time of its request itself, so max_age keeps out requests "
     "that lay in a queue for too long, and not an attacker. With Policy(verify=…), a function that checks a signature "
@@ -31,20 +34,76 @@ CANNOT_COUNT = (
 )
 
 
-def check_options(url: Any, policy: Any, profile: Any, scope: Any, authorize: Any, grace: float) -> None:
+def check_options(url: Any, policy: Any, profile: Any, scope: Any, authorize: Any, on_event: Any) -> None:
     """Raise ConfigurationError for an argument of a OnceKey that cannot be one."""
     if not isinstance(url, str) and not hasattr(url, "reserve"):
         raise ConfigurationError(f"OnceKey(url): it takes the URL of a store, one of {KNOWN}, or a store")
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigurationError("OnceKey(policy=…): it takes a Policy, such as Policy(effects='repeatable')")
     if profile not in ("ietf", "stripe", "governance"):
-        raise ConfigurationError(f"OnceKey(profile={profile!r}): it takes ietf, stripe or governance")
+        raise ConfigurationError(f"OnceKey(profile={profile!r}): it takes 'ietf', 'stripe' or 'governance'")
     if not (isinstance(scope, SingleTenant) or callable(scope)):
         raise ConfigurationError("OnceKey(scope=…): it takes a function of the request, or SINGLE_TENANT")
     if authorize is not None and not callable(authorize):
         raise ConfigurationError("OnceKey(authorize=…): it takes a function of the request and the operation's name")
-    if grace < 0:
-        raise ConfigurationError(f"OnceKey(grace={grace}): it takes 0 seconds or more")
+    if on_event is not None and not callable(on_event):
+        raise ConfigurationError("OnceKey(on_event=…): it takes a function of the event")
+
+
+def check_values(**given: Any) -> None:
+    """As ``check_options``, for options that take a plain value. A secret is not repeated in the message."""
+    for name, value in given.items():
+        is_one, takes = _VALUES[name]
+        if not is_one(value):
+            shown = "…" if "secret" in name or name == "cache" else repr(value)
+            raise ConfigurationError(f"OnceKey({name}={shown}): it takes {takes}")
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+
+
+def _is_address(given: Any) -> bool:
+    return isinstance(given, str) and given.startswith(("/", "https://", "http://"))
+
+
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "docs_url": (
+        lambda given: given is None or isinstance(given, str),
+        "the address of a page, such as 'https://example.com/docs/keys'",
+    ),
+    "status_url": (
+        lambda given: given is None or _is_address(given),
+        "the address of the status resource as clients reach it, such as '/idempotency'",
+    ),
+    "migrate": (lambda given: isinstance(given, bool), "True or False"),
+    "cache": (lambda given: given is None or isinstance(given, str), "the URL of a cache, such as 'redis://host'"),
+    "cache_secret": (
+        lambda given: given is None or isinstance(given, str | bytes),
+        "a text or bytes, the same in all processes of the app",
+    ),
+    "cache_ttl": (lambda given: _is_number(given) and given > 0, "a number of seconds, more than 0"),
+    "max_queued": (lambda given: type(given) is int and given > 0, "a whole number, 1 or more"),
+    "grace": (lambda given: _is_number(given) and given >= 0, "a number of seconds, 0 or more"),
+}
+"""By option: whether a value can be one, and what to write."""
+
+
+def check_tenant(tenant: object) -> None:
+    """Raise ConfigurationError for what the app's scope function returned, if it cannot name a tenant. The function's
+    annotations do not ensure that."""
+    if isinstance(tenant, str) and 1 <= len(tenant) <= MAX_SCOPE_LENGTH and tenant.isprintable():
+        return
+    if isinstance(tenant, str):
+        got, instead = f"a text of {len(tenant)} characters", ""
+    elif tenant is None:
+        got, instead = "None", ", or raise NotAuthenticated"
+    else:
+        got, instead = f"a value of the type {type(tenant).__name__}", ". Write str(…) around it"
+    raise ConfigurationError(
+        f"the scope function returned {got}: it must return 1 to {MAX_SCOPE_LENGTH} printable characters that name the "
+        f"tenant{instead}"
+    )
 
 
 def checked_cap(given: Any) -> int | None:

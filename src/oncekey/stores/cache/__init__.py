@@ -26,8 +26,6 @@ def open_cache(
             "write there could make oncekey replay what it likes. Make one with python -c 'import secrets; "
             "print(secrets.token_hex(32))', and give the same to all processes of the app"
         )
-    if ttl <= 0:
-        raise ConfigurationError(f"OnceKey(cache_ttl={ttl:g}): it takes seconds, more than 0")
     if not isinstance(store, Identified):
         raise ConfigurationError(
             "OnceKey(cache=…): a cache goes in front of a database on a server. In front of this store it would "

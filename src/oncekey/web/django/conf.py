@@ -8,6 +8,7 @@ what was declared.
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -54,6 +55,10 @@ _OPTIONS = {
     "GRACE": "grace",
 }
 """The settings that are options of a OnceKey."""
+_SETTINGS = {option: setting for setting, option in _OPTIONS.items()}
+_OF_OPTION = re.compile(r"(?:OnceKey\()?(\w+)(?:=(…|[^…]*?))?\)?: (.*)", re.DOTALL).fullmatch
+"""What a OnceKey says of one option: its name, its value and what to write."""
+_NAMED_OPTION = re.compile(r"(?:OnceKey\()?\b(\w+)=(?:…|'[^']*')\)?")
 _OF_MIDDLEWARE = ("ONLY", "UPKEEP")
 _FUNCTIONS = ("SCOPE", "AUTHORIZE", "ON_EVENT")
 """Settings that name a function by its dotted path."""
@@ -108,7 +113,7 @@ def make() -> OnceKey:
     try:
         made = OnceKey(**arguments)
     except ConfigurationError as error:
-        raise Wrong(7, f"ONCEKEY cannot be used: {error}", "docs/django.md says what each setting takes") from error
+        raise _of_setting(error) from error
     alias = database_alias()
     if alias is None:
         made.engine.how_to_enlist = "an alias of DATABASES as ONCEKEY['STORE'], and then current().enlist()"
@@ -117,6 +122,20 @@ def make() -> OnceKey:
         made.engine.in_own_block = partial(in_block, alias)
         made.engine.how_to_enlist = "current().enlist() in the transaction.atomic() of the {view}"
     return made
+
+
+def _of_setting(error: ConfigurationError) -> Wrong:
+    """What a OnceKey says of its options, in the words of the settings."""
+    text, where = str(error), "docs/django.md says what each setting takes"
+    found = _OF_OPTION(text)
+    if found is not None and found[1] in _SETTINGS:
+        name, value, takes = _SETTINGS[found[1]], found[2], found[3]
+        is_wrong = "cannot be used" if value in (None, "…") else f"is {value}"
+        return Wrong(7, f"ONCEKEY[{name!r}] {is_wrong}", takes[0].upper() + takes[1:])
+    in_settings = _NAMED_OPTION.sub(
+        lambda found: f"ONCEKEY[{_SETTINGS[found[1]]!r}]" if found[1] in _SETTINGS else found[0], text
+    )
+    return Wrong(7, f"ONCEKEY cannot be used: {in_settings}", where)
 
 
 def database_alias() -> str | None:
