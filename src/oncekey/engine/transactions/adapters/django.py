@@ -269,13 +269,11 @@ class DjangoLink(Link):
     def commit(self) -> None:
         wrapper, inner = self._wrapper, self._inner
         try:
-            if not self._still():
+            if inner.ended or not self._still():
                 raise EnlistError(f"the enlisted transaction of {self.what} was ended before oncekey could commit it")
             hooks, wrapper.run_on_commit = wrapper.run_on_commit, []
-            inner.let_go()
+            inner.free()  # after a COMMIT that fails Django rolls back: a guard's refusal would hide the error
             self._block.__exit__(None, None, None)
-            if inner.ended:
-                raise EnlistError(f"{self.what} was rolled back while oncekey committed it")
             self._hooks = hooks
         finally:
             inner.free()

@@ -1,0 +1,41 @@
+"""What every driver must do with an enlisted transaction, for Django's views: leases, jobs, constraints, isolation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+
+from oncekey import current
+from oncekey.core.states import State
+from tests.enlist.django_site import Site
+from tests.enlist.django_views import pay_in_block
+from tests.enlist.shop import Shop
+
+
+def test_deferred_constraint_undoes_all_and_the_log_has_its_error(
+    make: Callable[..., Site], shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database looks at it at COMMIT, after the view. Django rolls back then, which no guard may refuse."""
+    shop.ask("CREATE TABLE IF NOT EXISTS customers (name text PRIMARY KEY)")
+    shop.ask("DELETE FROM customers")
+    shop.ask("CREATE TABLE IF NOT EXISTS orders (name text REFERENCES customers (name) DEFERRABLE INITIALLY DEFERRED)")
+
+    def view(site: Site, request: Any) -> HttpResponse:
+        answer = pay_in_block(site, request)
+        site.ask("INSERT INTO orders (name) VALUES ('ann')")
+        return answer
+
+    site = make(view)
+    with caplog.at_level(logging.WARNING, "oncekey"):
+        assert site.post().status_code == 503
+    assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
+    (told,) = [record.getMessage() for record in caplog.records if "commit of an enlisted" in record.getMessage()]
+    assert "failed with IntegrityError" in told
+    assert "was refused" not in caplog.text
+    shop.ask("INSERT INTO customers (name) VALUES ('ann')")
+    assert site.post().status_code == 201
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
