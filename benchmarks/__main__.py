@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _stores(plan: Sequence[tuple[Any, list[Any]]], parts: set[str]) -> set[str]:
     """Which stores have to be there."""
-    wanted = {contestant.store for _, contestants in plan for contestant in contestants if contestant.store}
+    wanted = {server for _, contestants in plan for contestant in contestants for server in contestant.servers}
     if parts or any(workload.setting.inserts for workload, _ in plan):
         wanted.add("postgres")
     return wanted | ({"sqlite", "mysql"} if "store" in parts else set())

@@ -6,6 +6,7 @@ contestants differ in their variables and nothing else:
 * ``ONCEKEY_BENCH_GUARD``: ``bare``, ``oncekey``, a peer (``peers.py``) or a way by hand (``by_hand.py``); without it,
   ``oncekey`` where there is a store, else ``bare``;
 * ``ONCEKEY_BENCH_STORE``: where the guard keeps its keys;
+* ``ONCEKEY_BENCH_CACHE``: the Redis in front of oncekey's store; without it, there is none;
 * ``ONCEKEY_BENCH_FRAMEWORK``: ``starlette`` (default) or ``fastapi``;
 * ``ONCEKEY_BENCH_INSERT``: the database into which the handler writes one row; without it, it writes nothing.
 
@@ -33,6 +34,7 @@ GUARD = "ONCEKEY_BENCH_GUARD"
 FRAMEWORK = "ONCEKEY_BENCH_FRAMEWORK"
 STORE = "ONCEKEY_BENCH_STORE"
 INSERT = "ONCEKEY_BENCH_INSERT"
+CACHE = "ONCEKEY_BENCH_CACHE"
 
 POOL_SIZE = 32
 """Connections of the handler that writes: enough for its 64 clients, few enough not to queue in the database."""
@@ -58,7 +60,7 @@ def create() -> Starlette:
     if not url:
         raise SystemExit(f"{GUARD}={guard} needs {STORE}")
     if guard == "oncekey":
-        return protect(app, url, effects="transactional" if insert else "external")
+        return protect(app, url, effects="transactional" if insert else "external", cache=os.environ.get(CACHE))
     if guard not in peers.GUARDS:
         raise SystemExit(
             f"{GUARD}={guard}: it takes bare, oncekey, dbos, {', '.join((*peers.GUARDS, *by_hand.GUARDS))}"
@@ -66,14 +68,20 @@ def create() -> Starlette:
     return peers.GUARDS[guard](app, url)
 
 
-def protect(app: Starlette, url: str, effects: Any = "external") -> Starlette:
+def protect(app: Starlette, url: str, effects: Any = "external", cache: str | None = None) -> Starlette:
     """Put the middleware in front, as the README does."""
     from oncekey import SINGLE_TENANT, OnceKey, Policy
     from oncekey.web.asgi import IdempotencyMiddleware
 
-    once = OnceKey(url, scope=SINGLE_TENANT, policy=Policy(effects=effects), migrate=True)
+    options = {} if cache is None else cache_options(cache)
+    once = OnceKey(url, scope=SINGLE_TENANT, policy=Policy(effects=effects), migrate=True, **options)
     app.add_middleware(IdempotencyMiddleware, once=once)
     return app
+
+
+def cache_options(url: str) -> dict[str, Any]:
+    """The options of OnceKey for a cache."""
+    return {"cache": url, "cache_secret": "only for benchmarks"}
 
 
 class Executions:

@@ -25,10 +25,18 @@ class Contestant:
     """None: bare."""
     marks_replays: bool = True
     """Its replays carry a header that says so."""
+    cached: bool = False
+    """A Redis is the cache in front of its store."""
 
     @property
     def name(self) -> str:
-        return self.guard if self.store is None else f"{self.guard} {self.store}"
+        cache = "+cache" if self.cached else ""
+        return self.guard if self.store is None else f"{self.guard} {self.store}{cache}"
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The stores that have to be there (``places.py``)."""
+        return (*([self.store] if self.store else []), *(["redis"] if self.cached else []))
 
     @property
     def is_peer(self) -> bool:
@@ -37,6 +45,8 @@ class Contestant:
     @property
     def place(self) -> str | None:
         """Where in :class:`Places` its store is: a database of its own."""
+        if self.cached:
+            return f"{self.store}-cache"
         own = self.is_peer or self.guard in by_hand.GUARDS
         return f"{self.store}-{self.guard}" if self.store and own else self.store
 
@@ -47,6 +57,8 @@ class Contestant:
 
 BARE = Contestant("bare", None)
 ONCEKEY_POSTGRES = Contestant("oncekey", "postgres")
+ONCEKEY_POSTGRES_CACHE = Contestant("oncekey", "postgres", cached=True)
+"""Only for replays: a first request cannot be in the cache."""
 ONCEKEY_SQLITE = Contestant("oncekey", "sqlite")
 ONCEKEY_SQLITE_PROCESS = Contestant("oncekey", "sqlite-process")
 ONCEKEY_MEMORY = Contestant("oncekey", "memory")
@@ -78,7 +90,9 @@ ALL = (
     ASGI_HEADER_REDIS,
     DBOS_POSTGRES,
     *BY_HAND,
+    ONCEKEY_POSTGRES_CACHE,
 )
+WITHOUT_CACHE = tuple(contestant for contestant in ALL if not contestant.cached)
 PEERS = tuple(contestant for contestant in ALL if contestant.is_peer)
 
 
@@ -86,8 +100,9 @@ def cannot_run(contestant: Contestant, at: Places) -> str | None:
     """Why it is left out, or None."""
     if contestant.is_peer and peers.version(contestant.guard) is None:
         return "not installed"
-    if contestant.store in at.missing:
-        return at.missing[contestant.store or ""]
+    for server in contestant.servers:
+        if server in at.missing:
+            return at.missing[server]
     if contestant.place is not None and contestant.place not in at.urls:
         return f"no {contestant.store} in this run"
     return None

@@ -40,13 +40,11 @@ def _encryption() -> dict[str, Any]:
     return {"encryption": Keyring({1: bytes(range(32))})}
 
 
-CACHE = "ONCEKEY_BENCH_CACHE"
-"""The environment variable with the Redis in front of the database."""
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "prometheus": lambda: {"telemetry": "prometheus"},
     "otel": lambda: {"telemetry": "otel"},
     "encryption": _encryption,
-    "cache": lambda: {"cache": os.environ[CACHE], "cache_secret": "only for benchmarks"},
+    "cache": lambda: apps.cache_options(os.environ[apps.CACHE]),
 }
 """Options of OnceKey that cost something, by the word for them in the name of a mode."""
 WITH_OPTIONS = tuple(f"{mode}+{option}" for option in OPTIONS for mode in ("replay", "first"))

@@ -27,8 +27,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import callgrind, report
+from benchmarks.apps import CACHE
 from benchmarks.callgrind import LOOP, OURS, CannotCount, Counted
-from benchmarks.in_process import AT_ONCE, CACHE, DOCUMENTS, INSERTS, MODES, PEERS, REQUESTS, WITH_OPTIONS, place_of
+from benchmarks.in_process import AT_ONCE, DOCUMENTS, INSERTS, MODES, PEERS, REQUESTS, WITH_OPTIONS, place_of
 from benchmarks.places import places
 
 FIGURES = Path(__file__).with_suffix(".json")

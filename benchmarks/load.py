@@ -79,16 +79,18 @@ def run(
     keys: int = 1000,
     body: str = BODY,
     marked: bool = True,
+    run: str | None = None,
 ) -> Measured:
     """Load 127.0.0.1:port once; LoadFailed unless every answer was a 2xx of the asked-for kind.
 
-    ``marked``: this app says with a header when an answer is a replay, so it is checked how many were.
+    ``marked``: this app says with a header when an answer is a replay, so it is checked how many were. ``run``: 12 hex
+    digits; the same ones again make the same keys. Without it, all keys are new.
     """
     command = [
         str(program),
         *("--port", str(port), "--mode", mode, "--connections", str(connections)),
         *("--seconds", str(seconds), "--warmup", str(warmup), "--path", path),
-        *("--run", secrets.token_hex(6), "--keys", str(keys), "--body", body),
+        *("--run", run or secrets.token_hex(6), "--keys", str(keys), "--body", body),
     ]
     try:
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds + warmup + SLACK)

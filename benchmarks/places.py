@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import by_hand, peers
+from benchmarks import by_hand, peers, statements
 from benchmarks.apps import BUSINESS_TABLE
 
 FAST_FSYNC_MS = 0.03
@@ -29,6 +29,7 @@ MAX_CONNECTIONS = "400"
 """Room for the pools of every contestant at once: they run side by side, and are loaded in turns."""
 DATABASES = {
     "postgres": "bench",
+    "postgres-cache": "bench_cache",
     "postgres-store": "bench_store",
     "postgres-pgbench": "bench_pgbench",
     "postgres-bare": "bench_bare",
@@ -39,7 +40,11 @@ DATABASES = {
     "postgres-procrastinate": "bench_procrastinate",
     "postgres-pgqueuer": "bench_pgqueuer",
 }
-REDIS_DATABASES = {"redis-idemkit": 0, "redis-asgi-idempotency-header": 1, "redis": 2}
+CACHE_TIMEOUT = "timeout=1"
+"""With the default of 50 ms, an app that waits for a core takes the cache for a hanging one, and asks PostgreSQL."""
+READER = "bench_statements"
+"""The database from which the statements of ``postgres-cache`` are counted."""
+REDIS_DATABASES = {"redis-idemkit": 0, "redis-asgi-idempotency-header": 1, "redis": 2, "cache": 3}
 BY_HAND = tuple(f"postgres-{guard}" for guard in by_hand.GUARDS)
 WRITTEN_TO = ("postgres", "postgres-bare", "postgres-idemkit", "postgres-dbos", *BY_HAND)
 """The databases with a business table, for the handler that inserts a row."""
@@ -108,7 +113,8 @@ def _with_postgres(stack: ExitStack, found: Places) -> Places:
 
     try:
         binaries = find_postgres()
-        settings = {"max_connections": MAX_CONNECTIONS}
+        uncounted = statements.missing(binaries)
+        settings = {"max_connections": MAX_CONNECTIONS, **({} if uncounted else statements.SETTINGS)}
         server = stack.enter_context(PostgresServer(bin_dir=binaries, settings=settings))
     except ServerUnavailable as reason:
         found.missing["postgres"] = str(reason)
@@ -127,6 +133,11 @@ def _with_postgres(stack: ExitStack, found: Places) -> Places:
     if peers.version("idemkit"):
         asyncio.run(peers.prepare_idemkit(found.urls["postgres-idemkit"]))
     notes = {**found.notes, "postgres": f"{version}, fsync on"}
+    if uncounted:
+        notes["statements"] = f"not counted: {uncounted}"
+    else:
+        found.urls["postgres-statements"] = server.database(READER)
+        statements.watch(server, DATABASES["postgres-cache"], READER)
     return Places(found.folder, found.urls, found.missing, binaries, server.pid, None, notes)
 
 
@@ -141,6 +152,7 @@ def _with_redis(stack: ExitStack, found: Places) -> Places:
         return found
     for place, number in REDIS_DATABASES.items():
         found.urls[place] = f"{server.url.rpartition('/')[0]}/{number}"
+    found.urls["cache"] += f"?{CACHE_TIMEOUT}"
     _set_up_redis(found.urls["redis"])
     notes = {**found.notes, "redis": "in memory only, nothing is made durable"}
     return Places(found.folder, found.urls, found.missing, found.postgres_bin, found.postgres_pid, server.pid, notes)

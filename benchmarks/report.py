@@ -38,7 +38,9 @@ class Sample:
     app_us: float | None = None
     """CPU time of the server's processes per request. Moves less with what else the machine does than the rate."""
     store_us: float | None = None
-    """CPU time of PostgreSQL or Redis per request."""
+    """CPU time of PostgreSQL or Redis per request; with a cache, of both."""
+    statements: int | None = None
+    """How many PostgreSQL executed during the whole load (``statements.py``); only with a cache."""
     generator_cpu: float | None = None
     others_cpu: float = 0.0
     """Cores that neither we nor our children used meanwhile."""
@@ -57,6 +59,8 @@ class Line:
     p99_ms: float | None
     app_us: float | None
     store_us: float | None
+    statements: int | None
+    """The most of all rounds."""
     ratio: float | None
     ratio_least: float | None
     ratio_most: float | None
@@ -83,6 +87,7 @@ def summary(samples: Sequence[Sample]) -> list[Line]:
                 p99_ms=_median(sample.p99_ms for sample in mine),
                 app_us=_median(sample.app_us for sample in mine),
                 store_us=_median(sample.store_us for sample in mine),
+                statements=max((s.statements for s in mine if s.statements is not None), default=None),
                 ratio=_median(ratios),
                 ratio_least=min(ratios, default=None),
                 ratio_most=max(ratios, default=None),
@@ -116,7 +121,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 # ---------------------------------------------------------------- to read
 
 
-HEADINGS = ("", "per second", "min..max", "p50 ms", "p99 ms", "app µs", "store µs", "ratio", "min..max", "to")
+HEADINGS = ("", "per second", "min..max", "p50 ms", "p99 ms", "app µs", "store µs", "SQL", "ratio", "min..max", "to")
 
 
 def tables(lines: Sequence[Line], left_out: Mapping[tuple[str, str], str], abouts: Mapping[str, str]) -> None:
@@ -162,6 +167,7 @@ def _cells(line: Line) -> tuple[str, ...]:
         number(line.p99_ms),
         number(line.app_us, 0),
         number(line.store_us, 0),
+        number(line.statements, 0),
         number(line.ratio),
         "" if line.ratio_least is None else f"{line.ratio_least:.2f}..{line.ratio_most:.2f}",
         line.against if line.against and line.ratio is not None else "",

@@ -14,12 +14,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks import load, pgbench, proof, queues, report, round_trips, serving, start, store_alone, targets
+from benchmarks import (
+    load,
+    pgbench,
+    proof,
+    queues,
+    report,
+    round_trips,
+    serving,
+    start,
+    store_alone,
+    targets,
+)
 from benchmarks.contestants import BARE, ONCEKEY_POSTGRES, Contestant, cannot_run, order
+from benchmarks.one_load import one_load
 from benchmarks.peers import PACKAGES, version
 from benchmarks.places import Places
 from benchmarks.progress import Progress
-from benchmarks.quiet import NOISE, Patience, tree_seconds
+from benchmarks.quiet import NOISE, Patience
 from benchmarks.report import Sample
 from benchmarks.serving import Served
 from benchmarks.workloads import Setting, Workload
@@ -143,9 +155,9 @@ class Run:
     def _serve(self, stack: ExitStack, setting: Setting, contestant: Contestant, *, first: bool) -> Served:
         url = self.at.urls[contestant.place] if contestant.place else None
         insert = self.at.urls[contestant.place or "postgres-bare"] if setting.inserts else None
-        server = setting.server
+        server, cache = setting.server, self.at.urls["cache"] if contestant.cached else None
         served = stack.enter_context(
-            serving.serving(setting.framework, url, guard=contestant.guard, insert=insert, server=server)
+            serving.serving(setting.framework, url, guard=contestant.guard, insert=insert, cache=cache, server=server)
         )
         if first:
             seen = proof.prove(contestant, served, server)
@@ -161,9 +173,9 @@ class Run:
 
     def _measure(self, workload: Workload, contestant: Contestant, served: Served, number: int) -> None:
         try:
-            (measured, app_us, store_us), others = self.patience.measure(
-                partial(self._load, workload, contestant, served)
-            )
+            take = partial(one_load, self.at, self.generator, workload, contestant, served)
+            lengths = {"seconds": self.lengths.seconds, "warmup": self.lengths.warmup}
+            loaded, others = self.patience.measure(partial(take, **lengths))
         except FAILURES as problem:
             self._leave_out(workload.id, contestant.name, problem)
             return
@@ -174,37 +186,17 @@ class Run:
                 workload=workload.id,
                 contestant=contestant.name,
                 round=number,
-                rate=measured.rps,
+                rate=loaded.measured.rps,
                 against=None if contestant is BARE else BARE.name,
-                p50_ms=measured.p50_ms,
-                p99_ms=measured.p99_ms,
-                app_us=app_us,
-                store_us=store_us,
-                generator_cpu=measured.generator_cpu,
+                p50_ms=loaded.measured.p50_ms,
+                p99_ms=loaded.measured.p99_ms,
+                app_us=loaded.app_us,
+                store_us=loaded.store_us,
+                statements=loaded.statements,
+                generator_cpu=loaded.measured.generator_cpu,
                 others_cpu=others,
             )
         )
-
-    def _load(
-        self, workload: Workload, contestant: Contestant, served: Served
-    ) -> tuple[load.Measured, float, float | None]:
-        """One measurement, with the CPU time per request of the app and, where it has one, of its store's server."""
-        store = {"postgres": self.at.postgres_pid, "redis": self.at.redis_pid}.get(contestant.store or "")
-        pids = [served.pid, *([store] if store else [])]
-        before = [tree_seconds(pid) for pid in pids]
-        measured = load.run(
-            self.generator,
-            served.port,
-            "bare" if contestant is BARE else workload.mode,
-            connections=workload.connections,
-            seconds=self.lengths.seconds,
-            warmup=self.lengths.warmup,
-            keys=workload.keys,
-            body=workload.body,
-            marked=contestant.marks_replays,
-        )
-        spent = [(tree_seconds(pid) - was) / measured.answered * 1e6 for pid, was in zip(pids, before, strict=True)]
-        return measured, spent[0], spent[1] if len(spent) > 1 else None
 
     # -- without HTTP ----------------------------------------------------------------------------------------------
 
@@ -298,6 +290,7 @@ class Run:
         latency = "" if sample.p50_ms is None else f"  p50 {sample.p50_ms:6.2f} ms"
         latency += "" if sample.p99_ms is None else f"  p99 {sample.p99_ms:7.2f} ms"
         spent = "" if sample.app_us is None else f"  app {sample.app_us:4.0f} µs"
+        spent += "" if sample.statements is None else f"  {sample.statements} statements"
         noise = f"  (others {sample.others_cpu:.2f} cores)" if sample.others_cpu > NOISE else ""
         compared = "" if ratio is None else f"  {ratio:.2f} of {sample.against}"
         row = f"{sample.workload:15} {sample.contestant:32}"

@@ -45,11 +45,18 @@ def serving(
     *,
     guard: str | None = None,
     insert: str | None = None,
+    cache: str | None = None,
     server: Server = "uvicorn",
 ) -> Iterator[Served]:
     """Serve the app of ``apps.py`` with this framework, store and guard (neither: bare)."""
     port = _free_port()
-    asked = {apps.FRAMEWORK: framework, apps.STORE: store, apps.GUARD: guard, apps.INSERT: insert}
+    asked = {
+        apps.FRAMEWORK: framework,
+        apps.STORE: store,
+        apps.GUARD: guard,
+        apps.INSERT: insert,
+        apps.CACHE: cache,
+    }
     environment = {name: value for name, value in child_environment().items() if name not in asked}
     environment |= {name: value for name, value in asked.items() if value is not None}
     with tempfile.TemporaryFile("w+") as said:

@@ -16,6 +16,7 @@ from benchmarks.contestants import (
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,
     ONCEKEY_POSTGRES,
+    ONCEKEY_POSTGRES_CACHE,
     ONCEKEY_REDIS_MEMORY,
     ONCEKEY_SQLITE,
     ONCEKEY_SQLITE_PROCESS,
@@ -50,6 +51,15 @@ class Rounds:
     def p50s(self, workload: str, contestant: str) -> dict[int, float]:
         return self._by_round(workload, contestant, lambda sample: sample.p50_ms)
 
+    def statements(self, workload: str, contestant: str) -> list[float]:
+        """How many of them there were in all rounds together; empty: they were not counted."""
+        counted = [
+            sample.statements
+            for sample in self._samples
+            if (sample.workload, sample.contestant) == (workload, contestant) and sample.statements is not None
+        ]
+        return [float(sum(counted))] if counted else []
+
     def _by_round(self, workload: str, contestant: str, value: Callable[[Sample], float | None]) -> dict[int, float]:
         found: dict[int, list[float]] = {}
         for sample in self._samples:
@@ -72,6 +82,10 @@ def _added_latency(rounds: Rounds) -> list[float]:
     bare, ours = (rounds.p50s(FIRST_ALONE, c.name) for c in (BARE, ONCEKEY_POSTGRES))
     added = {number: ours[number] - bare[number] for number in ours if number in bare}
     return divided(added, rounds.p50s(ROUND_TRIPS, TWO_COMMITS))
+
+
+def _statements(rounds: Rounds) -> list[float]:
+    return rounds.statements(REPLAY, ONCEKEY_POSTGRES_CACHE.name)
 
 
 def _start_time(rounds: Rounds) -> list[float]:
@@ -100,6 +114,7 @@ TARGETS = (
     Target("instructions, bare / replay", 1.04, None, by=BY_INSTRUCTIONS),
     Target("first request, PostgreSQL / bare app", 0.58, _to(FIRST, OURS, BARE.name)),
     Target("replay, PostgreSQL / bare app", 1.04, _to(REPLAY, OURS, BARE.name)),
+    Target("replays from a cache: statements of PostgreSQL, in all", 0, _statements, at_most=True),
     Target("first request / asyncpg by hand", 3, _to(FIRST, OURS, ASYNCPG_BY_HAND.name, ASYNCPG_BY_HAND_HELD.name)),
     Target("first request / idemkit on PostgreSQL", 7.5, _to(FIRST, OURS, IDEMKIT_POSTGRES.name)),
     Target("first request / idemkit on Redis", 3.5, _to(FIRST, OURS, IDEMKIT_REDIS.name)),

@@ -18,8 +18,10 @@ from benchmarks.contestants import (
     IDEMKIT_POSTGRES,
     IDEMKIT_REDIS,
     ONCEKEY_POSTGRES,
+    ONCEKEY_POSTGRES_CACHE,
     ONCEKEY_REDIS_MEMORY,
     ONCEKEY_SQLITE,
+    WITHOUT_CACHE,
     Contestant,
 )
 from benchmarks.load import BODY, Mode
@@ -48,7 +50,7 @@ class Workload:
     mode: Mode
     about: str
     setting: Setting = Setting()
-    contestants: tuple[Contestant, ...] = ALL
+    contestants: tuple[Contestant, ...] = WITHOUT_CACHE
     keys: int = PRIMED_KEYS
     body: str = BODY
     targets: bool = False
@@ -74,7 +76,7 @@ WORKLOADS = (
     Workload("first", 1, "first", "one client, so the latency of one request", targets=True),
     Workload("first", 16, "first", "a new key with every request"),
     Workload("first", 256, "first", "a new key with every request"),
-    Workload("replay", 64, "replay", "1,000 completed keys, over and over", targets=True),
+    Workload("replay", 64, "replay", "1,000 completed keys, over and over", contestants=ALL, targets=True),
     Workload("mix", 64, "mix", "nine new keys, then a retry of a completed one"),
     Workload("hot", 64, "replay", "all clients on one completed key", keys=1),
     Workload("large", 64, "first", "16 KiB there and back", body=LARGE_BODY),
@@ -84,9 +86,9 @@ WORKLOADS = (
     Workload("processes", 64, "first", "4 processes on one store", FOUR_PROCESSES, IN_PROCESSES),
 )
 TARGET_CONTESTANTS = {
-    "first@64": ALL,
+    "first@64": WITHOUT_CACHE,
     "first@1": (BARE, ONCEKEY_POSTGRES),
-    "replay@64": (BARE, ONCEKEY_POSTGRES, ONCEKEY_REDIS_MEMORY, IDEMKIT_REDIS),
+    "replay@64": (BARE, ONCEKEY_POSTGRES, ONCEKEY_POSTGRES_CACHE, ONCEKEY_REDIS_MEMORY, IDEMKIT_REDIS),
     "insert@64": (BARE, ONCEKEY_POSTGRES, ASYNCPG_BY_HAND, ASYNCPG_BY_HAND_HELD),
 }
 """With ``--targets`` only these are needed. Memory too: it costs little and shows what the store costs."""
