@@ -78,7 +78,8 @@ class AsyncCall(Call):
             return refused
         if self.policy.bind is not None:
             try:
-                exchange.bound_to = await self._ask(self.policy.bind, self.request)
+                with self.logs("bind"):
+                    exchange.bound_to = await self._ask(self.policy.bind, self.request)
             except (NotAuthenticated, NotAuthorized) as error:
                 return exchange.refuse_caller(error)
         if len(self.body or b"") > LARGE_BODY_BYTES:  # hashing it takes milliseconds: do not block the event loop
@@ -95,9 +96,11 @@ class AsyncCall(Call):
         once = self.once
         if not self.asks_app:
             return self.known_tenant
-        tenant: str = once.single_tenant or await self._ask(once.scope, self.request)
+        with self.logs("scope"):
+            tenant: str = once.single_tenant or await self._ask(once.scope, self.request)
         if self.asks_to_authorize:
-            allowed(await self._ask(once.authorize, self.request, self.exchange.route.operation))
+            with self.logs("authorize"):
+                allowed(await self._ask(once.authorize, self.request, self.exchange.route.operation))
         return tenant
 
     async def _ask(self, function: Any, *arguments: Any) -> Any:

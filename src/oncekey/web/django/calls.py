@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from oncekey.engine.request import allowed
 from oncekey.errors import NoOperation, NotAuthenticated, NotAuthorized, OperatorError
 from oncekey.web import admission
 from oncekey.web.blocking_end import BlockingEnd
+from oncekey.web.django.app_functions import logged
 from oncekey.web.django.messages import (
     MARK,
     answer_of_app,
@@ -121,6 +122,10 @@ class Call:
         once = self.once
         return self.policy.sender is None and (once.single_tenant is None or once.authorize is not None)
 
+    def logs(self, which: str) -> AbstractContextManager[None]:
+        """Around a call of the app's own function."""
+        return logged(self.once, self.exchange.route.operation, which)
+
     @property
     def asks_to_authorize(self) -> bool:
         return self.once.authorize is not None and (self.raw_key is not None or self.policy.key_from is not None)
@@ -144,7 +149,8 @@ class Call:
             return refused
         if self.policy.bind is not None:
             try:
-                exchange.bound_to = answer_of_app(self.request, self.policy.bind(self.request), "bind")
+                with self.logs("bind"):
+                    exchange.bound_to = answer_of_app(self.request, self.policy.bind(self.request), "bind")
             except (NotAuthenticated, NotAuthorized) as error:
                 return exchange.refuse_caller(error)
         self.reserve(tenant)
@@ -208,10 +214,12 @@ class Call:
         once, request = self.once, self.request
         if not self.asks_app:
             return self.known_tenant
-        tenant: str = once.single_tenant or answer_of_app(request, once.scope(request), "scope")  # type: ignore[operator, arg-type]
+        with self.logs("scope"):
+            tenant: str = once.single_tenant or answer_of_app(request, once.scope(request), "scope")  # type: ignore[operator, arg-type]
         if self.asks_to_authorize:
             authorize: Any = once.authorize
-            allowed(answer_of_app(request, authorize(request, self.exchange.route.operation), "authorize"))
+            with self.logs("authorize"):
+                allowed(answer_of_app(request, authorize(request, self.exchange.route.operation), "authorize"))
         return tenant
 
     @contextmanager

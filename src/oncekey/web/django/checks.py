@@ -14,11 +14,11 @@ from oncekey.errors import ConfigurationError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web.app_routes import Place, walk
 from oncekey.web.django import conf
+from oncekey.web.django.app_functions import AUTHENTICATION
 from oncekey.web.django.middleware import OnceKeyMiddleware, Protection
 from oncekey.web.route_audit import Audit, audit_spots
 
 _NAME = "oncekey.web.django.OnceKeyMiddleware"
-_AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
 @register("oncekey")
@@ -56,7 +56,7 @@ def _wrong_places(names: list[str], ours: list[int]) -> Iterator[CheckMessage]:
     if not ours:
         yield Warning(
             "oncekey.web.django is in INSTALLED_APPS, and its middleware is not in MIDDLEWARE: nothing is protected.",
-            hint=f"Add {_NAME!r} to MIDDLEWARE, after {_AUTHENTICATION!r}.",
+            hint=f"Add {_NAME!r} to MIDDLEWARE, after {AUTHENTICATION!r}.",
             id="oncekey.W001",
         )
     elif len(ours) > 1:
@@ -65,10 +65,9 @@ def _wrong_places(names: list[str], ours: list[int]) -> Iterator[CheckMessage]:
             hint="Take one of them away.",
             id="oncekey.W002",
         )
-    elif _AUTHENTICATION in names and ours[0] < names.index(_AUTHENTICATION):
+    elif AUTHENTICATION in names and ours[0] < names.index(AUTHENTICATION):
         yield Error(
-            f"MIDDLEWARE has oncekey's middleware before {_AUTHENTICATION!r}: ONCEKEY['SCOPE'] would not know the "
-            "user.",
+            f"MIDDLEWARE has oncekey's middleware before {AUTHENTICATION!r}: ONCEKEY['SCOPE'] would not know the user.",
             hint=f"Move {names[ours[0]]!r} below it.",
             id="oncekey.E009",
         )

@@ -19,6 +19,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 
 from oncekey.engine.once import OnceKey
 from oncekey.web.django import conf
+from oncekey.web.django.app_functions import logged
 from oncekey.web.django.messages import answer_of_app, set_headers
 from oncekey.web.status import StatusWsgi
 
@@ -50,7 +51,8 @@ class StatusView(StatusWsgi):
             return HttpResponseNotAllowed(["GET", "HEAD"])  # a POST with a key leaves it unused
         root = request.path.removesuffix(key).rstrip("/")
         query = request.META.get("QUERY_STRING", "").encode("latin-1", "replace")
-        status, headers, body = self.ask(request, f"/{key}", request.get_full_path(), root, query)
+        with logged(self.once, "the status endpoint", "scope or authorize"):
+            status, headers, body = self.ask(request, f"/{key}", request.get_full_path(), root, query)
         response = HttpResponse(body, status=status)
         set_headers(response, headers)
         return response
