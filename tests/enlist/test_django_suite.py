@@ -11,7 +11,7 @@ from django.http import HttpResponse
 
 from oncekey import current
 from oncekey.core.states import State
-from tests.enlist.django_site import Site
+from tests.enlist.django_site import Site, make_site
 from tests.enlist.django_views import pay_in_block
 from tests.enlist.shop import Shop
 
@@ -39,3 +39,25 @@ def test_deferred_constraint_undoes_all_and_the_log_has_its_error(
     shop.ask("INSERT INTO customers (name) VALUES ('ann')")
     assert site.post().status_code == 201
     assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+
+
+@pytest.mark.parametrize("asgi", [False, pytest.param(True, marks=pytest.mark.frameworks)])
+@pytest.mark.parametrize("effects", ["external", "transactional"])
+def test_async_view_that_django_refuses_leaves_its_key_unused(
+    sqlite_shop: Shop, asgi: bool, effects: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under ATOMIC_REQUESTS Django raises before it calls an async view, so nothing happened."""
+
+    async def view(site: Site, request: Any) -> HttpResponse:
+        raise AssertionError("the view ran")
+
+    site = make_site(sqlite_shop, view, asgi=asgi, asynchronous=True, atomic_requests=True, effects=effects)
+    try:
+        assert [site.post(key).status_code for key in ("k-1", "k-1", "k-2")] == [500] * 3
+        assert sqlite_shop.state() is None
+    finally:
+        site.close()
+    (told,) = [record for record in caplog.records if record.name == "oncekey"]
+    assert told.getMessage().startswith("POST /payments: Django did not call the view, because it is async")
+    assert "@transaction.non_atomic_requests" in told.getMessage()
+    assert "You cannot use ATOMIC_REQUESTS with async views" in (told.exc_text or "")

@@ -16,7 +16,7 @@ configure()
 
 from django.core.checks import run_checks  # noqa: E402 - Django is configured first
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
-from django.db import connections  # noqa: E402
+from django.db import connections, transaction  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.urls import include, path, re_path  # noqa: E402
@@ -201,6 +201,25 @@ def test_view_with_two_declarations_is_named() -> None:
         conf.once.reset()
         assert checked(GOOD, [OURS], path("pay", view)) == []
         conf.once.reset()
+
+
+def test_async_view_under_atomic_requests_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django refuses it at its first request, and not at the start."""
+
+    async def awaited(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @transaction.non_atomic_requests
+    async def taken_out(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    patterns = path("awaited", awaited), path("out", taken_out), path("pay", pay)
+    assert checked(GOOD, [OURS], *patterns) == []
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    ((number, message, hint),) = checked(GOOD, [OURS], *patterns)
+    assert (number, "'/awaited'" in message) == ("oncekey.W004", True)
+    assert "awaited, is async" in message
+    assert "non_atomic_requests" in hint
 
 
 def test_routes_are_not_looked_at_if_a_setting_is_wrong() -> None:

@@ -6,14 +6,16 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from oncekey.errors import ConfigurationError
 from oncekey.upkeep.service import Upkeep
 from oncekey.web.app_routes import Place, walk
-from oncekey.web.django import conf
+from oncekey.web.django import conf, endpoints
 from oncekey.web.django.app_functions import AUTHENTICATION
 from oncekey.web.django.middleware import OnceKeyMiddleware, Protection
 from oncekey.web.route_audit import Audit, audit_spots
@@ -84,7 +86,7 @@ def check_routes(**_: Any) -> list[CheckMessage]:
     except ConfigurationError as error:
         hint = "routes= is ONCEKEY['ROUTES']. docs/django.md says where a declaration may stand."
         return [Error(f"{error}.", hint=hint, id="oncekey.E010")]
-    return list(_unused_routes(found))
+    return [*_unused_routes(found), *_async_in_blocks()]
 
 
 def _unused_routes(found: Audit) -> Iterator[CheckMessage]:
@@ -96,6 +98,24 @@ def _unused_routes(found: Audit) -> Iterator[CheckMessage]:
             f"ONCEKEY['ROUTES'] has {listed!r}, and no route of ROOT_URLCONF is that: the entry has no effect.",
             hint=f"{meant}`manage.py oncekey routes` lists them all.",
             id="oncekey.W003",
+        )
+
+
+def _async_in_blocks() -> Iterator[CheckMessage]:
+    """Async views that Django refuses to call. It says so at the first request, and not at the start."""
+    atomic = {alias for alias, said in connections.settings.items() if said["ATOMIC_REQUESTS"]}
+    refused = {
+        path: view
+        for _, path, view in endpoints.views()
+        if iscoroutinefunction(view) and atomic - getattr(view, "_non_atomic_requests", set())
+    }
+    for path, view in refused.items():
+        name = f"{view.__module__}.{view.__qualname__}"
+        yield Warning(
+            f"The view of {path!r}, {name}, is async, and ATOMIC_REQUESTS is on: Django answers 500 and does not call "
+            "it.",
+            hint="Decorate it with @transaction.non_atomic_requests, or make it a plain function.",
+            id="oncekey.W004",
         )
 
 

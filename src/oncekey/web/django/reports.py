@@ -40,6 +40,11 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 )
 """Exceptions to which Django itself gives a status (``django.core.handlers.exception``)."""
 _INSTALLED = "oncekey_reports"
+_ASYNC_IN_BLOCK = (
+    "%s: Django did not call the view, because it is async and ATOMIC_REQUESTS is on. The client got a 500, and its "
+    "key stays unused. Decorate the view with @transaction.non_atomic_requests, or make it a plain function "
+    "(docs/django.md). This is said once per {unit}"
+)
 
 
 def install() -> None:
@@ -57,11 +62,13 @@ def install() -> None:
 
     @functools.wraps(make_atomic)
     def make_view_atomic(self: BaseHandler, view: Any) -> Any:
-        if isinstance(view, ReportedView):
-            return reported(make_atomic(self, _in_block(view.oncekey_view)))
-        if _current.get() is None:
+        if not isinstance(view, ReportedView) and _current.get() is None:
             return make_atomic(self, view)
-        return reported(make_atomic(self, _in_block(view)))
+        try:
+            return reported(make_atomic(self, _in_block(getattr(view, "oncekey_view", view))))
+        except RuntimeError as error:
+            _not_called(error)
+            raise
 
     @functools.wraps(check)
     def check_response(self: BaseHandler, response: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,6 +79,15 @@ def install() -> None:
     BaseHandler.resolve_request = resolve_request  # type: ignore[method-assign]
     BaseHandler.make_view_atomic = make_view_atomic  # type: ignore[method-assign]
     BaseHandler.check_response = check_response  # type: ignore[method-assign]
+
+
+def _not_called(error: RuntimeError) -> None:
+    """Django refuses to call an async view under ``ATOMIC_REQUESTS``, before it enters it: the key stays unused."""
+    operation = _current.get()
+    if operation is None or operation.engine is None:
+        return
+    operation.evidence.refused_by_validation()
+    operation.engine.tell_once(operation.name, _ASYNC_IN_BLOCK, error=error)
 
 
 def _in_block(view: Any) -> Any:
