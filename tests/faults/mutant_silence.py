@@ -9,6 +9,7 @@ from tests.faults.mutant import mutant as _
 TOLD = "tests/web/test_unknown_is_told.py"
 HELD = "tests/enlist/test_held_too_long.py"
 ACCEPTED = "tests/web/test_in_flight_accepted.py"
+EXPORTER = "tests/telemetry/test_broken_exporter.py"
 MEASURED, OBSERVED = "tests/telemetry/test_begin_measured.py", "oncekey.engine.observed"
 OUTCOMES, LEASES, WIRE = "oncekey.web.unknown_outcomes", "oncekey.core.leases", "oncekey.web.responses"
 
@@ -34,6 +35,12 @@ SILENCE: tuple[Mutant, ...] = (
       (OBSERVED, "        self._in_flows.add(wanted.owner)\n", "")),
     _(47, "I4", "a question that the router refuses is measured", f"{MEASURED}::test_full_queue_is_a_failed_question_counted_once",
       (OBSERVED, "            self._answered(work, began_ns, began, None)\n", "")),
+    _(47, "I4", "an exporter that raises does not stop the start", f"{EXPORTER}::test_broken_exporter_stops_neither_the_start_nor_a_request",
+      ("oncekey.engine.parts", "    tell(exporters, \"expect\", [", "    for each in exporters: each.expect([")),
+    _(47, "I4", "an event that an exporter cannot count is logged with its class", f"{EXPORTER}::test_frozen_exporter_that_has_no_hash_is_reported_once",
+      ("oncekey.telemetry.emitter", "partial(answer, exporter, \"on_event\", None)", "exporter.on_event")),
+    _(47, "I4", "the log names the exporter's method that raised", f"{EXPORTER}::test_log_names_the_methods_that_the_user_wrote_once_each",
+      ("oncekey.telemetry.exporter", "        answer(self, method, None, *what)\n", "        getattr(self, method)(*what)\n")),
     # 48: how long a client waits for a dead owner, and for a live one
     _(48, "I4", "a duplicate of an overdue lease gets the remaining seconds", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_gets_the_remaining_seconds",
       ("oncekey.engine.engine", "decision = Busy(decision.record, self.overdue_lease(decision.record, policy))", "pass")),

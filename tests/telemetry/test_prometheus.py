@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +23,6 @@ from oncekey.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry import instruments
 from oncekey.telemetry.events import BreakerClosed, BreakerOpened, ReconcileResolved, Reserved
-from oncekey.telemetry.exporter import Exporter
 from oncekey.telemetry.prometheus import Prometheus, metrics_app, metrics_wsgi_app, page
 from oncekey.upkeep import Upkeep, gauges
 from oncekey.web import fastapi, flask
@@ -298,42 +296,6 @@ def test_page_is_a_wsgi_app(registry: CollectorRegistry) -> None:
         assert number(client.get("/metrics").text, f"{P}reserve_created_total") == 1
         assert client.head("/metrics").content == b""
         assert client.post("/metrics").status_code == 405
-
-
-# -- an exporter cannot harm -------------------------------------------------------------------------------------------
-
-
-class Broken(Exporter):
-    traces = True
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("traces", "serves", "expect", "__class__", "__dict__"):
-            return super().__getattribute__(name)
-
-        def fail(*_: object) -> None:
-            raise RuntimeError("the exporter is broken")
-
-        return fail
-
-
-@pytest.mark.parametrize("url", ["memory://", "sqlite"])
-async def test_broken_exporter_breaks_no_request(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
-    url = f"sqlite:///{tmp_path / 'keys.db'}" if url == "sqlite" else url
-    once = OnceKey(url, scope=SINGLE_TENANT, telemetry=Broken())
-    app = FastAPI()
-
-    async def pay() -> dict[str, bool]:
-        return {"paid": True}
-
-    app.post("/pay")(pay)
-    fastapi.protect(app, once, upkeep=False)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-        for _ in range(3):
-            answer = await client.post("/pay", json={}, headers={"Idempotency-Key": "key-number-one"})
-            assert answer.status_code == 200
-    await once.aclose()
-    complaints = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert 0 < len(complaints) <= 10, "each method complains once"
 
 
 # -- without exporters -------------------------------------------------------------------------------------------------

@@ -70,11 +70,11 @@ def engine_of(telemetry: Telemetry, routes: Routes) -> Callable[..., Engine]:
     if telemetry is None:
         return Engine
     from oncekey.engine.observed import ObservedEngine
+    from oncekey.telemetry.exporter import tell
     from oncekey.telemetry.registry import exporters_of
 
     exporters = exporters_of(telemetry)
     if not exporters:
         return Engine
-    for exporter in exporters:
-        exporter.expect(operation for operation, policy in routes.listed.items() if policy is not None)
+    tell(exporters, "expect", [operation for operation, policy in routes.listed.items() if policy is not None])
     return partial(ObservedEngine, exporters)

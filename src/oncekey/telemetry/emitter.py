@@ -92,8 +92,10 @@ class Emitter:
     def add(self, exporter: Exporter) -> None:
         """Send events to this exporter, too."""
         self.exporters = (*self.exporters, exporter)
-        self._hooks = (*self._hooks, exporter.on_event)
+        self._hooks = (*self._hooks, partial(answer, exporter, "on_event", None))
         self.wants_each = lambda: True
+
+        from oncekey.telemetry.exporter import answer  # an app without exporters does not import it
 
     def add_all(self, telemetry: Telemetry) -> None:
         """Send events to these exporters, too. One that is here already is not added twice."""

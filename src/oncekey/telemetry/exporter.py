@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from oncekey.core.jobs import Job
@@ -60,7 +61,8 @@ class Asked:
 class Exporter:
     """Everything that can be told. Each method may be overridden, and must be quick: it runs inside of requests.
 
-    What a method raises is logged once, and the request goes on.
+    What a method raises is logged once per method, and the app or the request goes on. The functions that
+    :meth:`around_effect` and :meth:`around_job` return are a part of the work: what these raise, the work raises.
     """
 
     traces: ClassVar[bool] = False
@@ -124,14 +126,16 @@ def answer(exporter: Exporter, method: str, otherwise: _T, *what: Any) -> _T:
     try:
         returned: _T = getattr(exporter, method)(*what)
     except Exception:  # noqa: BLE001 - of whatever kind: telemetry must not break a request
-        if (id(exporter), method) not in _complained:  # once: a broken exporter fails at every request
-            _complained.add((id(exporter), method))
-            _log.exception("%s.%s failed; its later failures are not logged", type(exporter).__name__, method)
+        reported: set[str] = vars(exporter).setdefault("_oncekey_reported", set())
+        if method not in reported:  # once: a broken exporter fails at every request
+            reported.add(method)
+            _log.exception(
+                "the exporter %s failed in %s(): requests go on without it; later failures of this method are not "
+                "logged",
+                *(type(exporter).__name__, method),
+            )
         return otherwise
     return returned
-
-
-_complained: set[tuple[int, str]] = set()
 
 
 class Metrics(Exporter):
@@ -147,7 +151,7 @@ class Metrics(Exporter):
         self.tenants = tenants
         self._operations = FirstSeen(MAX_OPERATIONS)
         self._tasks = FirstSeen(MAX_OPERATIONS)
-        self._busiest = Busiest(max(1, tenants), self.drop_tenant, fixed=fixed_tenants)
+        self._busiest = Busiest(max(1, tenants), partial(self._guarded, "drop_tenant"), fixed=fixed_tenants)
 
     # -- what an exporter of metrics writes
 
@@ -167,6 +171,10 @@ class Metrics(Exporter):
 
     # -- what they share
 
+    def _guarded(self, method: str, *what: Any) -> None:
+        """Call a method that the exporter wrote. The log names it if it raises, and what follows is still done."""
+        answer(self, method, None, *what)
+
     def label_names(self, kind: type[Event]) -> tuple[str, ...]:
         return (*kind.labels, "tenant") if self.tenants and _has_tenant(kind) else kind.labels
 
@@ -176,13 +184,13 @@ class Metrics(Exporter):
         if self.tenants and _has_tenant(kind):
             scope: str = getattr(event, "scope")  # noqa: B009 - not every event has one
             values.append(self._busiest.label(tenant_of(scope)))
-        self.add(kind, tuple(values), event.amount)
+        self._guarded("add", kind, tuple(values), event.amount)
         if isinstance(event, events.ReconcileResolved):
-            self.record(instruments.AGE, (values[0],), event.age_seconds)
+            self._guarded("record", instruments.AGE, (values[0],), event.age_seconds)
         elif isinstance(event, events.BreakerOpened):
-            self.shift(instruments.BREAKER, (), 1)
+            self._guarded("shift", instruments.BREAKER, (), 1)
         elif isinstance(event, events.BreakerClosed):
-            self.shift(instruments.BREAKER, (), -1)
+            self._guarded("shift", instruments.BREAKER, (), -1)
 
     def _bounded(self, name: str, text: str) -> str:
         if name == "operation":
@@ -190,35 +198,35 @@ class Metrics(Exporter):
         return self._tasks.label(text) if name == "task" else text
 
     def began(self, asked: Asked) -> None:
-        self.record(instruments.BEGIN, (self._operations.label(asked.operation),), asked.seconds)
+        self._guarded("record", instruments.BEGIN, (self._operations.label(asked.operation),), asked.seconds)
 
     def entered(self, attempt: Attempt) -> None:
-        self.shift(instruments.RUNNING, (self._operations.label(attempt.name),), 1)
+        self._guarded("shift", instruments.RUNNING, (self._operations.label(attempt.name),), 1)
 
     def handled(self, attempt: Attempt, seconds: float) -> None:
         operation = self._operations.label(attempt.name)
-        self.shift(instruments.RUNNING, (operation,), -1)
-        self.record(instruments.HANDLER, (operation,), seconds)
+        self._guarded("shift", instruments.RUNNING, (operation,), -1)
+        self._guarded("record", instruments.HANDLER, (operation,), seconds)
 
     def finished(self, asked: Asked) -> None:
-        self.record(instruments.FINISH, (self._operations.label(asked.operation),), asked.seconds)
+        self._guarded("record", instruments.FINISH, (self._operations.label(asked.operation),), asked.seconds)
 
     def routes(self, operations: Iterable[str]) -> None:
         self._operations.know(operations)
 
     def batch(self, verb: str, keys: int) -> None:
-        self.record(instruments.BATCH, (verb,), float(keys))
+        self._guarded("record", instruments.BATCH, (verb,), float(keys))
 
     def expect(self, operations: Iterable[str]) -> None:
         operations = tuple(operations)
         for kind in instruments.USUAL:
             if not kind.labels:
-                self.add(kind, (), 0)
+                self._guarded("add", kind, (), 0)
             elif kind.labels == ("operation",) and not self.tenants:
                 for operation in operations:
-                    self.add(kind, (self._operations.label(operation),), 0)
-        self.add(events.StoreFailed, ("reserve",), 0)
-        self.shift(instruments.BREAKER, (), 0)
+                    self._guarded("add", kind, (self._operations.label(operation),), 0)
+        self._guarded("add", events.StoreFailed, ("reserve",), 0)
+        self._guarded("shift", instruments.BREAKER, (), 0)
 
 
 def _has_tenant(kind: type[Event]) -> bool:
