@@ -296,6 +296,17 @@ GUARDS: tuple[Mutant, ...] = (
     _(
         28,
         "I6",
+        "a key that is tried again is masked on the command line",
+        f"{PLANTED}::test_nothing_that_oncekey_says_has_a_secret",
+        (
+            "oncekey.cli.dead_letters",
+            '_done(f"key {key_shown(record.key, False)}"',
+            '_done(f"key {key_shown(record.key, True)}"',
+        ),
+    ),
+    _(
+        28,
+        "I6",
         "errors that apps wrote are masked in Django's admin",
         "tests/web/test_django_project.py::test_project_from_migrate_to_the_admin",
         ("oncekey.web.django.admin", 'mask(shown(record.last_error or ""))', 'record.last_error or ""'),

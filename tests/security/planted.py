@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+import typer
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -20,6 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from oncekey.cli import main
+from oncekey.cli.app import app
 from oncekey.cli.logs import JsonLines
 from oncekey.telemetry.events import Event
 from oncekey.telemetry.exporter import Exporter
@@ -38,6 +41,20 @@ HEADERS = (
 )
 
 
+PERSONAL: dict[str, tuple[str, ...]] = {
+    "ann.planted@example.com": ("ann.planted",),
+    "bob.planted%40example.com": ("bob.planted",),
+    "+49.151.000.4242": ("+49.151", "000.4242"),
+    "(555) 200-4242": ("(555)", "200-4242"),
+    "0151/0004242": ("0151/", "/0004242"),
+    "4242.4242.4242.4242": ("4242.4242",),
+    "eyJhbGciOiJub25lIn0.eyJwbGFudGVkIjoxfQ.cGxhbnRlZA": ("eyJhbGciOiJub25lIn0", "eyJwbGFudGVkIjoxfQ", "cGxhbnRlZA"),
+}
+"""E-mail addresses, phone numbers, a card number and a token, as ``Policy(pii=…)`` knows them; and parts of each, none
+of which may be shown."""
+SECRETS = (MARK, WORD, *(part for parts in PERSONAL.values() for part in parts))
+
+
 def secret(name: str) -> str:
     return f"sk-{MARK}-{name}"
 
@@ -50,7 +67,8 @@ def shown(name: str) -> str:
 def sentence(name: str) -> str:
     """The message of an exception, with a secret at every place where messages have one."""
     return (
-        f"{name}: the provider said '{secret(name)}' and \"{secret(name)}\" about {secret(name)}, password={MARK}, "
+        f"{name}: no customer {', '.join(PERSONAL)}: "
+        f"the provider said '{secret(name)}' and \"{secret(name)}\" about {secret(name)}, password={MARK}, "
         f"token: {MARK}, Bearer {MARK}, {MARK}@example.com, https://u:{MARK}@host/{MARK}, (a)=({MARK}), it's so, "
         f"mail 'joe@example.com' password '{WORD}', {HEADERS[len(name) % len(HEADERS)]}\n"
         f"DETAIL: Key (key)=({MARK}) exists for {WORD}"
@@ -61,6 +79,8 @@ class Witness:
     """Collects what oncekey says. ``found`` has the places in which a secret is."""
 
     def __init__(self) -> None:
+        self.commands: set[str] = set()
+        """The commands that were run."""
         self.said: list[tuple[str, str]] = []
         self.registry = CollectorRegistry()
         self.spans = InMemorySpanExporter()
@@ -86,7 +106,7 @@ class Witness:
         """Every place with a secret, and what stands around it."""
         return [
             (place, text[max(0, at - 100) : at + 100])
-            for word in words or (MARK, WORD)
+            for word in words or SECRETS
             for place, text in self.said
             if (at := text.find(word)) >= 0
         ]
@@ -100,16 +120,49 @@ class Witness:
 
     def run(self, *arguments: str, code: int | None = 0) -> str:
         """One command. What it prints and how it ends is heard."""
+        name = next(each for each in (" ".join(arguments[:2]), arguments[0]) if each in every_command())
+        self.commands.add(name)
         out, ended = io.StringIO(), 0
-        streams = redirect_stdout(out), redirect_stderr(out)
-        with streams[0], streams[1], patch.object(sys, "argv", ["oncekey", *arguments]):
+        with (
+            redirect_stdout(out),
+            redirect_stderr(out),
+            _own_logging(),
+            patch.object(sys, "argv", ["oncekey", *arguments]),
+        ):
             try:
                 main()
             except SystemExit as error:
                 ended = int(error.code or 0)
-        self.hear(f"command {' '.join(arguments[:2])}", out.getvalue())
+        self.hear(f"command {name}", out.getvalue())
         assert code is None or ended == code, out.getvalue()
         return out.getvalue()
+
+
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """The root logger as a new process has it, so that a command's log goes to its standard error."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@cache
+def every_command() -> frozenset[str]:
+    """The commands of ``oncekey``, as Typer lists them: ``worker``, ``keys show``."""
+
+    def below(command: Any, name: str) -> Iterator[str]:
+        if not hasattr(command, "commands"):
+            yield name
+            return
+        for each, found in command.commands.items():
+            yield from below(found, f"{name} {each}".strip())
+
+    return frozenset(below(typer.main.get_command(app), ""))
 
 
 class _Listener(logging.Handler):

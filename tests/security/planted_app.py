@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,13 +12,25 @@ from typing import Any
 import psycopg
 from fastapi import Depends, FastAPI, Request, Response
 
-from oncekey import Confirmed, NotExecuted, OnceKey, OutcomeUnknown, Policy, Refused, StillUnknown
+from oncekey import (
+    Confirmed,
+    NotAuthenticated,
+    NotAuthorized,
+    NotExecuted,
+    OnceKey,
+    OutcomeUnknown,
+    Policy,
+    Refused,
+    StillUnknown,
+)
 from oncekey import Request as KeyRequest
 from oncekey.core.verdicts import Inquiry
 from oncekey.engine.resumption import Resumption
 from oncekey.errors import Dead
+from oncekey.limits import Limits
 from oncekey.outbox import Context, Worker
 from oncekey.web.fastapi import CurrentOperation, protect
+from oncekey.web.status import status_app
 from tests.security.planted import WORD, Witness, secret, sentence, shown
 
 TENANT = "acme"
@@ -34,7 +47,14 @@ def connect(url: str) -> Any:
 def tenant_of(request: KeyRequest) -> str:
     if request.headers.get("x-broken"):
         raise RuntimeError(sentence("scope"))
+    if request.headers.get("x-nobody"):
+        raise NotAuthenticated
     return TENANT if request.headers.get("authorization") == f"Bearer {secret('authorization')}" else "stranger"
+
+
+def authorize(request: KeyRequest, operation: str) -> None:
+    if operation == "POST /forbidden":
+        raise NotAuthorized
 
 
 def _raise(name: str) -> Any:
@@ -46,6 +66,8 @@ def make_once(url: str, witness: Witness, **more: Any) -> OnceKey:
     return OnceKey(
         url,
         scope=tenant_of,
+        authorize=authorize,
+        limits=Limits(lookups="3/hour"),
         policy=external,
         routes={
             "POST /sql": Policy(effects="transactional"),
@@ -56,9 +78,14 @@ def make_once(url: str, witness: Witness, **more: Any) -> OnceKey:
             "POST /refuses": Policy(pii="refuse"),
             "POST /signed": Policy(verify=lambda request, body: _raise("verify")),
             "POST /large": Policy(max_response_bytes=10),
+            "POST /small": Policy(max_request_bytes=10),
+            "POST /aged": Policy(max_age=timedelta(minutes=1)),
+            "POST /limited": Policy(limit="1/hour"),
+            "POST /bound": Policy(bind=lambda request: request.headers["x-user"]),
         },
         on_event=_Hook(witness),
         telemetry=witness.telemetry,
+        bind_secret=secret("bind-secret-of-32-bytes"),
         migrate=True,
         **more,
     )
@@ -134,8 +161,13 @@ def make_app(once: OnceKey, url: str) -> FastAPI:
         operation.blocking.defer("settle", {"card": secret("payload")})
         return {"card": secret("accepted")}
 
-    for path in ("/personal", "/refuses", "/signed", "/default"):
-        app.post(path)(lambda: {"card": secret("answer")})
+    @app.post("/slow")
+    async def slow() -> None:
+        await asyncio.sleep(0.5)
+
+    for path in ("personal", "refuses", "signed", "small", "aged", "limited", "bound", "forbidden"):
+        app.post(f"/{path}")(lambda: {"card": secret("answer")})
+    app.mount("/idempotency", status_app(once))
     return app
 
 

@@ -1,4 +1,4 @@
-"""Planted secrets where there is no request: functions, messages, consumers, keyrings and commands of other things."""
+"""Planted secrets of consumers, keyrings and key jars, which the full run does not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey.client import KeyJar
 from oncekey.client.calls import Request
 from oncekey.consumers import AsyncConsumer
 from oncekey.encryption import Keyring
-from oncekey.errors import ConfigurationError, OnceKeyError
+from oncekey.errors import ConfigurationError
 from tests.security.planted import MARK, Witness, listening, secret, sentence
 
 
@@ -24,62 +24,7 @@ def witness() -> Iterator[Witness]:
         yield made
 
 
-# -- functions and messages --------------------------------------------------------------------------------------------
-
-
-def test_functions_and_messages_do_not_show_their_arguments(witness: Witness) -> None:
-    with OnceKey("memory://", scope=SINGLE_TENANT, on_event=witness.on_event) as once:
-
-        @once.function("charge", key="key")
-        def charge(key: str, card: str) -> None:
-            raise RuntimeError(sentence("function"))
-
-        for card in (secret("argument"), secret("argument"), secret("other")):
-            try:
-                charge(f"{secret('key')}-function", card)
-            except (RuntimeError, OnceKeyError) as error:
-                if isinstance(error, OnceKeyError):
-                    witness.hear("exception", f"{error} {error!r}")
-        for body in (secret("message"), secret("message"), secret("other")):
-            try:
-                with once.message("payments", f"{secret('key')}-message", body):
-                    raise RuntimeError(sentence("message"))
-            except (RuntimeError, OnceKeyError) as error:
-                if isinstance(error, OnceKeyError):
-                    witness.hear("exception", f"{error} {error!r} {getattr(error, 'outcome', None)}")
-    assert {"log", "event", "exception"} <= witness.places()
-    assert witness.found() == []
-
-
-# -- commands that need no store ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_ledgers_are_compared_without_their_other_columns(
-    witness: Witness, tmp_path: Path, form: tuple[str, ...]
-) -> None:
-    rows = "id,amount,currency,state,card\npay-1,{amount},EUR,done,{card}\n"
-    for name, amount in (("ours.csv", 5), ("theirs.csv", 6)):
-        (tmp_path / name).write_text(rows.format(amount=amount, card=secret("card")))
-    told = witness.run("ledger", "compare", str(tmp_path / "ours.csv"), str(tmp_path / "theirs.csv"), *form, code=1)
-    assert "pay-1" in told
-    assert witness.found() == []
-
-
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_routes_do_not_show_the_settings_of_the_app(
-    witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
-) -> None:
-    (tmp_path / "shop_with_secrets.py").write_text(
-        "from tests.security.planted import secret\n"
-        "from tests.security.test_planted_secrets import DOWN, make_plain_app\n"
-        "from oncekey import OnceKey, Policy, SINGLE_TENANT\n"
-        "app = make_plain_app(OnceKey(DOWN[0], scope=SINGLE_TENANT, bind_secret=secret('bind-secret-of-32-bytes'),\n"
-        "    policy=Policy(bind=lambda request: 'ann')))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "/ok" in witness.run("routes", "shop_with_secrets:app", *form)
-    assert witness.found() == []
+# -- consumers, keyrings and jars --------------------------------------------------------------------------------------
 
 
 class Inbox(AsyncConsumer[dict[str, Any]]):

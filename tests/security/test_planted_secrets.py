@@ -1,4 +1,5 @@
-"""A full run with planted secrets: no log line, event, metric, span, exception or command shows one.
+"""A full run with planted secrets: no log line, event, metric, span, exception, refusal, line of the audit or command
+shows one.
 
 SHOWN_ON_PURPOSE is what the design shows; docs/security.md has the same list.
 """
@@ -6,7 +7,6 @@ SHOWN_ON_PURPOSE is what the design shows; docs/security.md has the same list.
 from __future__ import annotations
 
 import asyncio
-import os
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -22,23 +22,24 @@ from oncekey import SINGLE_TENANT, OnceKey, Policy
 from oncekey.encryption import Keyring
 from oncekey.errors import ConfigurationError, OnceKeyError
 from oncekey.limits import Limits
+from oncekey.outbox import Worker
 from oncekey.upkeep import Upkeep
 from oncekey.web.fastapi import protect
-from tests.security.planted import MARK, WORD, Witness, as_json, listening, secret, shown
+from tests.security import planted_commands
+from tests.security.planted import MARK, SECRETS, Witness, every_command, listening, secret, shown
 from tests.security.planted_app import TENANT, connect, make_app, make_once, make_worker, resolve_with
+from tests.security.planted_commands import MASTER
+from tests.security.planted_requests import KEYS, functions, headers, questions, requests
 
 SHOWN_ON_PURPOSE = (
-    "the names of tenants, operations, steps and tasks",
+    "the names of tenants, operations, steps, tasks and intents",
     "a masked key",
+    "a client's own key, and what the app says in `Refused`, `NotAuthenticated` and `NotAuthorized`",
     "provider ids and downstream keys",
     "the words of an operator and of a resolver, and who said them",
     "everything: keys, bodies, results, payloads, header values, errors as they were stored",  # with --reveal
 )
-"""planted.shown() makes the values for which the third and the fourth hold; check_reveal() shows the last."""
-
-KEYS = {
-    name: f"{secret('key')}-{name}" for name in ("ok", "plain", "unknown", "half", "effect", "later", "sql", "large")
-}
+"""planted.shown() makes the values for which the fourth and the fifth hold; check_reveal() shows the last."""
 
 
 @pytest.fixture
@@ -75,52 +76,6 @@ def url(request: pytest.FixtureRequest, setting: tuple[str, str], tmp_path: Path
     return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:{secret('password')}@{host}"))
 
 
-def headers(key: str, **more: str) -> dict[str, str]:
-    return {
-        "Idempotency-Key": key,
-        "Authorization": f"Bearer {secret('authorization')}",
-        "Cookie": f"session={secret('cookie')}",
-        **more,
-    }
-
-
-async def ask(app: Any, path: str, key: str, body: Any = None, **more: str) -> httpx.Response:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
-        sent = {"card": secret("body")} if body is None else body
-        return await client.post(f"{path}?token={secret('query')}", headers=headers(key, **more), json=sent)
-
-
-async def requests(app: Any) -> list[int]:
-    """Every way that a request can go."""
-    asked: list[tuple[Any, ...]] = [
-        *(("/ok", KEYS["ok"]), ("/ok", KEYS["ok"]), ("/ok", KEYS["ok"], {"card": "another"})),
-        *(("/large", KEYS["large"]), ("/large", KEYS["large"]), ("/ok", f"{secret('key')},{secret('key')}")),
-        *(("/raises/plain", KEYS["plain"]), ("/raises/plain", KEYS["plain"]), ("/raises/unknown", KEYS["unknown"])),
-        *(("/raises/not", f"{secret('key')}-not"), ("/raises/refused", f"{secret('key')}-refused")),
-        *(("/repeatable", f"{secret('key')}-r"), ("/repeatable", f"{secret('key')}-r"), ("/sql", KEYS["sql"])),
-        *(("/phased", KEYS["half"], {"then": "half"}), ("/phased", KEYS["effect"], {"then": "effect"})),
-        *(("/later", KEYS["later"]), ("/later", KEYS["later"])),
-        *(("/personal", f"{MARK}@example.com"), ("/refuses", f"{MARK}@example.org"), ("/signed", f"{secret('key')}-s")),
-    ]
-    answers = [await ask(app, *each) for each in asked]
-    answers.append(await ask(app, "/ok", "broken", **{"x-broken": "1"}))
-    return [answer.status_code for answer in answers]
-
-
-STATUSES = [
-    *(201, 201, 422),
-    *(200, 200, 400),
-    *(500, 409, 409),
-    *(503, 422),
-    *(500, 500, 500),
-    *(500, 500),
-    *(202, 202),
-    *(200, 400, 401),
-    500,
-]
-
-
 def age(url: str, hours: int = 3) -> None:
     """Let time pass for every row, so that upkeep finds it due."""
     columns = ("lease_until", "reconcile_at", "created_at", "finished_at")
@@ -129,34 +84,6 @@ def age(url: str, hours: int = 3) -> None:
         db.execute(f"UPDATE idempotency_keys SET {', '.join(f'{name} = {name} {past}' for name in columns)}")
         db.execute(f"UPDATE idempotency_outbox SET run_at = run_at {past}")
         db.commit()
-
-
-def commands(witness: Witness, url: str) -> None:
-    """Every command that reads, and the changes of an operator."""
-    at = ("--store", url, "--scope", TENANT)
-    for form in ((), ("--json",)):
-        witness.run("doctor", "--store", url, *form, code=None)
-        witness.run("migrate", "--store", url)
-        witness.run("keys", "list", "--store", url, *form)
-        witness.run("dead-letters", "list", "--store", url, *form)
-        witness.run("upkeep", "--store", url, "--once", "--dry-run", "--log-level", "debug", *form)
-        for key in KEYS.values():
-            witness.run("keys", "show", key, *at, *form)
-        witness.run("keys", "show", f"{secret('key')}-nowhere", *at, *form, code=1)
-    for letter in as_json(witness.run("dead-letters", "list", "--store", url, "--json"))["jobs"]:
-        for form in ((), ("--json",)):
-            witness.run("dead-letters", "show", letter["id"], "--store", url, *form)
-    by = ("--yes", "--who", shown("operator"), "--why", shown("reason"))
-    response = ("--status", "201", "--body", f'{{"card": "{secret("resolved")}"}}', "--header", f"location:{MARK}")
-    witness.run("keys", "resolve", KEYS["plain"], *at, "--confirm", *response, *by)
-    witness.run("keys", "resolve", KEYS["effect"], *at, "--happened", "ship", "--result", f'"{MARK}"', *by)
-    witness.run("keys", "resolve", KEYS["ok"], *at, "--refute", *by, code=1)
-    witness.run("keys", "forget", KEYS["large"], *at, *by)
-    witness.run("keys", "show", KEYS["plain"], *at)
-    witness.run("metrics", "rules")
-
-
-MASTER = secret("master-key").encode()[:32].ljust(32, b"x")
 
 
 @pytest.fixture
@@ -184,21 +111,10 @@ def stored(url: str, tables: Sequence[str]) -> str:
     return str(found)
 
 
-def replace_key(witness: Witness, url: str) -> None:
-    """All values are written again under another key. The old one stays in the keyring."""
-    os.environ["ONCEKEY_KEYS"] = f"2:{b64encode(MASTER[::-1]).decode()},{os.environ['ONCEKEY_KEYS']}"
-    for form in ((), ("--json",)):
-        witness.run("keys", "re-encrypt", "--store", url, "--dry-run", *form, code=1)
-    witness.run("keys", "re-encrypt", "--store", url, "--yes", "--who", shown("operator"), "--why", shown("reason"))
-    witness.run("keys", "show", KEYS["ok"], "--store", url, "--scope", TENANT)
-
-
-async def test_nothing_that_oncekey_says_has_a_secret(witness: Witness, url: str, keyring: Keyring | None) -> None:
-    once = make_once(url, witness, encryption=keyring)
-    resolve_with(once)
-    app = make_app(once, url)
-    assert await requests(app) == STATUSES
-    worker = make_worker(once)
+async def served(witness: Witness, once: OnceKey, app: Any, worker: Worker, url: str) -> None:
+    """What the app does: requests, questions for keys, jobs and upkeep."""
+    await requests(witness, app)
+    await questions(witness, app)
     counts = [await worker.serve(until="drained")]
     age(url)
     counts.append(await worker.serve(until="drained"))
@@ -207,12 +123,32 @@ async def test_nothing_that_oncekey_says_has_a_secret(witness: Witness, url: str
     witness.hear("turns", repr(turns))
     assert [turn.error for turn in turns] == [None] * len(turns)
     await once.aclose()
-    witness.read_telemetry()
-    commands(witness, url)
-    if keyring is not None:
-        replace_key(witness, url)
 
-    assert witness.places() >= {"log", "event", "prometheus", "otel", "span", "command", "turns"}
+
+def test_nothing_that_oncekey_says_has_a_secret(
+    witness: Witness, url: str, keyring: Keyring | None, tmp_path: Path
+) -> None:
+    once = make_once(url, witness, encryption=keyring)
+    resolve_with(once)
+    app, worker = make_app(once, url), make_worker(once)
+    asyncio.run(served(witness, once, app, worker, url))
+    functions(witness, once)
+    planted_commands.read(witness, url)
+    planted_commands.change(witness, url)
+    age(url)
+    planted_commands.work(witness, url, once, worker)
+    planted_commands.read(witness, url)
+    planted_commands.print_out(witness, app, tmp_path)
+    planted_commands.client(witness, tmp_path)
+    planted_commands.replace_key(witness, url)
+    once.close()
+    witness.read_telemetry()
+    witness.hear("audit", stored(url, ("audit",)))
+
+    assert witness.commands == every_command() - planted_commands.NOT_RUN.keys(), "a new command is run, or named there"
+    assert witness.places() == {
+        *("log", "event", "prometheus", "otel", "span", "command", "turns", "answer", "exception", "audit")
+    }
     said = "\n".join(text for _, text in witness.said)
     for line in (  # the run has reached what it was made for
         *("left a key whose outcome is unknown", "its verify function raised", "the on_event hook failed"),
@@ -226,7 +162,7 @@ async def test_nothing_that_oncekey_says_has_a_secret(witness: Witness, url: str
         for master in (MASTER, MASTER[::-1]):
             assert witness.found(b64encode(master[:24]).decode()) == []
         written = stored(url, ("keys", "steps", "outbox", "audit"))
-        assert [word for word in (MARK, WORD, shown("reason"), shown("resolver-reason")) if word in written] == []
+        assert [word for word in (*SECRETS, shown("reason"), shown("resolver-reason")) if word in written] == []
     check_reveal(witness, url)
 
 
