@@ -20,12 +20,18 @@ def test_command_measures_a_pair_and_counts_the_answers_of_the_hostile_tenant(
     status = hostile.main(["--pairs", "1", "--seconds", "1"])
     said = capsys.readouterr().out
     (ratio,) = re.findall(r"median ratio ([\d.]+)", said)
-    assert status == (float(ratio) > hostile.CEILING) or ratio == f"{hostile.CEILING:.2f}"
-    answers = {int(code): int(count) for count, code in re.findall(r"(\d+) x (\d+)", said)}
-    each = 2 * hostile.EVES_PER_SECOND // 4  # she attacks for a second more than Ann pays: 200 requests of four kinds
-    lookups = 60
-    assert answers.keys() <= {201, 400, 404, 413, 429}
-    assert answers[201] == answers[400] == answers[413] == each
-    assert answers.get(404, 0) + answers.get(429, 0) == each
-    assert answers.get(404, 0) <= lookups
-    assert f"Eve's rows {each} (at most {hostile.CAP})" in said
+    (total,) = [line for line in said.splitlines() if line.startswith("Eve's ")]
+    answers = {each: int(count.replace(",", "")) for count, each in re.findall(r"([\d,]+) x (\w+ \d+)", total)}
+    refused = answers.get("new 429", 0)
+    assert status == (float(ratio) > hostile.CEILING or not refused) or ratio == f"{hostile.CEILING:.2f}"
+    # She attacks for a second more than Ann pays: 240 requests.
+    assert total.startswith("Eve's 240 requests: ")
+    assert (answers["new 201"] + refused, answers["large 413"], answers["odd 400"]) == (180, 20, 20)
+    assert answers["guess 404"] + answers.get("guess 429", 0) == 20
+    assert f"Eve's rows {answers['new 201']} (at most {hostile.CAP})" in said
+    assert f"limits of a tenant: {hostile.RATE} new keys a second" in said
+
+
+def test_hostile_tenant_sends_more_new_keys_than_her_rate_and_the_other_one_fewer() -> None:
+    new = hostile.EVES_PER_SECOND * hostile.KINDS.count("new") // len(hostile.KINDS)
+    assert hostile.ANNS_PER_SECOND < hostile.RATE < new
