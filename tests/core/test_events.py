@@ -257,6 +257,26 @@ def test_emitter_wants_events_that_a_hook_or_the_log_level_takes(logger: logging
     assert silent.wants(Reserved)
 
 
+def test_equal_events_are_logged_once_a_minute_and_all_reach_the_hook(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+    seen: list[Event] = []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    emitter = Emitter(seen.append)
+    down, full = StoreFailed("reserve", "down"), StoreFailed("reserve", "full")
+    for event in (down, down, full, down):
+        emitter.emit_paced(event)
+    assert [record.event for record in caplog.records] == [down, full]  # type: ignore[attr-defined]
+    now[0] += 60.0
+    emitter.emit_paced(down)
+    assert len(caplog.records) == 3
+    assert seen == [down, down, full, down, down]
+    for number in range(1_000):  # a store may say something else each time
+        emitter.emit_paced(StoreFailed("reserve", f"error {number}"))
+    assert len(emitter._silent_until) <= 100
+
+
 def test_an_emitter_logs_and_calls_the_hook(caplog: pytest.LogCaptureFixture) -> None:
     """Both get the same event, once."""
     seen: list[Event] = []

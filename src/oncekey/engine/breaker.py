@@ -32,6 +32,8 @@ class Breaker:
         self._retry_at = _CLOSED
         self.calm = True
         """No failure since the last success: ``allows`` is True, and ``succeeded`` has nothing to do."""
+        self.reason = ""
+        """The message of the last failure."""
         process.enroll(self)
 
     def allows(self) -> bool:
@@ -61,7 +63,7 @@ class Breaker:
 
     def failed(self, error: Exception) -> None:
         with self._lock:
-            self._failures, self.calm = self._failures + 1, False
+            self._failures, self.calm, self.reason = self._failures + 1, False, str(error)
             opens = self._failures >= FAILURES_TO_OPEN and self._retry_at == _CLOSED
             if self._failures >= FAILURES_TO_OPEN:
                 self._retry_at = self._clock() + OPEN_SECONDS

@@ -129,7 +129,9 @@ class Engine(Drivers):
         the row is read first then, so that a refusal writes nothing.
         """
         if first is None and not self.breaker.allows():
-            raise StoreUnavailable("the store has failed repeatedly, so oncekey asks it again after a pause")
+            raise StoreUnavailable(
+                f"the store has failed repeatedly, so oncekey asks it again after a pause: {self.breaker.reason}"
+            )
         wait_until = time.monotonic() + policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0
         step, claims = FIRST_WAIT_SECONDS, 0
         decision: Decision
@@ -303,7 +305,7 @@ class Engine(Drivers):
 
     def _store_failed(self, verb: str, error: Exception) -> None:
         requests = 0 if verb == "reserve" else 1  # the requests report themselves, see begin_failed
-        self.emitter.emit(events.StoreFailed(verb=verb, error=describe(error), requests=requests))
+        self.emitter.emit_paced(events.StoreFailed(verb=verb, error=describe(error), requests=requests))
 
     def _breaker_changed(self, is_open: bool, error: Exception | None) -> None:
         if is_open and error is not None:

@@ -6,6 +6,7 @@ On the hot path ask :meth:`Emitter.wants` first, so that an event without a read
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -30,7 +31,7 @@ from oncekey.core.states import Event as Move
 from oncekey.core.states import State
 from oncekey.telemetry import events
 from oncekey.telemetry.events import Event, about
-from oncekey.telemetry.route_warnings import Warnings
+from oncekey.telemetry.route_warnings import PAUSE_SECONDS, Warnings
 
 if TYPE_CHECKING:
     from oncekey.telemetry.exporter import Exporter
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("oncekey")
 _NO_ROUTES = Warnings()
+_PACED = 100
+"""How many events :meth:`Emitter.emit_paced` remembers."""
 
 Hook = Callable[[Event], None]
 """The app's own listener. It runs inside the request, so it must be quick: do slow work elsewhere."""
@@ -75,11 +78,12 @@ def _shown(value: object) -> str:
 class Emitter:
     """Sends events to the log, to the app's hook and to exporters. A hook that raises cannot break a request."""
 
-    __slots__ = ("_complained", "_hooks", "exporters", "wants_each", "warnings")
+    __slots__ = ("_complained", "_hooks", "_silent_until", "exporters", "wants_each", "warnings")
 
     def __init__(self, hook: Hook | None = None, exporters: Sequence[Exporter] = ()) -> None:
         self._hooks: tuple[Hook, ...] = () if hook is None else (hook,)
         self._complained: set[int] = set()
+        self._silent_until: dict[Event, float] = {}
         self.warnings = Warnings()
         self.exporters: tuple[Exporter, ...] = ()
         self.wants_each: Callable[[], bool] = (
@@ -112,6 +116,18 @@ class Emitter:
     def emit(self, event: Event, *, error: BaseException | None = None) -> None:
         log_event(event, error, self.warnings)
         self.send(event)
+
+    def emit_paced(self, event: Event) -> None:
+        """As :meth:`emit`, with at most one line a minute for equal events: a store that is down fails several times a
+        second, for hours."""
+        now = time.monotonic()
+        if now < self._silent_until.get(event, now):
+            self.send(event)
+            return
+        if len(self._silent_until) >= _PACED:
+            self._silent_until.clear()
+        self._silent_until[event] = now + PAUSE_SECONDS
+        self.emit(event)
 
     def send(self, event: Event) -> None:
         """As :meth:`emit`, without a line in the log."""

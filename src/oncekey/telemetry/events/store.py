@@ -13,7 +13,8 @@ class StoreFailed(StoreEvent):
     """The store failed, or did not answer in time. ``requests``: how many requests failed by it.
 
     A failed batch of reservations is one event with 0 requests, which is logged. Each of its requests then has an event
-    of its own, which is not logged. So the counter has the number of requests, and the log one line for each batch.
+    of its own, which is not logged. So the counter has the number of requests, and the log at most one line for each
+    batch. A line that repeats is logged once a minute.
     """
 
     metric = "api.idempotency.store.error.count"
