@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from oncekey import OnceKey
 from oncekey.consumers import TABLE, Action, BlockingConsumer, Consumer
 from oncekey.testing.servers import MotoServer, NatsServer, RabbitServer, RedisServer
 
@@ -27,6 +29,17 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def test_table_of_the_page_is_the_table() -> None:
     rows = re.findall(r"^\| `(\w+)`: (.*) \| (\w+) \| (\w+) \|$", PAGE, re.MULTILINE)
     assert rows == [(str(each), row.reason, str(row.park), str(row.keep)) for each, row in TABLE.items()]
+
+
+def test_parameters_of_a_message_are_those_of_the_page() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (?:`(.*?)`|required) \| .*\|$", PAGE.split("parameter of `once.message`")[1], re.MULTILINE
+    )
+    taken = list(inspect.signature(OnceKey.message).parameters.values())[1:]
+    empty = inspect.Parameter.empty
+    assert sorted(rows) == sorted(
+        (each.name, "" if each.default is empty else json.dumps(each.default).replace("null", "None")) for each in taken
+    )
 
 
 @pytest.fixture

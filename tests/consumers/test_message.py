@@ -16,7 +16,7 @@ from oncekey import SINGLE_TENANT, NotExecuted, OnceKey, OutcomeUnknown, Policy,
 from oncekey.consumers import Action, Message, MessageNotRun, Outcome, Queue, Situation
 from oncekey.core.record import Record
 from oncekey.core.states import State
-from oncekey.errors import ConfigurationError, NoOperation, StoreUnavailable
+from oncekey.errors import ConfigurationError, NoOperation, OperatorError, SchemaError, StoreUnavailable
 from oncekey.stores.api import Store
 from tests.cli.key_table import KeyTable
 from tests.functions.test_attempt import SwapsFail
@@ -233,7 +233,10 @@ def test_message_whose_key_failed_for_good_is_a_dead_letter(once: OnceKey) -> No
     assert not_run(once).situation is Situation.GIVEN_UP
 
 
-async def test_store_that_is_down_leaves_the_message_with_the_broker(once: OnceKey) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable("down"), SchemaError("there is no epoch")])
+async def test_store_that_cannot_be_asked_leaves_the_message_with_the_broker(
+    once: OnceKey, error: OperatorError
+) -> None:
     class Down:
         def __getattr__(self, name: str) -> Any:
             if name == "reserve":
@@ -243,15 +246,16 @@ async def test_store_that_is_down_leaves_the_message_with_the_broker(once: OnceK
             return getattr(once.store, name)
 
         def refuse(self, batch: Any) -> Any:
-            raise StoreUnavailable("down")
+            raise error
 
     with OnceKey(cast("Store", Down()), scope=SINGLE_TENANT) as failing:
-        assert not_run(failing) == Outcome(Situation.NO_STORE, Action.RETRY, 1.0)
+        reason = f"its key could not be looked up in the store, so it was not run: {error}"
+        assert not_run(failing) == Outcome(Situation.NO_STORE, Action.RETRY, 1.0, reason)
         message = failing.message("payments", "m-1", b"{}")
-        with pytest.raises(MessageNotRun):
+        with pytest.raises(MessageNotRun, match=f"message payments was not run: {reason}. Tell the broker: retry"):
             async with message:
                 pytest.fail("the block ran")
-        assert message.outcome == Outcome(Situation.NO_STORE, Action.RETRY, 1.0)
+        assert message.outcome == Outcome(Situation.NO_STORE, Action.RETRY, 1.0, reason)
 
 
 async def test_outcome_that_is_not_stored_leaves_the_message_with_the_broker(once: OnceKey) -> None:

@@ -237,6 +237,17 @@ CLIENTS: tuple[Mutant, ...] = (
     ),
     # functions, messages and resumed requests
     _(
+        12,
+        "I7",
+        "a function on a store without tables raises StoreUnavailable",
+        "tests/functions/test_function.py::test_key_that_cannot_be_looked_up_is_store_unavailable_with_the_reason",
+        (
+            "oncekey.functions.refusals",
+            "    except OperatorError as error:\n",
+            "    except StoreUnavailable as error:\n",
+        ),
+    ),
+    _(
         59,
         "I2",
         "a response that does not open is not said to be gone (gRPC)",

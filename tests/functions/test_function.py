@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from oncekey import SINGLE_TENANT, InProgress, KeyReused, OnceKey, Policy, current
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import OperatorError, SchemaError, StoreError, StoreOverloaded, StoreUnavailable
 from oncekey.testing.http.stack import until
 from tests.functions.conftest import Provider
 
@@ -132,6 +132,50 @@ def test_store_that_is_down_means_that_the_function_does_not_run(provider: Provi
             return provider.charge(order)
 
         with pytest.raises(StoreUnavailable):
+            charge("a")
+    assert provider.charged == []
+
+
+@pytest.mark.parametrize("error", [SchemaError("run `oncekey migrate`"), StoreOverloaded("full"), StoreError("odd")])
+async def test_key_that_cannot_be_looked_up_is_store_unavailable_with_the_reason(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch, error: OperatorError
+) -> None:
+    """Also after the circuit breaker has opened, which asks the store no more."""
+    with OnceKey("memory://", scope=SINGLE_TENANT) as once:
+
+        def fail(batch: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(once.store, "reserve", fail)
+
+        @once.function("charge", key="order")
+        def charge(order: str) -> Any:
+            return provider.charge(order)
+
+        @once.function("charge_later", key="order")
+        async def charge_later(order: str) -> Any:
+            return provider.charge(order)
+
+        for number in range(7):
+            with pytest.raises(
+                StoreUnavailable, match="charge: its key cannot be looked up, and nothing ran"
+            ) as raised:
+                charge(str(number))
+            assert str(error) in str(raised.value)
+        with pytest.raises(StoreUnavailable, match="charge_later: its key cannot be looked up") as raised:
+            await charge_later("a")
+        assert str(error) in str(raised.value)
+    assert provider.charged == []
+
+
+def test_function_on_a_database_without_tables_says_what_to_run(postgres_url: str, provider: Provider) -> None:
+    with OnceKey(postgres_url, scope=SINGLE_TENANT) as once:
+
+        @once.function("charge", key="order")
+        def charge(order: str) -> Any:
+            return provider.charge(order)
+
+        with pytest.raises(StoreUnavailable, match="oncekey migrate"):
             charge("a")
     assert provider.charged == []
 

@@ -34,14 +34,17 @@ def test_result_that_is_not_json_completes_the_key_and_says_so(once: OnceKey, pr
     assert provider.charged == ["a"]
 
 
-def test_result_that_is_too_large_is_the_first_callers_only(once: OnceKey) -> None:
+def test_result_that_is_too_large_is_the_first_callers_only(once: OnceKey, caplog: pytest.LogCaptureFixture) -> None:
     @once.function("charge", key="order", max_response_bytes=10)
     def charge(order: str) -> str:
         return "x" * 100
 
-    assert charge("a") == "x" * 100
+    for key in ("a", "b"):
+        assert charge(key) == "x" * 100
     with pytest.raises(ResultNotKept):
         charge("a")
+    (line,) = [each for each in caplog.messages if "its result is not kept" in each]
+    assert line.startswith("charge returned more than 10 bytes (max_response_bytes)")
 
 
 def test_every_caller_gets_the_result_as_it_was_stored(memory: OnceKey) -> None:

@@ -47,7 +47,7 @@ NOT_EXTENDED: Final = (
 )
 _NO_STORE: Final = (
     "the store does not answer. The consumer of %s keeps the messages that it has, takes no more than its concurrency, "
-    "and asks the store again until it answers"
+    "and asks the store again until it answers. Of the first of these messages: %s"
 )
 _STORE_IS_BACK: Final = "the store answers again: the consumer of %s goes on"
 _COPIED: Final = "%s goes to %s: %s%s"
@@ -175,7 +175,10 @@ class Consumer(ABC, Generic[Raw]):
         without_store = outcome.situation in _WITHOUT_STORE
         if without_store is not self._without_store:
             self._without_store = without_store
-            _log.warning(_NO_STORE if without_store else _STORE_IS_BACK, message.queue.name)
+            if without_store:
+                _log.warning(_NO_STORE, message.queue.name, outcome.reason)
+            else:
+                _log.warning(_STORE_IS_BACK, message.queue.name)
 
     def _ended(self, message: Message, outcome: Outcome, error: BaseException | None) -> None:
         """Log what an operator or a developer must see."""

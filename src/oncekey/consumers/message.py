@@ -15,7 +15,7 @@ from uuid import UUID
 
 import orjson
 
-from oncekey.consumers.table import OnUnknown, Outcome, Situation, outcome
+from oncekey.consumers.table import TABLE, OnUnknown, Outcome, Situation, outcome
 from oncekey.core.by_operation import OF_MESSAGES
 from oncekey.core.judgment import Move
 from oncekey.core.personal_data import Personal
@@ -38,7 +38,7 @@ from oncekey.errors import (
     Refused,
 )
 from oncekey.functions.attempt import Attempt
-from oncekey.functions.refusals import AnswerLost
+from oncekey.functions.refusals import AnswerLost, NotLookedUp
 from oncekey.telemetry.redaction import redact
 from oncekey.web.unknown_outcomes import show_command
 
@@ -238,6 +238,8 @@ class Message:
         detail = ""
         if isinstance(error, PersonalKey):
             detail = f"its id looks like {Personal(error.kind).words}, and ids are kept in plain text. {_WRITE_AN_ID}"
+        elif isinstance(error, NotLookedUp):
+            detail = f"{TABLE[situation].reason}: {' '.join(error.reason.split())}"
         elif situation is Situation.BAD_ID:
             detail = f"it has no usable id. {_WRITE_AN_ID}"
         self.outcome = self._outcome(situation, detail=detail)

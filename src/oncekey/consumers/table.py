@@ -87,7 +87,8 @@ TABLE: Final[dict[Situation, Row]] = {
     Situation.NOT_STORED:    Row(_RETRY, _RETRY, "short",   "the handler ended, and its outcome is not in the store "
                                                             "yet: the next delivery looks again"),
     Situation.IN_FLIGHT:     Row(_RETRY, _RETRY, "short",   "another delivery of it is being handled"),
-    Situation.NO_STORE:      Row(_RETRY, _RETRY, "short",   "the store did not answer, so it was not run"),
+    Situation.NO_STORE:      Row(_RETRY, _RETRY, "short",   "its key could not be looked up in the store, so it "
+                                                            "was not run"),
     Situation.NOT_COMPARABLE: Row(_RETRY, _RETRY, "long",   "a newer version of oncekey wrote its key, or the keyring "
                                                             "lacks a key: the log says which"),
     Situation.UNKNOWN:       Row(_PARK,  _RETRY, "long",    "it may have been handled: it does not run again until "

@@ -17,7 +17,7 @@ Entering raises
 * ``KeyReused``       the key belongs to another ``body``, ``kind`` or operation
 * ``PersonalKey``     the policy has ``pii="refuse"``, and the key is not known and looks like personal data
 * ``EnlistError``     its caller holds the database file of the keys (Django on SQLite)
-* ``StoreError``      the store cannot be asked
+* ``StoreUnavailable``  the store cannot be asked, or has no tables; the message has the reason
 
 If the key has ended, ``runs`` is False and ``answer`` is what it ended with; the body of the ``with`` must then do
 nothing. ``answer.status`` of 400 or more means that the key has failed for good (``refusals.failed`` makes its
@@ -62,14 +62,18 @@ from oncekey.engine.flows import Finished, Flow
 from oncekey.engine.keeper import Unfinished
 from oncekey.engine.once import OnceKey
 from oncekey.engine.operation import Operation, _current
-from oncekey.errors import LeaseLost, NotExecuted, OperatorError, StepError
-from oncekey.functions.refusals import NotStored, refused
+from oncekey.errors import LeaseLost, OperatorError, StepError
+from oncekey.functions.refusals import NotStored, asked, refused, rolled_back
 from oncekey.web import endings
 
 JSON = "application/json"
 NULL = StoredResponse(200, (("content-type", JSON),), b"null")
 _WITH_ANSWER = frozenset({Event.COMPLETE, Event.FAIL, Event.DEFER})
 _T = TypeVar("_T")
+TOO_LARGE = (
+    "%s returned more than %s bytes (max_response_bytes), so its result is not kept. The first caller gets it, and a "
+    "repeated call gets an error in its place: return less, such as an id. This is said once per {unit}"
+)
 
 
 class Attempt:
@@ -135,7 +139,8 @@ class Attempt:
 
     def keep(self, body: bytes | None, content_type: str = JSON) -> None:
         """The result that the key is completed with. None, or more than the policy allows: a tombstone."""
-        if body is not None and len(body) > self.policy.max_response_bytes:
+        if body is not None and len(body) > (most := self.policy.max_response_bytes):
+            self.once.engine.tell_once(self.route.operation, TOO_LARGE, f"{most:,}")
             body = None
         self._kept = StoredResponse(200, (("content-type", content_type),), body)
 
@@ -233,7 +238,7 @@ class Attempt:
     def _begin(self) -> Flow[Decision]:
         in_own_block = self.once.engine.in_own_block
         self._in_callers_block = in_own_block is not None and in_own_block(self.route.operation)
-        return self.once.engine.begin(self.wanted, self.policy, None, self._admission)
+        return asked(self.once.engine.begin(self.wanted, self.policy, None, self._admission), self.route.operation)
 
     def _decided(self, decision: Decision, loop: asyncio.AbstractEventLoop | None) -> None:
         self.record = decision.record
@@ -298,10 +303,7 @@ class Attempt:
             self.answer, self.answered_by_this = move.response, True
             return False
         if finished.undone:
-            raise NotExecuted(
-                f"{name}: its transaction was rolled back, so nothing happened, and it may be called again. If the "
-                "function closes its session or connection itself, let its caller open and close it (docs/functions.md)"
-            )
+            raise rolled_back(name)
         decision = decide(finished.record, self.wanted)
         if isinstance(decision, Claim) or decision.record is None:  # released by upkeep, or removed by an operator
             raise NotStored(

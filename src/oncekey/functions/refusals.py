@@ -5,17 +5,27 @@ from __future__ import annotations
 from oncekey.core.decision import NEWER_VERSION, Busy, Decision, Deferred, Mismatch, TurnedAway, Unknown, Unreadable
 from oncekey.core.record import StoredResponse
 from oncekey.core.routes import Route
+from oncekey.engine.flows import Flow
 from oncekey.errors import (
     CallFailed,
     InProgress,
     KeyReused,
+    NotExecuted,
     OnceKeyError,
+    OperatorError,
     OutcomeUnknown,
     PersonalKey,
     StoreUnavailable,
 )
 from oncekey.telemetry.redaction import redact
 from oncekey.web.responses import busy_seconds
+
+
+class NotLookedUp(StoreUnavailable):
+    """The store did not say whose the key is: it is down, has no tables, or is overloaded. Nothing ran."""
+
+    reason = ""
+    """What the store said."""
 
 
 class NotStored(StoreUnavailable):
@@ -30,6 +40,18 @@ class NotComparable(StoreUnavailable):
 class AnswerLost(OutcomeUnknown):
     """The key has ended, and its encryption key is declared lost: whether it stands for this call, and what came of it,
     cannot be known any more. Nothing ran."""
+
+
+def asked(begin: Flow[Decision], name: str) -> Flow[Decision]:
+    """Ask the store by ``begin``. A caller has one thing to do if that fails, whatever the cause: call again later. So
+    every failure is a StoreUnavailable."""
+    try:
+        decision = yield from begin
+    except OperatorError as error:
+        raised = NotLookedUp(f"{name}: its key cannot be looked up, and nothing ran: {error}")
+        raised.reason = str(error)
+        raise raised from error
+    return decision
 
 
 def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
@@ -70,6 +92,13 @@ def refused(decision: Decision, route: Route, key: str) -> OnceKeyError:
         )
     reason = decision.reason if isinstance(decision, Unreadable) else NEWER_VERSION
     return NotComparable(f"{name}: key {masked} cannot be answered, and nothing ran: {reason}")
+
+
+def rolled_back(name: str) -> NotExecuted:
+    return NotExecuted(
+        f"{name}: its transaction was rolled back, so nothing happened, and it may be called again. If the function "
+        "closes its session or connection itself, let its caller open and close it (docs/functions.md)"
+    )
 
 
 def failed(name: str, answer: StoredResponse) -> CallFailed:
