@@ -7,13 +7,18 @@ from tests.faults.mutant import mutant as _
 
 CONNECTION = "oncekey.stores.mysql.connection"
 SESSIONS, STORE = "oncekey.stores.mysql.sessions", "oncekey.stores.mysql.store"
-LINKS = "oncekey.engine.transactions.adapters.mysql"
+ADAPTERS = "oncekey.engine.transactions.adapters"
+LINKS, SQLALCHEMY_MYSQL = f"{ADAPTERS}.mysql", f"{ADAPTERS}.sqlalchemy_mysql"
 QUERIES = "oncekey.stores.mysql"
 LOCKS, ENLIST = "tests/stores/test_mysql_locks.py", "tests/enlist/test_mysql.py"
-DJANGO = "oncekey.engine.transactions.adapters.django"
+DEADLOCKS = "tests/enlist/test_mysql_deadlocks.py"
+DJANGO = f"{ADAPTERS}.django"
 TORN = "tests/stores/test_mysql_torn.py"
 
 _KEPT = "test_rollback_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown"
+_KEPT_AFTER_DEADLOCK = "test_deadlock_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown"
+_KEPT_AND_WENT_ON = "test_handler_that_goes_on_after_such_a_deadlock_leaves_the_key_unknown"
+_BENEATH = "test_commit_beneath_sqlalchemy_after_a_deadlock_makes_the_key_unknown"
 
 MYSQL: tuple[Mutant, ...] = (
     _(
@@ -33,6 +38,60 @@ MYSQL: tuple[Mutant, ...] = (
             "            self._guard.look_for_kept_writes()\n",
             "            pass\n",
         ),
+    ),
+    _(
+        33,
+        "I1",
+        "a deadlock that MyISAM did not follow is no proof (drivers of MySQL)",
+        f"{DEADLOCKS}::{_KEPT_AFTER_DEADLOCK}[pymysql]",
+        (
+            LINKS,
+            "                note_kept_writes(self, self.execute((WARNINGS,), {}))  # of a deadlock",
+            "                # ",
+        ),
+    ),
+    _(
+        33,
+        "I1",
+        "a deadlock that MyISAM did not follow is no proof (SQLAlchemy)",
+        f"{DEADLOCKS}::{_KEPT_AND_WENT_ON}[sa-asyncmy]",
+        (SQLALCHEMY_MYSQL, "            mysql.note_kept_writes(self._link, warnings)\n", ""),
+    ),
+    _(
+        33,
+        "I1",
+        "a key is not completed after a deadlock rolled its rows back (SQLAlchemy)",
+        f"{DEADLOCKS}::test_handler_that_swallows_a_deadlock_completes_nothing[False-sa-asyncmy]",
+        (
+            f"{ADAPTERS}.sqlalchemy",
+            "if guard is None or self.ended or guard.undone or",
+            "if guard is None or self.ended or",
+        ),
+    ),
+    _(
+        31,
+        "I1",
+        "a commit beneath SQLAlchemy after a deadlock leaves the key unknown",
+        f"{DEADLOCKS}::{_BENEATH}[False-sa-session]",
+        (
+            f"{ADAPTERS}.sqlalchemy_guard",
+            "                link.may_have_written_later = link.may_have_written_later or self.undone\n",
+            "",
+        ),
+    ),
+    _(
+        31,
+        "I1",
+        "a commit beneath SQLAlchemy before a deadlock leaves the key unknown",
+        f"{DEADLOCKS}::test_commit_beneath_sqlalchemy_before_a_deadlock_makes_the_key_unknown[sa-session]",
+        (f"{ADAPTERS}.sqlalchemy", "        return there and not guard.undone", "        return there"),
+    ),
+    _(
+        33,
+        "I4",
+        "a deadlock of MySQL in an enlisted transaction leaves the key retryable (SQLAlchemy)",
+        f"{DEADLOCKS}::test_handler_that_raises_after_a_deadlock_may_run_again[sa-asyncmy]",
+        (SQLALCHEMY_MYSQL, "        watch.look_after_error()\n", "        pass\n"),
     ),
     _(
         7,

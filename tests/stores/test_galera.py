@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
@@ -13,10 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from oncekey import Policy
 from oncekey.core.jobs import Conclusion, JobEnd, JobState
 from oncekey.core.record import Record, StoredResponse
 from oncekey.core.states import Actor, Event, State
@@ -26,6 +29,7 @@ from oncekey.stores.mysql import MysqlStore
 from oncekey.testing.servers import GaleraCluster, ServerUnavailable
 from tests.engine.doubles import reservation
 from tests.outbox.outbox_table import OutboxTable
+from tests.stores.galera_shop import two_shops
 
 pytestmark = [pytest.mark.galera, pytest.mark.timeout(1_800)]
 SCALE = float(os.environ.get("ONCEKEY_GALERA_SCALE", "1"))
@@ -201,6 +205,55 @@ def test_node_without_the_others_is_unavailable_until_they_are_back(cluster: Gal
             for node in cluster.nodes[1:]:
                 node.resume()
         assert owner_of(stores[0], reservation("together")).state is State.IN_PROGRESS
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "sqlalchemy"])
+@pytest.mark.parametrize("meet_at", ["commit", "handler"])
+async def test_enlisted_transaction_that_meets_a_write_of_another_node_runs_again(
+    cluster: GaleraCluster, name: str, driver: str, meet_at: str
+) -> None:
+    """Another node has written the same business row: Galera ends the transaction, and the client's retry runs."""
+    async with two_shops(cluster, name, driver) as (here, there):
+        key = f"met-{driver}-{meet_at}"
+
+        def meet() -> None:
+            there.take(1)
+            assert here.balance() == 99, "this node has the other one's write, and not ours"
+
+        here.meet_at, here.meet = meet_at, meet
+        assert (await here.app.post(key)).status_code == 503
+        assert here.commits == ([1213] if meet_at == "commit" else [])
+        record = here.record(key)
+        assert record is not None
+        assert (record.state, record.response) == (State.FAILED_RETRYABLE, None)
+        assert (here.payments(key), here.balance()) == (0, 99)
+        assert (await there.app.post(key)).status_code == 201
+        assert (here.runs, there.runs, here.payments(key), here.balance()) == (1, 1, 1, 94)
+        replayed = await here.app.post(key)
+        assert (replayed.status_code, replayed.headers["idempotency-replayed"]) == (201, "true")
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "sqlalchemy"])
+async def test_enlisted_transaction_whose_key_was_taken_over_on_another_node_commits_nothing(
+    cluster: GaleraCluster, name: str, driver: str
+) -> None:
+    """Its lock of the key's row holds on its own node only: on the others the lease counts, and runs out."""
+    short = Policy(effects="transactional", lease=timedelta(seconds=2))
+    async with two_shops(cluster, name, driver, short) as (here, there):
+        key = f"taken-{driver}"
+
+        async def meet() -> None:
+            async with asyncio.timeout(30):
+                while (await there.app.post(key)).status_code != 201:
+                    await asyncio.sleep(0.1)
+
+        here.meet_at, here.meet = "handler", meet
+        first = await here.app.post(key)
+        assert (first.status_code, first.headers["idempotency-replayed"]) == (201, "true"), "the other node's answer"
+        record = here.record(key)
+        assert record is not None
+        assert (record.state, record.attempt) == (State.COMPLETED, 2)
+        assert (here.runs, there.runs, here.payments(key), here.balance()) == (1, 1, 1, 95)
 
 
 class Load:

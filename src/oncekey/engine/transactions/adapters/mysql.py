@@ -22,7 +22,7 @@ from oncekey.errors import EnlistError
 READ_ONLY = "START TRANSACTION READ ONLY"
 """It ends a transaction that is open, so it is sent after a rollback only."""
 NO_SUCH_SAVEPOINT = 1305
-_ASK_IF_BEGUN = "SET TRANSACTION READ WRITE"
+ASK_IF_BEGUN = "SET TRANSACTION READ WRITE"
 """Refused inside of a transaction. Outside of one it sets what is the default."""
 _HAS_BEGUN = 1568
 _QUERY = 3  # COM_QUERY
@@ -149,7 +149,7 @@ class PymysqlLink(_Mysql):
         """As ``has_begun``, asked of the server. PyMySQL's ``server_status`` does not change with a statement that
         returns rows: SELECT, and on MariaDB the INSERT … RETURNING of Django."""
         try:
-            self.execute((_ASK_IF_BEGUN,), {})
+            self.execute((ASK_IF_BEGUN,), {})
         except Exception as error:
             if error.args[:1] == (_HAS_BEGUN,):
                 return True
@@ -214,6 +214,7 @@ class PymysqlLink(_Mysql):
     def roll_back(self) -> None:
         if self._holds() and not self.ended:
             with suppress(Exception):
+                note_kept_writes(self, self.execute((WARNINGS,), {}))  # of a deadlock, which ended it
                 there = self.execute(*self.mark) == [(True,)]
                 self._end()
                 self.rollback_proven = there and not self.may_have_written_later
@@ -329,6 +330,7 @@ class AsyncMysqlLink(_Mysql, AsyncLink):
     async def roll_back(self) -> None:
         if self._holds() and not self.ended:
             with suppress(Exception):
+                note_kept_writes(self, await self.execute((WARNINGS,), {}))  # of a deadlock, which ended it
                 there = await self.execute(*self.mark) == [(True,)]
                 await self._end()
                 self.rollback_proven = there and not self.may_have_written_later

@@ -170,7 +170,7 @@ class SqlAlchemyLink(Link):
 
     def _still(self) -> bool:
         guard = self._guard
-        if guard is None or self.ended or not guard.is_current():
+        if guard is None or self.ended or guard.undone or not guard.is_current():
             return False
         return guard.authorizer is None or guard.authorizer._still()
 
@@ -288,7 +288,7 @@ class SqlAlchemyLink(Link):
             if guard.status is None or guard.status() != FAILED:
                 there = self.execute(*self.mark) == [(True,)]
                 self.may_have_written_later = self.may_have_written_later or not there
-        return there
+        return there and not guard.undone  # otherwise it is the mark of what followed
 
     def _only_rolled_back(self) -> bool:
         """SQLite: whether it can only have been rolled back. The authorizer allows no COMMIT and no later write."""

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from oncekey.engine.transactions.adapters import mysql, sqlite
 from oncekey.engine.transactions.adapters.base import Link
+from oncekey.engine.transactions.adapters.sqlalchemy_mysql import MysqlWatch
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction, writes
 
 IDLE, FAILED = 0, 3
@@ -63,6 +64,7 @@ class Guard:
         self._drivers: list[_Stoppable] = []
         self._authorizers: list[Authorizer] = []
         self._finalizers: list[tuple[Any, Callable[[Any], None]]] = []
+        self._mysql: MysqlWatch | None = None
         self.status: Callable[[], int] | None = None
         """Returns the transaction status of the driver; None: the driver has none."""
 
@@ -75,6 +77,10 @@ class Guard:
         self.status = self._watch(self.connection)
         if self.link.dialect == "sqlite":
             self.authorizer = self._authorize(self.connection)
+        elif self.link.dialect == "mysql":
+            self._mysql = MysqlWatch(self.connection, self.link)
+            self._mysql.start()
+            self._drivers.append(self._mysql)
         elif (watch := _watch_driver(self.connection, self.link)) is not None:
             self._drivers.append(watch)
             self._finalize(self.connection, lambda _: watch.stop())
@@ -83,6 +89,11 @@ class Guard:
         """Whether the root is still the open transaction, as far as SQLAlchemy knows."""
         connection, root = self.connection, self.root
         return not connection.closed and root.is_active and connection.get_transaction() is root
+
+    @property
+    def undone(self) -> bool:
+        """The server has rolled the root back by itself, and SQLAlchemy does not know it."""
+        return self._mysql is not None and self._mysql.undone
 
     @property
     def committed(self) -> bool:
@@ -125,22 +136,8 @@ class Guard:
                 self.authorizer.read_on_in(self.connection)
 
     def look_for_kept_writes(self) -> None:
-        """MySQL: before the root is rolled back, see whether that undoes everything. After it the connection may be
-        back in its pool."""
-        if self.link.dialect != "mysql" or self.link.ended:
-            return
-        try:
-            cursor = self.connection.connection.cursor()
-            try:
-                cursor.execute(mysql.TO_THE_MARK)
-                cursor.execute(mysql.WARNINGS)
-                mysql.note_kept_writes(self.link, cursor.fetchall())
-            finally:
-                cursor.close()
-        except Warning:  # aiomysql warns by itself, and the app takes warnings as errors
-            mysql.note_kept_writes(self.link, [("Warning", mysql.NOT_ROLLED_BACK)])
-        except Exception:  # noqa: S110 - the savepoint or the connection is gone, and the rollback shows it
-            pass
+        if self._mysql is not None and not self.link.ended:
+            self._mysql.look_for_kept_writes()
 
     def _roll_back(self, connection: Connection) -> None:
         self._end()
@@ -193,6 +190,7 @@ class Guard:
                 return self._by_hand(at, verb)
             if status is not None and status() == IDLE:  # ended on the driver's connection
                 link.ended = True
+                link.may_have_written_later = link.may_have_written_later or self.undone
                 raise link.refuse_later("a statement", "was committed or rolled back on the driver's own connection")
             if link.ended and (verb := writes(statement)) is not None:
                 raise link.refuse_later(verb)
