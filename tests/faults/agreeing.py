@@ -1,6 +1,7 @@
 """Random moves against a store and the dictionary, every answer and every row compared: the long form.
 
-The short form is in ``tests/stores``: keys alone, with every ``make test``.
+SQL stores are compared with keys and jobs, Redis and DynamoDB with keys: they have no outbox. The short form is in
+``tests/stores``: keys alone, with every ``make test``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from oncekey.stores.registry import open_store
 from tests.faults.campaign import Fault, Run
-from tests.stores.outboxes_agree import OutboxesAgree, PostgresOutboxAgrees, SqliteOutboxAgrees
+from tests.stores.outboxes_agree import PostgresOutboxAgrees, SqliteOutboxAgrees
+from tests.stores.test_mysql_outbox import MysqlOutboxAgrees
+from tests.stores.test_redis import RedisAgrees
+from tests.stores.test_stores_agree import StoresAgree
 
 STEPS = 40
 SHORTENED: tuple[str, ...] = ("sqlite",)
@@ -21,9 +26,12 @@ LONGEST = 200
 
 
 def agree(run: Run) -> None:
-    machines: dict[str, Callable[[], type[OutboxesAgree]]] = {
+    machines: dict[str, Callable[[], type[StoresAgree]]] = {
         "sqlite": lambda: SqliteOutboxAgrees,
         "postgres": lambda: type("Agrees", (PostgresOutboxAgrees,), {"url": run.url()}),
+        "mysql": lambda: type("Agrees", (MysqlOutboxAgrees,), {"url": _migrated(run.url())}),
+        "redis": lambda: type("Agrees", (RedisAgrees,), {"url": run.url()}),
+        "dynamodb": lambda: _on_dynalite(run),
     }
     machine = machines[run.store]()
 
@@ -48,14 +56,28 @@ def agree(run: Run) -> None:
             run.violated("I3", "\n".join([repr(error), *getattr(error, "__notes__", [])]))
 
 
+def _on_dynalite(run: Run) -> type[StoresAgree]:
+    from tests.stores.test_dynamodb import DynamoAgrees  # boto3 takes half a second, in each process of the campaign
+
+    return type("Agrees", (DynamoAgrees,), {"server": run.own_dynalite})
+
+
+def _migrated(url: str) -> str:
+    """Each example empties the tables, so they must be there."""
+    store = open_store(url)
+    store.migrate()
+    store.close()
+    return url
+
+
 FAULTS = (
     Fault(
         "stores agree with the model",
         agree,
-        {"sqlite": 400, "postgres": 150},
+        {"sqlite": 400, "postgres": 150, "mysql": 150, "redis": 150, "dynamodb": 40},
         short=2,
         promises=("I1", "I3", "I4", "I8"),
         unit="examples",
-        seconds=150.0,
+        seconds=300.0,
     ),
 )

@@ -31,6 +31,8 @@ from oncekey.testing.servers.dynamodb import CREDENTIALS
 ON_REQUEST = ("mysql", "redis", "dynamodb")
 """Stores whose rows run only with ``--store``: the whole campaign would take twice as long. Faults of Redis or DynamoDB
 alone always run."""
+WITHOUT_OUTBOX = ("memory", "redis", "dynamodb")
+"""Stores on which I8 is not tried."""
 PROMISES = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from oncekey.core.jobs import Job
-from tests.faults import agreeing
+from tests.faults import agreeing, one_fault
 from tests.faults.campaign import Run
 from tests.stores.outbox_model import OutboxModel
 
@@ -25,3 +25,9 @@ def test_difference_between_stores_is_reported(tmp_path: Path) -> None:
         agreeing.agree(run)
     assert run.violations
     assert run.violations[0].startswith("I3")
+
+
+def test_row_of_a_store_without_an_outbox_does_not_claim_i8() -> None:
+    (fault,) = agreeing.FAULTS
+    assert "I8" in one_fault.Job(fault, "mysql", 1, 1).promises
+    assert "I8" not in one_fault.Job(fault, "redis", 1, 1).promises + one_fault.Job(fault, "dynamodb", 1, 1).promises

@@ -55,31 +55,37 @@ class TestDurableRedisStore(TestRedisStore):
         assert self.make_store().capabilities.durable
 
 
+class RedisAgrees(StoresAgree):
+    exact = False
+    url: str
+
+    def make_store(self, clock: Callable[[], float]) -> Store:
+        del clock
+        self.client = redis.Redis.from_url(self.url)
+        self.client.flushall()
+        store = RedisStore(self.url)
+        store.init()
+        return store
+
+    def tick(self, seconds: float) -> None:
+        age(self.client, KEYS, seconds)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.client.close()
+
+
 @pytest.mark.timeout(240)  # many small round trips to a real server: slow on a busy machine
 def test_redis_agrees_with_the_model(redis_server: RedisServer) -> None:
     """Random moves: every answer and every row is as in memory."""
-    with redis.Redis.from_url(redis_server.url) as client:
-
-        class RedisAgrees(StoresAgree):
-            exact = False
-
-            def make_store(self, clock: Callable[[], float]) -> Store:
-                del clock
-                client.flushall()
-                store = RedisStore(redis_server.url)
-                store.init()
-                return store
-
-            def tick(self, seconds: float) -> None:
-                age(client, KEYS, seconds)
-
-        run_state_machine_as_test(
-            RedisAgrees,
-            settings=settings(
-                max_examples=15,
-                stateful_step_count=20,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                phases=[Phase.generate],  # to make a failure short takes minutes
-            ),
-        )
+    RedisAgrees.url = redis_server.url
+    run_state_machine_as_test(
+        RedisAgrees,
+        settings=settings(
+            max_examples=15,
+            stateful_step_count=20,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],  # to make a failure short takes minutes
+        ),
+    )
