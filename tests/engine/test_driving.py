@@ -131,7 +131,7 @@ def test_a_row_that_is_held_is_waited_for(it: Open, drive: Drive, monkeypatch: p
 # ---------------------------------------------------------------- errors
 
 
-def test_a_store_that_is_down_is_raised_and_counted(it: Open, drive: Drive) -> None:
+def test_a_store_that_is_down_is_raised_and_counted(it: Open, drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
     """The flow sees the error, so the breaker opens, and the sixth request asks nothing."""
     it.store.break_("reserve", lambda: StoreUnavailable("down"))
     it.store.break_("swap", lambda: StoreUnavailable("down"))
@@ -143,7 +143,11 @@ def test_a_store_that_is_down_is_raised_and_counted(it: Open, drive: Drive) -> N
         drive(it.engine, it.engine.begin(reservation(), Policy()))
     assert len(it.store.asked("reserve")) == asked == 10
     assert it.heard.kinds().count("BreakerOpened") == 1
-    assert {event.verb for event in it.heard.of(events.StoreFailed)} == {"reserve", "swap"}
+    failed = it.heard.of(events.StoreFailed)
+    assert {event.verb for event in failed} == {"reserve"}
+    assert sum(event.amount for event in failed) == 5, "each request counts once"
+    lines = [line for line in caplog.messages if line.startswith("StoreFailed")]
+    assert lines == ["StoreFailed verb=reserve error='StoreUnavailable: down' requests=1"]
 
 
 def test_a_hung_store_is_left_and_its_late_row_given_back(it: Open, drive: Drive) -> None:

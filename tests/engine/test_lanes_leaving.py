@@ -309,18 +309,38 @@ def down(store: FakeStore) -> None:
 
 
 def test_owed_undo_is_made_when_the_store_is_back(open_lanes: Open) -> None:
-    """The insert happened and both answers were lost: the idle lane tries until it can delete the row."""
+    """The insert happened and both answers were lost: the idle lane tries until it can delete the row. The failed
+    request is reported, and the tries are not."""
     store = FakeStore()
-    errors: list[str] = []
-    router = open_lanes(store, on_error=lambda verb, error: errors.append(verb))
+    errors: list[tuple[str, int]] = []
+    router = open_lanes(store, on_error=lambda verb, _, requests: errors.append((verb, requests)))
     down(store)
     with pytest.raises(StoreUnavailable):
         submit(router, reservation()).wait(PATIENCE)
     assert store.row() is not None
     eventually(lambda: len(store.asked("swap")) >= 3)
-    assert errors[:3] == ["reserve", "swap", "swap"]
+    assert errors == [("reserve", 1)]
     store.heal()
     eventually(lambda: store.row() is None)
+
+
+def test_undo_that_fails_first_is_reported_once_per_outage_and_fails_no_request(open_lanes: Open) -> None:
+    store = FakeStore()
+    errors: list[tuple[str, int]] = []
+    router = open_lanes(store, on_error=lambda verb, _, requests: errors.append((verb, requests)))
+    for outage in (1, 2):
+        gate = store.hold("reserve")
+        late = submit(router, reservation())
+        gate.wait()
+        with pytest.raises(StoreUnavailable):
+            late.wait(0.001)
+        store.break_("swap", lambda: StoreUnavailable("down"))
+        gate.open()
+        eventually(lambda: len(store.asked("swap")) >= 3)
+        assert errors == [("undo", 0)] * outage
+        store.heal()
+        eventually(lambda: store.row() is None)
+        store.batches.clear()
 
 
 def test_owed_undo_is_made_once(open_lanes: Open) -> None:

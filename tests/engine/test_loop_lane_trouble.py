@@ -40,19 +40,36 @@ def test_trouble_is_left_to_the_lanes(when: str) -> None:
 def test_after_its_rest_the_express_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trouble does not last, and is told, though the lanes got by."""
     monkeypatch.setattr(loop_lane, "PAUSE_SECONDS", 0.0)
-    told: list[tuple[str, str]] = []
+    told: list[tuple[str, str, int]] = []
 
     async def main() -> None:
         store = FastStore()
-        router = await warmed(store, on_error=lambda verb, error: told.append((verb, str(error))))
+        router = await warmed(store, on_error=lambda verb, error, failed: told.append((verb, str(error), failed)))
         store.fails_before = StoreUnavailable("cut")
         await ask(router, reservation("a"))
         store.fails_before = None
         await ask(router, reservation("b"))
         assert [batch[0].key for _, batch in store.asked_here] == ["a", "b"]
         assert len(store.batches) == 1
-        assert told == [("reserve", "cut")]
+        assert told == [("reserve", "cut", 0)], "no request failed"
         await asyncio.to_thread(router.close, PATIENCE)
+
+    run(main)
+
+
+def test_outage_in_the_loop_and_in_the_thread_is_reported_once() -> None:
+    reports: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        store = FastStore()
+        router = await warmed(store, on_error=lambda verb, _, requests: reports.append((verb, requests)))
+        store.fails_before = StoreUnavailable("cut")
+        store.break_("reserve", lambda: StoreUnavailable("down"))
+        store.break_("swap", lambda: StoreUnavailable("down"))
+        [answer] = await ask(router, reservation("a"))
+        assert str(answer) == "down"
+        await asyncio.to_thread(router.close, PATIENCE)
+        assert reports == [("reserve", 1)]
 
     run(main)
 
@@ -63,7 +80,7 @@ def test_a_lost_race_is_no_trouble() -> None:
 
     async def main() -> None:
         store = FastStore()
-        router = await warmed(store, on_error=lambda verb, _: told.append(verb))
+        router = await warmed(store, on_error=lambda verb, *_: told.append(verb))
         store.fails_before = LostRace()
         await ask(router, reservation("a"))
         store.fails_before = None

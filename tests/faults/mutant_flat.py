@@ -129,7 +129,7 @@ FLAT_WAY: tuple[Mutant, ...] = (
         "I4",
         "work without an answer is not given up with its loop lane",
         f"{TROUBLE}::test_ticket_given_to_a_thread_lane_is_not_given_to_it_again",
-        (LANE, "            self._fall_back(self._take_unanswered())\n", ""),
+        (LANE, "            self._fall_back(self._take_unanswered(), None)\n", ""),
     ),
     _(
         58,

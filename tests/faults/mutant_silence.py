@@ -41,6 +41,12 @@ SILENCE: tuple[Mutant, ...] = (
       ("oncekey.telemetry.emitter", "partial(answer, exporter, \"on_event\", None)", "exporter.on_event")),
     _(47, "I4", "the log names the exporter's method that raised", f"{EXPORTER}::test_log_names_the_methods_that_the_user_wrote_once_each",
       ("oncekey.telemetry.exporter", "        answer(self, method, None, *what)\n", "        getattr(self, method)(*what)\n")),
+    _(47, "I4", "an outage is reported once, not at each try to undo", "tests/engine/test_lanes_leaving.py::test_owed_undo_is_made_when_the_store_is_back",
+      ("oncekey.engine.batching.thread_lane", "            if not self._failing:\n                self._failing = True\n", "            if True:\n")),
+    _(47, "I4", "an outage in the loop and in the thread is one report", "tests/engine/test_loop_lane_trouble.py::test_outage_in_the_loop_and_in_the_thread_is_reported_once",
+      ("oncekey.engine.batching.thread_lane", "        if not self._failing:\n            for", "        if True:\n            for")),
+    _(47, "I4", "a loop lane that never works is reported", "tests/engine/test_loop_lane_trouble.py::test_after_its_rest_the_express_runs_again",
+      ("oncekey.engine.batching.thread_lane", "            self._loop_failures.append(failure)\n", "            pass\n")),
     # 48: how long a client waits for a dead owner, and for a live one
     _(48, "I4", "a duplicate of an overdue lease gets the remaining seconds", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_gets_the_remaining_seconds",
       ("oncekey.engine.engine", "decision = Busy(decision.record, self.overdue_lease(decision.record, policy))", "pass")),

@@ -19,7 +19,10 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from oncekey import OnceKey
 from oncekey.core.states import TABLE, Actor
+from oncekey.engine.batching.thread_lane import UNDO
+from oncekey.engine.batching.verbs import verbs_of
 from oncekey.engine.observed import WORDS
+from oncekey.stores.memory import MemoryStore
 from oncekey.telemetry import instruments, monitoring, prometheus
 from oncekey.telemetry.exporter import FAILED
 from oncekey.telemetry.instruments import Instrument, counter_help, counter_name
@@ -74,6 +77,13 @@ def test_page_has_the_tables_of_the_source(name: str) -> None:
     if os.environ.get("ONCEKEY_WRITE_DOCS"):
         PAGE.write_text(between.sub(lambda _: tables()[name], PAGE.read_text("utf-8")), encoding="utf-8")
     assert between.findall(PAGE.read_text("utf-8")) == [tables()[name]]
+
+
+def test_page_lists_every_verb_of_store_error() -> None:
+    [listed] = re.findall(r"<!-- verbs -->\n(.*?)<!-- /verbs -->", PAGE.read_text("utf-8"), re.DOTALL)
+    cells = "".join(line.split("|")[1] for line in listed.splitlines()[2:])
+    verbs = {verb for _, verb, _ in verbs_of(MemoryStore(), None)}
+    assert sorted(re.findall(r"`(\w+)`", cells)) == sorted({*verbs, UNDO, "outbox", "any"})
 
 
 def test_page_says_how_many_alerts_there_are() -> None:

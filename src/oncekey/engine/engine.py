@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from oncekey.core.audit import Audit
@@ -303,9 +304,10 @@ class Engine(Drivers):
 
     # -- trouble and the end -------------------------------------------------------------------------------------
 
-    def _store_failed(self, verb: str, error: Exception) -> None:
-        requests = 0 if verb == "reserve" else 1  # the requests report themselves, see begin_failed
-        self.emitter.emit_paced(events.StoreFailed(verb=verb, error=describe(error), requests=requests))
+    def _store_failed(self, verb: str, error: Exception, requests: int) -> None:
+        failed = events.StoreFailed(verb=verb, error=describe(error), requests=requests)
+        # The requests of a failed reservation count themselves, see begin_failed: here they are for the log alone.
+        self.emitter.emit_paced(failed, replace(failed, requests=0) if verb == "reserve" else None)
 
     def _breaker_changed(self, is_open: bool, error: Exception | None) -> None:
         if is_open and error is not None:

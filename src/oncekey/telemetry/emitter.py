@@ -95,11 +95,11 @@ class Emitter:
 
     def add(self, exporter: Exporter) -> None:
         """Send events to this exporter, too."""
+        from oncekey.telemetry.exporter import answer  # an app without exporters does not import it
+
         self.exporters = (*self.exporters, exporter)
         self._hooks = (*self._hooks, partial(answer, exporter, "on_event", None))
         self.wants_each = lambda: True
-
-        from oncekey.telemetry.exporter import answer  # an app without exporters does not import it
 
     def add_all(self, telemetry: Telemetry) -> None:
         """Send events to these exporters, too. One that is here already is not added twice."""
@@ -117,17 +117,16 @@ class Emitter:
         log_event(event, error, self.warnings)
         self.send(event)
 
-    def emit_paced(self, event: Event) -> None:
+    def emit_paced(self, event: Event, sent: Event | None = None) -> None:
         """As :meth:`emit`, with at most one line a minute for equal events: a store that is down fails several times a
-        second, for hours."""
+        second, for hours. ``sent``: what hooks and exporters get in place of the event that is logged."""
         now = time.monotonic()
-        if now < self._silent_until.get(event, now):
-            self.send(event)
-            return
-        if len(self._silent_until) >= _PACED:
-            self._silent_until.clear()
-        self._silent_until[event] = now + PAUSE_SECONDS
-        self.emit(event)
+        if now >= self._silent_until.get(event, now):
+            if len(self._silent_until) >= _PACED:
+                self._silent_until.clear()
+            self._silent_until[event] = now + PAUSE_SECONDS
+            log_event(event, None, self.warnings)
+        self.send(event if sent is None else sent)
 
     def send(self, event: Event) -> None:
         """As :meth:`emit`, without a line in the log."""

@@ -26,6 +26,9 @@ Entry = tuple[Reservation | Swap | End, "asyncio.Future[Any]", float]
 """One caller's work, the future that it awaits, and the time of the loop's clock at which it gives up. A tuple, because
 every request makes two (docs/performance.md)."""
 
+Failure = tuple[str, Exception]
+"""The verb that the store failed in, and the error."""
+
 CHECK_SECONDS = 0.05
 """How often a loop lane looks for overdue callers. One timer for all costs less than two per request
 (docs/performance.md)."""
@@ -52,9 +55,10 @@ def fits(work: Work) -> TypeGuard[Reservation | Swap | End]:
 class LoopLane:
     """Reservations and ends of attempts in one event loop.
 
-    ``fall_back`` gives the work of a failed batch to the thread lanes. ``send_on`` gives them a reservation that the
-    store did not answer here. ``undo`` gives back what a caller that has left had reserved. ``on_error`` reports
-    failures of the store.
+    ``fall_back`` gives the work of a failed batch to the thread lanes, with the verb and the error if the store failed.
+    They report it, once: also if they succeed, since a loop lane that never works must not stay unnoticed. ``send_on``
+    gives them a reservation that the store did not answer here. ``undo`` gives back what a caller that has left had
+    reserved.
     """
 
     def __init__(
@@ -62,10 +66,9 @@ class LoopLane:
         loop: asyncio.AbstractEventLoop,
         store: InLoop,
         max_queued: int,
-        fall_back: Callable[[list[Entry]], None],
+        fall_back: Callable[[list[Entry], Failure | None], None],
         undo: Callable[[Reservation], None],
         send_on: Callable[[Entry], None],
-        on_error: Callable[[str, Exception], None],
     ) -> None:
         self.loop = loop
         self._store = store
@@ -73,7 +76,6 @@ class LoopLane:
         self._fall_back = fall_back
         self._undo = undo
         self._send_on = send_on
-        self._on_error = on_error
         self._begins: list[Entry] = []
         self._ends: list[Entry] = []
         self._in_batch: list[Entry] = []
@@ -146,7 +148,7 @@ class LoopLane:
         except BaseException:
             # A bug of ours, or the loop is ending: all work without an answer goes to the thread lanes.
             self._paused_until = time.monotonic() + PAUSE_SECONDS
-            self._fall_back(self._take_unanswered())
+            self._fall_back(self._take_unanswered(), None)
             raise
         finally:
             self._task = None
@@ -190,10 +192,8 @@ class LoopLane:
             if trouble:
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
             given = _all(begins, twins) + ends
-            self._fall_back(given)
+            self._fall_back(given, ("reserve" if wanted else "swap", error) if trouble else None)
             self._forget(given)
-            if trouble:  # also if the thread lanes succeed: a loop lane that never works must not stay unnoticed
-                self._on_error("reserve" if wanted else "swap", error)
             return
         for (_, future, _), time_moved in zip(ends, moved, strict=True):
             if not future.done():
@@ -235,7 +235,7 @@ class LoopLane:
         if self.loop.is_closed() or self._task is None:
             try:
                 if rest := self._take_unanswered():
-                    self._fall_back(rest)
+                    self._fall_back(rest, None)
             finally:
                 self._store.abandon()
                 self.idle.set()

@@ -19,9 +19,10 @@ from typing import Any
 from oncekey.core.record import Reservation
 from oncekey.core.swaps import End, Swap
 from oncekey.engine import process
-from oncekey.engine.batching.loop_lane import ALWAYS_FIT, Entry, LoopLane, fits
+from oncekey.engine.batching.loop_lane import ALWAYS_FIT, Entry, Failure, LoopLane, fits
 from oncekey.engine.batching.thread_lane import CLOSED, ThreadLane
 from oncekey.engine.batching.ticket import AsyncTicket, Ticket, Work, whole
+from oncekey.engine.batching.verbs import Report
 from oncekey.errors import StoreOverloaded, StoreUnavailable
 from oncekey.stores.api import EventLoops, InLoop, Store
 from oncekey.stores.cache.front import Cache, CachedInLoop
@@ -37,14 +38,14 @@ class Router:
         cache: Cache | None = None,
         max_queued: int = 10_000,
         prepare: Callable[[], None] | None = None,
-        on_error: Callable[[str, Exception], None] | None = None,
+        on_error: Report | None = None,
     ) -> None:
         self._store = store
         self._cache = cache
         self._in_loop = store if isinstance(store, EventLoops) else None
         self._max_queued = max_queued
         self._prepare = prepare
-        self._on_error = on_error or (lambda verb, error: None)
+        self._on_error = on_error or (lambda verb, error, requests: None)
         self._lock = threading.Lock()
         self._preparing = threading.Lock()  # a lock of its own: a migration that hangs must not block close()
         self._closed = False
@@ -99,7 +100,6 @@ class Router:
                 partial(_take_over, lanes, loop),
                 lanes[0].undo,
                 lambda entry: lanes[0].gather(AsyncTicket(entry[0], loop, entry[2], entry[1])),
-                self._on_error,
             )
             self._loop_lanes[loop] = opened
             return opened
@@ -188,12 +188,16 @@ def _lane_of(ticket: Ticket, lanes: tuple[ThreadLane, ...]) -> ThreadLane:
     return lanes[-1] if isinstance(ticket.work, Swap) else lanes[0]
 
 
-def _take_over(lanes: tuple[ThreadLane, ...], loop: AbstractEventLoop, entries: list[Entry]) -> None:
-    """Give work that a loop lane could not answer to the thread lane of its verb."""
+def _take_over(
+    lanes: tuple[ThreadLane, ...], loop: AbstractEventLoop, entries: list[Entry], failure: Failure | None
+) -> None:
+    """Give work that a loop lane could not answer to the thread lane of its verb. The first of them reports the
+    failure."""
     tickets = [
         AsyncTicket(work.swap() if isinstance(work, End) else work, loop, deadline, future)
         for work, future, deadline in entries
     ]
     for lane in lanes:
         if theirs := [ticket for ticket in tickets if _lane_of(ticket, lanes) is lane]:
-            lane.take_over(theirs)
+            lane.take_over(theirs, failure)
+            failure = None

@@ -29,14 +29,16 @@ from oncekey.core.record import Found, Reservation
 from oncekey.core.states import Event, State
 from oncekey.core.swaps import Swap, undo
 from oncekey.engine.batching.batch import MAX_BATCH, batches
-from oncekey.engine.batching.ticket import AsyncTicket, Ticket
-from oncekey.engine.batching.verbs import verbs_of
+from oncekey.engine.batching.ticket import AsyncTicket, Ticket, mark_asked
+from oncekey.engine.batching.verbs import Report, verbs_of
 from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
 from oncekey.stores.api import SharedCommit, Store
 from oncekey.stores.cache.front import Cache
 
 _log = logging.getLogger("oncekey")
 
+UNDO = "undo"
+"""The verb of a report about reservations whose caller has left."""
 CLOSED = "this OnceKey is closed"
 _RETRY_SECONDS = 1.0
 """How often an idle lane tries again to undo reservations whose caller has left."""
@@ -55,7 +57,7 @@ class ThreadLane:
     def __init__(
         self,
         store: Store,
-        on_error: Callable[[str, Exception], None],
+        on_error: Report,
         prepare: Callable[[], None],
         cache: Cache | None = None,
     ) -> None:
@@ -69,6 +71,8 @@ class ThreadLane:
         self._on_error = on_error
         self._prepare = prepare
         self._ready = False
+        self._failing = False  # the last call of the store failed, and that is reported
+        self._loop_failures: list[tuple[str, Exception]] = []
         self._verbs = verbs_of(store, cache)
         self._to_undo: dict[tuple[str, Event], Swap] = {}  # by owner token: the reservations to undo
         self.thread = threading.Thread(target=self._run, name="oncekey-lane", daemon=True)
@@ -121,7 +125,7 @@ class ThreadLane:
             tickets: list[Ticket] = []
             try:
                 more = self._collect(tickets)
-                if tickets:
+                if tickets or self._loop_failures:
                     self._process(tickets)
                 while self._to_undo and self._undo() and not more:
                     pass  # at the end, undo everything that can be undone
@@ -166,6 +170,8 @@ class ThreadLane:
         for _, verb, call in self._verbs:
             for places in asked[verb]:
                 self._answer(verb, call, places)
+        if self._loop_failures:
+            self._report_loop_failures()
         self._deliver(tickets)
 
     def _answer_together(self, store: SharedCommit, begins: list[list[Ticket]], ends: list[list[Ticket]]) -> bool:
@@ -174,7 +180,7 @@ class ThreadLane:
         try:
             found, moved = self._ask(lambda work: list(store.both(*work)), [wanted, changes])
         except Exception:
-            _mark_asked([*begins, *ends])
+            mark_asked([*begins, *ends])
             return False
         for place, result in zip([*begins, *ends], [*found, *moved], strict=True):
             for ticket in place:
@@ -187,7 +193,7 @@ class ThreadLane:
             results = self._ask(call, work)
         except StoreUnavailable as error:
             # The batch or its answer was lost. Asking again is safe, and shows which of the two.
-            _mark_asked(places)
+            mark_asked(places)
             try:
                 results = self._ask(call, work)
             except Exception:
@@ -197,7 +203,7 @@ class ThreadLane:
         except Exception as error:
             if len(places) == 1:
                 return self._fail(verb, places, error)
-            _mark_asked(places)
+            mark_asked(places)
             for place in places:
                 self._answer(verb, call, [place])
             return None
@@ -210,7 +216,7 @@ class ThreadLane:
     def _look_for_claims(self, places: list[list[Ticket]]) -> None:
         """Find claims that moved their row the first time, when the answer was lost. Asked again, they found nothing to
         move. Such a row has the claim's owner token, and only this caller can finish it."""
-        claims = [(place, claim) for place in places if (claim := _lost_claim(place[0])) is not None]
+        claims = [(place, claim) for place in places if (claim := place[0].lost_claim()) is not None]
         if not claims:
             return
         try:
@@ -227,20 +233,29 @@ class ThreadLane:
         if not self._ready:
             self._prepare()
             self._ready = True
-        return call(work)
+        results = call(work)
+        self._failing = False
+        return results
 
     def _fail(self, verb: str, places: list[list[Ticket]], error: BaseException) -> None:
         if not isinstance(error, OnceKeyError):
             # The message is left out: a driver's message may contain the key or the body (hazard 28).
             error = StoreError(f"the store failed in '{verb}' with {type(error).__name__}")
-        self._on_error(verb, error)
-        for place in places:
-            for ticket in place:
-                if isinstance(ticket.result, Found):
-                    continue  # this ticket has its result, and its reservation is in use
-                ticket.error = error
-                if isinstance(ticket.work, Reservation | Swap):
-                    self._undo_later(undo(ticket.work))
+        # A ticket with a Found has its result, and its reservation is in use.
+        failed = [ticket for place in places for ticket in place if not isinstance(ticket.result, Found)]
+        self._failing = True
+        self._on_error(verb, error, len(failed))
+        for ticket in failed:
+            ticket.error = error
+            if isinstance(ticket.work, Reservation | Swap):
+                self._undo_later(undo(ticket.work))
+
+    def _report_loop_failures(self) -> None:
+        """Report failures of a loop lane whose work this lane could do. If it could not, that is reported already."""
+        failures, self._loop_failures = self._loop_failures, []
+        if not self._failing:
+            for verb, error in failures[-1:]:
+                self._on_error(verb, error, 0)
 
     # -- undoing reservations ------------------------------------------------------------------------------------
 
@@ -249,16 +264,20 @@ class ThreadLane:
             self._to_undo[change.owner, change.event] = change
 
     def _undo(self) -> bool:
-        """Undo the reservations of callers that have left. False: the store cannot be reached, or refuses all calls."""
+        """Undo the reservations of callers that have left. False: the store cannot be reached, or refuses all calls.
+
+        No request fails by this. While the store is down, the lane tries every second, and reports it once."""
         wanted = list(self._to_undo.values())[:MAX_BATCH]
         batch = list({(change.scope, change.key): change for change in wanted}.values())
         try:
             self._ask(self._store.swap, batch)
         except (StoreUnavailable, SchemaError) as error:
-            self._on_error("swap", error)
+            if not self._failing:
+                self._failing = True
+                self._on_error(UNDO, error, 0)
             return False
         except Exception as error:
-            self._on_error("swap", error)
+            self._on_error(UNDO, error, 0)
             for change in batch:  # one of them is bad; the others are undone without it
                 try:
                     self._ask(self._store.swap, [change])
@@ -312,26 +331,16 @@ class ThreadLane:
         self._undo_later(undo(work))
         self._queue.put(_Signal.WAKE)
 
-    def take_over(self, tickets: list[AsyncTicket]) -> None:
+    def take_over(self, tickets: list[AsyncTicket], failure: tuple[str, Exception] | None = None) -> None:
         """Take over tickets that a loop lane could not answer. Their batch may have committed, so the lane undoes
-        reservations whose caller is gone."""
+        reservations whose caller is gone. ``failure``: the verb and the error, if the store failed in the loop."""
+        if failure is not None:
+            self._loop_failures.append(failure)
         for ticket in tickets:
             ticket.asked = True
             if not (ticket.left() or ticket.loop.is_closed()):
                 ticket.arm()
         self.enqueue(list(tickets))
-
-
-def _mark_asked(places: list[list[Ticket]]) -> None:
-    for place in places:
-        for ticket in place:
-            ticket.asked = True
-
-
-def _lost_claim(ticket: Ticket) -> Swap | None:
-    if ticket.asked and ticket.result is None and isinstance(ticket.work, Swap) and ticket.work.new_owner is not None:
-        return ticket.work
-    return None
 
 
 def _took(work: Reservation | Swap, result: Any) -> bool:

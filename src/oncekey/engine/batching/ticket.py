@@ -55,6 +55,12 @@ class Ticket:
         self.asked = False
         """The store was asked before, and its answer was lost: the work may be done already."""
 
+    def lost_claim(self) -> Swap | None:
+        """The claim of a row whose answer was lost: asked again, it found nothing to move."""
+        work = self.work
+        asked_twice = self.asked and self.result is None
+        return work if asked_twice and isinstance(work, Swap) and work.new_owner is not None else None
+
     def left(self) -> bool:
         """Whether the caller has left, as far as can be told without a lock."""
         return False
@@ -62,6 +68,13 @@ class Ticket:
     def deliver(self) -> bool:
         """Give the outcome to the caller; False: the caller has left."""
         raise NotImplementedError  # pragma: no cover
+
+
+def mark_asked(places: list[list[Ticket]]) -> None:
+    """The store was asked for these tickets, and its answer may be lost."""
+    for place in places:
+        for ticket in place:
+            ticket.asked = True
 
 
 class AsyncTicket(Ticket):

@@ -17,6 +17,9 @@ from oncekey.stores.cache.front import Cache, reserve_behind, swap_behind
 Verb = tuple[type, str, Callable[[list[Any]], list[Any]]]
 """The type of the work, the verb's name, and the function that answers a batch of it."""
 
+Report = Callable[[str, Exception, int], None]
+"""Reports a failure of the store: the verb, the error, and how many callers get the error."""
+
 
 def verbs_of(store: Store, cache: Cache | None) -> tuple[Verb, ...]:
     outbox = store if isinstance(store, Outbox) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import ERROR
 
 from oncekey.telemetry.events.base import Event, StoreEvent
@@ -12,15 +12,15 @@ from oncekey.telemetry.events.base import Event, StoreEvent
 class StoreFailed(StoreEvent):
     """The store failed, or did not answer in time. ``requests``: how many requests failed by it.
 
-    A failed batch of reservations is one event with 0 requests, which is logged. Each of its requests then has an event
-    of its own, which is not logged. So the counter has the number of requests, and the log at most one line for each
-    batch. A line that repeats is logged once a minute.
+    A failed batch of reservations is one line in the log, with the number of its requests. Hooks and exporters get that
+    event with 0 requests, and then an event of each request, which is not logged. So the counter has the number of
+    requests. A line that repeats, with whatever number, is logged once a minute.
     """
 
     metric = "api.idempotency.store.error.count"
     level = ERROR
     unit = "{request}"
-    requests: int = 1
+    requests: int = field(default=1, compare=False)
 
     @property
     def amount(self) -> int:
