@@ -158,6 +158,21 @@ async def test_replay_is_linked_to_the_trace_of_the_first_request(api: Api, sdk:
     assert len(sdk.spans("idempotency.handler")) == 1
 
 
+async def test_request_without_a_span_around_it_has_traces_of_its_own_and_its_replay_no_link(
+    api: Api, sdk: Sdk
+) -> None:
+    """docs/tracing.md says so. The token is made before ``begin``, so it can only have the span around the request."""
+    transport = httpx.ASGITransport(api.app.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as bare:
+        for _ in range(2):
+            await bare.post("/pay", json={}, headers={"Idempotency-Key": KEY})
+    first, replay = sdk.spans("idempotency.begin")
+    assert linked(first) == linked(replay) == []
+    own = [*sdk.spans("idempotency.begin"), sdk.the("idempotency.handler"), sdk.the("idempotency.finish")]
+    assert [parent_of(span) for span in own] == [None] * 4
+    assert len({place_of(span)[0] for span in own}) == 4
+
+
 async def test_duplicate_in_flight_is_linked_to_the_request_that_runs(api: Api, sdk: Sdk) -> None:
     first = asyncio.create_task(api.post("/wait"))
     while not sdk.spans("idempotency.begin"):
