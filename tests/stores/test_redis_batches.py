@@ -228,3 +228,12 @@ def test_server_that_becomes_a_node_of_a_cluster_is_asked_again(lone_node: Redis
         assert store.read([("tenant-1", key) for key in _keys(40)]) == [None] * 40
         assert [one(found.record).attempt for found in store.reserve(wanted)] == [1] * 40
         lone_node.flush()
+
+
+def test_end_without_a_response_leaves_none(store: RedisStore) -> None:
+    """Also if an earlier move gave the row one. The campaign found it: "stores agree with the model"."""
+    row = one(store.reserve([reservation("k")])[0].record)
+    renewed = swap(row, Event.RENEW, Actor.OWNER, lease_seconds=60.0, response=RESPONSE)
+    assert one(store.swap([renewed])[0]).response == RESPONSE
+    assert store.swap([swap(row, Event.FAIL, Actor.OWNER)]) != [None]
+    assert one(store.read([("tenant-1", "k")])[0]).response is None

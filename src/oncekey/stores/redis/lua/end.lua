@@ -24,6 +24,7 @@ for i = 1, ROWS do
     live = '"' .. state .. '",' .. kept .. ended .. retention .. ',' .. expires
     if ARGV[i * 2 + 5] == '' then
       redis.call('HSET', key, 'live', live)
+      redis.call('HDEL', key, 'head', 'body')
     else
       redis.call('HSET', key, 'live', live, 'head', ARGV[i * 2 + 5], 'body', ARGV[i * 2 + 6])
     end
