@@ -236,10 +236,13 @@ def test_missing_certificate_of_the_client_is_unavailable(authority: Authority) 
             store.init()
 
 
-def test_file_of_the_authority_that_is_missing_is_named_as_a_mistake(server: TlsRedis, tmp_path: Path) -> None:
-    assert "a file that the URL names (ssl_…, or a socket) is not there" in refusal(
-        server.tls(ssl_ca_certs=tmp_path / "absent.pem")
-    )
+def test_file_of_the_authority_that_goes_away_is_named_as_a_mistake(server: TlsRedis, tmp_path: Path) -> None:
+    here = tmp_path / "ca.pem"
+    here.touch()
+    with closing(RedisStore(server.tls(ssl_ca_certs=here))) as store:
+        here.unlink()
+        with pytest.raises(StoreUnavailable, match="a file that the URL names"):
+            store.check()
 
 
 def test_tls_and_plain_mixed_up_is_unavailable(server: TlsRedis, authority: Authority) -> None:

@@ -10,7 +10,7 @@ from oncekey.core.health import COUNTED, WAITING_SECONDS
 from oncekey.core.states import State
 from oncekey.errors import SchemaError, StoreError
 from oncekey.stores.api import Outbox, Store
-from oncekey.telemetry.redaction import redact
+from oncekey.telemetry.redaction import describe, redact
 from oncekey.upkeep import health, waiting
 from oncekey.upkeep.health import Health
 from oncekey.upkeep.unasked import advice, no_resolver
@@ -37,6 +37,9 @@ def _ask(asked: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
         return asked()
     except (StoreError, SchemaError) as error:
         return [Diagnosis("store", Level.FAIL, str(error), "docs/stores.md says what each store needs")]
+    except Exception as error:  # noqa: BLE001 - of a driver, and its store has no words for it
+        advice = "correct the options of the URL; if they are right, report this as a bug of oncekey"
+        return [Diagnosis("store", Level.FAIL, f"its driver raised {describe(error)}", advice)]
 
 
 def _of_the_rows(store: Store) -> list[Diagnosis]:

@@ -143,7 +143,7 @@ def _mysql(url: str) -> Callable[[], Connection]:
             database=found.database,
             connect_timeout=5,
             init_command="DO 1",  # a Galera node outside its cluster takes a login, and refuses this
-            **dict(found.options),
+            **found.driver_options(),
         )
 
     def connect() -> Any:

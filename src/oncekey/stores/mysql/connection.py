@@ -6,6 +6,7 @@ connection is closed: a late answer must not be read as that of the next stateme
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,9 +15,11 @@ from typing import Any
 import pymysql
 from pymysql.constants import CLIENT, CR, ER
 
-from oncekey.errors import OnceKeyError, SchemaError, StoreError, StoreUnavailable
-from oncekey.stores.mysql.address import Address
+from oncekey.errors import ConfigurationError, OnceKeyError, SchemaError, StoreError, StoreUnavailable
+from oncekey.stores.mysql.address import FILES, Address
 from oncekey.stores.sql import queries
+from oncekey.stores.url_files import require_files
+from oncekey.telemetry.redaction import describe
 
 # Session settings of a lane, each with its reason. MariaDB alone reads the text between /*M! and */.
 _SETTINGS = """
@@ -58,6 +61,7 @@ _GONE: dict[int, str] = {
     CR.CR_CONN_HOST_ERROR: "start it, or correct the address",
     CR.CR_CONNECTION_ERROR: "start it, or correct the address",
     CR.CR_UNKNOWN_HOST: "correct the name of the host",
+    CR.CR_SSL_CONNECTION_ERROR: "it speaks no TLS, and the ssl_… options of the URL ask for it",
     CR.CR_AUTH_PLUGIN_CANNOT_LOAD: "its login needs TLS or the package cryptography: pip install 'oncekey[mysql]'",
     ER.CON_COUNT_ERROR: "it takes no more connections: raise max_connections, or run fewer processes",
     ER.TOO_MANY_USER_CONNECTIONS: "its user may have no more connections: raise max_user_connections",
@@ -109,7 +113,10 @@ class Connection(pymysql.Connection):
         if key is None:
             return super()._create_ssl_ctx(sslp)  # type: ignore[misc]
         if key not in _tls_contexts:
-            _tls_contexts[key] = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            made = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            if sslp.get("check_hostname"):
+                made.check_hostname = True  # PyMySQL does not check the host if no ssl_ca is named
+            _tls_contexts[key] = made
         return _tls_contexts[key]
 
     @property
@@ -173,10 +180,22 @@ def connect(address: Address, *, timeout: float, lock_timeout: float, deadline: 
     raise trouble or pymysql.OperationalError(CR.CR_SERVER_LOST, "timed out")
 
 
-def _connect(
-    address: Address, host: str, port: int, timeout: float, lock_timeout: float, deadline: float
-) -> Connection:
-    connection = Connection(
+def check_options(address: Address) -> None:
+    """Raise ConfigurationError if the driver cannot use what the URL says. It does not connect."""
+    require_files(dict(address.options), FILES)
+    try:
+        _made(address, *address.hosts[0], deadline=time.monotonic() + 1.0)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigurationError(
+            f"the TLS files of the MySQL URL cannot be used ({describe(error)}): ssl_ca=, ssl_cert= and ssl_key= take "
+            "PEM files, and ssl_key_password= the password of the key"
+        ) from error
+    except UnicodeEncodeError:  # its text quotes the password
+        raise ConfigurationError("the password in the MySQL URL has characters that PyMySQL cannot send") from None
+
+
+def _made(address: Address, host: str, port: int, deadline: float) -> Connection:
+    return Connection(
         host=host,
         port=port,
         user=address.user,
@@ -187,8 +206,14 @@ def _connect(
         client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
         connect_timeout=max(0.1, deadline - time.monotonic()),
         defer_connect=True,
-        **dict(address.options),
+        **address.driver_options(),
     )
+
+
+def _connect(
+    address: Address, host: str, port: int, timeout: float, lock_timeout: float, deadline: float
+) -> Connection:
+    connection = _made(address, host, port, deadline)
     connection.deadline = deadline
     try:
         connection.connect()
@@ -237,7 +262,15 @@ def explain(error: pymysql.Error, where: str) -> OnceKeyError:
     if code in _TOO_BIG:
         return StoreError(f"{where} refused a packet that is larger than its max_allowed_packet: raise that setting")
     if code in _GONE or isinstance(error, pymysql.InterfaceError):
-        advice = f": {words}" if (words := _GONE.get(code)) else ""
+        advice = f": {words}" if (words := _tls_advice(error) or _GONE.get(code)) else ""
         return StoreUnavailable(f"{where} is unavailable ({type(error).__name__} {code}){advice}")
     advice = f": {_ADVICE[code]}" if code in _ADVICE else ""
     return StoreError(f"{where} refused a statement ({type(error).__name__} {code}){advice}")
+
+
+def _tls_advice(error: pymysql.Error) -> str | None:
+    """What to correct if a connection failed in TLS. The driver's number says only that there is no connection."""
+    cause = getattr(error, "original_exception", None)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return "its certificate is not trusted, or is for another host: ssl_ca= names the authority"
+    return "correct the ssl_… options of the URL" if isinstance(cause, ssl.SSLError) else None

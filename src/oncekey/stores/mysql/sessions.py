@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -9,11 +10,21 @@ import pymysql
 
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.mysql import address
-from oncekey.stores.mysql.connection import LOST_RACE, NOTHING_DONE, Connection, code_of, connect, explain
+from oncekey.stores.mysql.connection import (
+    LOST_RACE,
+    NOTHING_DONE,
+    Connection,
+    check_options,
+    code_of,
+    connect,
+    explain,
+)
 from oncekey.stores.mysql.packets import filled
 from oncekey.stores.sql.connections import Connections
 
 _TRIES = 5
+
+_log = logging.getLogger("oncekey")
 
 
 class LostRace(Exception):
@@ -28,6 +39,12 @@ class Sessions(Connections[Connection]):
     def __init__(self, url: str, *, timeout: float, lock_timeout: float) -> None:
         super().__init__(url, timeout=timeout, lock_timeout=lock_timeout)
         self._address = address.parse(url)
+        check_options(self._address)
+        if self._address.ignored:
+            _log.warning(
+                "the MySQL URL has options of the app's own connections, which have no effect on oncekey's: %s",
+                ", ".join(self._address.ignored),
+            )
         self._where = self._address.where
 
     def _send(self, text: str, **values: Any) -> list[Any]:

@@ -55,6 +55,12 @@ _ADVICE = {
     "failed to resolve host": "correct the name of the host",
     "port number": "correct the port",
     'connection option "port"': "correct the port",
+    "root certificate file": "sslrootcert= names the authority of its certificate, and that file is not there",
+    "certificate verify failed": "its certificate is not trusted: sslrootcert= names the authority",
+    "does not match host name": "its certificate is for another host: use a name in the URL that the certificate has",
+    "server does not support SSL": "it speaks no TLS, and sslmode= asks for it",
+    "private key file": "sslkey= takes a key that others cannot read (chmod 600), and that belongs to sslcert=",
+    "certificate file": "sslcert= takes a certificate in PEM",
     "42501": "its user may not do that: docs/stores.md says what it needs to be granted",
     "42P07": "there is a table of that name that oncekey did not make: give oncekey a schema of its own",
     "no error details available": "is this process at its limit of open files (ulimit -n)?",  # libpq got no socket

@@ -39,8 +39,12 @@ from oncekey.stores.postgres.statements import (
 from oncekey.stores.postgres.transactions import PostgresTransactions
 from oncekey.stores.sql import queries
 from oncekey.stores.sql.connections import Connections
+from oncekey.stores.url_files import require_files
 
 _THERE: LiteralString = "SELECT name, to_regclass(name) IS NOT NULL FROM unnest(%s::text[]) AS name"
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "sslcrldir")
+_NO_FILES = ("system",)
+"""sslrootcert=system: the authorities of this host."""
 _TRIES = 5  # measured: a lost race needed at most five statements to see the winner's row
 
 
@@ -215,6 +219,8 @@ def _describe(url: str) -> str:
             "the PostgreSQL URL cannot be read: use postgresql://user@host/database; options after '?' are those of "
             "libpq, such as sslmode=require"
         ) from None
+    if info.get("sslmode") != "disable":
+        require_files({name: path for name, path in info.items() if path not in _NO_FILES}, _FILES)
     at = info.get("host") or info.get("hostaddr") or "localhost"
     port = f":{info['port']}" if info.get("port") else ""
     return (

@@ -19,11 +19,13 @@ from redis.retry import Retry
 
 from oncekey.errors import ConfigurationError
 from oncekey.stores.cache.client import CacheDown
+from oncekey.stores.redis import urls
+from oncekey.stores.url_files import require_files
 from oncekey.telemetry.redaction import describe
 
 TIMEOUT = 0.05
 """How many seconds a request waits for the cache. A store answers in a few milliseconds, so more would not pay."""
-_OURS = {"decode_responses", "encoding", "encoding_errors", "retry", "socket_connect_timeout", "socket_timeout"}
+_OURS = urls.SET_HERE | {"decode_responses", "encoding", "encoding_errors"}
 """Options of redis-py that would win over ours. Entries are bytes, and ``timeout`` bounds every wait."""
 
 
@@ -123,8 +125,9 @@ def _read(url: str) -> tuple[str, float]:
             "a cache may be empty or down at any time"
         )
     options = dict(parse_qsl(parts.query))
-    if ours := sorted(_OURS & set(options)):
-        raise ConfigurationError(f"OnceKey(cache=…): oncekey sets {', '.join(ours)} itself: leave it out of the URL")
+    if sentence := urls.sets_itself(options, _OURS):
+        raise ConfigurationError(f"OnceKey(cache=…): {sentence}")
+    require_files(options, urls.FILES)
     given = options.pop("timeout", str(TIMEOUT))
     try:
         timeout = float(given)

@@ -49,15 +49,18 @@ _REFUSED = {
     "ASK": "the slot of this key is being moved to another node",
     "MOVED": "the cluster is being rearranged",
     "CROSSSLOT": "it has become a node of a cluster: use redis+cluster:// if it has several nodes",
-    "NOAUTH": "it wants a password: redis://user:password@host/0",
+    "NOAUTH": "it wants a login, and the URL has none: put user and password before the host",
+    "NOPASSWORD": "the URL has a password, and this server has none: take it out of the URL, or give the server one",
     "WRONGPASS": "correct the user's name or password",
     "UNBLOCKED": "the server ended the call",
-    "DBINDEX": "it has no database of this number: correct the number in redis://host:6379/0",
+    "DBINDEX": "it has no database of this number: correct the number at the end of the URL",
 }
 """By the first word of the refusal. In each case the command did nothing."""
 _IN_ERR = {
     "used memory > 'maxmemory'": "OOM",  # in a script, Redis 6 reports it so
     "invalid password": "WRONGPASS",  # for a user without a name
+    "without any password configured": "NOPASSWORD",
+    "no password is set": "NOPASSWORD",  # in the words of Redis 5
     "DB index is out of range": "DBINDEX",
 }
 """What a refusal with the general code ERR says, and the code that it counts as."""
@@ -158,6 +161,8 @@ def connect(address: Address, options: dict[str, Any], deadline: float) -> Link:
         if words == _LATE and issubclass(kind, SSLConnection):
             words += "; if this port speaks no TLS, use redis:// in place of rediss://"
         raise Lost(words) from error
+    except Exception as error:  # redis-py makes the TLS context here, and looks at its options only then
+        raise Lost(f"is unavailable ({type(error).__name__}): correct the options of the URL") from error
     sock, opened._sock = opened._sock, None  # from here on the socket is the Link's
     link = Link(sock, address)
     hello: list[Command] = []

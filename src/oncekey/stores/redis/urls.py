@@ -8,12 +8,15 @@
 
 oncekey's options after ``?`` are ``epoch``, ``replicas``, ``replicas_timeout``, ``timeout``, ``prefix``,
 ``sentinel_username`` and ``sentinel_password`` (docs/stores.md); all others go to redis-py, such as ``ssl_ca_certs``.
+The URL is checked as a whole here: redis-py would look at its options in the middle of a request.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -21,6 +24,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 from redis.connection import AbstractConnection, Connection, SSLConnection, parse_url
 
 from oncekey.errors import ConfigurationError
+from oncekey.stores.url_files import require_files
 
 Address = tuple[str, int]
 Kind = Literal["server", "cluster", "sentinel"]
@@ -39,6 +43,26 @@ _SENTINEL = ("sentinel_username", "sentinel_password")
 _NUMBERS = {"replicas": 0.0, "replicas_timeout": 1.0, "timeout": 5.0}
 """The defaults. With a shorter ``timeout``, ``replicas_timeout`` is half of it."""
 _OWN = {*_NUMBERS, *_SENTINEL, "epoch", "prefix"}
+SET_HERE = frozenset({"retry", "socket_connect_timeout", "socket_timeout"})
+"""Options of redis-py that oncekey sets itself, also for a cache: ``timeout`` bounds every wait."""
+FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_IGNORED = frozenset(
+    {
+        *(
+            "client_name",
+            "decode_responses",
+            "encoding",
+            "encoding_errors",
+            "health_check_interval",
+            "legacy_responses",
+        ),
+        *("lib_name", "lib_version", "max_connections", "protocol", "retry_on_error", "retry_on_timeout"),
+        "socket_read_size",
+    }
+)
+"""About redis-py's pools, log-in and replies. Here redis-py only opens the socket."""
+
+_log = logging.getLogger("oncekey")
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,9 @@ def read(url: str) -> Settings:
     own = {name: value for name, value in given if name in _OWN}
     others = [(name, value) for name, value in given if name not in own]
     name, database = _database(kind, path)
+    _check_names({each for each, _ in others}, plain)
+    ignored = sorted({each for each, _ in others if each in _IGNORED})
+    others = [(each, value) for each, value in others if each not in _IGNORED]
     try:
         addresses = tuple(_address(host, _PORTS[kind]) for host in hosts.split(",") if host)
         host, port = addresses[0] if addresses else ("localhost", _PORTS[kind])
@@ -81,9 +108,6 @@ def read(url: str) -> Settings:
         options: dict[str, Any] = parse_url(  # type: ignore[no-untyped-call]
             f"{plain}://{login}{at}{shown}:{port}/{quote(database)}?{urlencode(others)}"
         )
-        numbers = {each: float(own.get(each, default)) for each, default in _NUMBERS.items()}
-        if "replicas_timeout" not in own and numbers["timeout"] > 0:
-            numbers["replicas_timeout"] = min(numbers["replicas_timeout"], numbers["timeout"] / 2)
     except ValueError:
         raise ConfigurationError(
             "the Redis URL cannot be read: use redis://user:password@host:6379/0, redis+cluster://host:7000,host:7001 "
@@ -91,10 +115,12 @@ def read(url: str) -> Settings:
         ) from None
     for each in ("host", "port"):
         options.pop(each, None)
-    if unknown := sorted({each for each, _ in others} - _known_options()):
-        raise ConfigurationError(
-            f"the Redis URL has an option that neither oncekey nor redis-py knows: {', '.join(unknown)}; "
-            "docs/stores.md lists oncekey's"
+    require_files(options, FILES)
+    _try_options(options, [each for each, _ in others])
+    if ignored:
+        _log.warning(
+            "the Redis URL has options of redis-py's clients, which have no effect on oncekey's connections: %s",
+            ", ".join(ignored),
         )
     prefix = own.get("prefix", "oncekey")
     if {"{", "}"} & set(prefix):
@@ -107,8 +133,51 @@ def read(url: str) -> Settings:
         name=name,
         prefix=prefix,
         epoch=own.get("epoch") or None,
-        **_checked(numbers),
+        **_checked(_numbers(own)),
     )
+
+
+def sets_itself(names: Iterable[str], ours: frozenset[str]) -> str | None:
+    """The sentence for options that oncekey sets itself; None: there is none of them."""
+    found = sorted(ours.intersection(names))
+    return f"oncekey sets {', '.join(found)} itself: leave it out of the URL" if found else None
+
+
+def _check_names(names: set[str], scheme: str) -> None:
+    if sentence := sets_itself(names, SET_HERE):
+        raise ConfigurationError(f"{sentence}. timeout= bounds every call")
+    if unknown := sorted(names - _known_options() - _IGNORED):
+        raise ConfigurationError(
+            f"the Redis URL has an option that neither oncekey nor redis-py knows: {', '.join(unknown)}; "
+            "docs/stores.md lists oncekey's"
+        )
+    if scheme == "redis" and (tls := sorted(each for each in names if each.startswith("ssl_"))):
+        raise ConfigurationError(f"the Redis URL has {', '.join(tls)}, and TLS begins with rediss in place of redis")
+
+
+def _try_options(options: dict[str, Any], names: list[str]) -> None:
+    """Make a connection of redis-py, without connecting."""
+    given = dict(options)
+    kind = given.pop("connection_class", Connection)
+    try:
+        kind(**given)
+    except Exception as error:  # noqa: BLE001 - whatever redis-py makes of such an option, the app must not start
+        raise ConfigurationError(
+            f"the Redis URL has an option that redis-py cannot use ({type(error).__name__}): correct one of "
+            f"{', '.join(names) or 'user, password and database'}"
+        ) from None
+
+
+def _numbers(own: dict[str, str]) -> dict[str, float]:
+    numbers = {}
+    for name, default in _NUMBERS.items():
+        try:
+            numbers[name] = float(own.get(name, default))
+        except ValueError:
+            raise ConfigurationError(f"the Redis URL: {name}= takes a number") from None
+    if "replicas_timeout" not in own and numbers["timeout"] > 0:
+        numbers["replicas_timeout"] = min(numbers["replicas_timeout"], numbers["timeout"] / 2)
+    return numbers
 
 
 def _known_options() -> set[str]:
