@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from oncekey.core import personal_data
@@ -19,6 +19,7 @@ ALSO = [
     *(
         "ann%2540example.com",
         "o'brien@example.com",
+        "ann'@example.com",
         f"{'a' * 150}@example.com",
         "+(49) 151 1234567",
         "(+49) 151 1234567",
@@ -56,6 +57,7 @@ def test_every_number_that_is_taken_for_personal_is_masked(number: str) -> None:
 
 
 @given(st.from_regex(FORMS._EMAIL.__self__, fullmatch=True))
+@example("'@0.AA")
 def test_every_address_that_is_taken_for_personal_is_masked(address: str) -> None:
     shown = mask(f"no such customer ann{address}")
     assert "@" not in shown

@@ -54,7 +54,7 @@ _SUSPICIOUS = rf"""
     | (?<!\w)(?:bearer|basic|digest)\s{{1,3}}\S+
     | (?:pass|pwd|secret|token|credential|signature|session|api[_-]?key)
       \w{{0,20}}\s{{0,3}}[:=]\s{{0,3}}\S+
-    | (?<!{_WORD})(?:{_WORD}{{1,60}}')?{_WORD}+@{_WORD}{{1,200}}\.\w+    # an e-mail address
+    | (?<!{_WORD})(?:{_WORD}{{1,60}}'{_WORD}*|{_WORD}+)@{_WORD}{{1,200}}\.\w+    # an e-mail address
     | (?<![\w-])e[wy][\w-]+(?:\.[\w-]*){{2,4}}                 # a JWT: its first part is an object of JSON
       # Seven digits or more: a phone, a card, an account. Not an IPv4 address.
     | (?<!\d)(?<!\d\.)(?!{_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d))(?=[+(]{{0,3}}\d(?:{_BETWEEN}\d){{6}})
