@@ -287,7 +287,33 @@ async def test_page_is_an_asgi_app(registry: CollectorRegistry) -> None:
         modern = await client.get("/metrics", headers={"Accept": "application/openmetrics-text"})
         assert modern.text.endswith("# EOF\n")
         assert (await client.head("/metrics")).content == b""
-        assert (await client.post("/metrics")).status_code == 405
+        refused = await client.post("/metrics")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+        assert (await client.get("/")).status_code == 200
+        assert (await client.get("/metrics/other")).status_code == 404
+
+
+async def test_mounted_page_has_nothing_below_it_and_no_series_of_its_own(
+    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI()
+    once = OnceKey("memory://", scope=SINGLE_TENANT, telemetry=Prometheus(registry=registry))
+    app.mount("/metrics", metrics_app(registry))
+    app.post("/pay")(lambda: {"paid": True})
+    fastapi.protect(app, once, upkeep=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+    ):
+        assert (await client.get("/metrics", follow_redirects=True)).status_code == 200
+        assert (await client.get("/metrics/other")).status_code == 404
+        for path, status in (("/metrics/", 405), ("/pay", 200)):
+            headers = {"Idempotency-Key": f"key-of-{path[1:4]}-1"}
+            assert (await client.post(path, json={}, headers=headers)).status_code == status
+        text = (await client.get("/metrics/")).text
+    assert number(text, f"{P}reserve_created_total", operation="POST /pay") == 1
+    assert number(text, f"{P}reserve_created_total", operation="other") == 1
+    assert "POST /metrics" not in text
 
 
 def test_page_is_a_wsgi_app(registry: CollectorRegistry) -> None:
@@ -296,6 +322,8 @@ def test_page_is_a_wsgi_app(registry: CollectorRegistry) -> None:
         assert number(client.get("/metrics").text, f"{P}reserve_created_total") == 1
         assert client.head("/metrics").content == b""
         assert client.post("/metrics").status_code == 405
+        assert client.get("/").status_code == 200
+        assert client.get("/metrics/other").status_code == 404
 
 
 # -- without exporters -------------------------------------------------------------------------------------------------

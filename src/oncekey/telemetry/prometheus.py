@@ -14,9 +14,13 @@ the page is fetched, at most every 10 seconds.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +36,9 @@ from oncekey.telemetry.events import Event
 from oncekey.telemetry.exporter import Metrics
 from oncekey.telemetry.instruments import Instrument, Readings, counter_help, counter_name
 from oncekey.telemetry.store_numbers import StoreNumbers
+from oncekey.telemetry.workers import workers_asked
 
+_log = logging.getLogger("oncekey")
 _MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
 _UNITS = {instruments.SECONDS: "_seconds"}
 
@@ -56,6 +62,8 @@ class Prometheus(Metrics):
         super().__init__(tenants=tenants, fixed_tenants=folder is not None)
         if folder is not None:
             _check(folder)
+        else:
+            _warn_of_workers()
         self.registry = registry
         self._metrics = _shared(registry, self)
         self._counters: dict[tuple[type[Event], tuple[str, ...]], Counter] = {}
@@ -189,42 +197,67 @@ def page(accept: str = "", registry: CollectorRegistry = REGISTRY) -> tuple[str,
     return content_type, encode(shown)
 
 
-_ALLOW = "GET, HEAD"
-_NOT_ALLOWED = b"the metrics page takes GET only\n"
+_PATHS = frozenset({"", "/", "/metrics", "/metrics/"})
+"""Below the path at which the page is mounted. A server of its own has it at ``/metrics``, where Prometheus looks."""
+
+
+class _Page:
+    """The metrics page. ``oncekey routes`` and the labels of metrics do not count it as a route: it takes GET only."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def answer(self, method: str, path: str, accept: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
+        """The status, the headers and the body. Blocks, as :func:`page` does."""
+        if path not in _PATHS:
+            status, headers, body = HTTPStatus.NOT_FOUND, {}, b"the metrics page has no pages below it\n"
+        elif method not in ("GET", "HEAD"):
+            status, headers = HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"}
+            body = b"the metrics page takes GET only\n"
+        else:
+            content_type, body = page(accept, self._registry)
+            status, headers = HTTPStatus.OK, {"Content-Type": content_type}
+        headers["Content-Length"] = str(len(body))
+        return status, headers, b"" if method == "HEAD" else body
+
+
+class MetricsApp(_Page):
+    """The page as an ASGI app."""
+
+    async def __call__(
+        self, scope: Scope, _: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError("the metrics page speaks HTTP only: mount it in an app, which has the lifespan")
+        path: str = scope["path"]
+        root: str = scope.get("root_path") or ""
+        if path == root or path.startswith(f"{root}/"):  # Starlette leaves the prefix of a mounted app in the path
+            path = path[len(root) :]
+        accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
+        status, headers, body = await asyncio.to_thread(self.answer, scope["method"], path, accept)
+        lines = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status.value, "headers": lines})
+        await send({"type": "http.response.body", "body": body})
+
+
+class MetricsWsgi(_Page):
+    """The page as a WSGI app."""
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path, accept = environ.get("PATH_INFO", ""), environ.get("HTTP_ACCEPT", "")
+        status, headers, body = self.answer(environ["REQUEST_METHOD"], path, accept)
+        start_response(f"{status.value} {status.phrase}", list(headers.items()))
+        return [body]
 
 
 def metrics_app(registry: CollectorRegistry = REGISTRY) -> AsgiApp:
     """An ASGI app that shows the metrics: ``app.mount("/metrics", metrics_app())``."""
-
-    async def app(
-        scope: Scope, _: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError("the metrics page speaks HTTP only: mount it in an app, which has the lifespan")
-        status, headers, body = 405, [(b"allow", _ALLOW.encode())], _NOT_ALLOWED
-        if scope["method"] in ("GET", "HEAD"):
-            accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
-            content_type, body = await asyncio.to_thread(page, accept, registry)
-            status, headers = 200, [(b"content-type", content_type.encode())]
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-    return app
+    return MetricsApp(registry)
 
 
 def metrics_wsgi_app(registry: CollectorRegistry = REGISTRY) -> WsgiApp:
     """The same for WSGI: ``DispatcherMiddleware(app, {"/metrics": metrics_wsgi_app()})``."""
-
-    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        status, headers, body = "405 Method Not Allowed", [("Allow", _ALLOW)], _NOT_ALLOWED
-        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
-            content_type, body = page(environ.get("HTTP_ACCEPT", ""), registry)
-            status, headers = "200 OK", [("Content-Type", content_type)]
-        start_response(status, [*headers, ("Content-Length", str(len(body)))])
-        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
-
-    return app
+    return MetricsWsgi(registry)
 
 
 class _Silent(WSGIRequestHandler):
@@ -245,6 +278,18 @@ def _check(folder: str) -> None:
         raise ConfigurationError(
             f"{_MULTIPROC} was set after prometheus_client was imported, so this process counts for itself: set it in "
             "the environment of the server"
+        )
+
+
+@cache
+def _warn_of_workers() -> None:
+    """Warn once per process if the server was told to start several workers, which then count each for itself."""
+    server, workers = workers_asked(sys.argv, os.environ)
+    if workers > 1:
+        _log.warning(
+            "%s starts %s workers and %s is not set, so each counts for itself: a fetch of the metrics page shows the "
+            "numbers of one of them. Set it to an empty folder before the server starts (docs/metrics.md)",
+            *(server, workers, _MULTIPROC),
         )
 
 

@@ -29,6 +29,13 @@ _ANY = ("POST", "PUT", "PATCH", "DELETE")
 _INNER = ("app", "application", "wsgi_app", "asgi_app", "_app", "_application")
 """The attributes in which middleware keeps the next app."""
 
+_GET_ONLY = (
+    ("starlette.staticfiles", "StaticFiles"),
+    ("oncekey.telemetry.prometheus", "MetricsApp"),
+    ("oncekey.telemetry.prometheus", "MetricsWsgi"),
+)
+"""Apps that refuse all methods but GET and HEAD."""
+
 READABLE = "Starlette, FastAPI, Litestar, Flask or Django"
 """The frameworks whose routes this module reads, for messages."""
 
@@ -139,7 +146,7 @@ def walk(app: Any, place: Place) -> Iterator[Spot]:
         yield from walk(getattr(app, "middleware_stack", app.app), place)
     elif _is(owner, "starlette.routing", "Router"):
         yield from _starlette(owner, place.inside("starlette"))
-    elif isinstance(app, StatusApp | StatusWsgi) or _is(app, "starlette.staticfiles", "StaticFiles"):
+    elif isinstance(app, StatusApp | StatusWsgi) or any(_is(app, *kind) for kind in _GET_ONLY):
         return  # it refuses all but GET and HEAD
     elif _is(app, "litestar", "Litestar"):
         yield from _litestar(app, place.inside("litestar"))
