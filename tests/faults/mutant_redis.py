@@ -28,6 +28,13 @@ REDIS_STORE: tuple[Mutant, ...] = (
     ),
     _(
         24,
+        "I2",
+        "a Redis that can fail over is durable only if a replica confirms",
+        f"{WATCH}::test_server_that_can_fail_over_is_durable_only_if_a_replica_confirms[redis+cluster://host:1-False]",
+        (f"{REDIS}.watch", 'settings.kind == "server" or settings.replicas > 0', "True"),
+    ),
+    _(
+        24,
         "I7",
         "every script compares the epoch",
         f"{EPOCHS}::test_redis_emptied_under_a_running_process_is_refused",

@@ -192,6 +192,24 @@ def test_eviction_is_noticed_on_each_node(cluster: RedisCluster, monkeypatch: py
             evicting.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_cluster_that_writes_to_disk_is_durable_only_with_replicas(
+    cluster: RedisCluster, caplog: pytest.LogCaptureFixture, replicas: int
+) -> None:
+    masters = cluster.masters()
+    for server in masters:
+        server.command("CONFIG", "SET", "appendonly", "yes")
+        server.command("CONFIG", "SET", "appendfsync", "always")
+    try:
+        with closing(RedisStore(f"{cluster.url}?replicas={replicas}")) as store:
+            store.check()
+            assert store.capabilities.durable is bool(replicas)
+    finally:
+        for server in masters:
+            server.command("CONFIG", "SET", "appendonly", "no")
+    assert ("with Sentinel or Cluster also ?replicas=1" in caplog.text) is not bool(replicas)
+
+
 # ---------------------------------------------------------------- a stalled replica
 
 

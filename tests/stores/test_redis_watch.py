@@ -15,6 +15,7 @@ from oncekey.errors import SchemaError, StoreUnavailable
 from oncekey.stores.redis import RedisStore, urls, watch
 from oncekey.stores.redis.in_loop import InLoop
 from oncekey.stores.redis.nodes import Nodes
+from oncekey.stores.redis.servers import Server
 from oncekey.testing.conformance.base import RESPONSE, one
 from oncekey.testing.servers import RedisServer
 from tests.engine.doubles import reservation
@@ -193,6 +194,26 @@ def test_persistence_switched_off_under_a_running_app_is_named_in_the_log(caplog
             store.reserve([reservation(f"k-{number}")])
         assert caplog.text.count("may lose what it has confirmed") == 1
         assert not store.capabilities.durable
+
+
+@pytest.mark.parametrize(
+    ("url", "durable"),
+    [
+        ("redis://host:1/0", True),
+        ("redis+cluster://host:1", False),
+        ("redis+cluster://host:1?replicas=1", True),
+        ("redis+sentinel://host:1/main", False),
+        ("redis+sentinel://host:1/main?replicas=1", True),
+    ],
+)
+def test_server_that_can_fail_over_is_durable_only_if_a_replica_confirms(url: str, durable: bool) -> None:
+    """All servers write to disk before they answer: a replica that takes over has only what it has got."""
+    seen = watch.ServerWatch(urls.read(url))
+    assert not seen.durable, "nothing is known yet"
+    info = {"aof_enabled": "1", "maxmemory_policy": "noeviction"}
+    for port, appendfsync, expected in ((1, "always", durable), (2, "everysec", False), (2, "always", durable)):
+        assert seen.refuses(Server(("host", port), info, appendfsync, None, None)) is None
+        assert seen.durable is expected
 
 
 # ---------------------------------------------------------------- an app

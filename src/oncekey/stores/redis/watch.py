@@ -25,8 +25,8 @@ LOOK_SECONDS = 1.0
 
 NOT_DURABLE = (
     "%s may lose what it has confirmed: if it dies, it comes back with older data, and retries of the keys that are "
-    "missing run again. Its epoch cannot tell. Set appendonly yes and appendfsync always, or keep keys of payments in "
-    "a database; `oncekey doctor` and docs/stores.md say more"
+    "missing run again. Its epoch cannot tell. Set appendonly yes and appendfsync always, and with Sentinel or Cluster "
+    "also ?replicas=1 in the URL; or keep keys of payments in a database. `oncekey doctor` and docs/stores.md say more"
 )
 """Logged when a store first looks at a Redis that writes to disk late or never, and when a running one becomes so."""
 
