@@ -129,13 +129,23 @@ def test_dashboard_shows_the_usual_counters_and_every_gauge() -> None:
     assert {name for name in usual | gauges if name not in shown} == set()
 
 
+def test_dashboard_shows_every_metric_of_an_alert() -> None:
+    shown = {name for query in expressions() for name in NAME.findall(query)}
+    assert {name for rule in RULES for name in NAME.findall(rule["expr"])} - shown == set()
+
+
 @pytest.mark.parametrize("name", ["reserve_replay", "reserve_in_progress"])
 def test_dashboard_shows_duplicates_by_tenant(name: str) -> None:
     """A tenant's duplicates may be a bug of its client, or an attack by recorded requests."""
     assert f"sum by (tenant) (rate(api_idempotency_{name}_total[1m]))" in expressions()
 
 
-COUNTS = {"misuse by tenant": "reserve_key_misuse", "store errors": "store_error", "leases": "zombie_key"}
+COUNTS = {
+    "misuse by tenant": "reserve_key_misuse",
+    "refused callers": "caller_refused",
+    "store errors": "store_error",
+    "leases": "zombie_key",
+}
 """Panels that show single events: an alert may be about the first of them."""
 
 
@@ -147,7 +157,7 @@ def test_panel_of_rare_events_counts_the_first_burst_of_a_new_series(title: str,
     queries = [filled(target["expr"]) for target in panel["targets"]]
     names = [NAME.findall(query)[0] for query in queries]
     assert f"api_idempotency_{COUNTS.get(title, 'reconcile_failed')}_total" in names
-    labels = 'job="api", instance="a", operation="POST /pay", tenant="new", verb="reserve"'
+    labels = 'job="api", instance="a", operation="POST /pay", tenant="new", verb="reserve", reason="signature"'
     grouped = [re.match(r"sum by \((\w+)\)", query) for query in queries]
     shown = [re.search(rf'{by[1]}="\w+"', labels) if by else None for by in grouped]
     case = {
