@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 
@@ -14,9 +15,11 @@ from oncekey.stores.mysql import MysqlStore, request_rows
 from oncekey.stores.mysql.connection import Connection
 from oncekey.stores.mysql.packets import filled, statement
 from tests.engine.doubles import reservation
-from tests.stores.mysql import complete, holding, opened, put
+from tests.stores.mysql import complete, holding, opened, put, run
 
 pytestmark = pytest.mark.stores
+
+_T = TypeVar("_T")
 
 
 @pytest.fixture
@@ -162,6 +165,43 @@ def test_packets_of_a_request_read_their_rows_by_the_primary_key(store: MysqlSto
     connection = store._connection()
     connection.run(f"SET @oncekey_count = {size}")
     assert [_rows_of_plan(connection, text) for text in (lock, update, look)] == [size] * 3
+
+
+_NAMES = ("Com_insert_select", "Com_update", "Com_commit")
+_STATUS = f"SHOW GLOBAL STATUS WHERE Variable_name IN {(*_NAMES, 'Handler_commit')}"
+
+
+def test_batch_is_one_packet_and_one_commit_however_many_rows_it_has(
+    store: MysqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reservation is one INSERT, which commits by itself. The end is one UPDATE with one COMMIT."""
+    packets: list[str] = []
+    send = Connection._run
+
+    def counting(self: Connection, text: str) -> list[object]:
+        packets.append(text)
+        return send(self, text)
+
+    def counted(verb: Callable[[], list[_T]]) -> tuple[list[_T], dict[str, int]]:
+        """``Handler_commit``: transactions of InnoDB, those of this test's own questions too."""
+        before = dict(run(store.url, _STATUS))
+        packets.clear()
+        result = verb()
+        after = dict(run(store.url, _STATUS))
+        return result, {"packets": len(packets)} | {name: int(after[name]) - int(before[name]) for name in before}
+
+    def counts(size: int) -> list[dict[str, int]]:
+        records, reserving = counted(lambda: put(store, *(f"key-{size}-{number}" for number in range(size))))
+        moved, ending = counted(lambda: store.swap([complete(record) for record in records]))
+        assert [row and row.state for row in moved] == [State.COMPLETED] * size
+        return [reserving, ending]
+
+    monkeypatch.setattr(Connection, "_run", counting)
+    put(store, "warm")
+    reserving, ending = of_one = counts(1)
+    assert [reserving[name] for name in ("packets", *_NAMES)] == [1, 1, 0, 0]
+    assert [ending[name] for name in ("packets", *_NAMES)] == [1, 0, 1, 1]
+    assert counts(32) == of_one
 
 
 def _rows_of_plan(connection: Connection, text: str) -> int:
