@@ -260,6 +260,8 @@ def test_command_line_sets_up_a_new_redis_and_accepts_a_loss(
     code, shown, _ = run("migrate", "--init")
     (epoch,) = {str(client.get(name))[2:-1] for name in _EPOCHS}
     assert (code, f"?epoch={epoch}" in shown) == (0, True)
+    assert shown.startswith(f"{redis_url}: is set up, with epoch {epoch}\n")
+    assert "up to date" not in shown
     assert run("migrate") == (0, f"{redis_url}: up to date\n", "")
     client.delete(_EPOCHS[5])
     for words in (["migrate"], ["migrate", "--init"]):
@@ -267,6 +269,8 @@ def test_command_line_sets_up_a_new_redis_and_accepts_a_loss(
         assert (code, "--accept-loss" in said) == (1, True)
     code, shown, _ = run("migrate", "--accept-loss", "--yes", "--why", "disk")
     assert (code, epoch in shown) == (0, False)
+    assert shown.startswith(f"{redis_url}: has a new epoch, ")
+    assert ("up to date" in shown, "at its start or first request" in shown) == (False, True)
 
 
 def test_accept_loss_on_a_store_without_epochs_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -117,6 +118,21 @@ async def test_replay_needs_no_statement_of_the_database(make: Make, away: TcpPr
     for _ in range(3):
         again = await shop.pay()
         assert (again.status_code, again.content, replayed(again)) == (201, first.content, True)
+    assert shop.charges == 1
+
+
+async def test_store_that_is_down_refuses_new_keys_and_leaves_cached_ones(
+    make: Make, away: TcpProxy, postgres_url: str
+) -> None:
+    """docs/stores.md says so. Eight times: the breaker opens in between."""
+    shop = make(store=away.rewrite(postgres_url))
+    await shop.pay()
+    shop.cache.flush()
+    away.refuse()
+    for number in range(8):
+        assert (await shop.pay(f"k-new-{number}")).status_code == 503
+        assert replayed(await shop.pay())
+        assert (await shop.pay(amount=20)).status_code == 422
     assert shop.charges == 1
 
 
@@ -347,9 +363,34 @@ async def test_forgotten_key_runs_as_new_at_once(make: Make, postgres_url: str, 
     shop = make()
     await shop.pay()
     shop.cache.flush()
-    await asyncio.to_thread(forget, postgres_url, f"{redis_url}?timeout=5")
+    said = await asyncio.to_thread(forget, postgres_url, f"{redis_url}?timeout=5")
+    assert f"the cache at {redis_url} had an answer to this key, and has a mark in its place\n" in said
     again = await shop.pay()
     assert (again.json(), replayed(again)) == ({"charge": 2}, False)
+
+
+async def test_forget_with_another_database_of_redis_says_that_it_had_no_answer(
+    make: Make, postgres_url: str, redis_url: str
+) -> None:
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    other = redis_url.replace("/0", "/1")
+    said = await asyncio.to_thread(forget, postgres_url, f"{other}?timeout=5")
+    assert f"the cache at {other} had no answer to this key" in said
+    assert "another server or database number" in said
+    assert replayed(await shop.pay())
+
+
+async def test_forget_says_in_json_whether_the_cache_had_an_answer(
+    make: Make, postgres_url: str, redis_url: str
+) -> None:
+    shop = make()
+    await shop.pay()
+    shop.cache.flush()
+    options = ["--store", postgres_url, "--cache", f"{redis_url}?timeout=5", "--yes", "--who", "o", "--why", "w"]
+    done = await asyncio.to_thread(CliRunner().invoke, cli, ["keys", "forget", "k-1", "--json", *options])
+    assert json.loads(done.stdout)["cache"] == {"at": redis_url, "had_answer": True}
 
 
 async def test_forget_with_the_cache_after_one_without_it_clears_the_cache(
@@ -363,7 +404,7 @@ async def test_forget_with_the_cache_after_one_without_it_clears_the_cache(
     assert (first.exit_code, "run this again with --cache URL" in first.stderr) == (0, True)
     assert replayed(await shop.pay())
     said = await asyncio.to_thread(forget, postgres_url, f"{redis_url}?timeout=5")
-    assert "the store has no such key; no answer to it is replayed from the cache" in said
+    assert "the store has no such key; no answer to it is replayed from the cache at" in said
     assert "run this again" not in said
     assert (await shop.pay()).json() == {"charge": 2}
 
@@ -379,6 +420,7 @@ async def test_forget_of_a_key_that_neither_store_nor_cache_has_is_an_error(
     for _ in range(2):
         done = await asyncio.to_thread(CliRunner().invoke, cli, misspelt)
         assert (done.exit_code, "in this scope" in str(done.exception)) == (1, True), done.output
+        assert f"the cache at {redis_url} has no answer to it either" in done.stderr
     assert replayed(await shop.pay())
 
 

@@ -204,10 +204,9 @@ def cut_short(seen: Record, quarantine_seconds: float | None) -> str:
     return f"quarantine cut short from {seen.quarantine:g} s to {quarantine_seconds:g} s: "
 
 
-def forget(store: Store, seen: Record, audit: Audit, cache: CacheClient | None = None) -> Record:
-    """Delete a final key, so that the next request with it runs as new. ``cache``: the one in front of the store."""
-    if cache is not None:
-        forget_in_cache(store, seen.scope, seen.key, cache)
+def forget(store: Store, seen: Record, audit: Audit) -> Record:
+    """Delete a final key, so that the next request with it runs as new. If there is a cache in front of the store, call
+    ``forget_in_cache`` first."""
     return _move(store, seen, Event.FORGET, audit)
 
 

@@ -15,10 +15,11 @@ import typer
 from oncekey.admin import changes
 from oncekey.admin.key_view import look, not_found
 from oncekey.admin.masks import find_key
+from oncekey.cli.cache_mark import NAME_THE_CACHE, CacheUrl, cache_json, cache_words
 from oncekey.cli.descriptions import KEY_COLUMNS, key_row, print_sight, record_json, response_json, sight_json
 from oncekey.cli.given import given_response, happened_verdict
 from oncekey.cli.keyring import new_key
-from oncekey.cli.options import AsJson, StoreUrl, print_json
+from oncekey.cli.options import AsJson, StoreUrl, named, print_json
 from oncekey.cli.output import key_shown, table
 from oncekey.cli.prompts import (
     SINGLE,
@@ -47,15 +48,9 @@ from oncekey.stores.cache.client import Identified
 from oncekey.stores.registry import cache_client
 
 _CODES = "Exit codes: 0 done, 1 not there, refused or the store is in trouble, 2 a wrong option."
-_NAME_THE_CACHE = (
-    "if the app has cache=, it may replay the answer for up to its cache_ttl: run this again with --cache URL"
-)
 RUNS_AGAIN = frozenset({Event.REFUTE, Event.HAPPENED, Event.NOT_HAPPENED})
 """The verdicts after which a retry runs the handler."""
 
-CacheUrl = Annotated[
-    str, typer.Option("--cache", envvar="ONCEKEY_CACHE", metavar="URL", help="The cache in front of the store, if any.")
-]
 Key = Annotated[
     str, typer.Argument(metavar="KEY", help="The key, as the client sent it, or masked, as the log has it.")
 ]
@@ -185,8 +180,8 @@ def resolve(
     refused until the quarantine of the route is over, which counts from the doubt, or from the end of a lease: what was
     sent may be on its way until then.
     """
-    named = [effect for effect in (happened, not_happened, correct) if effect is not None]
-    if confirm + refute + fail + len(named) != 1:
+    verdicts = [effect for effect in (happened, not_happened, correct) if effect is not None]
+    if confirm + refute + fail + len(verdicts) != 1:
         raise typer.BadParameter(
             "say what happened, with one of --confirm, --refute, --fail, --happened, --not-happened and --correct"
         )
@@ -202,7 +197,7 @@ def resolve(
         raise typer.BadParameter("--quarantine goes with --refute and --not-happened: nothing else waits for it")
     if final and not (confirm or fail):
         raise typer.BadParameter("--final goes with --confirm and --fail")
-    effect = named[0] if named else None
+    effect = verdicts[0] if verdicts else None
     verdict = happened_verdict(effect if not_happened is None else None, result, provider_id)
     event = Event.CONFIRM if confirm else Event.GIVE_UP if fail else Event.REFUTE
     if effect is not None:
@@ -262,23 +257,29 @@ def forget(
         at = find_key(source, full_scope(scope, endpoint), key)
         if cache and source.read([at])[0] is None:  # as after a forget without --cache
             if not changes.forget_in_cache(source, *at, cache_client(cache)):
+                print(f"the cache at {named(cache)} has no answer to it either", file=sys.stderr)
                 raise not_found(at[1])
-            _forgot_in_cache_only(*at, as_json)
+            _forgot_in_cache_only(*at, cache, as_json)
             return
         record = _movable(source, *at, Event.FORGET)
         audit = sure(_announced(record, Event.FORGET, None), yes=yes, who=who, why=why)
-        changes.forget(source, record, audit, cache_client(cache) if cache else None)
+        was_cached = changes.forget_in_cache(source, *at, cache_client(cache)) if cache else None
+        changes.forget(source, record, audit)
         may_have_cache = not cache and isinstance(source, Identified)
-    _done(record, None, audit, as_json, None)
+    more = None if was_cached is None else cache_json(cache, had_answer=was_cached)
+    _done(record, None, audit, as_json, None, more)
+    if was_cached is not None and not as_json:
+        print(cache_words(cache, had_answer=was_cached))
     if may_have_cache:
-        print(_NAME_THE_CACHE, file=sys.stderr)
+        print(NAME_THE_CACHE, file=sys.stderr)
 
 
-def _forgot_in_cache_only(scope: str, key: str, as_json: bool) -> None:
+def _forgot_in_cache_only(scope: str, key: str, cache: str, as_json: bool) -> None:
+    name = key_shown(key, False)
     if as_json:
-        print_json({"scope": scope, "key": key_shown(key, False), "before": None, "after": None})
+        print_json({"scope": scope, "key": name, "before": None, "after": None} | cache_json(cache, had_answer=True))
     else:
-        print(f"key {key_shown(key, False)}: the store has no such key; no answer to it is replayed from the cache")
+        print(f"key {name}: the store has no such key; no answer to it is replayed from the cache at {named(cache)}")
 
 
 # -- a change ------------------------------------------------------------------------------------------------------
@@ -322,11 +323,18 @@ def _refuted(record: Record, doubted: Sequence[Step]) -> str:
     return f"the next retry goes on{after}{calls}; effects that are done are not called again"
 
 
-def _done(record: Record, after: State | None, audit: Audit, as_json: bool, response: StoredResponse | None) -> None:
+def _done(
+    record: Record,
+    after: State | None,
+    audit: Audit,
+    as_json: bool,
+    response: StoredResponse | None,
+    more: dict[str, Any] | None = None,
+) -> None:
     name = key_shown(record.key, False)
     if as_json:
         members: dict[str, Any] = {"scope": record_json(record, False)["scope"], "key": name, "before": record.state}
         members |= {"after": after, "who": audit.who, "why": audit.why, "response": response_json(response, False)}
-        print_json(members)
+        print_json(members | (more or {}))
     else:
         print(f"key {name}: {record.state} -> {after or 'deleted'}; in the audit as {audit.who}: {audit.why}")

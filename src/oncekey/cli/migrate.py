@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -46,16 +47,25 @@ def migrate(
         ran = target.migrate()
     if as_json:
         print_json({"store": named(store), "ran": ran} | ({"epoch": epoch} if epoch else {}))
-    elif ran:
-        print(f"{named(store)}: ran {', '.join(ran)}")
     else:
-        print(f"{named(store)}: up to date")
-    if init and epoch and not as_json:
-        print("if this store had keys before, they look new now, and their retries run again")
-    if accept_loss and not as_json:
-        print("restart all processes of the app: they take no other epoch than the one they started with")
-    if epoch and not as_json:
-        print(f"its epoch is {epoch}: with ?epoch={epoch} in the URL the app takes no other")
+        for line in _told(named(store), ran, epoch, accept_loss=accept_loss):
+            print(line)
+
+
+def _told(name: str, ran: Sequence[str], epoch: str | None, *, accept_loss: bool) -> Iterator[str]:
+    if ran:
+        yield f"{name}: ran {', '.join(ran)}"
+    if epoch is None:
+        if not ran:
+            yield f"{name}: up to date"
+        return
+    if accept_loss:
+        yield f"{name}: has a new epoch, {epoch}; the loss is in the audit"
+        yield "restart all processes of the app: each keeps the epoch that it read at its start or first request"
+    else:
+        yield f"{name}: is set up, with epoch {epoch}"
+        yield "if this store had keys before, they look new now, and their retries run again"
+    yield f"with ?epoch={epoch} in the URL the app takes no other"
 
 
 def _epoch(target: Store, *, init: bool, accept_loss: bool, yes: bool, who: str | None, why: str | None) -> str | None:
