@@ -17,6 +17,8 @@ from tests.enlist.django_views import VIEWS, pay_in_block
 from tests.enlist.shop import Shop
 
 pytestmark = every_shop
+create_savepoint: Any = getattr(transaction, "savepoint_create", None) or transaction.savepoint
+"""Django 6.1 has given it another name."""
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -151,9 +153,9 @@ def test_savepoints_that_the_view_sets_itself_are_allowed(make: Callable[..., Si
     def view(site: Site, request: Any) -> HttpResponse:
         with transaction.atomic(using=site.alias):
             current().enlist()
-            first = transaction.savepoint(using=site.alias)
+            first = create_savepoint(using=site.alias)
             site.pay()
-            second = transaction.savepoint(using=site.alias)
+            second = create_savepoint(using=site.alias)
             site.pay("undone")
             transaction.savepoint_rollback(second, using=site.alias)
             transaction.savepoint_commit(first, using=site.alias)

@@ -30,6 +30,9 @@ def main() -> int:
     if unknown or not chosen:
         print(f"no such cell; there are: {', '.join(cell.name for cell in cells())}")
         return 2
+    for cell in (cell for cell in chosen if cell.missing):
+        print(cell.missing)
+    chosen = [cell for cell in chosen if not cell.missing]
     try:
         for cell in chosen:
             _prepare(cell)

@@ -10,7 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.matrix.cells import NEWEST, OLDEST, ROOT, NotInstalled, cells, read_pins
+from tests.matrix import interpreters
+from tests.matrix.cells import NEWEST, OLDEST, ROOT, Cell, NotInstalled, cells, read_pins
 from tests.matrix.inside import complaints
 from tests.matrix.runs import Run
 
@@ -70,6 +71,17 @@ def test_oldest_cell_passes_the_end_to_end_tests(tmp_path: Path) -> None:
     run.wait()
     assert not run.failed, run.log.read_text()
     assert run.passed
+
+
+def test_cell_whose_python_is_not_on_the_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.matrix.interpreters._candidates", lambda: iter([sys.executable]))
+    interpreters.newest.cache_clear()
+    try:
+        assert Cell("newer", {"django": "9"}, oldest_python=(3, 99)).missing.startswith("newer is skipped: it needs")
+        assert Cell("old", {"django": "4"}, oldest_python=(3, 11)).missing == ""
+        assert interpreters.newest((3, 11)) == sys.executable
+    finally:
+        interpreters.newest.cache_clear()
 
 
 FLAKY = """
