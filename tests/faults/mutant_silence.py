@@ -47,6 +47,8 @@ SILENCE: tuple[Mutant, ...] = (
       ("oncekey.engine.batching.thread_lane", "        if not self._failing:\n            for", "        if True:\n            for")),
     _(47, "I4", "a loop lane that never works is reported", "tests/engine/test_loop_lane_trouble.py::test_after_its_rest_the_express_runs_again",
       ("oncekey.engine.batching.thread_lane", "            self._loop_failures.append(failure)\n", "            pass\n")),
+    _(47, "I4", "max_age beside a signature over the body alone is warned of", "tests/web/test_window.py::test_signature_over_the_body_alone_is_warned_of_with_its_route",
+      ("oncekey.engine.policy_checks", "elif not getattr(policy.verify, \"signs_time\", True):", "elif False:")),
     # 48: how long a client waits for a dead owner, and for a live one
     _(48, "I4", "a duplicate of an overdue lease gets the remaining seconds", "tests/engine/test_begin.py::test_duplicate_of_an_overdue_lease_gets_the_remaining_seconds",
       ("oncekey.engine.engine", "decision = Busy(decision.record, self.overdue_lease(decision.record, policy))", "pass")),

@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from oncekey import Policy, Refused
+from oncekey import SINGLE_TENANT, OnceKey, Policy, Refused
 from oncekey.core.guards import moment
 from oncekey.errors import ConfigurationError
 from oncekey.telemetry import events
 from oncekey.testing.http.stack import Stack, until
+from oncekey.webhooks import hmac_sha256
 
 HEADER = "Idempotency-Timestamp"
 WINDOW = timedelta(minutes=10)
@@ -136,7 +137,31 @@ def test_signed_time_is_believed_only_with_its_signature(
 @pytest.mark.parametrize("name", ["asgi"])
 def test_unsigned_time_is_warned_of_once(make: Callable[..., Stack], caplog: pytest.LogCaptureFixture) -> None:
     make(routes={"POST /payments": Policy(max_age=WINDOW)})
-    assert caplog.text.count("not an attacker") == 1
+    [line] = [line for line in caplog.messages if "not an attacker" in line]
+    assert "POST /payments: max_age without verify" in line
+
+
+@pytest.mark.parametrize(
+    ("verify", "warned"),
+    [
+        (hmac_sha256("X-Signature", "the secret"), True),
+        (lambda request, body: True, False),  # it may check a time: oncekey cannot know
+    ],
+)
+def test_signature_over_the_body_alone_is_warned_of_with_its_route(
+    verify: Any, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    signed = Policy(max_age=WINDOW, verify=verify)
+    once = OnceKey("memory://", scope=SINGLE_TENANT, routes={"POST /hook": signed, "POST /other": Policy()})
+
+    @once.policy(signed)
+    def declared() -> None: ...
+
+    once.close()
+    lines = [line for line in caplog.messages if "not an attacker" in line]
+    assert len(lines) == (2 if warned else 0)
+    for line, name in zip(lines, ("(POST /hook", "declared"), strict=False):
+        assert f"{name}: max_age with a signature over the body alone)" in line
 
 
 @on_both

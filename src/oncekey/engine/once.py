@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from oncekey.core import binding
 from oncekey.core.binding import BindSecrets
 from oncekey.core.by_operation import ByOperation
-from oncekey.core.declarations import Declarations, chosen_policy
+from oncekey.core.declarations import Declarations, chosen_policy, place_of
 from oncekey.core.fingerprint import FINGERPRINT_VERSION, digest
 from oncekey.core.policy import Policy
 from oncekey.core.problems import ProfileName
@@ -77,8 +77,6 @@ class OnceKey(Direct, Lifespan):
     ``grace``    how many seconds running handlers get at a shutdown, before the app closes what they use
     """
 
-    told_unsigned_time = False
-
     def __init__(
         self,
         url: str | Store,
@@ -135,6 +133,7 @@ class OnceKey(Direct, Lifespan):
         self.on_close(self._close_limiter)
         for each in (self.default_policy, *self.routes.listed.values()):
             self.check_policy(each)
+        policy_checks.warn_of_unsigned_time({"the policy of the app": self.default_policy, **self.routes.listed})
         self.resolvers: Resolvers = ByOperation("resolver")
         self.resumes: ByOperation[Registered] = ByOperation("resume function")
 
@@ -210,6 +209,7 @@ class OnceKey(Direct, Lifespan):
         self.check_policy(chosen)
 
         def declare(handler: _Handler) -> _Handler:
+            policy_checks.warn_of_unsigned_time({place_of(handler): chosen})
             self.declarations.declare(handler, chosen)
             return handler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core import binding
@@ -23,9 +23,9 @@ _log = logging.getLogger("oncekey")
 
 MAX_SCOPE_LENGTH = 255
 UNSIGNED_TIME = (
-    "Policy(max_age=…) without verify: the client writes the time of its request itself, so max_age keeps out requests "
-    "that lay in a queue for too long, and not an attacker. With Policy(verify=…), a function that checks a signature "
-    "over body and time, it does both (docs/limits.md). This is said once"
+    "the time of a request is not signed (%s), so its sender chooses it: max_age keeps out requests that lay in a "
+    "queue for too long, and not an attacker who sends a recorded one again. With a Policy(verify=…) that checks a "
+    "signature over body and time, it does both (docs/limits.md)"
 )
 
 
@@ -155,6 +155,17 @@ def check_policy(policy: Policy | None, once: OnceKey) -> None:
         once.limiter.open()
     if policy.bind is not None and not once.bind_secrets:
         raise binding.need_secret()
-    if policy.max_age is not None and policy.verify is None and not once.told_unsigned_time:
-        once.told_unsigned_time = True
-        _log.warning(UNSIGNED_TIME)
+
+
+def warn_of_unsigned_time(policies: Mapping[str, Policy | None]) -> None:
+    """Log one line for those of these routes or functions whose ``max_age`` reads a time that is not signed. Of an
+    app's own ``verify`` function oncekey cannot know it."""
+    found = []
+    for name, policy in policies.items():
+        if policy is not None and policy.max_age is not None:
+            if policy.verify is None:
+                found.append(f"{name}: max_age without verify")
+            elif not getattr(policy.verify, "signs_time", True):
+                found.append(f"{name}: max_age with a signature over the body alone")
+    if found:
+        _log.warning(UNSIGNED_TIME, "; ".join(found))

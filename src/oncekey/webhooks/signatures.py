@@ -43,11 +43,13 @@ _MISMATCH = Why("mismatch", "")
 
 
 class Check:
-    """A verifier: ``holds`` decides, and ``explain`` says why not."""
+    """A verifier: ``holds`` decides, and ``explain`` says why not. ``signs_time``: whether the time of the request is
+    part of what is signed. Otherwise an attacker can send a recorded request again with a new time."""
 
-    def __init__(self, holds: Verifier, explain: Callable[[Request, bytes], Why]) -> None:
+    def __init__(self, holds: Verifier, explain: Callable[[Request, bytes], Why], *, signs_time: bool) -> None:
         self._holds = holds
         self._explain = explain
+        self.signs_time = signs_time
 
     def __call__(self, request: Request, body: bytes) -> bool:
         return self._holds(request, body)
@@ -63,7 +65,8 @@ class Check:
 def hmac_sha256(
     name: str, secret: Secrets, *, encoding: Literal["hex", "base64"] = "hex", prefix: str = ""
 ) -> Verifier:
-    """The header ``name`` has the HMAC-SHA-256 of the body: after ``prefix``, in hexadecimal digits or base64."""
+    """The header ``name`` has the HMAC-SHA-256 of the body: after ``prefix``, in hexadecimal digits or base64. It
+    covers the body alone, and no header: neither the time of the request nor an id that is in a header."""
     keys = [text.encode() for text in secrets_of(secret)]
     if encoding not in ("hex", "base64"):
         raise ConfigurationError(f"hmac_sha256(encoding={encoding!r}): it takes 'hex' or 'base64'")
@@ -82,7 +85,7 @@ def hmac_sha256(
             return Why("unusable", f"its header {name} is not of the form {prefix}…, in {encoding}")
         return _MISMATCH
 
-    return Check(verify, explain)
+    return Check(verify, explain, signs_time=False)
 
 
 def _decoded(sent: str, prefix: str, encoding: str) -> bytes | None:
@@ -114,7 +117,7 @@ def stripe_signature(secret: Secrets, tolerance: timedelta = TOLERANCE) -> Verif
             return _outside(_time_of(sent), seconds)
         return _MISMATCH
 
-    return Check(verify, explain)
+    return Check(verify, explain, signs_time=True)
 
 
 def standard_signature(secret: Secrets) -> Verifier:
@@ -144,7 +147,7 @@ def standard_signature(secret: Secrets) -> Verifier:
             return Why("unusable", "its signature matches, but its body is not JSON")
         return _outside(seconds, TOLERANCE.total_seconds())
 
-    return Check(verify, explain)
+    return Check(verify, explain, signs_time=True)
 
 
 def secrets_of(secret: Secrets) -> list[str]:
