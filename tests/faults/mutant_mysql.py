@@ -13,7 +13,8 @@ QUERIES = "oncekey.stores.mysql"
 LOCKS, ENLIST = "tests/stores/test_mysql_locks.py", "tests/enlist/test_mysql.py"
 DEADLOCKS = "tests/enlist/test_mysql_deadlocks.py"
 DJANGO = f"{ADAPTERS}.django"
-TORN = "tests/stores/test_mysql_torn.py"
+TORN, TLS = "tests/stores/test_mysql_torn.py", "tests/stores/test_mysql_tls.py"
+OPTIONS = "tests/stores/test_url_options.py"
 
 _KEPT = "test_rollback_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown"
 _KEPT_AFTER_DEADLOCK = "test_deadlock_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown"
@@ -176,6 +177,20 @@ MYSQL: tuple[Mutant, ...] = (
             "utc_timestamp(6);\nSELECT @oncekey_count;",
             "utc_timestamp(6) OR {is_held};\nSELECT @oncekey_count;",
         ),
+    ),
+    _(
+        12,
+        "I7",
+        "with ssl_ca the server's certificate and host are verified (MySQL)",
+        f"{TLS}::test_certificate_of_another_host_is_refused",
+        (f"{QUERIES}.address", "host = authority and certificate is None if", "host = False if"),
+    ),
+    _(
+        12,
+        "I7",
+        "the host is verified without a file of the authority, too (MySQL)",
+        f"{OPTIONS}::test_host_is_verified_without_a_file_of_the_authority",
+        (CONNECTION, "                made.check_hostname = True  # PyMySQL", "                pass  # PyMySQL"),
     ),
     _(
         1,

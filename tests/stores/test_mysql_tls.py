@@ -9,8 +9,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import ConfigurationError, StoreUnavailable
+from oncekey.stores.mysql import MysqlStore
 from oncekey.testing.servers import HOST, MysqlServer
 from tests.running import running
 from tests.stores.mysql import opened
@@ -69,3 +71,24 @@ def test_certificate_of_another_host_is_refused(elsewhere: str, authority: Autho
         store.migrate()
     with opened(f"{elsewhere}?ssl_ca={authority.file}&ssl_check_hostname=false") as store:
         store.migrate()
+
+
+def test_key_with_a_password_needs_it_in_the_url(authority: Authority, folder: Path) -> None:
+    """Without ``ssl_key_password`` OpenSSL would ask for it at the terminal of the app."""
+    certificate, plain = authority.certificate("client", [])
+    key = serialization.load_pem_private_key(plain.read_bytes(), None)
+    locked = folder / "locked.key"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"hunter2"),
+        )
+    )
+    url = f"mysql://h/d?ssl_cert={certificate}&ssl_key={locked}"
+    with opened(f"{url}&ssl_key_password=hunter2"):
+        pass
+    for wrong in (url, f"{url}&ssl_key_password=hunter3"):
+        with pytest.raises(ConfigurationError, match="ssl_key_password= the password of the key") as caught:
+            MysqlStore(wrong)
+        assert "hunter" not in str(caught.value)
