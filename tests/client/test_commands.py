@@ -21,10 +21,12 @@ import pytest
 from oncekey.client import Client, KeyJar
 from oncekey.client.bulk import read_lines
 from oncekey.client.calls import Request
+from oncekey.client.spelling import KeyForm
 from tests.cli.key_table import Run, runner
 from tests.client.server import Asked, Reply, Server, problem, serving
 
 OK = Reply(201, b'{"id": 1}', (("Content-Type", "application/json"),))
+FORM = KeyForm("Idempotency-Key", "bare")
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_resume_finishes_what_is_open_and_says_what_is_not(run: Run, server: Ser
 def test_expired_intent_is_sent_only_with_again(run: Run, server: Server, tmp_path: Path) -> None:
     old = KeyJar(f"sqlite:///{tmp_path}/jar.db", clock=lambda: 1_000_000.0)
     with old.intent("order-1") as intent:
-        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"))
+        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"), FORM)
     old.close()
     code, out, error = run("client", "resume", *JAR, "--to", server.url)
     assert code == 1
@@ -90,7 +92,7 @@ def sent_intent(tmp_path: Path, server: Server, ago: float, **options: Any) -> N
     """An intent that was sent so many seconds ago and has no answer."""
     jar = KeyJar(f"sqlite:///{tmp_path}/jar.db", clock=lambda: time.time() - ago, **options)
     with jar.intent("order-1") as intent:
-        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"))
+        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"), FORM)
     jar.close()
 
 
@@ -154,7 +156,7 @@ def test_forget_deletes_one_intent_or_old_answers(run: Run, server: Server, jar:
 def test_forget_asks_before_it_deletes_an_intent(run: Run, server: Server, jar: KeyJar) -> None:
     jar.prepare("new", "POST", f"{server.url}/pay")
     with jar.intent("sent") as intent:
-        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"))
+        intent.begin(Request("POST", f"{server.url}/pay", (), b"{}"), FORM)
     with Client(server.url, jar=jar) as client, client.intent("answered") as answered:
         answered.post("/pay")
     words = {"new": "is OPEN, and was never sent", "sent": "may have happened", "answered": "was answered 201"}
@@ -304,7 +306,7 @@ def test_send_says_what_to_do_about_an_expired_line(run: Run, server: Server, tm
     old = KeyJar(f"sqlite:///{tmp_path}/requests.ndjson.jar", clock=lambda: 1_000_000.0)
     (line,) = read_lines(Path("requests.ndjson"), server.url)
     with old.intent(line.name) as intent:
-        intent.begin(Request(line.method, line.url, line.headers, line.body))
+        intent.begin(Request(line.method, line.url, line.headers, line.body), FORM)
     old.close()
     code, out, _ = run("send", "requests.ndjson", "--to", server.url)
     assert (code, server.asked) == (1, [])

@@ -9,6 +9,7 @@ import pytest
 
 from oncekey.client import Answer, Budget, Client, IntentExpired, KeyJar
 from oncekey.client.calls import Request
+from oncekey.client.spelling import KeyForm
 from oncekey.errors import ConfigurationError
 from tests.client.jars import DAY, OK, Clock, client_of
 from tests.client.server import Reply, Server
@@ -81,7 +82,7 @@ def test_two_processes_that_open_an_intent_at_once_send_one_key(server: Server, 
     first, second = jar.find("order-1"), jar.find("order-1")
     assert first.key != second.key
     for intent in (first, second):
-        intent.begin(request)
+        intent.begin(request, KeyForm("Idempotency-Key", "bare"))
     assert first.key == second.key == jar.find("order-1").key
 
 

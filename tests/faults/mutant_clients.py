@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.faults.mutant import Mutant
 from tests.faults.mutant import mutant as _
 
-ORIGINS, EXPIRY, COMMANDS, LOST = (
-    f"tests/client/test_{name}.py" for name in ("origins", "jar_expiry", "commands", "lost_jar")
+ORIGINS, EXPIRY, COMMANDS, LOST, FORM = (
+    f"tests/client/test_{name}.py" for name in ("origins", "jar_expiry", "commands", "lost_jar", "key_header")
 )
 JAR, SQLITE = "oncekey.client.jar.jar", "oncekey.client.jar.sqlite"
 
@@ -124,6 +124,41 @@ CLIENTS: tuple[Mutant, ...] = (
         "a jar that is made new is warned about",
         f"{LOST}::test_jar_that_is_gone_is_made_new_with_a_warning",
         ("oncekey.client.jar.table", "if create is None:", "if False:"),
+    ),
+    _(
+        60,
+        "I1",
+        "a resumed intent has its key under the header of its first try",
+        f"{FORM}::test_command_resume_has_no_second_effect[header]",
+        ("oncekey.client.jar.table", "KeyForm(self.key_header or own.header,", "KeyForm(own.header,"),
+    ),
+    _(
+        60,
+        "I1",
+        "a resumed intent has its key in the spelling of its first try",
+        f"{FORM}::test_command_resume_has_no_second_effect[spelling]",
+        ("oncekey.client.jar.table", "self.spelling or own.spelling)", "own.spelling)"),
+    ),
+    _(
+        60,
+        "I1",
+        "a prepared intent keeps header and spelling of its first try",
+        f"{FORM}::test_prepared_intent_without_a_form_takes_that_of_the_client_that_sends_it_first[sqlite]",
+        ("oncekey.client.jar.intent", "sent = found.form(form)", "sent = KeyForm(None, None)"),
+    ),
+    _(
+        60,
+        "I1",
+        "--key-header reaches the client",
+        f"{FORM}::test_options_of_the_commands_name_header_and_spelling",
+        ("oncekey.cli.client_options", "header=key_header", 'header="Idempotency-Key"'),
+    ),
+    _(
+        60,
+        "I4",
+        "a jar that cannot keep the header of a key is refused",
+        f"{FORM}::test_jar_of_an_earlier_version_is_refused_and_its_columns_are_named[sqlite]",
+        ("oncekey.client.jar.table", "    if lacking:\n", "    if False:\n"),
     ),
     # operators
     _(

@@ -12,6 +12,7 @@ import pytest
 from oncekey import SINGLE_TENANT, OnceKey
 from oncekey.client import KeyJar
 from oncekey.client.calls import Request
+from oncekey.client.spelling import KeyForm
 from oncekey.consumers import AsyncConsumer
 from oncekey.encryption import Keyring
 from oncekey.errors import ConfigurationError
@@ -104,7 +105,8 @@ def test_client_lists_requests_without_their_secrets(witness: Witness, tmp_path:
     address = f"https://ann:{secret('password')}@api.test/payments?token={secret('query')}"
     headers = {"Authorization": f"Bearer {secret('authorization')}"}
     with jar.intent("order-42", key=f"{secret('key')}-client") as intent:
-        intent.begin(Request("POST", address, tuple(headers.items()), secret("body").encode()))
+        request = Request("POST", address, tuple(headers.items()), secret("body").encode())
+        intent.begin(request, KeyForm("Idempotency-Key", "bare"))
     jar.close()
     assert "api.test/payments" in witness.run("client", "list", "--jar", url, *form)
     assert witness.found() == []

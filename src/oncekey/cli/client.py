@@ -11,8 +11,10 @@ from oncekey.cli.client_options import (
     Account,
     HeaderLines,
     HeadersFrom,
+    KeyHeader,
     KeyLifetime,
     Seconds,
+    SpellingOption,
     To,
     Tries,
     given_headers,
@@ -84,6 +86,8 @@ def resume(
     tries: Tries = 5,
     seconds: Seconds = 90.0,
     key_lifetime: KeyLifetime = None,
+    key_header: KeyHeader = "Idempotency-Key",
+    spelling: SpellingOption = "bare",
     as_json: AsJson = False,
 ) -> None:
     """Finish what was left open: send each open intent again, with its own key, and keep the answer.
@@ -106,7 +110,13 @@ def resume(
 
     problem = ""
     with opened_client(
-        to, jar, account, headers, tries=tries, seconds=seconds, key_lifetime=key_lifetime, create=False
+        *(to, jar, account, headers),
+        tries=tries,
+        seconds=seconds,
+        key_lifetime=key_lifetime,
+        key_header=key_header,
+        spelling=spelling,
+        create=False,
     ) as client:
         try:
             client.resume(name, again=again, on_outcome=show)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oncekey.cli.prompts import seconds as duration
+from oncekey.client.spelling import Spelling
 from oncekey.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,6 +35,19 @@ Tries = Annotated[int, typer.Option(min=1, help="How often one request is tried.
 Seconds = Annotated[float, typer.Option(min=0.1, help="How long one request is tried.")]
 
 
+KeyHeader = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The header in which the server wants the key. An intent that was sent before keeps its own.",
+    ),
+]
+SpellingOption = Annotated[
+    Spelling,
+    typer.Option(
+        "--spelling", help="The key as it is, or in double quotes. An intent that was sent before keeps its own."
+    ),
+]
 KeyLifetime = Annotated[
     float | None,
     typer.Option(
@@ -76,16 +90,20 @@ def opened_client(
     tries: int,
     seconds: float,
     key_lifetime: float | None,
+    key_header: str,
+    spelling: Spelling,
     create: bool | None = None,
 ) -> Iterator[Client]:
     """``create``: as of ``KeyJar``."""
-    if any(name.lower() == "idempotency-key" for name in headers):
-        raise typer.BadParameter("--header Idempotency-Key: each request has a key of its own, which the jar keeps")
+    for name in headers:
+        if name.lower() in ("idempotency-key", key_header.lower()):
+            raise typer.BadParameter(f"--header {name}: each request has a key of its own, which the jar keeps")
     from oncekey.client import Budget, Client, KeyJar
 
     opened = KeyJar(jar, account=account, key_lifetime=lifetime(key_lifetime), create=create)
     try:
-        with Client(to, jar=opened, headers=headers, budget=Budget(tries=tries, seconds=seconds)) as client:
+        budget = Budget(tries=tries, seconds=seconds)
+        with Client(to, jar=opened, headers=headers, budget=budget, header=key_header, spelling=spelling) as client:
             yield client
     finally:
         opened.close()

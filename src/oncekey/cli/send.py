@@ -14,8 +14,10 @@ from oncekey.cli.client_options import (
     Account,
     HeaderLines,
     HeadersFrom,
+    KeyHeader,
     KeyLifetime,
     Seconds,
+    SpellingOption,
     To,
     Tries,
     given_headers,
@@ -54,6 +56,8 @@ def send(
     tries: Tries = 5,
     seconds: Seconds = 90.0,
     key_lifetime: KeyLifetime = None,
+    key_header: KeyHeader = "Idempotency-Key",
+    spelling: SpellingOption = "bare",
     as_json: AsJson = False,
 ) -> None:
     """Send the requests of a file, each once. If it is stopped or killed, run it again: it goes on.
@@ -72,7 +76,14 @@ def send(
     place = jar or file_url(file.with_name(f"{file.name}.jar"))
     troubles: list[Outcome] = []
     stopped = False
-    with opened_client(to, place, account, headers, tries=tries, seconds=seconds, key_lifetime=key_lifetime) as client:
+    with opened_client(
+        *(to, place, account, headers),
+        tries=tries,
+        seconds=seconds,
+        key_lifetime=key_lifetime,
+        key_header=key_header,
+        spelling=spelling,
+    ) as client:
         with _progress(total) as advance:
 
             def note(outcome: Outcome) -> None:

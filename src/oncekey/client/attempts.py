@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Final
 
-from oncekey.client import reading, spelling
+from oncekey.client import reading
 from oncekey.client.budget import Budget
 from oncekey.client.calls import Call, Request
 from oncekey.client.decisions import IDEMPOTENT, SAFE, TABLE, Act, Kind, Seen
 from oncekey.client.decisions import Intent as Then
 from oncekey.client.reading import Answer
-from oncekey.client.spelling import Spelling
+from oncekey.client.spelling import KeyForm, Spelling, checked_header, checked_spelling, new_key, other, spelled
 from oncekey.core.values import value
 from oncekey.errors import ConfigurationError, OutcomeUnsettled, RedirectRefused
 
@@ -70,20 +70,18 @@ class Rules:
     ) -> None:
         if isinstance(methods, str):
             raise ConfigurationError(f"methods={methods!r}: it takes several names, such as ('POST', 'PATCH')")
-        if spelling not in ("bare", "quoted"):
-            raise ConfigurationError(f"spelling={spelling!r}: it takes 'bare' or 'quoted'")
         self.budget = budget or Budget()
         self.methods = frozenset(method.upper() for method in methods)
-        self.header = header
+        self.header = checked_header(header)
         self.clock, self.wall_clock, self.chance = clock, wall_clock, chance
-        self._spelling: Spelling = spelling
+        self._spelling = checked_spelling(spelling)
         self._learned: dict[tuple[str, str, int | None], Spelling] = {}
 
     def attempts(self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes) -> Attempts:
         return Attempts(self, Request(method.upper(), url, tuple(headers), body), CURRENT.get())
 
-    def spelling_for(self, url: str) -> Spelling:
-        return self._learned.get(reading.origin(url), self._spelling)
+    def form_for(self, url: str) -> KeyForm:
+        return KeyForm(self.header, self._learned.get(reading.origin(url), self._spelling))
 
     def learn(self, url: str, spelling: Spelling) -> None:
         self._learned[reading.origin(url)] = spelling
@@ -103,13 +101,13 @@ class Attempts:
         elif given is not None:
             self.key = given
         else:
-            self.key = spelling.new_key() if request.method in rules.methods else None
+            self.key = new_key() if request.method in rules.methods else None
         if self.key is not None:
             self.kind = Kind.KEYED
         else:
             self.kind = Kind.IDEMPOTENT if request.method in IDEMPOTENT else Kind.NEITHER
         self._bare = request
-        self._spelling = rules.spelling_for(request.url)
+        self.form = rules.form_for(request.url)
         self._respelled = False
         self._redirects = 0
         self._tries = self._asked = 0
@@ -121,7 +119,8 @@ class Attempts:
     def begin(self) -> None:
         """With an intent: put key and request on disk. JarError, IntentChanged or IntentExpired: do not send."""
         if self.call is not None:
-            self.kept, self._bare = self.call.begin(self._bare)
+            begun = self.call.begin(self._bare, self.form)
+            self.kept, self._bare, self.form = begun.kept, begun.request, begun.form
             self.key = self.call.key
 
     def save(self) -> None:
@@ -135,7 +134,7 @@ class Attempts:
         """What to send now."""
         if self.key is None or not self._own_spelling:
             return self._bare
-        return self._bare.with_header(self.rules.header, spelling.spelled(self.key, self._spelling))
+        return self._bare.with_header(self.form.header, spelled(self.key, self.form.spelling))
 
     @property
     def seconds_left(self) -> float:
@@ -161,11 +160,15 @@ class Attempts:
         act = row.act(self.kind)
         now = self.rules.wall_clock()
         after = None if answer is None else reading.retry_after(answer, now)
+        form = self.form
         step = self._after(act, answer, after)
         if self.call is not None:
             call, note = self.call, _note(seen, answer, error)
             if answer is not None and row.intent is Then.ANSWERED:
                 self._ending = lambda: call.answered(answer)
+            elif self.form != form:
+                spelling = self.form.spelling
+                self._ending = lambda: call.respelled(spelling)
             else:
                 expires = None if answer is None else reading.key_expires(answer, now)
                 not_before = None if after is None or step.again else now + min(after, _LATEST_RETURN)
@@ -184,8 +187,8 @@ class Attempts:
             return _DONE
         if act is Act.SPELL and self._own_spelling and not self._respelled:
             self._respelled = True
-            self._spelling = spelling.other(self._spelling)
-            self.rules.learn(self._bare.url, self._spelling)
+            self.form = KeyForm(self.form.header, other(self.form.spelling))
+            self.rules.learn(self._bare.url, self.form.spelling)
             return Step(True)
         if act is Act.FOLLOW and (target := reading.target_of(answer, self._bare.url)) is not None:
             self._redirects += 1

@@ -6,6 +6,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from oncekey.client.reading import Answer, origin
+from oncekey.client.spelling import KeyForm, Spelling
 from oncekey.core.fingerprint import fingerprint
 from oncekey.core.values import value
 
@@ -50,6 +51,18 @@ class Request:
         )
 
 
+@value
+class Begun:
+    """An intent whose request is on disk."""
+
+    kept: Answer | None
+    """The answer that the jar has already: send nothing."""
+    request: Request
+    """The request to send, without its key."""
+    form: KeyForm
+    """That of the first try, whatever this client's own is."""
+
+
 class Call(Protocol):
     """What ``Attempts`` needs of an intent. Every method may block, and raises JarError if the jar fails."""
 
@@ -59,11 +72,14 @@ class Call(Protocol):
     @property
     def key(self) -> str: ...
 
-    def begin(self, request: Request) -> tuple[Answer | None, Request]:
-        """Put the request on disk; the answer, if there is one already, and the request as it is to be sent."""
+    def begin(self, request: Request, form: KeyForm) -> Begun:
+        """Put the request on disk, or find it there. ``form`` is that of this client."""
 
     def answered(self, answer: Answer) -> None:
         """This is the answer: put it on disk."""
 
     def left_open(self, note: str, expires: float | None, not_before: float | None) -> None:
         """A try ended without the answer."""
+
+    def respelled(self, spelling: Spelling) -> None:
+        """The server refused the key as it was spelled: the next try spells it like this."""

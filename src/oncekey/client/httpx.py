@@ -195,7 +195,7 @@ def _handed_back(
     attempts: Attempts, request: httpx.Request, response: httpx.Response, raw: bytes | None
 ) -> httpx.Response:
     if attempts.kind is Kind.KEYED and 300 <= response.status_code < 400:
-        request.headers.pop(attempts.rules.header, None)  # httpx copies the headers when it follows with a GET
+        request.headers.pop(attempts.form.header, None)  # httpx copies the headers when it follows with a GET
     extensions = {**response.extensions, KEY_EXTENSION: attempts.key}
     if raw is None:
         response.extensions = extensions

@@ -130,7 +130,7 @@ def _handed_back(
     attempts: Attempts, request: requests.PreparedRequest, response: requests.Response
 ) -> requests.Response:
     if attempts.kind is Kind.KEYED and 300 <= response.status_code < 400:
-        request.headers.pop(attempts.rules.header, None)  # requests copies the headers when it follows with a GET
+        request.headers.pop(attempts.form.header, None)  # requests copies the headers when it follows with a GET
     return response
 
 

@@ -1,4 +1,4 @@
-"""The key on the wire: made, and spelled bare (``K``) or quoted (``"K"``, an RFC 8941 String).
+"""The key on the wire: made, put under a header, and spelled bare (``K``) or quoted (``"K"``, an RFC 8941 String).
 
 Most APIs take the bare form only or both. The draft of the header, and APIs that follow it to the letter, want quotes.
 oncekey's server says which spelling it refuses; the client then sends the other one, and remembers it for that origin.
@@ -6,14 +6,29 @@ oncekey's server says which spelling it refuses; the client then sends the other
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import re
+from typing import Final, Literal, get_args
 from uuid import uuid4
 
 from oncekey.core.header import BadKey, parse_key
+from oncekey.core.values import value
 from oncekey.errors import ConfigurationError
 
 Spelling = Literal["bare", "quoted"]
 SPELLINGS: tuple[Spelling, ...] = get_args(Spelling)
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""RFC 9110, section 5.1: the name of a header."""
+
+
+@value
+class KeyForm:
+    """How a request carries its key: under which header, and in which spelling.
+
+    A server finds a key only in the form that it knows, so all tries of one intent use the form of the first.
+    """
+
+    header: str
+    spelling: Spelling
 
 
 def new_key() -> str:
@@ -28,6 +43,18 @@ def checked_key(key: str) -> str:
     except BadKey as error:
         raise ConfigurationError(str(error)) from error
     return key
+
+
+def checked_header(header: str) -> str:
+    if not _TOKEN.fullmatch(header):
+        raise ConfigurationError(f"{header!r} is no name of a header for the key, such as 'Idempotency-Key'")
+    return header
+
+
+def checked_spelling(spelling: Spelling) -> Spelling:
+    if spelling not in SPELLINGS:
+        raise ConfigurationError(f"spelling={spelling!r}: it takes 'bare' or 'quoted'")
+    return spelling
 
 
 def spelled(key: str, spelling: Spelling) -> str:

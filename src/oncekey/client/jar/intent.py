@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from oncekey.client.attempts import CURRENT
-from oncekey.client.calls import TIMESTAMP, Request
+from oncekey.client.calls import TIMESTAMP, Begun, Request
 from oncekey.client.jar import table
 from oncekey.client.jar.table import Execute, Row
 from oncekey.client.reading import Answer
+from oncekey.client.spelling import KeyForm, Spelling
 from oncekey.errors import ConfigurationError, IntentChanged, IntentExpired, JarError
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ class Intent:
     def answer(self) -> Answer | None:
         return self.row.answer if self.row is not None else None
 
-    def begin(self, request: Request) -> tuple[Answer | None, Request]:
+    def begin(self, request: Request, form: KeyForm) -> Begun:
         """Put the request on disk, or find it there. Raises what forbids to send it."""
         self._used = True
         now = self._jar.clock()
-        wanted = self._jar.row_of(self.name, self.key, request)
+        wanted = self._jar.row_of(self.name, self.key, request, form.header, form.spelling)
 
         def write(execute: Execute) -> Row:
             execute(table.INSERT, wanted.values())
@@ -50,19 +51,24 @@ class Intent:
             self.check_same(found, request)
             if found.answer is None:
                 expired = self._check_time(found, now)
-                execute(table.RESTARTED if expired else table.SENT, (now, now, self._jar.account, self.name))
+                if expired:
+                    execute(table.RESTARTED, (now, now, self._jar.account, self.name))
+                else:
+                    sent = found.form(form)
+                    execute(table.SENT, (now, now, sent.header, sent.spelling, self._jar.account, self.name))
             return found
 
         found: Row = self._jar.run(write, writes=True)
         self.row, self.key = found, found.key
         if found.answer is not None:
-            return found.answer, request
+            return Begun(found.answer, request, form)
         replaced = self._jar.kept_headers | {"content-length"}
         if found.request.header(TIMESTAMP) is None:  # the row has no time: send that of the caller
             replaced -= {TIMESTAMP}
         mine = [each for each in request.headers if each[0].lower() not in replaced]
         # The stored bytes: a server that compares raw bodies must see the same ones.
-        return None, Request(request.method, request.url, (*mine, *found.request.headers), found.request.body)
+        stored = Request(request.method, request.url, (*mine, *found.request.headers), found.request.body)
+        return Begun(None, stored, found.form(form))
 
     def answered(self, answer: Answer) -> None:
         from oncekey.client.jar.jar import KEPT_OF_ANSWER
@@ -75,6 +81,10 @@ class Intent:
     def left_open(self, note: str, expires: float | None, not_before: float | None) -> None:
         values = (note, expires, not_before, *self._place())
         self._note(lambda execute: execute(table.LEFT_OPEN, values))
+
+    def respelled(self, spelling: Spelling) -> None:
+        values = (spelling, *self._place())
+        self._note(lambda execute: execute(table.RESPELLED, values))
 
     @contextmanager
     def current(self) -> Iterator[None]:

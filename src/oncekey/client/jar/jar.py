@@ -26,7 +26,7 @@ from oncekey.client.jar import table
 from oncekey.client.jar.intent import Intent
 from oncekey.client.jar.session import in_transaction
 from oncekey.client.jar.table import DAY, Database, Execute, Row
-from oncekey.client.spelling import checked_key, new_key
+from oncekey.client.spelling import Spelling, checked_header, checked_key, checked_spelling, new_key
 from oncekey.errors import ConfigurationError
 
 KEPT: Final = frozenset(
@@ -101,7 +101,11 @@ class KeyJar:
         self.longest_answer = longest_answer
         self.clock = clock
         self._database = _open(url, timeout, create)
-        self.run(lambda execute: None, writes=False)  # an unusable jar fails here, not at the first payment
+        try:  # an unusable jar fails here, not at the first payment
+            self.run(table.check_columns, writes=False)
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def intent(self, name: str, *, key: str | None = None, again: bool = False) -> Iterator[Intent]:
@@ -130,6 +134,8 @@ class KeyJar:
         json: Any = None,
         content: bytes | None = None,
         headers: Iterable[tuple[str, str]] = (),
+        key_header: str | None = None,
+        spelling: Spelling | None = None,
         on: Any = None,
     ) -> str:
         """Put an intent on disk without sending it, and return its key. ``resume`` sends it.
@@ -137,10 +143,15 @@ class KeyJar:
         With ``on``, a connection or session to the same database, it is written in the app's own transaction: it exists
         if and only if the app's other writes do. Send it after the commit. An intent that is there already stays as it
         is, if this is the same request.
+
+        ``key_header`` and ``spelling``: how the server wants the key, as ``header`` and ``spelling`` of ``Client``.
+        Without them the client that sends it first decides.
         """
         request = _request(method, url, json, content, headers)
         _checked_name(name)
-        wanted = self.row_of(name, new_key(), request)
+        header = None if key_header is None else checked_header(key_header)
+        spelled = None if spelling is None else checked_spelling(spelling)
+        wanted = self.row_of(name, new_key(), request, header, spelled)
 
         def write(execute: Execute) -> Row:
             execute(table.INSERT, wanted.values())
@@ -150,10 +161,14 @@ class KeyJar:
         Intent(self, name, found.key, found).check_same(found, request)
         return found.key
 
-    def row_of(self, name: str, key: str, request: Request) -> Row:
+    def row_of(self, name: str, key: str, request: Request, key_header: str | None, spelling: Spelling | None) -> Row:
         kept = Request(request.method, request.url, table.chosen(request.headers, self.kept_headers), request.body)
-        lifetime = self._key_lifetime or DAY
-        return Row(self.account, name, key, request.fingerprint(), kept, self.clock(), key_lifetime=lifetime)
+        return Row(
+            *(self.account, name, key, request.fingerprint(), kept, self.clock()),
+            key_lifetime=self._key_lifetime or DAY,
+            key_header=key_header,
+            spelling=spelling,
+        )
 
     def kept_until(self, row: Row) -> float | None:
         """When the server may have forgotten the key: what it said last, otherwise an assumption by ``key_lifetime``.

@@ -121,9 +121,7 @@ class MysqlDatabase:
                 "a transaction that is still open has written this intent, so nothing is sent: commit it first, and "
                 "then send"
             )
-        found = str(explain(error, self._address.where))
-        if code_of(error) == ER.BAD_FIELD_ERROR:
-            found = f"the table {TABLE} of {self._address.where} is not that of a key jar"
+        found = explain(error, self._address.where)
         return JarError(f"the key jar cannot be used, and nothing is sent until it can: {found}. Then try again")
 
     def _drop(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from oncekey.client.calls import Request
 from oncekey.client.reading import Answer
+from oncekey.client.spelling import KeyForm, Spelling
 from oncekey.core.values import Word, value
 from oncekey.errors import JarError
 
@@ -26,7 +27,7 @@ DAY: Final = 86_400.0
 _COLUMNS: Final = (
     *("account", "name", "idempotency_key", "fingerprint", "method", "url", "headers", "body"),
     *("created_at", "first_sent_at", "last_sent_at", "expires_at", "not_before", "note", "finished_at", "status"),
-    *("answer_headers", "answer_body", "key_lifetime"),
+    *("answer_headers", "answer_body", "key_lifetime", "key_header", "spelling"),
 )
 
 _BYTES: Final = frozenset({"fingerprint", "body", "answer_body"})
@@ -52,6 +53,8 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
     answer_headers {{text}},
     answer_body {{bytes}},
     key_lifetime {{seconds}} NOT NULL,
+    key_header {{name}},
+    spelling {{name}},
     PRIMARY KEY (account, name)
 )"""
 CREATE_INDEX: Final = (
@@ -68,12 +71,16 @@ INSERT: Final = (
 READ: Final = f"SELECT {', '.join(_COLUMNS)} FROM {TABLE} WHERE {_NAMED}"  # noqa: S608
 READ_INSERTED: Final = f"{READ} FOR UPDATE"
 """After INSERT: the row as it is now, also if another transaction has inserted it since this one began."""
-SENT: Final = f"UPDATE {TABLE} SET first_sent_at = COALESCE(first_sent_at, ?), last_sent_at = ? WHERE {_NAMED}"  # noqa: S608
+SENT: Final = (
+    f"UPDATE {TABLE} SET first_sent_at = COALESCE(first_sent_at, ?), last_sent_at = ?, "  # noqa: S608
+    f"key_header = COALESCE(key_header, ?), spelling = COALESCE(spelling, ?) WHERE {_NAMED}"
+)
 RESTARTED: Final = f"UPDATE {TABLE} SET first_sent_at = ?, last_sent_at = ?, expires_at = NULL WHERE {_NAMED}"  # noqa: S608
 LEFT_OPEN: Final = (
     f"UPDATE {TABLE} SET note = ?, expires_at = COALESCE(?, expires_at), not_before = ? "  # noqa: S608
     f"WHERE {_NAMED} AND idempotency_key = ? AND finished_at IS NULL"
 )
+RESPELLED: Final = f"UPDATE {TABLE} SET spelling = ? WHERE {_NAMED} AND idempotency_key = ? AND finished_at IS NULL"  # noqa: S608
 ANSWERED: Final = (
     f"UPDATE {TABLE} SET finished_at = ?, status = ?, answer_headers = ?, answer_body = ?, note = '', "  # noqa: S608
     f"not_before = NULL WHERE {_NAMED} AND idempotency_key = ? AND finished_at IS NULL"
@@ -85,6 +92,9 @@ OPEN: Final = (
 FINISHED: Final = f"SELECT name, status FROM {TABLE} WHERE account = ? AND finished_at IS NOT NULL"  # noqa: S608
 FORGET: Final = f"DELETE FROM {TABLE} WHERE {_NAMED}"  # noqa: S608
 FORGET_FINISHED: Final = f"DELETE FROM {TABLE} WHERE account = ? AND finished_at IS NOT NULL AND finished_at < ?"  # noqa: S608
+
+NO_ROWS: Final = f"SELECT * FROM {TABLE} WHERE 1 = 0"  # noqa: S608
+"""Its cursor has the columns of the table in ``description``."""
 
 Execute = Callable[[str, Sequence[Any]], Any]
 """Runs one statement of this module in a transaction; a cursor with ``fetchone`` and ``fetchall``."""
@@ -109,6 +119,17 @@ class Dialect(Word):
     @property
     def is_mysql(self) -> bool:
         return self is Dialect.MYSQL
+
+
+def check_columns(execute: Execute) -> None:
+    """JarError if the table is not that of a jar, or of a jar that an earlier version made."""
+    lacking = set(_COLUMNS) - {str(column[0]) for column in execute(NO_ROWS, ()).description}
+    if lacking:
+        raise JarError(
+            f"the table {TABLE} is not that of a key jar of this version: it has no {', '.join(sorted(lacking))}. "
+            "Nothing is sent. If an earlier version of oncekey made it, resume its open intents with that version, and "
+            "then make a new jar. If it belongs to another program, correct the URL of the jar"
+        )
 
 
 class Database(Protocol):
@@ -166,6 +187,14 @@ class Row:
     key_lifetime: float = DAY
     """How long the server is assumed to keep the key, in seconds from the first try. It counts while ``expires_at`` is
     None."""
+    key_header: str | None = None
+    """Under which header the key was sent. None: nothing was sent yet, and the client that sends it first decides."""
+    spelling: Spelling | None = None
+    """As ``key_header``."""
+
+    def form(self, own: KeyForm) -> KeyForm:
+        """How to send the key. ``own`` is the form of the client that sends now."""
+        return KeyForm(self.key_header or own.header, self.spelling or own.spelling)
 
     def values(self) -> list[Any]:
         """For INSERT."""
@@ -174,6 +203,7 @@ class Row:
             *(self.account, self.name, self.key, self.fingerprint, request.method, request.url),
             *(json.dumps(request.headers), request.body, self.created_at, self.first_sent_at, self.last_sent_at),
             *(self.expires_at, self.not_before, self.note, None, None, None, None, self.key_lifetime),
+            *(self.key_header, self.spelling),
         ]
 
 
@@ -188,6 +218,8 @@ def row(found: Sequence[Any]) -> Row:
         Request(of["method"], of["url"], headers, bytes(of["body"])),
         *(of["created_at"], of["first_sent_at"], of["last_sent_at"], of["expires_at"], of["not_before"], of["note"]),
         *(of["finished_at"], of["status"], answer, of["key_lifetime"]),
+        key_header=of["key_header"],
+        spelling=of["spelling"],
     )
 
 
