@@ -173,6 +173,29 @@ def test_forget_asks_before_it_deletes_an_intent(run: Run, server: Server, jar: 
         assert jar.read(name) is None
 
 
+def test_forget_asks_before_it_deletes_old_answers(run: Run, server: Server, tmp_path: Path) -> None:
+    old = KeyJar(f"sqlite:///{tmp_path}/jar.db", clock=lambda: time.time() - 40 * 86_400, create=True)
+    with Client(server.url, jar=old) as client:
+        for name in ("order-1", "order-2"):
+            with client.intent(name) as intent:
+                intent.post("/pay", json={})
+    ask = ("client", "forget", *JAR, "--finished", "30")
+    code, out, error = run(*ask)
+    assert (code, out) == (1, "")
+    assert "there was no answer; --yes asks nothing" in error
+    code, out, error = run(*ask, said="n\n")
+    assert (code, out) == (1, "")
+    assert "2 intents that were answered more than 30 days ago" in error
+    assert "RUNS the operation again" in error
+    assert old.finished() == {"order-1": 201, "order-2": 201}
+    assert run(*ask, said="y\n")[:2] == (0, "2 forgotten\n")
+    with Client(server.url, jar=old) as client, client.intent("order-1") as intent:
+        intent.post("/pay", json={})
+    assert run(*ask, "--yes") == (0, "1 forgotten\n", "")
+    assert run(*ask) == (0, "0 forgotten\n", "")
+    old.close()
+
+
 # -- send ------------------------------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,7 @@ def test_old_answers_can_be_forgotten(server: Server, jar: KeyJar, clock: Clock)
                 intent.post("/pay", json={})
             clock.now += 20 * DAY
         jar.prepare("open", "POST", f"{server.url}/pay")
+        assert jar.count_finished(older_than=30 * DAY) == 1
         assert jar.forget_finished(older_than=30 * DAY) == 1
     assert jar.finished() == {"b": 201}
     assert len(jar.open_intents()) == 1

@@ -88,6 +88,13 @@ CLIENTS: tuple[Mutant, ...] = (
     ),
     _(
         60,
+        "I1",
+        "oncekey client forget --finished asks first",
+        f"{COMMANDS}::test_forget_asks_before_it_deletes_old_answers",
+        ("oncekey.cli.client", "agreed([_all_forgotten(count, finished_days or 0)], yes=yes)", "pass"),
+    ),
+    _(
+        60,
         "I4",
         "a jar that is not there is no empty jar",
         f"{COMMANDS}::test_jar_that_is_not_there_is_no_empty_jar",

@@ -145,7 +145,8 @@ def forget(
     """Delete an intent, or old answered ones. A request under a forgotten name gets a new key, and may run again."""
     if (name is None) == (finished_days is None):
         raise typer.BadParameter("give the name of an intent, or --finished DAYS")
-    opened = KeyJar(jar, account=account, create=False)
+    now = time.time()  # one time for the count and the deletion: what is deleted is what the operator agreed to
+    opened = KeyJar(jar, account=account, create=False, clock=lambda: now)
     try:
         if name is not None:
             found = opened.read(name)
@@ -155,7 +156,10 @@ def forget(
             opened.forget(name)
             print(f"{plain(name)} is forgotten")
         else:
-            print(f"{opened.forget_finished(older_than=(finished_days or 0) * 86_400)} forgotten")
+            age = (finished_days or 0) * 86_400
+            if count := opened.count_finished(older_than=age):
+                agreed([_all_forgotten(count, finished_days or 0)], yes=yes)
+            print(f"{opened.forget_finished(older_than=age)} forgotten")
     finally:
         opened.close()
 
@@ -171,6 +175,15 @@ def _forgotten(row: Row) -> str:
     return (
         f"intent {plain(row.name)} ({row.request.method} {plain(_url(row, False))}) {state}. If it is forgotten, the "
         "next request under its name has a new key, and RUNS the operation again"
+    )
+
+
+def _all_forgotten(count: int, days: float) -> str:
+    """What it means that old answers are forgotten."""
+    intents = "intent that was" if count == 1 else "intents that were"
+    return (
+        f"{count:,} {intents} answered more than {days:g} days ago. If they are forgotten, the next request under one "
+        "of their names has a new key, and RUNS the operation again"
     )
 
 

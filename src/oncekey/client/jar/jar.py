@@ -202,8 +202,17 @@ class KeyJar:
         gone = self.run(lambda execute: execute(table.FORGET, (self.account, name)).rowcount, writes=True)
         return bool(gone)
 
+    def count_finished(self, *, older_than: float = 30 * DAY) -> int:
+        """How many intents ``forget_finished`` would delete."""
+        values = (self.account, self.clock() - older_than)
+        (count,) = self.run(lambda execute: execute(table.COUNT_FINISHED, values).fetchone(), writes=False)
+        return int(count)
+
     def forget_finished(self, *, older_than: float = 30 * DAY) -> int:
-        """Delete answered intents that ended longer ago than this many seconds, and return how many."""
+        """Delete answered intents that ended longer ago than this many seconds, and return how many.
+
+        The next request under one of their names gets a new key.
+        """
         before = self.clock() - older_than
         gone = self.run(lambda execute: execute(table.FORGET_FINISHED, (self.account, before)).rowcount, writes=True)
         return int(gone)

@@ -91,7 +91,9 @@ OPEN: Final = (
 )
 FINISHED: Final = f"SELECT name, status FROM {TABLE} WHERE account = ? AND finished_at IS NOT NULL"  # noqa: S608
 FORGET: Final = f"DELETE FROM {TABLE} WHERE {_NAMED}"  # noqa: S608
-FORGET_FINISHED: Final = f"DELETE FROM {TABLE} WHERE account = ? AND finished_at IS NOT NULL AND finished_at < ?"  # noqa: S608
+_FINISHED_BEFORE: Final = f"FROM {TABLE} WHERE account = ? AND finished_at IS NOT NULL AND finished_at < ?"
+COUNT_FINISHED: Final = f"SELECT COUNT(*) {_FINISHED_BEFORE}"
+FORGET_FINISHED: Final = f"DELETE {_FINISHED_BEFORE}"
 
 NO_ROWS: Final = f"SELECT * FROM {TABLE} WHERE 1 = 0"  # noqa: S608
 """Its cursor has the columns of the table in ``description``."""
