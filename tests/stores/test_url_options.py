@@ -96,12 +96,20 @@ def test_file_that_this_process_may_not_read_is_named(tmp_path: Path, monkeypatc
         ("redis://h?socket_timeout=1", SETS.format("socket_timeout")),
         ("redis://h?decode_responses=true", SETS.format("decode_responses")),
         ("rediss://h?ssl_ca_certs=/nope.pem", "ssl_ca_certs=/nope.pem, and there is no such file"),
+        ("redis://h?max_connections=few", "redis-py cannot read the URL (ValueError): correct one of max_connections"),
+        ("rediss://h?ssl_cert_reqs=perhaps", "(RedisError): correct one of ssl_cert_reqs"),
+        ("redis://me:hunter2:x@h:port/0", "(ValueError): correct one of host, port and login"),
     ],
 )
 def test_cache_with_a_wrong_option_is_refused(url: str, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         cache_client(url)
     assert sentence in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_cache_takes_the_size_of_redis_pys_pool() -> None:
+    cache_client("redis://h?max_connections=3").close()
 
 
 @pytest.mark.parametrize(

@@ -34,23 +34,29 @@ class RedisCache:
 
     def __init__(self, url: str) -> None:
         self._url, self._timeout = _read(url)
-        self._client = redis.Redis.from_url(
-            self._url,
-            socket_timeout=self._timeout,
-            socket_connect_timeout=self._timeout,
-            retry=Retry(NoBackoff(), 0),
-        )
-        self._check_options()
+        self._client = self._made()
 
-    def _check_options(self) -> None:
+    def _made(self) -> redis.Redis:
         """redis-py looks at the URL's options when it first connects, which would be in the middle of a request."""
         try:
-            self._client.connection_pool.make_connection()  # it connects later
+            client = redis.Redis.from_url(
+                self._url,
+                socket_timeout=self._timeout,
+                socket_connect_timeout=self._timeout,
+                retry=Retry(NoBackoff(), 0),
+            )
+            client.connection_pool.make_connection()  # it connects later
         except TypeError as error:
             raise ConfigurationError(
                 f"OnceKey(cache=…): the URL has an option that no cache takes: {error}. It takes timeout and the "
                 "options of redis-py's connections, such as ssl_ca_certs with rediss://"
             ) from None
+        except (ValueError, RedisError) as error:  # their texts may quote a part of the password
+            given = ", ".join(dict(parse_qsl(urlsplit(self._url).query))) or "host, port and login"
+            raise ConfigurationError(
+                f"OnceKey(cache=…): redis-py cannot read the URL ({type(error).__name__}): correct one of {given}"
+            ) from None
+        return client
 
     def get(self, names: Sequence[bytes]) -> Sequence[bytes | None]:
         try:
