@@ -15,7 +15,10 @@ from typer.main import get_command
 
 import oncekey
 from oncekey.cli.app import app as command_line
+from oncekey.client.spelling import checked_key, new_key
 from oncekey.core.problems import Situation, problem
+from oncekey.errors import ConfigurationError
+from oncekey.stores.registry import KNOWN
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/security.md").read_text("utf-8")
@@ -90,7 +93,7 @@ def rows(head: str) -> list[list[str]]:
     return found
 
 
-THREATS = rows("| # | threat |")
+THREATS = rows("| # | asset |")
 RISKS = rows("| risk |")
 LINES = rows("| # | requirement |")
 
@@ -108,7 +111,30 @@ def test_target_that_is_named_exists(target: str) -> None:
 def test_every_threat_is_numbered_and_has_a_test() -> None:
     assert [row[0] for row in THREATS] == [f"T{number}" for number in range(1, len(THREATS) + 1)]
     assert len(THREATS) >= 13 + 10
-    assert [row[0] for row in THREATS if "::test_" not in row[3] or len(row) != 5] == []
+    assert [row[0] for row in THREATS if "::test_" not in row[5] or len(row) != 7] == []
+    assert {row[3] for row in THREATS} == {"high", "medium", "low"}
+
+
+@pytest.mark.parametrize("row", THREATS, ids=[row[0] for row in THREATS])
+def test_threat_has_a_test_that_ci_runs(row: list[str]) -> None:
+    """The marker ``faults`` is for ``make faults`` only, which CI does not run."""
+    named = re.findall(r"`((?:tests|src)/[\w/]+\.py)::(test_\w+)`", row[5])
+    assert [each for each in named if each not in only_by_faults()] != []
+    assert all(each not in only_by_faults() or "by `make faults` only" in row[5] for each in named)
+
+
+@cache
+def only_by_faults() -> frozenset[tuple[str, str]]:
+    found = set()
+    for path in {path for path, _ in TESTS}:
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        whole = any(isinstance(each, ast.Assign) and "mark.faults" in ast.unparse(each) for each in tree.body)
+        for each in ast.walk(tree):
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                marks = [ast.unparse(mark) for mark in each.decorator_list]
+                if whole or "pytest.mark.faults" in marks:
+                    found.add((path, each.name))
+    return frozenset(found)
 
 
 def test_every_risk_of_the_top_ten_is_there_with_a_test() -> None:
@@ -135,6 +161,21 @@ def test_requirement_that_holds_has_a_test_and_every_other_one_a_reason(row: lis
 
 
 # ---------------------------------------------------------------- claims of the page that no other test shows
+
+
+def test_client_sends_no_key_that_is_too_long() -> None:
+    assert checked_key("k" * 255) == "k" * 255
+    with pytest.raises(ConfigurationError, match="255"):
+        checked_key("k" * 256)
+    assert len(new_key()) == 36
+
+
+def test_every_kind_of_store_is_in_the_docs() -> None:
+    stores = (ROOT / "docs/stores.md").read_text("utf-8")
+    kinds = re.findall(r"[\w+]+(?=://)", KNOWN)
+    assert len(kinds) >= 6
+    assert [kind for kind in kinds if f"{kind}://" not in stores] == []
+
 
 CRYPTOGRAPHY = {
     "encryption/envelope.py": "values at rest",
