@@ -11,8 +11,12 @@ import pytest
 
 from oncekey.admin import encryption
 from oncekey.admin.doctor import examine
+from oncekey.core.audit import Audit
 from oncekey.core.states import State
+from oncekey.encryption import Keyring
+from oncekey.encryption.rotation import raw_values
 from oncekey.encryption.store import sealed
+from oncekey.stores.kept_api import OPERATORS_LINE
 from oncekey.stores.memory import MemoryStore
 from tests.cli.key_table import KeyTable, Run
 from tests.cli.test_re_encrypt import entry
@@ -26,10 +30,14 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return lambda *numbers: monkeypatch.setenv("ONCEKEY_KEYS", entry(*numbers))
 
 
-def line(operate: Run) -> tuple[str, str, str]:
+def lines(operate: Run) -> list[tuple[str, str, str]]:
     checks = json.loads(operate("doctor", "--json")[1])["checks"]
-    (found,) = [each for each in checks if each["check"] == "encryption"]
-    return found["level"], found["found"], found["advice"] or ""
+    return [(each["level"], each["found"], each["advice"] or "") for each in checks if each["check"] == "encryption"]
+
+
+def line(operate: Run) -> tuple[str, str, str]:
+    (found,) = lines(operate)
+    return found
 
 
 def test_store_without_encryption_is_ok(table: KeyTable, operate: Run, keys: Any) -> None:
@@ -63,7 +71,7 @@ def test_values_without_a_keyring_are_a_warning_that_names_the_variable(
 def test_values_of_every_kind_show_their_key(table: KeyTable, operate: Run, keys: Any, kind: str) -> None:
     fill(table.store, table.url)
     rows = {"steps": "KeptStep", "audit": "KeptLine", "outbox": "KeptJob"}[kind]
-    found = [encryption._numbers(row) for row in kept(table.store) if type(row).__name__ == rows]
+    found = [encryption.numbers_in(row) for row in kept(table.store) if type(row).__name__ == rows]
     assert sorted({number for numbers in found for number in numbers}) == [1, 2]
 
 
@@ -90,7 +98,7 @@ def test_key_that_does_not_open_its_values_is_broken(
     monkeypatch.setenv("ONCEKEY_KEYS", f"1:{base64.b64encode(THREE).decode()}")
     level, found, advice = line(operate)
     assert level == "fail"
-    assert found.endswith(": key 1 of this keyring does not open 6 values that name it, and opens none")
+    assert found.endswith(": key 1 of this keyring does not open 5 values that name it, and opens none")
     assert "oncekey keys re-encrypt --dry-run" in advice
 
 
@@ -143,7 +151,9 @@ def test_keyring_that_does_not_encrypt_is_a_warning_that_says_how_to_go_on(
     put(sealed(table.store, ring(1)), "one", version=258)
     assert line(operate)[1].endswith("opens: 1 value not encrypted, 6 under key 1")
     monkeypatch.setenv("ONCEKEY_KEYS", f"plain,{entry(2)}")
-    assert line(operate)[::2] == ("fail", "add key 1 to the keyring of every process")
+    missing, plain = lines(operate)
+    assert missing[::2] == ("fail", "add key 1 to the keyring of every process")
+    assert "the keyring does not encrypt (plain)" in plain[1]
 
 
 def test_key_that_is_declared_lost_is_a_warning_while_rows_are_under_it(
@@ -159,7 +169,84 @@ def test_key_that_is_declared_lost_is_a_warning_while_rows_are_under_it(
         True,
     )
     put(sealed(table.store, ring(3)), "three", version=770)
-    assert line(operate)[::2] == ("fail", "add key 3 to the keyring of every process")
+    missing, lost = lines(operate)
+    assert missing[::2] == ("fail", "add key 3 to the keyring of every process")
+    assert (lost[0], "key 1 is declared lost" in lost[1]) == ("warn", True)
+
+
+def test_each_thing_that_is_wrong_has_a_line_and_the_worst_is_first(
+    table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named the missing key 3 alone, and not the key 2 that opens nothing."""
+    put(sealed(table.store, ring(2)), "two", version=514)
+    put(sealed(table.store, ring(3)), "three", version=770)
+    put(table.store, "plain")
+    table.execute("UPDATE idempotency_keys SET last_error = 'oncekey-sealed:' WHERE key = 'two-half'")
+    monkeypatch.setenv("ONCEKEY_KEYS", entry(1).replace("1:", "2:", 1))
+    found = lines(operate)
+    assert [level for level, _, _ in found] == ["fail", "fail", "fail", "warn"]
+    damaged, wrong, missing, plain = (words.removeprefix("in all 21 rows: ") for _, words, _ in found)
+    assert damaged == "damaged: 1 value"
+    assert wrong == "key 2 of this keyring does not open 4 values that name it, and opens none"
+    assert missing.startswith("key 3 is in use, and not in the keyring: retries of such rows get 503")
+    assert plain.startswith("not encrypted: 6 values")
+    assert operate("doctor")[0] == 2
+
+
+# -- what no request needs -----------------------------------------------------------------------------------------
+
+
+def only_the_audit_and_jobs_are_left(table: KeyTable, prefix: str) -> None:
+    for name in ("keys", "steps"):
+        table.execute(f"DELETE FROM idempotency_{name} WHERE key LIKE '{prefix}-%'")
+
+
+def test_reason_in_the_audit_alone_is_a_warning_whether_its_key_is_declared_lost_or_not(
+    table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit is kept for 400 days. No retry and no worker needs it."""
+    put(sealed(table.store, ring(2)), "two", version=514)
+    put(sealed(table.store, ring(1)), "one", version=258)
+    only_the_audit_and_jobs_are_left(table, "one")
+    words = "in all 8 rows: this cannot be read, and no request needs it: 1 reason in the audit (key 1)"
+    monkeypatch.setenv("ONCEKEY_KEYS", f"{entry(2)},1:lost")
+    assert line(operate) == ("warn", words, "take the entry of key 1 out of the keyring: no request needs it")
+    monkeypatch.setenv("ONCEKEY_KEYS", entry(2))
+    level, found, advice = line(operate)
+    assert (level, found) == ("warn", words)
+    assert advice.startswith("add the key that wrote it, if you have it. Otherwise there is nothing to do")
+
+
+def test_reason_under_another_key_of_a_number_in_use_is_a_warning(
+    table: KeyTable, operate: Run, keys: Callable[..., None]
+) -> None:
+    put(sealed(table.store, ring(2)), "two", version=514)
+    why = sealed(table.store, Keyring({2: THREE})).values.sealed_audit(Audit("ana", "x"), OPERATORS_LINE)  # type: ignore[attr-defined]
+    raw_values(table.store).note_walk("re-encrypt", "key 2", why)
+    keys(2)
+    level, found, _ = line(operate)
+    assert (level, found.endswith("no request needs it: 1 reason in the audit (key 2)")) == ("warn", True)
+
+
+def test_job_that_has_not_ended_keeps_its_missing_key_broken(
+    table: KeyTable, operate: Run, keys: Callable[..., None]
+) -> None:
+    fill(table.store, table.url)
+    only_the_audit_and_jobs_are_left(table, "plain")
+    only_the_audit_and_jobs_are_left(table, "one")
+    table.execute("UPDATE idempotency_outbox SET state = 'done' WHERE id = 'job-plain'")
+    table.execute("UPDATE idempotency_audit SET why = 'oncekey-sealed:' WHERE key = 'plain-unknown'")
+    keys(2)
+    assert line_of_level(operate, "fail")[1] == "add key 1 to the keyring of every process"
+    table.execute("UPDATE idempotency_outbox SET state = 'done' WHERE id = 'job-one'")
+    assert "fail" not in [level for level, _, _ in lines(operate)]
+    words = line_of_level(operate, "warn")[0]
+    assert "2 reasons in the audit and 4 values of jobs and rows that have ended (key 1)" in words
+
+
+def line_of_level(operate: Run, level: str) -> tuple[str, str]:
+    found = [(words, advice) for of, words, advice in lines(operate) if of == level]
+    return found[0]
 
 
 # -- how much it reads ---------------------------------------------------------------------------------------------

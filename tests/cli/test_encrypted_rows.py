@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from oncekey.admin import encryption
 from oncekey.core.audit import Audit
 from oncekey.core.record import StoredResponse
 from oncekey.core.states import Actor, Event, State
 from oncekey.core.steps import StepsOf
 from oncekey.encryption import Keyring
+from oncekey.encryption.fingerprints import KeyedFingerprints
 from oncekey.encryption.store import sealed
 from oncekey.stores.kept_api import OPERATORS_LINE
 from tests.cli.key_table import RESPONSE, KeyTable, Run
@@ -39,7 +41,13 @@ def job(table: KeyTable, keys: Any) -> str:
     table.put(UNKNOWN, State.UNKNOWN)
     table.in_doubt(DOUBTED, "charge", age=10_000)
     table.dead_key(DEAD)
-    table.execute("UPDATE idempotency_keys SET fingerprint_version = 258")
+    for key in (DONE, UNKNOWN, DOUBTED, DEAD):
+        keyed = KeyedFingerprints(ring(1)).under_key(1, "acme", key, bytes(32))
+        assert keyed is not None
+        value = f"x'{keyed.hex()}'" if table.is_sqlite else f"'\\x{keyed.hex()}'"
+        table.execute(
+            f"UPDATE idempotency_keys SET fingerprint = {value}, fingerprint_version = 258 WHERE key = '{key}'"
+        )
     job_id = table.dead_job()
     table.store = raw
     return job_id
@@ -116,6 +124,36 @@ def test_plain_rows_need_no_keyring(table: KeyTable, operate: Run, keys: Any) ->
     assert operate("dead-letters", "discard", table.dead_job(), *SURE)[0] == 0
 
 
+def test_plain_row_in_a_store_where_the_app_encrypts_needs_the_keyring(
+    table: KeyTable, operate: Run, job: str, keys: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is from before encryption. What the command writes to it would be plain text, as the app writes none now."""
+    table.put("order-5-of-today", State.UNKNOWN)
+    body = ("--status", "201", "--body", '{"card": "4242"}')
+    resolve = ("keys", "resolve", "order-5-of-today", "--scope", "acme", "--confirm", *body, *SURE)
+    before = list(kept(table.store))
+    code, out, error = operate(*resolve)
+    assert (code, out) == (1, "")
+    words = "nothing was changed: other values of this store are encrypted (key 1), and this command has no keyring"
+    assert words in error
+    assert list(kept(table.store)) == before
+    monkeypatch.setattr(encryption, "PAGE_ROWS", 1)
+    assert operate(*resolve)[0] == 1, "on a later page, too"
+    keys(1)
+    assert operate(*resolve)[0] == 0
+    assert "4242" not in repr(list(kept(table.store)))
+
+
+def test_reasons_and_expired_rows_under_a_key_that_is_gone_stop_no_command(
+    table: KeyTable, operate: Run, job: str
+) -> None:
+    """Encryption is switched off again, and such leftovers stay."""
+    table.execute("DELETE FROM idempotency_outbox")
+    table.execute("UPDATE idempotency_keys SET state = 'expired'")
+    table.put("order-5-of-today", State.COMPLETED)
+    assert operate("keys", "forget", "order-5-of-today", "--scope", "acme", *SURE)[0] == 0
+
+
 def test_keyring_without_the_key_of_the_row_is_enough_to_write(
     table: KeyTable, operate: Run, job: str, keys: Callable[..., None]
 ) -> None:
@@ -156,9 +194,14 @@ def test_show_says_that_a_response_is_encrypted(
     assert code == 0
     assert words in " ".join(out.split())
     assert "not kept" not in out
-    assert "the same request gets now: this cannot be told without the key" in out
     told = json.loads(operate("keys", "show", DONE, "--scope", "acme", "--json")[1])
-    assert (told["response_not_opened"], told["now"]["status"]) == (words, None)
+    assert (told["response_not_opened"], told["now"]["status"]) == (words, 503 if given else None)
+    if given:
+        assert "gets now: 503: This Idempotency-Key cannot be answered right now" in out
+        assert told["now"]["problem"] == "urn:oncekey:problem:not-comparable"
+    else:
+        assert "gets now: this cannot be told without the keyring of the app: a process without it, as this" in out
+        assert "answers 503; set ONCEKEY_KEYS" in out
 
 
 def test_show_with_the_key_says_what_a_retry_gets(table: KeyTable, operate: Run, job: str, keys: Any) -> None:
@@ -194,7 +237,7 @@ def test_show_of_the_audit_of_a_rotation_says_what_it_is(
     table: KeyTable, operate: Run, job: str, keys: Callable[..., None]
 ) -> None:
     keys(2, 1)
-    assert operate("keys", "re-encrypt", *SURE)[0] == 0
+    assert operate("keys", "re-encrypt", "--trust-key", *SURE)[0] == 0
     code, out, _ = operate("keys", "show", OPERATORS_LINE[1], "--scope", OPERATORS_LINE[0])
     assert code == 0
     assert "there is no such key" not in out

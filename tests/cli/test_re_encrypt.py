@@ -14,7 +14,7 @@ from oncekey.encryption.store import sealed
 from oncekey.stores.kept_api import OPERATORS_LINE
 from oncekey.telemetry.redaction import redact
 from tests.cli.key_table import KeyTable, Run, runner
-from tests.encryption.kept_rows import SECRET, fill, kept, raw_text, readable
+from tests.encryption.kept_rows import SECRET, fill, kept, put, raw_text, readable
 from tests.encryption.rings import ONE, THREE, TWO, ring
 
 SURE = ("--yes", "--why", "key 1 was in a log", "--who", "ana")
@@ -48,13 +48,16 @@ def test_command_rewrites_all_values_and_says_what_is_left(
 
     assert (code, error) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0] == ["read", str(sum(1 for _ in kept(table.store))), "rows", "with", "31", "values"]
-    assert lines[2][:7] == ["2,", "current", "11", "0", "0", "0", "0"]
+    line_of_this_run = 1
+    rows = sum(1 for _ in kept(table.store)) - line_of_this_run
+    assert lines[0] == ["read", str(rows), "rows", "with", "30", "values"]
+    assert lines[2][:7] == ["2,", "current", "10", "0", "0", "0", "0"]
     assert lines[3][:6] == ["1", "10", "10", "0", "0", "0"]
     assert lines[4][:7] == ["not", "encrypted", "10", "10", "0", "0", "0"]
     old, plain = out.splitlines()[-2:]
     assert re.sub(r"20\d\d-\S+Z", "DATE", old) == f"key 1 is needed at least until DATE: {OPEN}"
-    assert plain == "4 rows have a fingerprint from before encryption: no key is needed for it"
+    words = "4 rows have a fingerprint from before encryption at least until DATE: no key is needed for them"
+    assert re.sub(r"20\d\d-\S+Z", "DATE", plain) == words
     assert readable(table.store, ring(2)) == before
     assert SECRET not in raw_text(table.store)
     (line,) = sealed(table.store, ring(2)).audit(*OPERATORS_LINE, 10)
@@ -80,7 +83,8 @@ def test_dry_run_asks_nothing_and_changes_nothing(table: KeyTable, operate: Run,
     keys(2, 1)
     code, out, error = operate("keys", "re-encrypt", "--dry-run")
     assert (code, error) == (1, "")
-    assert out.splitlines()[-2] == "key 1 is needed: 10 values are under it"
+    needed = re.sub(r"20\d\d-\S+Z", "DATE", out.splitlines()[-2])
+    assert needed == f"key 1 is needed at least until DATE: 10 values are under it, and {OPEN}"
     assert list(kept(table.store)) == before
     code, out, _ = operate("keys", "re-encrypt", "--dry-run", "--json")
     said = json.loads(out)
@@ -92,10 +96,13 @@ def test_dry_run_asks_nothing_and_changes_nothing(table: KeyTable, operate: Run,
 
 def test_lost_key_is_named_and_the_exit_code_is_1(table: KeyTable, operate: Run, keys: Callable[..., None]) -> None:
     fill(table.store, table.url)
-    keys(3, 2)
+    keys(2)
     code, out, error = operate("keys", "re-encrypt", *SURE)
     assert code == 1
-    assert "key 1 is not in this keyring: its values stay as they are. Add the key and run it again" in out
+    assert "key 1 is not in this keyring: 9 values cannot be read. Add the key and run it again" in out
+    assert "key 1 is not in this keyring, and this is under it: 1 reason in the audit. No request needs that" in out
+    (needed,) = [line for line in out.splitlines() if line.startswith("key 1 is needed at least until ")]
+    assert f": 9 values are under it, and {OPEN}. It is not in this keyring, so their retries get 503" in needed
     assert "which is not in the keyring of this process" in error or not error
 
 
@@ -142,9 +149,11 @@ def test_interrupted_command_says_that_it_can_go_on(
     fill(table.store, table.url)
     keys(2, 1)
     kept_rows = type(table.store)._kept_rows  # type: ignore[attr-defined]
+    read: list[str] = []
 
     def interrupted(store: object, name: str, *place: object) -> object:
-        if name == "steps":
+        read.append(name)
+        if read.count("steps") == 2:  # the first walk only reads
             raise KeyboardInterrupt
         return kept_rows(store, name, *place)
 
@@ -202,7 +211,7 @@ def test_encryption_is_switched_off_step_by_step(table: KeyTable, operate: Run) 
     before = readable(table.store, ring(2, 1))
     code, out, error = operate("keys", "re-encrypt", "--dry-run")
     assert (code, error) == (1, "")
-    assert "key 1 is needed: 10 values are under it" in out
+    assert ": 10 values are under it, and 4 rows have a fingerprint" in out
     assert out.splitlines()[-1].startswith("this keyring does not encrypt (plain): new values are plain text")
 
     code, _, error = operate("keys", "re-encrypt", "--decrypt", said="because\nno\n")
@@ -212,7 +221,7 @@ def test_encryption_is_switched_off_step_by_step(table: KeyTable, operate: Run) 
     code, out, error = operate("keys", "re-encrypt", "--decrypt", *SURE)
     assert (code, error) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[2][:4] == ["not", "encrypted", "11", "0"]
+    assert lines[2][:4] == ["not", "encrypted", "10", "0"]
     assert [lines[3][:3], lines[4][:3]] == [["1", "10", "10"], ["2", "10", "10"]]
     assert "oncekey-sealed" not in raw_text(table.store)
     assert "key 1 is needed at least until" in out  # its fingerprints
@@ -251,6 +260,54 @@ def test_key_that_is_declared_lost_keeps_its_values_and_does_not_fail_the_comman
     )
     monkeypatch.setenv("ONCEKEY_KEYS", entry(2))
     assert operate("keys", "re-encrypt", "--dry-run")[0] == 1
+
+
+def test_lost_key_is_needed_as_long_as_a_row_or_a_job_that_has_not_ended_is_under_it(
+    table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit is kept for 400 days, and ended jobs for a week: nothing that they hold can be retried."""
+    fill(table.store, table.url)
+    monkeypatch.setenv("ONCEKEY_KEYS", f"{entry(2)},1:lost")
+    dry_run = ("keys", "re-encrypt", "--dry-run")
+    assert operate("keys", "re-encrypt", *SURE)[0] == 0
+    assert "values of jobs can never be read: see `oncekey dead-letters list`, and discard them" in operate(*dry_run)[1]
+
+    for name in ("keys", "steps"):
+        table.execute(f"DELETE FROM idempotency_{name} WHERE key LIKE 'one-%'")
+    code, out, _ = operate(*dry_run)
+    assert (code, "key 1 is declared lost, and its entry is needed: what is under it stays" in out) == (1, True)
+    assert operate("dead-letters", "discard", "job-one", *SURE)[0] == 0
+    code, out, _ = operate(*dry_run)
+    words = (
+        "key 1 is declared lost, and its entry is not needed: take it out of the keyring. Only this is under it, and "
+    )
+    rest = "can never be read: 1 reason in the audit and 4 values of jobs and rows that have ended"
+    assert (code, f"{words}{rest}" in out) == (0, True)
+    assert "entry is needed" not in out
+    assert operate("keys", "re-encrypt", *SURE)[0] == 0
+
+    monkeypatch.setenv("ONCEKEY_KEYS", entry(2))
+    for command in (dry_run, ("keys", "re-encrypt", *SURE)):
+        code, out, _ = operate(*command)
+        assert code == 0, "the page says to take the entry out, so it must not be missed"
+        assert "key 1 is not in this keyring, and this is under it: 1 reason in the audit and 4 values of jobs" in out
+        assert "key 1 is needed" not in out
+    told = json.loads(operate(*dry_run, "--json")[1])["keys"]["1"]
+    assert (told["not_opened"], told["not_opened_reasons"], told["not_opened_ended"], told["left"]) == (5, 1, 4, 0)
+
+
+def test_lost_key_of_an_answer_alone_is_needed_until_its_row_expires(
+    table: KeyTable, operate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fingerprint is plain: only the answer was written under key 1, by a rotation."""
+    put(sealed(table.store, ring(1)), "one")
+    put(sealed(table.store, ring(2)), "two", version=514)
+    table.execute("DELETE FROM idempotency_keys WHERE key LIKE 'one-%' AND key <> 'one-done'")
+    table.execute("DELETE FROM idempotency_steps WHERE key LIKE 'one-%'")
+    monkeypatch.setenv("ONCEKEY_KEYS", f"{entry(2)},1:lost")
+    code, out, _ = operate("keys", "re-encrypt", "--dry-run")
+    assert code == 1
+    assert re.search(r"key 1 is declared lost, and its entry is needed until 20\S+Z: what is under it stays", out)
 
 
 def test_new_key_does_not_get_the_number_of_a_lost_one(operate: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,9 @@ def test_page_shows_the_real_summary(
     table.put("order-7731-9c1e", State.COMPLETED)
     table.put("order-7732-88f3", State.FAILED)
     table.execute("UPDATE idempotency_keys SET fingerprint_version = 258 WHERE key <> 'order-7729-51d0'")
+    table.store = sealed(raw, ring(2, 1))  # type: ignore[assignment]
+    table.put("order-7733-02aa", State.COMPLETED)
+    table.execute("UPDATE idempotency_keys SET fingerprint_version = 514 WHERE key = 'order-7733-02aa'")
     table.store = raw
     table.close()
     monkeypatch.setenv("ONCEKEY_KEYS", entry(2, 1))

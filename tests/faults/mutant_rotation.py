@@ -16,7 +16,8 @@ VALUE = "test_value_that_is_not_as_it_was_is_not_replaced"
 STEP = "test_result_of_a_step_is_replaced_if_it_still_is_as_it_was"
 LINE = "test_reason_in_the_audit_is_replaced_if_it_still_is_as_it_was"
 JOB = "test_job_that_is_not_as_it_was_is_not_replaced"
-ROTATION = "tests/encryption/test_rotation.py"
+ROTATION, WRONG_KEY = "tests/encryption/test_rotation.py", "tests/encryption/test_wrong_current_key.py"
+ROTATES, REPORT = "oncekey.encryption.rotation", "oncekey.encryption.report"
 KEPT = "tests/stores/test_kept.py"
 
 
@@ -87,7 +88,7 @@ ROTATIONS: tuple[Mutant, ...] = (
     _(
         *(37, "I2", "what the app changed during a walk is found by the next one"),
         f"{ROTATION}::test_value_that_the_app_writes_meanwhile_is_kept_and_found_by_the_next_walk[memory]",
-        ("oncekey.encryption.rotation", "            if not self.report.changed:\n", "            if True:\n"),
+        (ROTATES, "while (report.waiting or report.changed) and", "while report.waiting and"),
     ),
     _(
         *(37, "I2", "a value that does not open stays as it is"),
@@ -97,6 +98,68 @@ ROTATIONS: tuple[Mutant, ...] = (
             "            renewed.lost.append(number)\n            return None\n",
             "            renewed.lost.append(number)\n            renewed.sealed.append(1)\n            return b''\n",
         ),
+    ),
+    # 37: the ring of the operator has another key under the current number than the app has
+    _(
+        *(37, "I2", "no line of the audit is under a key that is not proven"),
+        f"{WRONG_KEY}::test_value_that_the_current_key_does_not_open_is_reported",
+        (ROTATES, "if self._dry_run or not self.may_write:", "if self._dry_run:"),
+    ),
+    _(
+        *(37, "I2", "a key that opens some of the values that name it is not proven"),
+        f"{WRONG_KEY}::test_key_that_opens_some_of_its_values_is_not_taken_for_the_right_one",
+        (REPORT, "bool(self.opened[self.current] and not self.unopened)", "bool(self.opened[self.current])"),
+    ),
+    _(
+        *(37, "I2", "a key that no value names is not proven"),
+        f"{WRONG_KEY}::test_key_without_any_value_is_not_proven",
+        (REPORT, "bool(self.opened[self.current] and not self.unopened)", "not self.unopened"),
+    ),
+    _(
+        *(37, "I2", "a key that opens none of the values that name it is never taken"),
+        f"{WRONG_KEY}::test_key_that_opens_no_value_is_never_taken[option1]",
+        (ROTATES, "(self._trust_key and not self.report.is_wrong)", "self._trust_key"),
+    ),
+    _(
+        *(37, "I2", "a reason in the audit proves no key"),
+        f"{WRONG_KEY}::test_reason_in_the_audit_proves_no_key",
+        (ROTATES, "        if not isinstance(row, KeptLine):\n", "        if True:\n"),
+    ),
+    _(
+        *(37, "I2", "nothing is written before all rows are read"),
+        f"{WRONG_KEY}::test_nothing_is_written_before_all_rows_are_read",
+        (ROTATES, "if not report.walks or not self.may_write:", "if not self.may_write:"),
+    ),
+    _(
+        *(37, "I2", "a rotation stops when a process with another key appears"),
+        f"{WRONG_KEY}::test_rotation_stops_when_a_process_with_another_key_appears_while_it_writes[False]",
+        (ROTATES, "if not report.walks or not self.may_write:", "if not report.walks:"),
+    ),
+    # 59: a key that is lost for good
+    _(
+        *(59, "I4", "reasons in the audit keep no lost key in the ring"),
+        "tests/cli/test_re_encrypt.py::test_lost_key_is_needed_as_long_as_a_row_or_a_job_that_has_not_ended_is_under_it"
+        "[sqlite]",
+        (REPORT, "return self.values - self.reasons - self.ended", "return self.values - self.ended"),
+    ),
+    _(
+        *(59, "I8", "a job that has not ended keeps its lost key in the ring"),
+        "tests/cli/test_doctor_encryption.py::test_job_that_has_not_ended_keeps_its_missing_key_broken[sqlite]",
+        (REPORT, "return job is None or job.state in ENDED", "return True"),
+    ),
+    _(
+        *(59, "I4", "what a retry gets is told by whether its request can be compared"),
+        "tests/encryption/test_outlook.py::test_predicted_response_equals_the_real_response[missing-flat]",
+        (
+            "oncekey.core.decision",
+            "return _unreadable(record, wanted) if same is None else decision",
+            "return decision",
+        ),
+    ),
+    _(
+        *(59, "I6", "a command without the keyring writes no plain text to a plain row of a store that is encrypted"),
+        "tests/cli/test_encrypted_rows.py::test_plain_row_in_a_store_where_the_app_encrypts_needs_the_keyring[sqlite]",
+        ("oncekey.admin.encryption", "number, what = _number_elsewhere(store),", "number, what = None,"),
     ),
     _(
         *(37, "I2", "a cached answer under a key that is not in the ring is not replayed"),

@@ -335,7 +335,7 @@ SEALED: tuple[Mutant, ...] = (
         "I2",
         "a damaged value does not stop a rotation to plain text",
         f"{PLAIN}::test_damaged_value_does_not_stop_a_rotation_to_plain_text",
-        ("oncekey.encryption.rotation", "return self.current != PLAIN and bool(", "return bool("),
+        ("oncekey.encryption.report", "return self.current == PLAIN or bool(", "return bool("),
     ),
     _(
         59,
@@ -364,13 +364,13 @@ SEALED: tuple[Mutant, ...] = (
         "I4",
         "the doctor says that it has read a part of the rows",
         "tests/cli/test_doctor_encryption.py::test_doctor_that_read_a_part_says_so_at_every_level[sqlite]",
-        ("oncekey.admin.encryption", "        if not self.is_whole:\n", "        if False:\n"),
+        ("oncekey.admin.encryption_check", "        if not self.is_whole:\n", "        if False:\n"),
     ),
     _(
         59,
         "I4",
         "the doctor goes on to the next page",
         "tests/cli/test_doctor_encryption.py::test_doctor_reads_all_pages_if_there_is_time[sqlite]",
-        ("oncekey.admin.encryption", "            if time.monotonic() >= ends_at:\n", "            if True:\n"),
+        ("oncekey.admin.encryption", "        if not after or time.monotonic() >= ends_at:\n", "        if True:\n"),
     ),
 )

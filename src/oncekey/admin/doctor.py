@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncekey.admin.encryption import examine_encryption
+from oncekey.admin.encryption_check import examine_encryption
 from oncekey.core.diagnosis import Diagnosis, Level
 from oncekey.core.health import COUNTED, WAITING_SECONDS
 from oncekey.core.states import State

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from oncekey.admin.encryption import SET_IT, response_not_opened
-from oncekey.admin.outlook import Outlook, outlook
+from collections.abc import Sequence
+
+from oncekey.admin.encryption import response_not_opened, under_key_of
+from oncekey.admin.outlook import NO_KEY, Outlook, outlook
 from oncekey.core.audit import AuditLine
 from oncekey.core.jobs import DeferredTo, Job
 from oncekey.core.record import Record
-from oncekey.core.states import State
+from oncekey.core.states import Event, State
 from oncekey.core.steps import Step, StepsOf
 from oncekey.core.values import value
 from oncekey.errors import KeyNotFound
 from oncekey.stores.api import Outbox, Store
+from oncekey.stores.cache.client import Identified
 from oncekey.stores.kept_api import OPERATORS_LINE
 from oncekey.telemetry.redaction import redact
 
@@ -19,6 +22,7 @@ OWN_KEYS = "oncekey:"
 """The audit of commands on the whole store has the scope "" and keys that begin so."""
 SHOWN = 100
 """How many jobs, and how many lines of the history, are read."""
+MAY_BE_CACHED = "; an app with cache= may replay the forgotten answer for up to its cache_ttl"
 
 
 @value
@@ -48,18 +52,26 @@ def look(store: Store, scope: str, key: str) -> Sight:
     if record is not None and record.state is State.UNKNOWN and isinstance(store, Outbox):
         deferred_to = store.deferred_to(DeferredTo(scope, key, record.owner))
     not_opened = response_not_opened(store, record)
-    return Sight(record, steps, jobs, history, _outlook(scope, key, record, not_opened), deferred_to, not_opened)
+    seen = _outlook(store, scope, key, record, steps, history, not_opened)
+    return Sight(record, steps, jobs, history, seen, deferred_to, not_opened)
 
 
-def _outlook(scope: str, key: str, record: Record | None, not_opened: str | None) -> Outlook:
-    if record is None and scope == "" and key.startswith(OWN_KEYS):
+def _outlook(
+    store: Store,
+    scope: str,
+    key: str,
+    record: Record | None,
+    steps: Sequence[Step],
+    history: Sequence[AuditLine],
+    not_opened: str | None,
+) -> Outlook:
+    if record is not None:
+        return outlook(record, steps, under_key_of(store), not_opened)
+    if scope == "" and key.startswith(OWN_KEYS):
         walk = "`oncekey keys re-encrypt`" if (scope, key) == OPERATORS_LINE else "a command on the whole store"
         return Outlook(False, None, None, f"nothing: this is no key of a client, but the audit of {walk}")
-    found = outlook(record)
-    if record is None or not_opened is None or found.runs:
-        return found
-    words = f"this cannot be told without the key: the answer is {not_opened.strip('()')}; {SET_IT}"
-    return Outlook(False, None, None, words)
+    forgotten = bool(history) and history[0].event == Event.FORGET and isinstance(store, Identified)
+    return Outlook(True, None, None, f"{NO_KEY}{MAY_BE_CACHED if forgotten else ''}")
 
 
 def look_at(store: Store, scope: str, key: str) -> Record:

@@ -7,11 +7,11 @@ becomes of the row when the handler has ended.
 from __future__ import annotations
 
 from oncekey.core.binding import is_bound_to
-from oncekey.core.fingerprint import KEY_STEP, LOST_KEY, one_key
+from oncekey.core.fingerprint import KEY_STEP, LOST_KEY, UnderKey, one_key
 from oncekey.core.personal_data import Personal
 from oncekey.core.problem_texts import Situation
-from oncekey.core.recipe import same_request
-from oncekey.core.record import Record, Reservation, StoredResponse
+from oncekey.core.recipe import Parts, same_request
+from oncekey.core.record import Record, Reservation
 from oncekey.core.sealed import SEALED_RESPONSE, key_id_of
 from oncekey.core.states import FINAL, MAY_RERUN, Effects, Event, State
 from oncekey.core.values import value
@@ -131,7 +131,7 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
         return Mismatch(record)
     if record.state in FINAL:
         if (response := record.response) is not None and response.schema_version == SEALED_RESPONSE and response.body:
-            return Unreadable(record, _no_keyring(response))
+            return Unreadable(record, _no_keyring(f"response is encrypted with key {key_id_of(response.body)}"))
         return Replay(record)
     match record.state:
         case State.PENDING:
@@ -153,6 +153,28 @@ def decide(record: Record | None, wanted: Reservation) -> Decision:
     raise AssertionError(f"unreachable: {record.state}")  # pragma: no cover - expired is free, see above
 
 
+_ANY_REQUEST: Parts = ("", "", b"", None, b"", lambda names: ())
+
+
+def decide_retry(record: Record, under_key: UnderKey | None) -> Decision:
+    """What a retry of the request that made this row gets, by a process that does not have that request.
+
+    ``under_key``: of the keyring of this process; None: it has no keyring.
+    """
+    wanted = Reservation(
+        *(record.scope, record.key, record.operation, record.fingerprint, record.fingerprint_version),
+        *(record.effects, "", 0.0, record.retention_seconds, record.fingerprint_recipe),
+        under_key=under_key,
+    )
+    decision = decide(record, wanted)
+    if isinstance(decision, Claim) and decision.event is Event.RESERVE:
+        return decision  # the key counts as new, so no fingerprint is compared
+    version, recipe = record.fingerprint_version, record.fingerprint_recipe
+    # Whether this process can compare depends on the row and the keyring, not on the request: any request shows it.
+    same = same_request(version, recipe, record.fingerprint, _ANY_REQUEST, recipe, wanted.fingerprint_under)
+    return _unreadable(record, wanted) if same is None else decision
+
+
 def _same_by_the_row(record: Record, wanted: Reservation) -> bool | None:
     """The row has another binding, or a deploy has changed what is hashed or under which key, so the recipe and the key
     of the row are used."""
@@ -169,6 +191,8 @@ def _unreadable(record: Record, wanted: Reservation) -> Unreadable:
     key_id = record.fingerprint_version // KEY_STEP
     keyed = wanted.fingerprint_under(key_id, b"") if key_id else None
     is_lost = keyed == LOST_KEY and record.state in FINAL  # another state can still change: the operator settles it
+    if key_id and wanted.under_key is None:
+        return Unreadable(record, _no_keyring(f"fingerprint was made with encryption key {key_id}"))
     return Unreadable(record, _why_unreadable(record, key_id, keyed), is_lost)
 
 
@@ -193,11 +217,10 @@ def _why_unreadable(record: Record, key_id: int, keyed: bytes | None) -> str:
     return NEWER_VERSION
 
 
-def _no_keyring(response: StoredResponse) -> str:
-    key_id = key_id_of(response.body or b"")
+def _no_keyring(what: str) -> str:
     return (
-        f"its response is encrypted with key {key_id}, and this process has no keyring. Give it the keyring of the "
-        "other processes, OnceKey(encryption=…); until then it refuses every retry of such a key"
+        f"its {what}, and this process has no keyring. Give it the keyring of the other processes, "
+        "OnceKey(encryption=…); until then it refuses every retry of such a key"
     )
 
 

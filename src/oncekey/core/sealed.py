@@ -43,7 +43,7 @@ def not_readable(content: bytes, what: str) -> str:
     """The sentence about an encrypted value that did not open."""
     sentence = shown(content.decode("ascii", "replace"))
     return (
-        f"{what} cannot be read {sentence}: add that key to the keyring of this process, OnceKey(encryption=…) or "
+        f"{what} cannot be read {sentence}: give this process a keyring that has the key, OnceKey(encryption=…) or "
         "Worker(encryption=…)"
     )
 

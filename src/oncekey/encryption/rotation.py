@@ -7,8 +7,12 @@ one still is, whatever the row's state, so it never undoes what the app writes. 
 kill -9, and started again: it then passes over what is under the current key already. Nothing else has to be
 remembered.
 
-Values that name the current key are opened, too, and not written. While none of them opens and some do not, the ring
-seems to have another key under that number than the app has: the rotation then only counts, and writes nothing.
+The ring may have another key under the current number than the app has: a typing error, or a number that two keys had.
+What is written under such a key, the app cannot open. So the first walk only reads. Nothing is written, not even the
+line of the audit, unless the current key is proven: it opens every value of the app that names it, and there is one.
+The operator can say that it is right (``trust_key``), because values can be damaged, and a new key may have no value
+yet. A key that opens none of the values that name it is never taken. If the key loses its proof during a walk that
+writes, because a process with another ring has come, the rest of the walk only counts.
 
 Fingerprints are not written again: only the client has the request. They keep an old key in use until their rows
 have expired, and the report says how many there are, and until when.
@@ -17,15 +21,13 @@ have expired, and the report says how many there are, and until when.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from oncekey.core.audit import Audit
 from oncekey.core.fingerprint import CHECK_BYTES, KEY_STEP
-from oncekey.core.states import FINAL, State
-from oncekey.encryption.keyring import PLAIN, PLAIN_WORD, Keyring
+from oncekey.encryption.keyring import PLAIN_WORD, Keyring
 from oncekey.encryption.renewal import Renewal, Renewed
+from oncekey.encryption.report import Report
 from oncekey.encryption.values import Values
 from oncekey.errors import ConfigurationError, StoreError, StoreUnavailable
 from oncekey.stores.api import KeptValues, Store
@@ -38,8 +40,6 @@ BATCH_BYTES = 1024 * 1024
 """How much is written at once: a store bounds the time of a statement and the size of a packet."""
 WALKS = 3
 TRIES = 3
-NAMED = 3
-"""How many rows that are not final are named for each key."""
 SAMPLE = 20
 """How many rows with a value that does not open are looked at again, for the secret that their fingerprint names."""
 PAUSE_SECONDS = 0.05
@@ -47,65 +47,6 @@ PAUSE_SECONDS = 0.05
 
 _Work = tuple[Rewrite, list[int]]
 """A row to write, and for each of its values the number of the key that it was found under."""
-
-
-@dataclass(slots=True)
-class Fingerprints:
-    """The rows whose fingerprint was made with one key."""
-
-    rows: int = 0
-    until: float = 0.0
-    """When the last of those that are final expires."""
-    unsettled: int = 0
-    """How many are not final: their time begins when they are."""
-    named: list[KeptKey] = field(default_factory=list)
-    """Some of those that are not final."""
-
-
-@dataclass(slots=True)
-class Report:
-    """Numbers of values, by the number of the key that they were found under; ``PLAIN``: they were not encrypted."""
-
-    current: int
-    """The number of the current key; ``PLAIN``: the ring does not encrypt."""
-    walks: int = 0
-    rows: int = 0
-    """Of the last walk, as all that follows but ``found`` and ``rewritten``."""
-    found: Counter[int] = field(default_factory=Counter)
-    """Of the first walk."""
-    rewritten: Counter[int] = field(default_factory=Counter)
-    """Of all walks."""
-    changed: Counter[int] = field(default_factory=Counter)
-    """The app changed, deleted or held their rows meanwhile: only the next walk can tell under which key they are."""
-    lost: Counter[int] = field(default_factory=Counter)
-    """They do not open with this keyring, and stay as they are."""
-    refused: Counter[int] = field(default_factory=Counter)
-    """The store does not take the new value, which is a little longer."""
-    waiting: Counter[int] = field(default_factory=Counter)
-    """They open and were not written: in a dry run, or because the ring has the wrong current key."""
-    opened: Counter[int] = field(default_factory=Counter)
-    """Of all walks: they open. Lines about rotations are not counted."""
-    doubted: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    """Some rows with a value that does not open, and with a fingerprint of the same number."""
-    fingerprints: dict[int, Fingerprints] = field(default_factory=dict)
-
-    @property
-    def left(self) -> Counter[int]:
-        """What a walk has left under another key, or may have."""
-        return self.changed + self.lost + self.refused + self.waiting
-
-    @property
-    def wrong_current(self) -> bool:
-        """The current key opens none of the values that name it."""
-        return self.current != PLAIN and bool(self.lost[self.current] and not self.opened[self.current])
-
-    def begin(self) -> None:
-        """A walk begins."""
-        self.walks += 1
-        self.rows = 0
-        counts = (self.changed, self.lost, self.refused, self.waiting)
-        for numbers in (*counts, self.doubted, self.fingerprints):
-            numbers.clear()
 
 
 class Rotation:
@@ -118,6 +59,7 @@ class Rotation:
         *,
         dry_run: bool = False,
         audit: Audit | None = None,
+        trust_key: bool = False,
         page: int = PAGE,
     ) -> None:
         self._store = store
@@ -125,45 +67,55 @@ class Rotation:
         self._renewed = Renewal(keyring)
         self._dry_run = dry_run
         self._audit = audit
+        self._trust_key = trust_key
         self._page = page
         self.report = Report(keyring.current)
 
+    @property
+    def may_write(self) -> bool:
+        """Whether the current key may be written with, by what was read so far."""
+        return self.report.is_proven or (self._trust_key and not self.report.is_wrong)
+
     def run(self, seen: Callable[[Report], None] = lambda _: None) -> Report:
-        """Walk over all rows, and once more if the app changed some meanwhile. ``seen``: called after each page."""
-        if self._audit is not None and not self._dry_run:
+        """Read all rows, and then write. Walk once more if the app changed some meanwhile.
+
+        ``seen``: called after each page.
+        """
+        report = self.report
+        self._walk(seen)
+        if self._dry_run or not self.may_write:
+            return report
+        self._note()
+        while (report.waiting or report.changed) and report.walks < WALKS and self.may_write:
+            report.walks += 1
+            self._walk(seen)
+        return report
+
+    def _note(self) -> None:
+        if self._audit is not None:
             why = Values(self._keyring).sealed_audit(self._audit, OPERATORS_LINE)
             after_it = f"key {self._keyring.current}" if self._keyring.encrypts else PLAIN_WORD
             self._store.note_walk(EVENT, after_it, why)
-        for _ in range(WALKS):
-            self.report.begin()
-            after = ""
-            while True:
-                page = self._store.kept(after, self._page)
-                self._handle(page.rows)
-                seen(self.report)
-                if not (after := page.next):
-                    break
-            if not (self._dry_run or self.report.wrong_current):
-                self.report.changed += self.report.waiting  # the current key has opened a value since
-                self.report.waiting.clear()
-            if not self.report.changed:
-                break
-        return self.report
+
+    def _walk(self, seen: Callable[[Report], None]) -> None:
+        self.report.begin()
+        after = ""
+        while True:
+            page = self._store.kept(after, self._page)
+            self._handle(page.rows)
+            seen(self.report)
+            if not (after := page.next):
+                return
 
     def _handle(self, rows: Sequence[Kept]) -> None:
         report = self.report
         pending: list[_Work] = []
         for row in rows:
-            report.rows += 1
-            if isinstance(row, KeptKey):
-                self._count_fingerprint(row)
             renewed = self._renewed(row)
-            if report.walks == 1:
-                report.found.update((*renewed.current, *renewed.sealed, *renewed.lost))
             self._count(row, renewed)
             if renewed.sealed:
                 pending.append((Rewrite(row, renewed.row), renewed.sealed))
-        if self._dry_run or report.wrong_current:
+        if not report.walks or not self.may_write:
             for _, keys in pending:
                 report.waiting.update(keys)
             return
@@ -175,28 +127,20 @@ class Rotation:
             report.changed.update(keys)
 
     def _count(self, row: Kept, renewed: Renewed) -> None:
-        report = self.report
-        report.lost.update(renewed.lost)
-        if not isinstance(row, KeptLine) or (row.scope, row.key) != OPERATORS_LINE:
+        report, lost = self.report, renewed.lost
+        report.read += 1
+        if not report.walks:
+            report.rows += 1
+            report.found.update((*renewed.current, *renewed.sealed, *lost))
+        report.not_opened.add(row, lost, self._store)
+        if not isinstance(row, KeptLine):
             report.opened.update((*renewed.current, *renewed.sealed))
-        if renewed.lost and isinstance(row, KeptKey):
+        if isinstance(row, KeptKey):
+            report.count_row(row, lost)
             number = row.fingerprint_version // KEY_STEP
             rows = report.doubted.setdefault(number, [])
-            if number in renewed.lost and len(rows) < SAMPLE:
+            if number in lost and len(rows) < SAMPLE:
                 rows.append((row.scope, row.key))
-
-    def _count_fingerprint(self, row: KeptKey) -> None:
-        """A row that is expired is started over without a look at its fingerprint."""
-        if row.state is State.EXPIRED:
-            return
-        of_key = self.report.fingerprints.setdefault(row.fingerprint_version // KEY_STEP, Fingerprints())
-        of_key.rows += 1
-        if row.state in FINAL:
-            of_key.until = max(of_key.until, row.expires_at)
-        else:
-            of_key.unsettled += 1
-            if len(of_key.named) < NAMED:
-                of_key.named.append(row)
 
     def _write(self, batch: list[_Work]) -> Iterator[_Work]:
         """Replace values; yield those that are not as they were, or that are held."""
