@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from oncekey.client import Client, Ended, IntentExpired, KeyJar, Outcome
+from oncekey.client import Answer, Budget, Client, Ended, IntentExpired, KeyJar, Outcome, Rules
+from oncekey.client.attempts import Attempts
+from oncekey.client.httpx import IdempotentTransport
 from oncekey.errors import ConfigurationError
 from tests.client.jars import DAY, OK, Clock, client_of
 from tests.client.server import Asked, Reply, Server, serving
@@ -112,9 +114,10 @@ def test_prepared_intent_that_was_never_sent_does_not_expire(server: Server, jar
 class Forgetful(Server):
     """Keeps a key for an hour, never says so, and runs a request whose key it has forgotten as new."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, known: Reply = OK) -> None:
         super().__init__()
         self.clock = clock
+        self.known = known
         self.effects: list[str | None] = []
         self._known: dict[str | None, float] = {}
 
@@ -123,7 +126,7 @@ class Forgetful(Server):
             self._known[asked.key] = self.clock.now + 3600
             self.effects.append(asked.key)
             return Reply(cut="before")
-        return OK
+        return self.known
 
 
 def test_resume_past_the_key_lifetime_does_not_run_the_request_a_second_time(url: str, clock: Clock) -> None:
@@ -170,6 +173,79 @@ def test_word_of_the_server_counts_more_than_the_key_lifetime(server: Server, ur
         (outcome,) = client.resume()
     jar.close()
     assert outcome.ended is Ended.ANSWERED
+
+
+# -- tries that go on while the key expires ---------------------------------------------------------------------------
+
+
+def patient_rules(clock: Clock, seconds: float = 30_000) -> Rules:
+    """Tries every ten minutes. No clock but that of the test."""
+    budget = Budget(tries=1000, seconds=seconds, first_wait=600, longest_wait=600)
+    return Rules(budget=budget, clock=clock, wall_clock=clock, chance=lambda: 1.0)
+
+
+def send_patiently(server: Server, jar: KeyJar, clock: Clock) -> float:
+    """Send an intent by a client that waits as its clock says. Returns how long it tried."""
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    began = clock.now
+    transport = IdempotentTransport(httpx.HTTPTransport(), rules=patient_rules(clock), sleep=sleep)
+    with httpx.Client(transport=transport) as http, jar.intent("order-1"):
+        assert http.post(f"{server.url}/pay", json={}).status_code == 503
+    return clock.now - began
+
+
+def test_tries_end_before_the_key_lifetime_does(file: Path, clock: Clock) -> None:
+    jar = KeyJar(f"sqlite:///{file}", clock=clock, key_lifetime=timedelta(hours=1), create=True)
+    with serving(Forgetful(clock, known=Reply(503))) as server:
+        assert 2400 <= send_patiently(server, jar, clock) < 3600
+        assert len(server.effects) == 1
+    jar.close()
+
+
+def test_tries_go_by_the_last_expiry_that_the_server_named(server: Server, file: Path, clock: Clock) -> None:
+    headers = (("Idempotency-Expires", "Fri, 15 Jan 2027 10:00:00 GMT"), ("Date", "Fri, 15 Jan 2027 08:00:00 GMT"))
+    for lifetime, name in ((timedelta(hours=1), "shorter"), (timedelta(hours=5), "longer")):
+        server.replies = [Reply(503, headers=headers), Reply(503)]
+        jar = KeyJar(f"sqlite:///{file}.{name}", clock=clock, key_lifetime=lifetime, create=True)
+        assert 6000 <= send_patiently(server, jar, clock) < 7200, name
+        jar.close()
+
+
+def begun(jar: KeyJar, clock: Clock, *, again: bool = False) -> Attempts:
+    with jar.intent("order-1", again=again):
+        attempts = patient_rules(clock, seconds=90).attempts("POST", "https://api.example.com/pay", (), b"")
+        attempts.begin()
+    return attempts
+
+
+def test_try_gets_no_more_time_than_the_server_keeps_the_key(file: Path, clock: Clock) -> None:
+    jar = KeyJar(f"sqlite:///{file}", clock=clock, key_lifetime=timedelta(minutes=1), create=True)
+    assert begun(jar, clock).seconds_left == 60
+    clock.now += 40
+    assert begun(jar, clock).seconds_left == 20
+    clock.now += 40
+    assert begun(jar, clock, again=True).seconds_left == 60  # as for a new one
+    jar.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(307, (("location", "/payments"),), b""),
+        Answer(400, (), b'{"type": "urn:oncekey:problem:key-malformed"}'),
+    ],
+    ids=["redirect", "spelling"],
+)
+def test_request_is_not_sent_on_after_its_key_has_expired(file: Path, clock: Clock, answer: Answer, late: bool) -> None:
+    jar = KeyJar(f"sqlite:///{file}", clock=clock, key_lifetime=timedelta(minutes=1), create=True)
+    attempts = begun(jar, clock)
+    clock.now += 60 if late else 59
+    assert attempts.answered(answer).again is not late
+    jar.close()
 
 
 @pytest.mark.parametrize("given", [3600, timedelta(0), "1h"])

@@ -8,7 +8,7 @@ from tests.faults.mutant import mutant as _
 ORIGINS, EXPIRY, COMMANDS, LOST, FORM = (
     f"tests/client/test_{name}.py" for name in ("origins", "jar_expiry", "commands", "lost_jar", "key_header")
 )
-JAR, SQLITE = "oncekey.client.jar.jar", "oncekey.client.jar.sqlite"
+ATTEMPTS, JAR, SQLITE = "oncekey.client.attempts", "oncekey.client.jar.jar", "oncekey.client.jar.sqlite"
 
 CLIENTS: tuple[Mutant, ...] = (
     # 60: a client sends what it must not, or where it must not
@@ -57,6 +57,38 @@ CLIENTS: tuple[Mutant, ...] = (
         "key_lifetime is kept with the intent",
         f"{EXPIRY}::test_key_lifetime_is_kept_with_the_intent_for_processes_that_do_not_set_it",
         (JAR, "(self._key_lifetime or row.key_lifetime)", "(self._key_lifetime or DAY)"),
+    ),
+    _(
+        60,
+        "I1",
+        "tries end before the server forgets the key",
+        f"{EXPIRY}::test_tries_end_before_the_key_lifetime_does",
+        (ATTEMPTS, "+ wait >= min(self._budget_end, self._key_end):", "+ wait >= self._budget_end:"),
+    ),
+    _(
+        60,
+        "I1",
+        "a try ends before the server forgets the key",
+        f"{EXPIRY}::test_try_gets_no_more_time_than_the_server_keeps_the_key",
+        (
+            ATTEMPTS,
+            "min(self._budget_end, self._key_end) - self.rules.clock()",
+            "self._budget_end - self.rules.clock()",
+        ),
+    ),
+    _(
+        60,
+        "I1",
+        "a redirect is not followed after the server has forgotten the key",
+        f"{EXPIRY}::test_request_is_not_sent_on_after_its_key_has_expired",
+        (ATTEMPTS, "if act in (Act.SPELL, Act.FOLLOW) and self.rules.clock() >= self._key_end:", "if False:"),
+    ),
+    _(
+        60,
+        "I1",
+        "tries go by the last Idempotency-Expires of the server",
+        f"{EXPIRY}::test_tries_go_by_the_last_expiry_that_the_server_named",
+        (ATTEMPTS, "            self._key_end = self.rules.clock() + expires - now\n", "            pass\n"),
     ),
     _(
         60,

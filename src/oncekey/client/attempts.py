@@ -18,6 +18,7 @@ An adapter does this, sync or async::
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -111,7 +112,9 @@ class Attempts:
         self._respelled = False
         self._redirects = 0
         self._tries = self._asked = 0
-        self._deadline = rules.clock() + rules.budget.seconds
+        self._budget_end = rules.clock() + rules.budget.seconds
+        self._key_end = math.inf
+        """Until when the server keeps the key. It would run a later try as new."""
         self._ending: Callable[[], None] | None = None
         self.kept: Answer | None = None
         """The answer that the jar has: nothing is sent."""
@@ -121,6 +124,8 @@ class Attempts:
         if self.call is not None:
             begun = self.call.begin(self._bare, self.form)
             self.kept, self._bare, self.form = begun.kept, begun.request, begun.form
+            if begun.key_seconds is not None:
+                self._key_end = self.rules.clock() + begun.key_seconds
             self.key = self.call.key
 
     def save(self) -> None:
@@ -138,8 +143,9 @@ class Attempts:
 
     @property
     def seconds_left(self) -> float:
-        """Of the budget, for one try. At least a moment: a try that starts may end."""
-        return max(0.05, self._deadline - self.rules.clock())
+        """For one try: of the budget, and of the time that the server keeps the key. At least a moment: a try that
+        starts may end."""
+        return max(0.05, min(self._budget_end, self._key_end) - self.rules.clock())
 
     def failed(self, seen: Seen, error: BaseException) -> Step:
         """A try brought no answer. If it was the last one of an intent, the error gets a note on how to go on."""
@@ -160,6 +166,9 @@ class Attempts:
         act = row.act(self.kind)
         now = self.rules.wall_clock()
         after = None if answer is None else reading.retry_after(answer, now)
+        expires = None if answer is None or self.key is None else reading.key_expires(answer, now)
+        if expires is not None:
+            self._key_end = self.rules.clock() + expires - now
         form = self.form
         step = self._after(act, answer, after)
         if self.call is not None:
@@ -170,7 +179,6 @@ class Attempts:
                 spelling = self.form.spelling
                 self._ending = lambda: call.respelled(spelling)
             else:
-                expires = None if answer is None else reading.key_expires(answer, now)
                 not_before = None if after is None or step.again else now + min(after, _LATEST_RETURN)
                 if not step.again or expires is not None:
                     self._ending = lambda: call.left_open(note, expires, not_before)
@@ -184,6 +192,8 @@ class Attempts:
             self._asked += 1
             return self._later(self._asked, after)
         if answer is None or self.key is None:
+            return _DONE
+        if act in (Act.SPELL, Act.FOLLOW) and self.rules.clock() >= self._key_end:
             return _DONE
         if act is Act.SPELL and self._own_spelling and not self._respelled:
             self._respelled = True
@@ -204,7 +214,7 @@ class Attempts:
 
     def _later(self, number: int, after: float | None) -> Step:
         wait = self.rules.budget.wait(number, after, self.rules.chance())
-        if wait is None or self.rules.clock() + wait >= self._deadline:
+        if wait is None or self.rules.clock() + wait >= min(self._budget_end, self._key_end):
             return _DONE
         return Step(True, wait)
 

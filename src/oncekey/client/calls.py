@@ -61,6 +61,8 @@ class Begun:
     """The request to send, without its key."""
     form: KeyForm
     """That of the first try, whatever this client's own is."""
+    key_seconds: float | None = None
+    """How long the server still keeps the key. None: nothing is to be sent."""
 
 
 class Call(Protocol):

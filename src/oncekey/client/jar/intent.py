@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oncekey.client.attempts import CURRENT
@@ -49,14 +50,14 @@ class Intent:
             execute(table.INSERT, wanted.values())
             found = table.row(execute(table.READ_INSERTED, (self._jar.account, self.name)).fetchone())
             self.check_same(found, request)
-            if found.answer is None:
-                expired = self._check_time(found, now)
-                if expired:
-                    execute(table.RESTARTED, (now, now, self._jar.account, self.name))
-                else:
-                    sent = found.form(form)
-                    execute(table.SENT, (now, now, sent.header, sent.spelling, self._jar.account, self.name))
-            return found
+            if found.answer is not None:
+                return found
+            if self._check_time(found, now):
+                execute(table.RESTARTED, (now, now, self._jar.account, self.name))
+                return replace(found, first_sent_at=now, expires_at=None)
+            sent = found.form(form)
+            execute(table.SENT, (now, now, sent.header, sent.spelling, self._jar.account, self.name))
+            return replace(found, first_sent_at=now) if found.first_sent_at is None else found
 
         found: Row = self._jar.run(write, writes=True)
         self.row, self.key = found, found.key
@@ -68,7 +69,8 @@ class Intent:
         mine = [each for each in request.headers if each[0].lower() not in replaced]
         # The stored bytes: a server that compares raw bodies must see the same ones.
         stored = Request(request.method, request.url, (*mine, *found.request.headers), found.request.body)
-        return Begun(None, stored, found.form(form))
+        end = self._jar.kept_until(found)
+        return Begun(None, stored, found.form(form), None if end is None else end - now)
 
     def answered(self, answer: Answer) -> None:
         from oncekey.client.jar.jar import KEPT_OF_ANSWER
