@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from oncekey.client import KeyJar
+from oncekey.client.decisions import TABLE, Act, Kind, Seen
 from tests.cli.key_table import runner
 from tests.client.server import Asked, Reply, Server, serving
 
@@ -91,6 +92,41 @@ def test_commands_of_the_page_print_what_it_shows(
             ("order-1", {"amount": 500}),
             ("order-2", {"amount": 700}),
         ]
+
+
+ROWS_OF_THE_PAGE = {
+    "no connection": {Seen.NOT_CONNECTED},
+    "connection lost, timeout": {Seen.LOST, Seen.TIMED_OUT},
+    str(Seen.TRY_LATER): {Seen.TRY_LATER},
+    "the same, with `Idempotency-Replayed: true`": {Seen.REPLAYED},
+    "400 of type `body-incomplete`": {Seen.INCOMPLETE},
+    "400 of type `key-malformed`": {Seen.KEY_REFUSED},
+    "409 in flight, 202 not done yet": {Seen.IN_FLIGHT, Seen.ACCEPTED},
+    "409, outcome unknown": {Seen.UNKNOWN},
+    "307, 308 to the same origin": {Seen.SAME_ORIGIN},
+    "307, 308 to another origin": {Seen.OTHER_ORIGIN},
+}
+WORDS_OF_THE_PAGE = {
+    Act.AGAIN: "again",
+    Act.ASK: "asks again",
+    Act.FOLLOW: "follows, with the key",
+    Act.SPELL: "once more, in the other spelling",
+    Act.RETURN: "\u2013",
+    Act.UNSETTLED: "`OutcomeUnsettled`, with `key` and `reference`",
+    Act.REFUSE: "`RedirectRefused`",
+}
+
+
+def test_table_of_the_page_is_that_of_the_code() -> None:
+    """A row of the code that does more than hand back is on the page."""
+    rows = OURS.split("## When it tries again\n")[1].strip().split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    shown = {cell[0].partition(": ")[0] if "of type" in cell[0] else cell[0]: tuple(cell[1:]) for cell in cells}
+    assert shown.keys() == {*ROWS_OF_THE_PAGE, "every other answer"}
+    others = set(Seen).difference(*ROWS_OF_THE_PAGE.values())
+    for name, kinds in (ROWS_OF_THE_PAGE | {"every other answer": others}).items():
+        for seen in kinds:
+            assert shown[name] == tuple(WORDS_OF_THE_PAGE[TABLE[seen].act(kind)] for kind in Kind), seen
 
 
 async def test_optional_key_protects_only_requests_that_carry_it(

@@ -235,6 +235,16 @@ def test_server_that_wants_quotes_gets_them_from_then_on(send: Sender, serve: Se
     assert (next_one or "").startswith('"')
 
 
+def test_request_that_was_cut_off_on_its_way_is_sent_again(send: Sender, serve: Serve) -> None:
+    """oncekey says so by its type. Any other 400 is an answer."""
+    server = serve(problem(400, "body-incomplete"), OK)
+    assert send("POST", f"{server.url}/pay", content=b"{}").status == 201
+    assert len(set(server.keys)) == 1
+    server.replies = [Reply(400)]
+    assert send("POST", f"{server.url}/pay", content=b"{}").status == 400
+    assert len(server.asked) == 3
+
+
 def test_key_that_is_refused_in_both_spellings_is_handed_back(send: Sender, serve: Serve) -> None:
     server = serve(problem(400, "key-malformed"))
     assert send("POST", f"{server.url}/pay", content=b"{}").status == 400

@@ -4,6 +4,11 @@ A request may be repeated if it has an Idempotency-Key, or if its method is idem
 9.2.2). A request that is neither is sent again only if no connection was made, because then the server has not seen
 it. The three columns of a row are these three kinds of request.
 
+Of the other 4xx two are repeated, because they prove that this try did not run. INCOMPLETE: the request was cut
+off on its way, so the same bytes, sent again, are the request that was meant. KEY_REFUSED: the key was spelled in a way
+that the server does not read; it is repeated once. Both must be said by oncekey's problem document: a bare 400 is an
+answer.
+
 The last column says what becomes of an intent in a key jar. ANSWERED: this is the answer, and nothing is sent for this
 intent any more. OPEN: the operation may have happened or may still happen, so the intent keeps its key, and
 ``resume`` asks again. A status closes an intent only if it proves the outcome: 401 says that the credentials were
