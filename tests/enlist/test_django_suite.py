@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.http import HttpResponse
 
 from oncekey import current
@@ -61,3 +62,18 @@ def test_async_view_that_django_refuses_leaves_its_key_unused(
     assert told.getMessage().startswith("POST /payments: Django did not call the view, because it is async")
     assert "@transaction.non_atomic_requests" in told.getMessage()
     assert "You cannot use ATOMIC_REQUESTS with async views" in (told.exc_text or "")
+
+
+def test_refused_enlist_is_not_told_to_enlist(
+    make: Callable[..., Site], shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def view(site: Site, request: Any) -> HttpResponse:
+        with transaction.atomic(using=site.alias):
+            transaction.set_rollback(True, using=site.alias)
+            current().enlist()
+        return HttpResponse(status=201)
+
+    assert make(view).post().status_code == 500
+    assert "in a failed transaction: enlist at the beginning" in caplog.text
+    assert "without having enlisted" not in caplog.text
+    assert shop.state() is State.FAILED_RETRYABLE

@@ -85,6 +85,8 @@ class Engine(Drivers):
     the function cannot run in it."""
     how_to_enlist = "op.enlist(session)"
     """What a handler writes to enlist its transaction, for messages."""
+    command = "oncekey"
+    """The command line as this app's operators call it, for messages."""
     router_type: type[Router] = Router
 
     def __init__(
@@ -204,7 +206,7 @@ class Engine(Drivers):
         if operation.record.effects is Effects.TRANSACTIONAL and self.transactions is not None:
             if event is Event.COMPLETE:
                 self.tell_once(operation.name, NOT_ENLISTED)
-            elif event is Event.RELEASE and operation.evidence.calls:
+            elif event is Event.RELEASE and (seen := operation.evidence).calls and seen.raised_name != "EnlistError":
                 self.tell_once(operation.name, RAISED_BEFORE_ENLIST)
         return self.move(operation, event, response, reason)
 

@@ -37,6 +37,11 @@ _NOTICES = {
     ),
 }
 
+_ANSWERED_FOR_EXCEPTION = (
+    "%s: its {work} raised %s, and middleware or an error handler answered %s in its place. A success after an "
+    "exception is not stored, so the client got an error of oncekey instead, and a retry runs again. Let that code "
+    "answer with a 4xx or 5xx. This is said once per {unit}"
+)
 _NOT_AWAITED = (
     "%s: op.%s(…) was not awaited, so it did not happen, and the response is not stored: write "
     "`await op.%s(…)`, or op.blocking.%s(…) in a plain function"
@@ -62,6 +67,9 @@ def answered(
         return Move(event, None, f"op.{verbs[0]} was not awaited"), in_place_of(event, operation, once)
     if event not in _WITH_RESPONSE:
         instead = in_place_of(event, operation, once) if judgment.ours else None
+        if judgment.ours and event is Event.RELEASE and operation.evidence.raised and operation.engine is not None:
+            said = operation.evidence.raised_name, str(status)
+            operation.engine.tell_once(operation.name, _ANSWERED_FOR_EXCEPTION, *said)
         if replaces or (status == 500 and operation.evidence.raised):
             instead = _told(operation, error, event, once) or instead
         return Move(event, None, _held_too_long(operation) or reason_for(operation.evidence, status)), instead

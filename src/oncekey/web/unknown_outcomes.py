@@ -8,6 +8,7 @@ not be repeated, or the handler's own word.
 from __future__ import annotations
 
 import shlex
+from functools import partial
 
 from oncekey.core.by_operation import worded
 from oncekey.core.record import ENDPOINT_MARK
@@ -18,7 +19,8 @@ from oncekey.engine.operation import Operation
 from oncekey.telemetry.redaction import redact
 
 _REFUSED = "%s left a key whose outcome is unknown, %s: %s{reason}. Its {{again}} are refused until it is settled. "
-_ONCE = " (docs/endings.md). The commands take --store URL, or ONCEKEY_STORE. This is said once per {unit}"
+_ONCE = " (docs/endings.md). {store}This is said once per {unit}"
+_STORE = "The commands take --store URL, or ONCEKEY_STORE. "
 _VERDICTS = (
     "Find out whether it happened. If it did: `%s`, with the {answer} that {again} get. If it did not: `%s`, after the "
     "quarantine of the {unit}. A resolver does it without you (docs/reconciliation.md). "
@@ -38,7 +40,7 @@ _BY_ITS_WORD = (
 
 _EFFECT = (
     _REFUSED.format(reason=" while effect '%s', which may not be repeated, had not said how it ended")
-    + "Ask the provider of that effect; `oncekey keys show` has its downstream key. If it happened: `%s`, with what "
+    + "Ask the provider of that effect; `{command} keys show` has its downstream key. If it happened: `%s`, with what "
     "the effect returns, and the next attempt goes on after it. If it did not: `%s`, after the quarantine of the "
     "{unit}. A resolver does it without you (docs/reconciliation.md). If the provider honours idempotency "
     "keys, give it op.downstream_key('%s') and declare the effect repeatable=True: then the next attempt calls it "
@@ -58,20 +60,27 @@ def tell(engine: Engine, operation: Operation, status: int | None, error: BaseEx
     record = operation.record
     scope = _pasteable(engine, record.scope)
     key, happened = redact(operation.key), _happened(operation, status)
+    resolve = partial(resolve_command, scope, record.key, command=engine.command)
     if operation.has_open_effect and operation.steps is not None and operation.steps.open_effects:
         effect = operation.steps.open_effects[-1]
-        did = resolve_command(scope, record.key, "--happened", effect, "--result", "JSON")
-        did_not = resolve_command(scope, record.key, "--not-happened", effect)
-        engine.tell_once(operation.name, _EFFECT, key, happened, effect, did, did_not, effect, error=error)
+        did = resolve("--happened", effect, "--result", "JSON")
+        did_not = resolve("--not-happened", effect)
+        said = key, happened, effect, did, did_not, effect
+        engine.tell_once(operation.name, _with_command(engine, _EFFECT), *said, error=error)
         return
     anywhere = operation.policy.effects_kind is Effects.EXTERNAL and operation.word != "outcome_unknown"
     words = _ANYWHERE if anywhere else _BY_ITS_WORD
-    did = resolve_command(scope, record.key, *(_RESPONSE if operation.is_request else _RESULT))
-    did_not = resolve_command(scope, record.key, "--refute")
+    did = resolve(*(_RESPONSE if operation.is_request else _RESULT))
+    did_not = resolve("--refute")
     values = [key, happened, did, did_not]
     if anywhere:
         values.append("" if engine.transactions is None else "'transactional', ")
-    engine.tell_once(operation.name, words, *values, error=error)
+    engine.tell_once(operation.name, _with_command(engine, words), *values, error=error)
+
+
+def _with_command(engine: Engine, text: str) -> str:
+    """The text with the command line of this app. That of a framework knows the store."""
+    return text.replace("{command}", engine.command).replace("{store}", _STORE if engine.command == "oncekey" else "")
 
 
 def _pasteable(engine: Engine, scope: str) -> str:
@@ -80,18 +89,18 @@ def _pasteable(engine: Engine, scope: str) -> str:
     return tenant if endpoint is None else f"{tenant}{ENDPOINT_MARK}{endpoint}"
 
 
-def resolve_command(scope: str, key: str, *verdict: str) -> str:
+def resolve_command(scope: str, key: str, *verdict: str, command: str = "oncekey") -> str:
     """``oncekey keys resolve`` for this key, as an operator runs it. JSON and TEXT are the operator's to write."""
-    return shlex.join([*_command("resolve", scope, key), *verdict, "--why", "TEXT"])
+    return f"{command} {shlex.join([*_command('resolve', scope, key), *verdict, '--why', 'TEXT'])}"
 
 
 def show_command(scope: str, key: str) -> str:
     """``oncekey keys show`` for this key, as an operator runs it."""
-    return shlex.join(_command("show", scope, key))
+    return f"oncekey {shlex.join(_command('show', scope, key))}"
 
 
 def _command(verb: str, scope: str, key: str) -> list[str]:
-    words = ["oncekey", "keys", verb, redact(key)]
+    words = ["keys", verb, redact(key)]
     tenant, mark, endpoint = scope.partition(ENDPOINT_MARK)
     if tenant != SINGLE_SCOPE:
         words += ["--scope", tenant]

@@ -114,6 +114,7 @@ def make() -> OnceKey:
         made = OnceKey(**arguments)
     except ConfigurationError as error:
         raise _of_setting(error) from error
+    made.engine.command = "manage.py oncekey"
     alias = database_alias()
     if alias is None:
         made.engine.how_to_enlist = "an alias of DATABASES as ONCEKEY['STORE'], and then current().enlist()"

@@ -15,6 +15,7 @@ from oncekey.web.django.status import StatusView
 _CONVERTED = re.compile(r"<(?:(\w+):)?(\w+)>")
 _OF_REGEX = re.compile(r"[\^$(\\]").search
 _NAME = re.compile(r"\(\?P<(\w+)>").match
+_REQUIRED = "request_method_list"
 _METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 
@@ -113,6 +114,17 @@ def _methods(view: Any) -> list[str]:
         return [method.upper() for method in actions]
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if kind is None:
-        return list(_METHODS)
+        return _required_methods(view) or list(_METHODS)
     names = getattr(kind, "http_method_names", [])
     return [name.upper() for name in names if hasattr(kind, name) and name != "options"]
+
+
+def _required_methods(view: Any) -> list[str]:
+    """The methods that ``require_POST`` or ``require_http_methods`` lets through; []: the view has neither. Django
+    keeps them in the closure of the decorator only."""
+    while callable(view):
+        code, cells = getattr(view, "__code__", None), getattr(view, "__closure__", None)
+        if code is not None and cells and _REQUIRED in code.co_freevars:
+            return [str(method) for method in cells[code.co_freevars.index(_REQUIRED)].cell_contents]
+        view = getattr(view, "__wrapped__", None)
+    return []

@@ -136,9 +136,10 @@ class OnceKeyMiddleware:
         """An exception that tells oncekey the outcome is answered by oncekey, and is no error for Django's log. Any
         other of ours says what to change in the view. It goes to oncekey's log: Django's own, as it is set up without
         ``DEBUG``, prints nothing."""
-        if isinstance(error, ApplicationError) and not isinstance(error, SPEAKING_ERRORS):
-            _log.error("%s %r: the view raised an error of oncekey: %s", request.method, request.path, error)
         call: Call | None = getattr(request, MARK, None)
+        if isinstance(error, ApplicationError) and not isinstance(error, SPEAKING_ERRORS):
+            operation = f"{request.method} {request.path!r}" if call is None else call.exchange.route.operation
+            _log.error("%s: the view raised an error of oncekey: %s", operation, error)
         if call is None or call.exchange.stage is not RUNNING:
             return None
         evidence = call.exchange.operation.evidence
