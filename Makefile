@@ -78,6 +78,10 @@ mysqlclient: $(STAMP) ## build the driver mysqlclient into .venv, against a clie
 frameworks: $(STAMP) ## the tests of single frameworks, servers and example apps in depth (marker `frameworks`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "frameworks and not stores and not faults" $(ARGS)
 
+.PHONY: encrypted
+encrypted: $(STAMP) ## the tests of HTTP and of the engine once more, with a keyring in every OnceKey (six minutes)
+	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -p tests.encryption.everywhere tests/web tests/engine -k "not postgres" $(ARGS)
+
 .PHONY: consumers
 consumers: $(STAMP) ## consumers of queues with their brokers: RabbitMQ, NATS, Redis Streams, SQS, Kafka (marker `consumers`)
 	@$(in_memory); $(BIN)/python -m pytest -n $(WORKERS) -m "consumers and not faults" $(ARGS)
