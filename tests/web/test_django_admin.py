@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oncekey.core.audit import AuditLine
 from oncekey.core.states import State
 from oncekey.telemetry.redaction import redact
 from tests.cli.key_table import KeyTable, Run, runner
@@ -19,7 +20,7 @@ from tests.web.django_apps import configure, urls
 configure()
 
 from django.contrib import admin  # noqa: E402 - Django is configured first
-from django.contrib.admin.utils import unquote  # noqa: E402
+from django.contrib.admin.utils import quote, unquote  # noqa: E402
 from django.http import Http404  # noqa: E402
 from django.test import RequestFactory, override_settings  # noqa: E402
 from django.urls import path, resolve  # noqa: E402
@@ -103,6 +104,32 @@ def test_page_of_a_key_shows_its_audit_and_its_jobs(table: KeyTable, operate: Ru
     for words in ("ann", "the bank says no", "unknown", "failed", job, "send_receipt", "402, 2 bytes"):
         assert words in page
     assert KEY not in page
+
+
+def test_page_of_a_forgotten_key_shows_its_audit(table: KeyTable, operate: Run, show: Callable[[str], str]) -> None:
+    """The audit outlives the key."""
+    table.put(KEY, State.COMPLETED, scope="single-tenant")
+    code, _, error = operate("keys", "forget", KEY, "--yes", "--who", "ann", "--why", "paid by hand")
+    assert code == 0, error
+    address = f"/admin/oncekey/key/{quote(f'{KEY} single-tenant')}/change/"
+    page = show(address)
+    for words in ("the key is gone", "ann", "paid by hand", "deleted", redact(KEY)):
+        assert words in page
+    with pytest.raises(Http404):
+        show(address.replace("single", "other"))
+
+
+def test_audit_of_the_whole_store_is_on_the_page_of_keys(
+    show: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Audit of the whole store" not in show("/admin/oncekey/key/")
+    line = AuditLine(1.0, "ann", "re-encrypt", "", "oncekey:re-encrypt", None, "", "", "the old key leaked")
+
+    def audit(self: Any, scope: str, key: str, limit: int) -> list[AuditLine]:
+        return [line] if (scope, key) == ("", "oncekey:re-encrypt") else []
+
+    monkeypatch.setattr(type(conf.once.get().store), "audit", audit)
+    assert "the old key leaked" in show("/admin/oncekey/key/")
 
 
 def test_list_of_keys_has_filters_and_pages(

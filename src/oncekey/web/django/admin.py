@@ -6,7 +6,7 @@ do. To settle a key, use ``manage.py oncekey keys resolve``, which writes the au
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -19,16 +19,19 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
+from oncekey.core.audit import AuditLine
 from oncekey.core.record import Record
 from oncekey.core.sealed import shown
 from oncekey.core.states import State
 from oncekey.errors import OnceKeyError
 from oncekey.stores.api import Outbox, Store
+from oncekey.stores.kept_api import OPERATORS_LINE
 from oncekey.telemetry.redaction import mask, redact
 from oncekey.web.django import conf
 from oncekey.web.django.models import DeadLetter, Key
 
 PAGE = 100
+_GONE = {"name": "", "columns": (), "rows": [{"cells": ["state", "the key is gone: it has expired, or was deleted"]}]}
 _COLUMNS = ("key", "scope", "operation", "state", "attempt", "created", "expires", "last error")
 
 
@@ -71,27 +74,32 @@ class KeyAdmin(_ReadOnly):
             try:
                 after = _whole(store, asked["after"]) if asked.get("after") else None
                 found = store.listing(state, asked.get("scope") or None, limit=PAGE + 1, after=after)
+                of_store = store.audit(*OPERATORS_LINE, PAGE)
             except OnceKeyError as error:
                 return self.page(request, "Keys", [], problem=str(error))
         query = asked.copy()
         if len(found) > PAGE:
             query["after"] = _name(found[PAGE - 1])
-        table = {"name": "", "columns": _COLUMNS, "rows": [_row(record) for record in found[:PAGE]]}
+        tables = [{"name": "", "columns": _COLUMNS, "rows": [_row(record) for record in found[:PAGE]]}]
+        if of_store:
+            tables.append(_audit("Audit of the whole store", of_store))
         more = query.urlencode() if len(found) > PAGE else ""
-        return self.page(request, "Keys", [table], states=list(State), chosen=asked, more=more, filters=True)
+        return self.page(request, "Keys", tables, states=list(State), chosen=asked, more=more, filters=True)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """One key, with its audit and its jobs."""
+        """One key, with its audit and its jobs. They outlive it: a key that is gone is found by its whole name."""
+        look = import_module("oncekey.admin.key_view").look
         with self.store(request) as store:
             scope, key = _whole(store, unquote(object_id))
-            record = store.read([(scope, key)])[0]
-            if record is None:
-                raise Http404
-            tables = [_about(record), _audit(store, record)]
+            try:
+                found = look(store, scope, key)
+            except OnceKeyError as error:
+                raise Http404(str(error)) from error
+            tables = [_GONE if found.record is None else _about(found.record), _audit("Audit", found.history)]
             if isinstance(store, Outbox):
-                jobs = [{"cells": _job(job)} for job in store.jobs_of(scope, key, PAGE)]
+                jobs = [{"cells": _job(job)} for job in found.jobs]
                 tables.append({"name": "Jobs", "columns": _JOB_COLUMNS, "rows": jobs})
         return self.page(request, f"Key {redact(key)}", tables)
 
@@ -140,11 +148,10 @@ def _about(record: Record) -> dict[str, Any]:
     return {"name": "", "columns": (), "rows": [{"cells": row} for row in rows]}
 
 
-def _audit(store: Store, record: Record) -> dict[str, Any]:
-    lines = store.audit(record.scope, record.key, PAGE)
+def _audit(name: str, lines: Sequence[AuditLine]) -> dict[str, Any]:
     rows = [[_time(line.at), line.who, line.event, line.before, line.after or "deleted", line.why] for line in lines]
     columns = ("at", "who", "event", "before", "after", "why")
-    return {"name": "Audit", "columns": columns, "rows": [{"cells": row} for row in rows]}
+    return {"name": name, "columns": columns, "rows": [{"cells": row} for row in rows]}
 
 
 def _cells(record: Record) -> list[str]:
