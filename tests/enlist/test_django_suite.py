@@ -4,17 +4,99 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.http import HttpResponse
 
 from oncekey import current
 from oncekey.core.states import State
+from oncekey.stores.api import Outbox
+from oncekey.stores.registry import open_store
 from tests.enlist.django_site import Site, make_site
 from tests.enlist.django_views import pay_in_block
 from tests.enlist.shop import Shop
+
+
+def test_lease_lost_before_enlist_writes_nothing(make: Callable[..., Site], shop: Shop) -> None:
+    """Between the reservation and ``enlist()`` the key went to another attempt."""
+    went_on: list[int] = []
+
+    def view(site: Site, request: Any) -> HttpResponse:
+        shop.ask("UPDATE idempotency_keys SET owner = 'another', attempt = 2")
+        answer = pay_in_block(site, request)
+        went_on.append(1)
+        return answer
+
+    answer = make(view).post()
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:oncekey:problem:in-flight")
+    assert (went_on, shop.payments()) == ([], 0)
+    record = shop.record()
+    assert record is not None
+    assert (record.owner, record.state) == ("another", State.IN_PROGRESS)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_job_is_committed_with_the_rows_or_not_at_all(make: Callable[..., Site], shop: Shop, commits: bool) -> None:
+    def view(site: Site, request: Any) -> HttpResponse:
+        answer = pay_in_block(site, request)
+        current().blocking.enqueue("send_receipt", {"order": 7})
+        if not commits:
+            raise KeyError("after the job")
+        return answer
+
+    assert make(view).post().status_code == (201 if commits else 500)
+    store = open_store(shop.url)
+    try:
+        assert isinstance(store, Outbox)
+        jobs = store.jobs_of("single-tenant", "k-1", 10)
+    finally:
+        store.close()
+    assert [job.task for job in jobs] == (["send_receipt"] if commits else [])
+    assert shop.payments() == commits
+
+
+def test_response_that_is_too_large_is_a_tombstone_with_its_rows(make: Callable[..., Site], shop: Shop) -> None:
+    def view(site: Site, request: Any) -> HttpResponse:
+        pay_in_block(site, request)
+        return HttpResponse(b"x" * 1_100_000, status=201)
+
+    site = make(view)
+    first = site.post()
+    assert (first.status_code, len(first.content)) == (201, 1_100_000)
+    again = site.post()
+    assert (again.status_code, len(again.content) < 1_000) == (201, True)
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
+
+
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
+def test_view_enlists_at_every_level_of_isolation(postgres_shop: Shop, level: str, atomic_requests: bool) -> None:
+    options = {"isolation_level": psycopg.IsolationLevel[level], "atomic_requests": atomic_requests}
+    site = make_site(postgres_shop, pay_in_block, asgi=False, **options)
+    try:
+        assert [site.post().status_code for _ in range(2)] == [201, 201]
+    finally:
+        site.close()
+    assert (postgres_shop.payments(), postgres_shop.state()) == (1, State.COMPLETED)
+
+
+def test_many_enlisted_at_once_pay_once_each(make: Callable[..., Site], shop: Shop) -> None:
+    site = make(pay_in_block)
+    keys = [f"k-{number}" for number in range(6)]
+
+    def post(key: str) -> int:
+        try:
+            return site.post(key).status_code
+        finally:
+            connections[site.alias].close()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert {*pool.map(post, keys * 2)} <= {201, 409}  # 409: the first one with this key still runs
+    assert [post(key) for key in keys] == [201] * 6
+    assert [shop.payments(key) for key in keys] == [1] * 6
 
 
 def test_deferred_constraint_undoes_all_and_the_log_has_its_error(
