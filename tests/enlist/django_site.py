@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import count
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -51,13 +52,15 @@ class Site:
         non_atomic: bool = False,
         atomic_requests: bool = False,
         effects: str = "transactional",
+        lease: timedelta = timedelta(seconds=60),
         wrap: Callable[[Any], Any] = lambda view: view,
         inside: Sequence[str] = (),
         **database: Any,
     ) -> None:
         self.alias = add_database(shop.url, getattr(shop, "driver", ""), atomic_requests=atomic_requests, **database)
         self.atomic_requests = atomic_requests
-        said = {"STORE": self.alias, "SCOPE": "SINGLE_TENANT", "POLICY": {"effects": effects}, "MIGRATE": True}
+        policy = {"effects": effects, "lease": lease}
+        said = {"STORE": self.alias, "SCOPE": "SINGLE_TENANT", "POLICY": policy, "MIGRATE": True}
         with override_settings(ONCEKEY=said):
             self.once = conf.make()
 

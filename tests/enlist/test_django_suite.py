@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -97,6 +99,27 @@ def test_many_enlisted_at_once_pay_once_each(make: Callable[..., Site], shop: Sh
         assert {*pool.map(post, keys * 2)} <= {201, 409}  # 409: the first one with this key still runs
     assert [post(key) for key in keys] == [201] * 6
     assert [shop.payments(key) for key in keys] == [1] * 6
+
+
+@pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
+def test_transaction_that_holds_the_file_too_long_is_undone(make: Callable[..., Site], shop: Shop) -> None:
+    """SQLite has one writer, so oncekey ends a transaction before it has held the file for a lease."""
+
+    def view(site: Site, request: Any) -> HttpResponse:
+        operation = current()
+        answer = pay_in_block(site, request)
+        enlisted = operation.enlisted
+        assert enlisted is not None
+        until = time.monotonic() + 20.0
+        while operation.attempt == 1 and not enlisted.held_too_long and time.monotonic() < until:
+            time.sleep(0.02)
+        return answer
+
+    site = make(view, lease=timedelta(seconds=1.2))
+    assert site.post().status_code == 503
+    assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
+    assert site.post().status_code == 201
+    assert (shop.payments(), shop.state()) == (1, State.COMPLETED)
 
 
 def test_deferred_constraint_undoes_all_and_the_log_has_its_error(
