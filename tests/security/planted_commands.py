@@ -170,7 +170,7 @@ def client(witness: Witness, folder: Path) -> None:
     witness.run("send", str(changed), *to, code=1)
     witness.run("client", "forget", "order-500", "--jar", jar, "--yes")
     witness.run("client", "forget", "order-500", "--jar", jar, "--yes", code=1)
-    witness.run("client", "forget", "--finished", "0", "--jar", jar)
+    witness.run("client", "forget", "--finished", "0", "--jar", jar, "--yes")
     assert "order-none" in witness.run("client", "list", "--jar", jar)
 
 
