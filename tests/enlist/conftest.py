@@ -37,7 +37,9 @@ def make_shop(kind: str, request: pytest.FixtureRequest) -> Shop:
     if kind.startswith("mysql"):
         driver = kind.partition("-")[2]
         if driver == "mysqlclient":
-            pytest.importorskip("MySQLdb", reason="no mysqlclient for this Python: run `make mysqlclient`", exc_type=ImportError)
+            pytest.importorskip(
+                "MySQLdb", reason="no mysqlclient for this Python: run `make mysqlclient`", exc_type=ImportError
+            )
         of_mysql: Any = request.getfixturevalue("mysql_shop")
         of_mysql.driver = driver
         return of_mysql

@@ -42,7 +42,9 @@ async def payer(request: pytest.FixtureRequest, mysql_url: str, mysql_server: My
     if request.param == "sa-mariadb" and mysql_server.kind != "MariaDB":
         pytest.skip("SQLAlchemy's dialect mariadb refuses MySQL")
     if "mysqlclient" in request.param:
-        pytest.importorskip("MySQLdb", reason="no mysqlclient for this Python: run `make mysqlclient`", exc_type=ImportError)
+        pytest.importorskip(
+            "MySQLdb", reason="no mysqlclient for this Python: run `make mysqlclient`", exc_type=ImportError
+        )
     payer = MYSQL[request.param](MysqlShop(mysql_url))
     yield payer
     await payer.close()
