@@ -109,8 +109,10 @@ def test_registry_says_which_stores_have_transactions(entry: Entry) -> None:
 
 def test_every_file_of_a_driver_is_in_the_registry_of_adapters() -> None:
     folder = SRC / "engine" / "transactions" / "adapters"
-    shared = {"__init__", "base", "one_message", "texts"}
-    helpers = shared | {"django_checks", "django_entry", "psycopg_watch", "sqlalchemy_guard", "sqlalchemy_mysql"}
+    shared = {"__init__", "base", "lost", "one_message", "texts"}
+    watches = {"asyncpg_watch", "mysql_watch", "psycopg_watch"}
+    sqlalchemy = {"sqlalchemy_beneath", "sqlalchemy_guard", "sqlalchemy_mysql"}
+    helpers = shared | watches | sqlalchemy | {"django_checks", "django_entry"}
     files = {path.stem for path in folder.glob("*.py")} - helpers
     assert files == {where.partition(":")[0] for where in ADAPTERS.values()}
 

@@ -9,17 +9,19 @@ committed show.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from oncekey import current
 from oncekey.core.states import State
-from tests.enlist.shop import Asyncpg, AsyncpgPool, Payer, Shop, SqlAlchemyAsyncpg, paid
+from tests.enlist.shop import Asyncpg, AsyncpgPool, Payer, Shop, paid
 
 Ending = Literal["returns 201", "returns 500", "raises", "fails and raises"]
 ENDINGS: tuple[Ending, ...] = ("returns 201", "returns 500", "raises", "fails and raises")
@@ -56,10 +58,31 @@ WAYS = {
     "COMMIT and BEGIN in one text": Way(("driver:{insert}; COMMIT; BEGIN",), recognised=False),
     "ROLLBACK, write, COMMIT in one text": Way(("driver:ROLLBACK; BEGIN; {insert}; COMMIT",)),
     "another transaction in one text": Way(("driver:SELECT 1; ROLLBACK; BEGIN; {insert}; COMMIT",), recognised=False),
+    "two others in one text": Way(("driver:SELECT 1; ROLLBACK; BEGIN; {insert}; COMMIT; BEGIN",), recognised=False),
     "commits beneath": Way(("beneath.commit",), beneath=True),
     "commits beneath, writes": Way(("beneath.commit", "write", "beneath.commit"), beneath=True),
     "rolls back beneath, writes, commits beneath": Way(("beneath.rollback", "write", "beneath.commit"), beneath=True),
     "does all of it beneath": Way(("beneath.rollback", "beneath.write", "beneath.commit"), beneath=True),
+    "does all of it on the driver": Way(("raw.rollback", "raw.write", "raw.commit"), beneath=True),
+    "does all of it on the driver, rolls back": Way(
+        ("raw.rollback", "raw.write", "raw.commit", "rollback"), beneath=True
+    ),
+    "rolls back, does all of it on the driver": Way(
+        ("rollback", "raw.rollback", "raw.write", "raw.commit"), beneath=True
+    ),
+    "rolls back, reads, does all of it on the driver": Way(
+        ("rollback", "read", "raw.rollback", "raw.write", "raw.commit"), beneath=True
+    ),
+    "SQL on the driver": Way(("raw:ROLLBACK", "raw:BEGIN", "raw.write", "raw:COMMIT"), beneath=True),
+    "one text on the driver": Way(("raw:ROLLBACK; BEGIN; {insert}; COMMIT",), beneath=True),
+    "a later text on the driver": Way(
+        ("raw:SELECT 1; ROLLBACK; BEGIN; {insert}; COMMIT; BEGIN",), beneath=True, recognised=False
+    ),
+    "a CTE on the driver": Way(
+        ("rollback", "raw:WITH made AS ({insert} RETURNING 1) SELECT * FROM made", "raw.commit"),
+        beneath=True,
+        recognised=False,
+    ),
 }
 
 
@@ -68,7 +91,7 @@ class Hands:
 
     def __init__(self, payer: Payer, thing: Any, key: str, attempt: int) -> None:
         self._till, self._thing = payer, thing
-        self._insert = INSERT.format(key=key, attempt=attempt)
+        self._insert = self._quoted(INSERT.format(key=key, attempt=attempt))
 
     async def take(self, step: str) -> None:
         kind, _, text = step.partition(":")
@@ -85,6 +108,12 @@ class Hands:
                 await self._driver_sql(text.format(insert=self._insert))
             case "close":
                 await self._close()
+            case "raw":
+                await self._raw_sql(text.format(insert=self._insert))
+            case "raw.write":
+                await self._raw_sql(self._insert)
+            case "raw.commit" | "raw.rollback":
+                await self._raw_end(kind.partition(".")[2])
             case "beneath.write":
                 await self._beneath(lambda beneath: beneath.cursor().execute(self._insert))
             case "beneath.commit" | "beneath.rollback":
@@ -92,8 +121,21 @@ class Hands:
             case _:
                 await self._end(kind)
 
+    def _quoted(self, sql: str) -> str:
+        return re.sub(r"\bkey\b(?=[ ,])", "`key`", sql) if self._till.shop.kind == "mysql" else sql
+
     async def _sql(self, sql: str) -> None:
-        await _done(self._thing.execute(sa.text(sql) if hasattr(self._till, "engine") else sql))
+        if hasattr(self._till, "engine"):
+            await _done(self._thing.execute(sa.text(self._quoted(sql))))
+        else:
+            await execute_on(self._thing, self._quoted(sql))
+
+    async def _raw_sql(self, sql: str) -> None:
+        await execute_on(await driver_of(self._thing), sql)
+
+    async def _raw_end(self, verb: str) -> None:
+        driver = await driver_of(self._thing)
+        await _done(getattr(driver, verb)() if hasattr(driver, verb) else driver.execute(verb))
 
     async def _driver_sql(self, sql: str) -> None:
         if not hasattr(self._till, "engine"):
@@ -118,6 +160,29 @@ class Hands:
             await self._till.pool.release(self._thing)
         else:
             await _done(self._thing.close())
+
+
+async def driver_of(thing: Any) -> Any:
+    """The driver's own connection, beneath what a handler has enlisted. SQLAlchemy may begin a transaction for it."""
+    if isinstance(thing, (Session, scoped_session)):
+        return thing.connection().connection.driver_connection
+    if isinstance(thing, sa.Connection):
+        return thing.connection.driver_connection
+    if hasattr(thing, "get_raw_connection"):
+        return (await thing.get_raw_connection()).driver_connection
+    if hasattr(thing, "run_sync"):
+        return (await (await thing.connection()).get_raw_connection()).driver_connection
+    return thing
+
+
+async def execute_on(connection: Any, sql: str) -> None:
+    """On any driver's connection."""
+    if hasattr(connection, "execute"):
+        return await _done(connection.execute(sql))
+    cursor = connection.cursor()
+    if inspect.isawaitable(cursor):
+        cursor = await cursor
+    return await _done(cursor.execute(sql))
 
 
 def _connection(it: Any) -> Any:
@@ -179,7 +244,6 @@ def _told(wrong: list[str], *facts: Any) -> list[str]:
 
 
 def refuses(payer: Payer, way: Way) -> bool:
-    """Whether this driver lets us refuse it: asyncpg does not, neither alone nor beneath SQLAlchemy."""
-    if isinstance(payer, SqlAlchemyAsyncpg):
-        return not way.beneath
+    """Whether this driver lets us refuse it: asyncpg alone does not."""
+    del way
     return not isinstance(payer, Asyncpg)

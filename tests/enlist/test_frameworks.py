@@ -54,16 +54,16 @@ class Site:
             @app.post("/payments", status_code=201)
             async def pay(payment: Payment, op: CurrentOperation, session: AsyncSession = given) -> Any:
                 await session.execute(INSERT, {"key": op.key, "cents": payment.cents})
-                if payment.cents == 409:
-                    raise HTTPException(409, "not now")
+                if payment.cents in (303, 409):
+                    raise HTTPException(payment.cents, "not now")
                 return {"paid": payment.cents}
         else:
 
             @app.post("/payments", status_code=201)
             def pay_now(payment: Payment, op: CurrentOperation, session: Session = given) -> Any:
                 session.execute(INSERT, {"key": op.key, "cents": payment.cents})
-                if payment.cents == 409:
-                    raise HTTPException(409, "not now")
+                if payment.cents in (303, 409):
+                    raise HTTPException(payment.cents, "not now")
                 return {"paid": payment.cents}
 
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -100,6 +100,16 @@ async def test_fastapi_session_that_is_enlisted_already(site: Site, shop: Shop) 
 async def test_fastapi_http_exception_rolls_back_and_is_stored(site: Site, shop: Shop) -> None:
     assert (await site.post({"cents": 409})).status_code == 409
     assert (shop.payments(), shop.state()) == (0, State.FAILED)
+
+
+async def test_log_says_to_return_a_redirect_that_fastapi_raised(
+    site: Site, shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The dependency sees the exception, and closes the session before oncekey can commit."""
+    assert (await site.post({"cents": 303})).status_code == 503
+    assert (shop.payments(), shop.state()) == (0, State.FAILED_RETRYABLE)
+    assert "the response is a redirect. If the handler raised it, let it return the redirect" in caplog.text
+    assert "Take the commit() or rollback() out" not in caplog.text
 
 
 async def test_a_body_that_fastapi_refuses_leaves_the_key_unused(site: Site, shop: Shop) -> None:

@@ -163,23 +163,6 @@ async def test_commit_that_no_guard_sees_makes_the_key_unknown(payer: Payer) -> 
     assert (payer.shop.state(), payer.shop.payments()) == (State.UNKNOWN, 1)
 
 
-@pytest.mark.parametrize("payer", ["sa-session"], indirect=True)
-async def test_commit_on_the_drivers_connection_beneath_sqlalchemy_is_not_called_a_rollback(payer: Payer) -> None:
-    said: list[str] = []
-
-    async def end(thing: Any) -> Response:
-        thing.connection().connection.commit()
-        with pytest.raises(EnlistError) as caught:
-            await send(payer, thing, "INSERT INTO payments (key, cents) VALUES ('k-2', 5)")
-        said.append(str(caught.value))
-        return paid("k-1")
-
-    api = payer.shop.api(handler(payer, end))
-    assert (await api.post()).status_code == 409
-    assert (payer.shop.state(), payer.shop.payments()) == (State.UNKNOWN, 1)
-    assert "transaction was committed or rolled back on the driver's own connection" in said[0]
-
-
 @every_driver
 @pytest.mark.parametrize("way", ["raises", "rolls back", "commits"])
 async def test_rollback_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown(

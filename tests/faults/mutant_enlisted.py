@@ -15,7 +15,8 @@ GUARD, PSYCOPG, WATCH, ASYNCPG, TEXTS = (
     f"{ENLIST}.texts",
 )
 OWN = "tests/enlist/test_own_endings.py::test_handler_that_ends_its_transaction_never_commits_twice"
-LATER = "tests/enlist/test_later_transactions.py"
+LATER, UNDER = "tests/enlist/test_later_transactions.py", "tests/enlist/test_beneath.py"
+BENEATH = f"{ENLIST}.sqlalchemy_beneath"
 
 ENLISTED: tuple[Mutant, ...] = (
     # 31: a handler that ends its transaction and writes again
@@ -29,10 +30,33 @@ ENLISTED: tuple[Mutant, ...] = (
       (WATCH, "connection._read_only, True, b\"\"", "connection._read_only, False, b\"\"")),
     _(31, "I1", "a write after the enlisted transaction is refused (SQLAlchemy)", f"{LATER}::test_rolled_back_session_reads_and_refuses_to_write",
       (GUARD, "            if link.ended and (verb := writes(statement)) is not None:\n", "            if False:\n")),
-    _(31, "I1", "a commit beneath SQLAlchemy is refused", f"{OWN}[postgresql-sa-session-commits beneath]",
-      (WATCH, "    watch.replace(commit=commit_async if isinstance(connection, AsyncConnection) else commit)\n", "")),
-    _(31, "I1", "a text of several statements counts as a commit (SQLAlchemy)", f"{OWN}[postgresql-sa-session-another transaction in one text]",
-      (GUARD, "            if may_end_transaction(statement):\n", "            if False:\n")),
+    _(31, "I1", "a commit beneath SQLAlchemy is refused (psycopg)", f"{OWN}[postgresql-sa-session-commits beneath]",
+      (WATCH, "    watch.replace(commit=method(\"COMMIT\"), rollback=method(\"ROLLBACK\"))\n", "")),
+    _(31, "I1", "SQL on the driver's connection beneath SQLAlchemy is seen (psycopg)", f"{OWN}[postgresql-sa-session-one text on the driver]",
+      (WATCH, "    watch.start()\n    watch.see_statements()\n", "    watch.start()\n")),
+    _(31, "I1", "an end on the driver's connection beneath SQLAlchemy is refused (asyncpg)", f"{OWN}[postgresql-sa-asyncpg-does all of it on the driver]",
+      (f"{ENLIST}.asyncpg_watch", "        connection._protocol = self._protocol\n", "        pass\n"),
+      (GUARD, "link.may_have_written_later = link.may_have_written_later or not link.ended", "pass")),
+    _(31, "I1", "a COPY of asyncpg after the rollback of SQLAlchemy leaves the key unknown", f"{UNDER}::test_write_of_asyncpg_after_the_rollback_makes_the_key_unknown[copy]",
+      (f"{ENLIST}.asyncpg_watch", "\"copy_in\", \"copy_out\"", "")),
+    _(31, "I1", "the driver's connection of a later transaction of SQLAlchemy is watched, too", f"{OWN}[postgresql-sa-session-rolls back, does all of it on the driver]",
+      (GUARD, "            return\n        self._watch_beneath(connection)\n        with self._sending():", "            return\n        with self._sending():"),
+      (GUARD, "    def _watch(self, connection: Connection) -> None:\n        self._watch_beneath(connection)\n", "    def _watch(self, connection: Connection) -> None:\n        if connection is self.connection:\n            self._watch_beneath(connection)\n")),
+    _(31, "I4", "SQLAlchemy's own ROLLBACK is not refused on the driver's connection", f"{LATER}::test_rolled_back_session_reads_and_refuses_to_write[postgresql-sa-session]",
+      (BENEATH, "        if self.announced:\n", "        if False:\n")),
+    _(31, "I1", "a psycopg in autocommit mode after the rollback of SQLAlchemy leaves the key unknown", f"{UNDER}::test_psycopg_in_autocommit_mode_after_the_rollback_makes_the_key_unknown",
+      (BENEATH, "        if self._watch.bypassed():\n", "        if False:\n")),
+    _(31, "I1", "an end that no watch can see leaves the key unknown: the next statement", f"{UNDER}::test_end_that_cannot_be_seen_makes_the_key_unknown[SqlAlchemyAsyncpg-read]",
+      (GUARD, "link.may_have_written_later = link.may_have_written_later or not link.ended", "pass")),
+    _(31, "I1", "an end that no watch can see leaves the key unknown: the rollback of SQLAlchemy", f"{UNDER}::test_end_that_cannot_be_seen_makes_the_key_unknown[SqlAlchemyAsyncpg-rollback]",
+      (GUARD, "        self._look_for_mark()\n        self.link.ended = True\n", "        self.link.ended = True\n")),
+    _(31, "I1", "a transaction whose end was refused is not committed (SQLAlchemy)", f"{UNDER}::test_end_on_the_drivers_connection_is_refused_and_says_so[commit-postgresql-sa-session]",
+      (f"{ENLIST}.sqlalchemy", "self.ended or self.end_refused or not guard.is_current()", "self.ended or not guard.is_current()")),
+    _(31, "I1", "a text of several statements counts as a commit (SQLAlchemy)", f"{OWN}[postgresql-sa-session-two others in one text]",
+      (GUARD, "            if may_end_transaction(statement):\n", "            if False:\n"),
+      (BENEATH, "        if may_end_transaction(sql):\n", "        if False:\n")),
+    _(31, "I1", "a text of several statements on the driver's connection counts as a commit (SQLAlchemy)", f"{OWN}[postgresql-sa-asyncpg-a later text on the driver]",
+      (BENEATH, "        if may_end_transaction(sql):\n", "        if False:\n")),
     _(31, "I1", "a COMMIT behind a comment is refused", f"{OWN}[postgresql-psycopg-COMMIT behind a comment]",
       (TEXTS, "_ENDS = re.compile(rf\"(?:{_GAP}|;)*+({_END})\", re.IGNORECASE).match", "_ENDS = re.compile(rf\"\\s*({_END})\", re.IGNORECASE).match")),
     _(31, "I1", "an early commit of psycopg is refused", f"{OWN}[postgresql-psycopg-commits]",

@@ -11,7 +11,8 @@ ADAPTERS = "oncekey.engine.transactions.adapters"
 LINKS, SQLALCHEMY_MYSQL = f"{ADAPTERS}.mysql", f"{ADAPTERS}.sqlalchemy_mysql"
 QUERIES = "oncekey.stores.mysql"
 LOCKS, ENLIST = "tests/stores/test_mysql_locks.py", "tests/enlist/test_mysql.py"
-DEADLOCKS = "tests/enlist/test_mysql_deadlocks.py"
+DEADLOCKS, ENDINGS = "tests/enlist/test_mysql_deadlocks.py", "tests/enlist/test_mysql_endings.py"
+BENEATH, MYSQL_WATCH = f"{ADAPTERS}.sqlalchemy_beneath", f"{ADAPTERS}.mysql_watch"
 DJANGO = f"{ADAPTERS}.django"
 TORN, TLS = "tests/stores/test_mysql_torn.py", "tests/stores/test_mysql_tls.py"
 OPTIONS = "tests/stores/test_url_options.py"
@@ -19,7 +20,9 @@ OPTIONS = "tests/stores/test_url_options.py"
 _KEPT = "test_rollback_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown"
 _KEPT_AFTER_DEADLOCK = "test_deadlock_that_leaves_rows_in_a_table_without_transactions_makes_the_key_unknown"
 _KEPT_AND_WENT_ON = "test_handler_that_goes_on_after_such_a_deadlock_leaves_the_key_unknown"
-_BENEATH = "test_commit_beneath_sqlalchemy_after_a_deadlock_makes_the_key_unknown"
+_TWICE = "test_handler_that_ends_its_transaction_never_commits_twice"
+_AFTER_ROLLBACK = "test_statement_on_the_driver_after_the_rollback_is_refused_or_the_key_is_unknown"
+_PROCEDURE = "test_procedure_that_rolls_back_writes_and_commits_makes_the_key_unknown"
 
 MYSQL: tuple[Mutant, ...] = (
     _(
@@ -45,54 +48,99 @@ MYSQL: tuple[Mutant, ...] = (
         "I1",
         "a deadlock that MyISAM did not follow is no proof (drivers of MySQL)",
         f"{DEADLOCKS}::{_KEPT_AFTER_DEADLOCK}[pymysql]",
-        (
-            LINKS,
-            "                note_kept_writes(self, self.execute((WARNINGS,), {}))  # of a deadlock",
-            "                # ",
-        ),
+        (LINKS, "        note_kept_writes(self, self.execute((WARNINGS,), {}))  # of a deadlock", "        # "),
     ),
     _(
         33,
         "I1",
         "a deadlock that MyISAM did not follow is no proof (SQLAlchemy)",
         f"{DEADLOCKS}::{_KEPT_AND_WENT_ON}[sa-asyncmy]",
-        (SQLALCHEMY_MYSQL, "            mysql.note_kept_writes(self._link, warnings)\n", ""),
-    ),
-    _(
-        33,
-        "I1",
-        "a key is not completed after a deadlock rolled its rows back (SQLAlchemy)",
-        f"{DEADLOCKS}::test_handler_that_swallows_a_deadlock_completes_nothing[False-sa-asyncmy]",
-        (
-            f"{ADAPTERS}.sqlalchemy",
-            "if guard is None or self.ended or guard.undone or",
-            "if guard is None or self.ended or",
-        ),
-    ),
-    _(
-        31,
-        "I1",
-        "a commit beneath SQLAlchemy after a deadlock leaves the key unknown",
-        f"{DEADLOCKS}::{_BENEATH}[False-sa-session]",
-        (
-            f"{ADAPTERS}.sqlalchemy_guard",
-            "                link.may_have_written_later = link.may_have_written_later or self.undone\n",
-            "",
-        ),
-    ),
-    _(
-        31,
-        "I1",
-        "a commit beneath SQLAlchemy before a deadlock leaves the key unknown",
-        f"{DEADLOCKS}::test_commit_beneath_sqlalchemy_before_a_deadlock_makes_the_key_unknown[sa-session]",
-        (f"{ADAPTERS}.sqlalchemy", "        return there and not guard.undone", "        return there"),
+        (SQLALCHEMY_MYSQL, "        watch.look_after_error()\n", "        pass\n"),
     ),
     _(
         33,
         "I4",
         "a deadlock of MySQL in an enlisted transaction leaves the key retryable (SQLAlchemy)",
         f"{DEADLOCKS}::test_handler_that_raises_after_a_deadlock_may_run_again[sa-asyncmy]",
-        (SQLALCHEMY_MYSQL, "        watch.look_after_error()\n", "        pass\n"),
+        (f"{ADAPTERS}.sqlalchemy_guard", "self.link.may_have_ended_unseen = not self._is_watched()", "pass"),
+    ),
+    _(
+        31,
+        "I1",
+        "an end on the driver's connection beneath SQLAlchemy is refused (MySQL)",
+        f"{ENDINGS}::{_TWICE}[sa-asyncmy-does all of it on the driver]",
+        (BENEATH, "    return mysql_watch.watch(driver, beneath)\n", "    return None\n"),
+        (
+            f"{ADAPTERS}.sqlalchemy_guard",
+            "link.may_have_written_later = link.may_have_written_later or not link.ended",
+            "pass",
+        ),
+    ),
+    _(
+        31,
+        "I1",
+        "a lost connection of MySQL is not opened again (SQLAlchemy)",
+        f"{ENDINGS}::test_lost_connection_is_not_opened_again[True-sa-session]",
+        (
+            MYSQL_WATCH,
+            '"_read_query_result": read_query_result, "connect": connect}',
+            '"_read_query_result": read_query_result}',
+        ),
+        (
+            BENEATH,
+            "        link.end_refused = True\n        self._refused = verb\n        return None\n",
+            "        return sql\n",
+        ),
+    ),
+    _(
+        31,
+        "I1",
+        "a procedure of MySQL that ended the transaction leaves the key unknown (drivers of MySQL)",
+        f"{ENDINGS}::{_PROCEDURE}[raises-pymysql]",
+        (LINKS, "            if may_end_unseen(sql):\n", "            if False:\n"),
+    ),
+    _(
+        31,
+        "I1",
+        "a procedure of MySQL that ended the transaction leaves the key unknown (SQLAlchemy)",
+        f"{ENDINGS}::{_PROCEDURE}[raises-sa-asyncmy]",
+        (BENEATH, "mysql.may_end_unseen(sql)", "False"),
+    ),
+    _(
+        31,
+        "I1",
+        "a procedure that ended the transaction before SQLAlchemy rolls back leaves the key unknown",
+        f"{ENDINGS}::{_PROCEDURE}[rolls back-sa-asyncmy]",
+        (SQLALCHEMY_MYSQL, "            if mysql.is_another(error):\n", "            if False:\n"),
+    ),
+    _(
+        31,
+        "I1",
+        "a procedure that ended the transaction before a refused rollback leaves the key unknown",
+        f"{ENDINGS}::{_PROCEDURE}[rolls back-pymysql]",
+        (
+            LINKS,
+            "    def refused(self) -> EnlistError:\n        self._end_it()\n",
+            "    def refused(self) -> EnlistError:\n        self._end()\n",
+        ),
+    ),
+    _(
+        31,
+        "I1",
+        "a write after a deadlock in autocommit mode leaves the key unknown",
+        f"{ENDINGS}::test_write_after_a_deadlock_in_autocommit_mode_makes_the_key_unknown",
+        (
+            LINKS,
+            "self.may_have_ended_unseen = bool(self._connection.get_autocommit())",
+            "self.may_have_ended_unseen = False",
+        ),
+    ),
+    _(
+        31,
+        "I1",
+        "a statement on the driver outside of every transaction of SQLAlchemy leaves the key unknown",
+        f"{ENDINGS}::{_AFTER_ROLLBACK}[CALL pays()-sa-connection]",
+        (BENEATH, "            if self._is_idle():\n", "            if False:\n"),
     ),
     _(
         7,
@@ -120,14 +168,14 @@ MYSQL: tuple[Mutant, ...] = (
         "I1",
         "DDL in an enlisted transaction of MySQL is refused",
         f"{ENLIST}::test_statement_that_ends_the_transaction_is_refused[CREATE TABLE other (id int)-pymysql]",
-        (LINKS, "ends_transaction(text) or commits_by_itself(text)", "ends_transaction(text)"),
+        (LINKS, "ends_transaction(sql) or commits_by_itself(sql)", "ends_transaction(sql)"),
     ),
     _(
         5,
         "I4",
         "an owner that lost its key leaves no lock in MySQL",
         f"{ENLIST}::test_enlist_of_an_owner_that_lost_its_key_leaves_no_lock[pymysql]",
-        (LINKS, "        return self if self._guarded else None\n", "        return self\n"),
+        (LINKS, "__dict__.get(mysql_watch.NAME) is self._watch", "__dict__.get(mysql_watch.NAME) is not None"),
     ),
     _(
         31,

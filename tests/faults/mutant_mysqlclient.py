@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.faults.mutant import Mutant, mutant
 
-LINKS = "oncekey.engine.transactions.adapters.mysql"
+WATCH = "oncekey.engine.transactions.adapters.mysql_watch"
 DJANGO = "oncekey.engine.transactions.adapters.django"
 TESTS = "tests/enlist/test_django_mysql.py"
 
@@ -20,12 +20,12 @@ MYSQLCLIENT: tuple[Mutant, ...] = (
     _(
         "commit() of mysqlclient beneath Django is refused",
         f"{TESTS}::test_end_beneath_django_is_refused[wsgi-own-blocks-commit-mysql-mysqlclient]",
-        (LINKS, '_watches = ("query", "send_query", "commit", ', '_watches = ("query", "send_query", '),
+        (WATCH, '_methods = ("query", "send_query", "commit", ', '_methods = ("query", "send_query", '),
     ),
     _(
         "a view that wrote on a session that mysqlclient opened again leaves its key unknown",
         f"{TESTS}::test_connection_that_the_library_replaced_makes_the_key_unknown[wsgi-own-blocks-mysql-mysqlclient]",
-        (LINKS, "if self._guarded and self._connection.thread_id() != self._session:", "if False:"),
+        (WATCH, "return self.holds() and bool(self._connection.thread_id() != self._session)", "return False"),
     ),
     _(
         "what a view wrote before it enlisted is undone with the rest (Django, mysqlclient)",

@@ -25,6 +25,7 @@ from oncekey.core.swaps import Swap, swap
 from oncekey.engine.flows import Call, Finished, Flow
 from oncekey.engine.transactions import outcome
 from oncekey.engine.transactions.adapters.base import AT_ONCE
+from oncekey.engine.transactions.adapters.lost import LOST
 from oncekey.engine.transactions.enlistment import Enlisted
 from oncekey.engine.transactions.stages import PROVES, TO_BE_ENDED, Happened, Proof, Stage
 from oncekey.telemetry.redaction import describe
@@ -43,6 +44,10 @@ USE_INNODB = (
 MAY_BE_COMMITTED = (
     "the enlisted transaction ended without oncekey, and its writes may be committed: the handler ended it itself, or "
     "the database server stopped and cannot tell any more"
+)
+RETURN_REDIRECTS = (
+    "the response is a redirect. If the handler raised it, let it return the redirect: a dependency with yield sees a "
+    "raised one as an error, and closes the session before oncekey can commit"
 )
 COMMITTING = frozenset({Event.COMPLETE, Event.FAIL, Event.DEFER})
 
@@ -101,23 +106,10 @@ def _commit(
             enlisted.release()
             return (yield from outcome.settle(engine, operation, event, response, reason))
         if event is not Event.FAIL:
-            _log.error(
-                "%s: the enlisted transaction failed at its end, in %s, so the response is not stored. If a statement "
-                "failed and the handler went on: %s. If the handler has closed its session or connection: %s",
-                operation.name,
-                describe(error),
-                link.use_a_savepoint,
-                link.leave_it,
-            )
+            _say_why(operation, enlisted, response, error)
     else:
         if not rows and not enlisted.held_too_long and event is not Event.FAIL:
-            _log.error(
-                "%s: the enlisted transaction had ended before the response was stored, so it is not stored. If a "
-                "statement failed and the handler went on: %s. Otherwise: %s",
-                operation.name,
-                link.use_a_savepoint,
-                link.leave_it,
-            )
+            _say_why(operation, enlisted, response, None)
     if not rows:
         yield from roll_back(enlisted)
         return (yield from _ended(engine, operation, enlisted, event, response, reason))
@@ -133,6 +125,43 @@ def _commit(
     if link.runs_after_commit:
         yield Call(link.run_after_commit)
     return Finished(True, moved)
+
+
+def _say_why(
+    operation: Operation, enlisted: Enlisted, response: StoredResponse | None, error: Exception | None
+) -> None:
+    """Log why a response is not stored. ``error``: what oncekey's last statement raised; None: it found no key."""
+    link = enlisted.link
+    if link.connection_lost(error):
+        _log.error(
+            "%s: the connection to the database was lost before the response was stored, so it is not stored. %s",
+            operation.name,
+            LOST,
+        )
+    elif link.end_refused:
+        _log.error(
+            "%s: the handler tried to end its enlisted transaction and caught the error, so the response is not "
+            "stored and the transaction is rolled back: %s",
+            operation.name,
+            link.leave_it,
+        )
+    elif error is not None:
+        _log.error(
+            "%s: the enlisted transaction failed at its end, in %s, so the response is not stored. If a statement "
+            "failed and the handler went on: %s. If the handler has closed its session or connection: %s",
+            operation.name,
+            describe(error),
+            link.use_a_savepoint,
+            link.leave_it,
+        )
+    else:
+        _log.error(
+            "%s: the enlisted transaction had ended before the response was stored, so it is not stored. If a "
+            "statement failed and the handler went on: %s. Otherwise: %s",
+            operation.name,
+            link.use_a_savepoint,
+            RETURN_REDIRECTS if response is not None and 300 <= response.status < 400 else link.leave_it,
+        )
 
 
 def roll_back(enlisted: Enlisted) -> Flow[Stage]:

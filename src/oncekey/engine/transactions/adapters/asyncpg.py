@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from oncekey.engine.transactions.adapters.base import AT_ONCE, DOOM, AsyncLink, Rows, Saw, numbered
+from oncekey.engine.transactions.adapters.lost import says_connection_lost
 from oncekey.engine.transactions.adapters.one_message import NO_ROW, SessionStatement, fits, session_statement
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction
 from oncekey.engine.transactions.stages import Happened
@@ -39,6 +40,8 @@ class AsyncpgLink(AsyncLink):
         """The last statement, if it can be sent in one message with COMMIT."""
         self._over = False
         """The transaction has ended with that message, or the answer to it was lost."""
+        self._lost = False
+        """A statement has failed because the connection was lost."""
 
     def prepared_name(self) -> str:
         text, beneath = self.database.transaction_statements.complete_or_fail, self._driver_connection()
@@ -84,6 +87,7 @@ class AsyncpgLink(AsyncLink):
 
     def _see(self, query: Any) -> None:
         """Called after each statement, in the order of statements, but not before the loop's next turn."""
+        self._lost = self._lost or says_connection_lost(query.exception)
         if self._released():
             return  # the connection serves another request by now
         if ends_transaction(query.query) is not None:
@@ -102,6 +106,11 @@ class AsyncpgLink(AsyncLink):
 
     def _released(self) -> bool:
         return self._driver_connection() is not self._beneath
+
+    def connection_lost(self, error: BaseException | None) -> bool:
+        if self._beneath is not None and self._released() and self._beneath.is_closed():
+            return True  # its pool has noticed it
+        return self._lost or super().connection_lost(error)
 
     async def execute(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Rows:
         rows: list[Any] = []

@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
+from oncekey.engine.transactions.adapters.lost import RECONNECT_REFUSED, says_connection_lost
 from oncekey.engine.transactions.stages import Happened
 from oncekey.errors import EnlistError
 from oncekey.stores.api import Transactions, TransactionStatements
@@ -86,6 +87,12 @@ class Link:
     may_have_written_later = False
     """A statement that no guard could refuse may have ended the enlisted transaction and written after it. Then the
     server's answer about the enlisted transaction proves nothing."""
+    end_refused = False
+    """A guard refused a COMMIT or ROLLBACK and did not send it. The transaction is still open, and oncekey will not
+    commit it."""
+    may_have_ended_unseen = True
+    """The transaction may have ended without a guard that saw it: by a statement that does not show it, or because
+    there is no guard for that."""
     kept_writes = False
     """The server said that its rollback left writes behind: those in tables without transactions (MySQL's MyISAM)."""
     savepoint = "with session.begin_nested():"
@@ -184,6 +191,19 @@ class Link:
 
     def interrupt(self) -> None:
         """Stop a transaction that has been open for too long. Called from any thread; must not block."""
+
+    def mark_is_gone(self) -> None:
+        """The database says that this is another transaction than the enlisted one. A guard that sees every end has
+        let none through, so the server has rolled it back (a deadlock). Otherwise nothing proves what was committed."""
+        if self.may_have_ended_unseen:
+            self.may_have_written_later = True
+
+    def connection_lost(self, error: BaseException | None) -> bool:
+        """Whether the transaction ended because its connection was lost. ``error``: of oncekey's last statement."""
+        return says_connection_lost(error)
+
+    def refuse_to_reconnect(self) -> EnlistError:
+        return EnlistError(RECONNECT_REFUSED.format(self.what))
 
     def refuse(self, verb: str) -> EnlistError:
         """The refusal of a statement or call that would end the transaction."""
@@ -296,12 +316,19 @@ class ForwardingLink(Link):
         self.rollback_proven = self.inner.rollback_proven
 
     @property
+    def end_refused(self) -> bool:  # type: ignore[override]
+        return self.inner.end_refused
+
+    @property
     def may_have_written_later(self) -> bool:  # type: ignore[override]
         return self.inner.may_have_written_later
 
     @property
     def kept_writes(self) -> bool:  # type: ignore[override]
         return self.inner.kept_writes
+
+    def connection_lost(self, error: BaseException | None) -> bool:
+        return self.inner.connection_lost(error)
 
     def interrupt(self) -> None:
         self.inner.interrupt()

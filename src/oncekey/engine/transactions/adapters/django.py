@@ -336,6 +336,13 @@ class DjangoLink(Link):
         self._inner.gone()
         self.rollback_proven = self._inner.rollback_proven
 
+    def connection_lost(self, error: BaseException | None) -> bool:
+        return self._inner.connection_lost(error)
+
+    @property
+    def end_refused(self) -> bool:  # type: ignore[override]
+        return hasattr(self, "_inner") and self._inner.end_refused
+
     def interrupt(self) -> None:
         if hasattr(self, "_inner"):
             self._inner.interrupt()

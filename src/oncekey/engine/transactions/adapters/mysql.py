@@ -1,9 +1,8 @@
 """Links to connections of MySQL's drivers: PyMySQL, aiomysql and asyncmy, which are made after it, and mysqlclient.
 
-The first three send every command through one method, ``_execute_command``: commits, statements of cursors,
-``begin()``. So one wrapper around it sees all that a handler sends. mysqlclient has several such methods, and each gets
-a wrapper. It refuses what would end the transaction, also what commits by itself, as DDL does. After a rollback the
-connection is in a READ ONLY transaction: the handler can read on, not write.
+The link sees every statement before it is sent (``mysql_watch.py``). It refuses what would end the transaction, also
+what commits by itself, as DDL does. After a rollback the connection is in a READ ONLY transaction: the handler can read
+on, not write.
 
 A savepoint tells whether it still is the same transaction, because it ends with it (``transaction.sql`` of the store).
 """
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from oncekey.engine.transactions.adapters import mysql_watch
 from oncekey.engine.transactions.adapters.base import AsyncLink, Link, Rows, for_format
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction, writes
 from oncekey.errors import EnlistError
@@ -22,12 +22,10 @@ from oncekey.errors import EnlistError
 READ_ONLY = "START TRANSACTION READ ONLY"
 """It ends a transaction that is open, so it is sent after a rollback only."""
 NO_SUCH_SAVEPOINT = 1305
-ASK_IF_BEGUN = "SET TRANSACTION READ WRITE"
+_ASK_IF_BEGUN = "SET TRANSACTION READ WRITE"
 """Refused inside of a transaction. Outside of one it sets what is the default."""
 _HAS_BEGUN = 1568
-_QUERY = 3  # COM_QUERY
 _IN_TRANSACTION = 1  # of server_status
-_NOTHING = "DO 0"
 TO_THE_MARK = "ROLLBACK TO SAVEPOINT oncekey"
 WARNINGS = "SHOW WARNINGS"
 NOT_ROLLED_BACK = 1196
@@ -40,12 +38,19 @@ _COMMITS = re.compile(
     rf"analyze|optimize|repair|flush|install|uninstall)\b)",
     re.IGNORECASE,
 ).match
+_CALLS = re.compile(rf"(?:^|;)(?:{_GAP}|;)*+((?:call|execute)\b)?", re.IGNORECASE).finditer
 
 
 def commits_by_itself(sql: str) -> str | None:
     """The verb of a statement that commits the open transaction, without saying so; None for every other one."""
     found = _COMMITS(sql)
     return " ".join(found[1].upper().split()) if found else None
+
+
+def may_end_unseen(sql: str) -> bool:
+    """Whether the statement may end the transaction and not show it: a procedure can. The call may also stand in a
+    literal."""
+    return any(found[1] for found in _CALLS(sql))
 
 
 def prepared(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,9 +76,9 @@ class _Mysql(Link):
     savepoint = "SAVEPOINT name"
     _own = False
     """oncekey itself is sending."""
-    _guarded = False
-    _watches: tuple[str, ...] = ("_execute_command",)
-    """The methods of the connection that get a wrapper."""
+    _watch: mysql_watch.Watch | None = None
+    _refused = ""
+    """The verb of the statement that was refused last."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -100,24 +105,33 @@ class _Mysql(Link):
                 return bool(getattr(connection, name)) is means_open
         return True
 
-    def _sees(self, command: int, sql: Any) -> Any:
-        """What to send in place of what the handler sends. None: it ends the transaction, and is refused."""
-        if self._own or command != _QUERY:
+    def _start_watch(self) -> None:
+        # Without autocommit, what follows a rollback by the server is not committed before the guards see a COMMIT.
+        self.may_have_ended_unseen = bool(self._connection.get_autocommit())
+        self._watch = mysql_watch.watch(self._connection, self)
+
+    def sees(self, sql: str) -> str | None:
+        """See ``mysql_watch.Judge``."""
+        if self._own:
             return sql
-        text = sql if isinstance(sql, str) else bytes(sql).decode("utf-8", "replace")
-        verb = ends_transaction(text) or commits_by_itself(text)
+        verb = ends_transaction(sql) or commits_by_itself(sql)
         if verb is None:
-            if self.ended and (verb := writes(text)) is not None:
+            if self.ended and (verb := writes(sql)) is not None:
                 raise self.refuse_later(verb)
-            if may_end_transaction(text):
+            if may_end_transaction(sql):
                 self.may_have_written_later = True
+            if may_end_unseen(sql):
+                self.may_have_ended_unseen = True
             return sql
         if self.ended:
-            return _NOTHING  # a later transaction can only read, and goes on
+            return mysql_watch.NOTHING  # a later transaction can only read, and goes on
         if self.end_allowed:
             return sql
         self._refused = verb
         return None
+
+    def refused(self) -> Any:
+        raise NotImplementedError
 
     def _may_complete(self) -> bool:
         return not self.ended and self._is_open()
@@ -128,17 +142,20 @@ class _Mysql(Link):
 
     def free(self) -> None:
         self.end_allowed = self._own = True
-        for name in self._watches:
-            self._connection.__dict__.pop(name, None)
+        if self._watch is not None:
+            self._watch.stop()
 
     def _holds(self) -> bool:
         """Whether the connection still belongs to this request, and not to its pool or to another request. Without a
         guard yet, enlist has failed: at REPEATABLE READ its statement has locked the row of another owner, too."""
-        return getattr(self._connection.__dict__.get(self._watches[0]), "link", None) is self._guarding
+        return self._connection.__dict__.get(mysql_watch.NAME) is self._watch
 
-    @property
-    def _guarding(self) -> Link | None:
-        return self if self._guarded else None
+    def _note_bypass(self) -> None:
+        if self._watch is not None and self._watch.bypassed():
+            self.may_have_written_later = True
+
+    def connection_lost(self, error: BaseException | None) -> bool:
+        return super().connection_lost(error) or (self._watch is not None and self._watch.lost)
 
 
 class PymysqlLink(_Mysql):
@@ -149,7 +166,7 @@ class PymysqlLink(_Mysql):
         """As ``has_begun``, asked of the server. PyMySQL's ``server_status`` does not change with a statement that
         returns rows: SELECT, and on MariaDB the INSERT … RETURNING of Django."""
         try:
-            self.execute((ASK_IF_BEGUN,), {})
+            self.execute((_ASK_IF_BEGUN,), {})
         except Exception as error:
             if error.args[:1] == (_HAS_BEGUN,):
                 return True
@@ -157,18 +174,20 @@ class PymysqlLink(_Mysql):
         return False
 
     def guard(self) -> None:
-        connection, send = self._connection, self._connection._execute_command
+        self._start_watch()
 
-        def watched(command: int, sql: Any) -> Any:
-            instead = self._sees(command, sql)
-            if instead is None:
-                self._end()
-                raise self.refuse(self._refused)
-            return send(command, instead)
+    def refused(self) -> EnlistError:
+        self._end_it()
+        return self.refuse(self._refused)
 
-        watched.link = self  # type: ignore[attr-defined]
-        connection.__dict__["_execute_command"] = watched
-        self._guarded = True
+    def _end_it(self) -> bool:
+        """Roll back, and tell whether it was the enlisted transaction."""
+        note_kept_writes(self, self.execute((WARNINGS,), {}))  # of a deadlock, which ended it
+        there = self.execute(*self.mark) == [(True,)]
+        if not there:
+            self.mark_is_gone()
+        self._end()
+        return there
 
     def _end(self) -> None:
         """Roll back, and let the handler only read from now on."""
@@ -212,61 +231,18 @@ class PymysqlLink(_Mysql):
             self.free()
 
     def roll_back(self) -> None:
+        self._note_bypass()
         if self._holds() and not self.ended:
             with suppress(Exception):
-                note_kept_writes(self, self.execute((WARNINGS,), {}))  # of a deadlock, which ended it
-                there = self.execute(*self.mark) == [(True,)]
-                self._end()
-                self.rollback_proven = there and not self.may_have_written_later
+                self.rollback_proven = self._end_it() and not self.may_have_written_later
         self.ended = True
         if not self.caller:
             self.free()
 
 
 class MysqlclientLink(PymysqlLink):
-    """mysqlclient. Its methods are written in C, but the connection is a Python object, whose attributes come first."""
-
-    _watches = ("query", "send_query", "commit", "rollback", "autocommit", "change_user")
-    _session = 0
-    """The server's number of this connection."""
-
     def has_begun(self) -> bool:
         return self.ask_if_begun()
-
-    def guard(self) -> None:
-        self._session = self._connection.thread_id()
-        for name in self._watches:
-            self._connection.__dict__[name] = self._watched(name, getattr(self._connection, name))
-        self._guarded = True
-
-    def _watched(self, name: str, send: Any) -> Any:
-        is_query = name.endswith("query")
-
-        def watched(*given: Any) -> Any:
-            if name == "autocommit" and bool(given[0]) == self._connection.get_autocommit():
-                return None  # it is so already
-            # ``commit()`` and the like are judged by the statement that does the same.
-            text = given[0] if is_query else _SAME_AS.get(name, name)
-            instead = self._sees(_QUERY, text)
-            if instead is None:
-                self._end()
-                raise self.refuse(self._refused)
-            if is_query:
-                return send(instead, *given[1:])
-            return None if instead is _NOTHING else send(*given)
-
-        watched.link = self  # type: ignore[attr-defined]
-        return watched
-
-    def roll_back(self) -> None:
-        with suppress(Exception):  # closed
-            # The library connects again by itself after ping(True). A new session is in autocommit mode.
-            if self._guarded and self._connection.thread_id() != self._session:
-                self.may_have_written_later = True
-        super().roll_back()
-
-
-_SAME_AS = {"autocommit": "SET autocommit", "change_user": "ROLLBACK"}
 
 
 class AsyncMysqlLink(_Mysql, AsyncLink):
@@ -274,18 +250,19 @@ class AsyncMysqlLink(_Mysql, AsyncLink):
         self._check()
 
     async def guard(self) -> None:
-        connection, send = self._connection, self._connection._execute_command
+        self._start_watch()
 
-        async def watched(command: int, sql: Any) -> Any:
-            instead = self._sees(command, sql)
-            if instead is None:
-                await self._end()
-                raise self.refuse(self._refused)
-            return await send(command, instead)
+    async def refused(self) -> EnlistError:
+        await self._end_it()
+        return self.refuse(self._refused)
 
-        watched.link = self  # type: ignore[attr-defined]
-        connection.__dict__["_execute_command"] = watched
-        self._guarded = True
+    async def _end_it(self) -> bool:
+        note_kept_writes(self, await self.execute((WARNINGS,), {}))  # of a deadlock, which ended it
+        there = await self.execute(*self.mark) == [(True,)]
+        if not there:
+            self.mark_is_gone()
+        await self._end()
+        return there
 
     async def _end(self) -> None:
         self.ended = self._own = True
@@ -328,12 +305,10 @@ class AsyncMysqlLink(_Mysql, AsyncLink):
             self.free()
 
     async def roll_back(self) -> None:
+        self._note_bypass()
         if self._holds() and not self.ended:
             with suppress(Exception):
-                note_kept_writes(self, await self.execute((WARNINGS,), {}))  # of a deadlock, which ended it
-                there = await self.execute(*self.mark) == [(True,)]
-                await self._end()
-                self.rollback_proven = there and not self.may_have_written_later
+                self.rollback_proven = await self._end_it() and not self.may_have_written_later
         self.ended = True
         if not self.caller:
             self.free()

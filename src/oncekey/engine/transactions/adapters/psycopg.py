@@ -34,8 +34,6 @@ def _exchange(connection: Any, message: bytes) -> Generator[Any, Any, list[Any]]
 class _Psycopg(Link):
     dialect = "postgresql"
     savepoint = "with connection.transaction():"
-    end_refused = False
-    """A guard refused a COMMIT or ROLLBACK in SQL. The transaction is still open, and oncekey will not commit it."""
     _watch: Watch
 
     def __init__(self, connection: Any) -> None:
@@ -134,6 +132,9 @@ class _Psycopg(Link):
         self.ended = True
         if not self.caller:
             self.free()
+
+    def connection_lost(self, error: BaseException | None) -> bool:
+        return bool(self._connection.broken) or super().connection_lost(error)
 
     def let_go(self) -> Any:
         self.end_allowed = True

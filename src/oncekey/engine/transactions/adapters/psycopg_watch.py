@@ -11,11 +11,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from psycopg import AsyncConnection
 from psycopg.errors import ReadOnlySqlTransaction
 
 from oncekey.engine.transactions.adapters.base import Link
-from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction
+from oncekey.engine.transactions.adapters.texts import Judge, ends_transaction, may_end_transaction
 
 NAME = "_oncekey_watch"
 
@@ -23,12 +22,16 @@ NAME = "_oncekey_watch"
 class Watch:
     """The guards on one use of a psycopg connection."""
 
-    def __init__(self, connection: Any, link: Link) -> None:
+    def __init__(self, connection: Any, link: Link, judge: Judge | None = None) -> None:
         self._connection = connection
         self.link = link
+        self.judge = judge
+        """Beneath SQLAlchemy: decides in place of the link."""
         self._class: type = type(connection)
         self._factory: Any = None
         self._begin = b""
+        self.lost = False  # SQLAlchemy knows it
+        self.later_reads_only = True
 
     def start(self) -> None:
         connection = self._connection
@@ -59,9 +62,13 @@ class Watch:
 
     def sees(self, query: bytes) -> None:
         sql = query.decode("utf-8", "replace")
+        if self.judge is not None:
+            if self.judge.sees(sql) != sql:
+                raise self.judge.refused()
+            return
         verb = ends_transaction(sql)
         if verb is not None and not self.link.end_allowed:
-            self.link.end_refused = True  # type: ignore[attr-defined]
+            self.link.end_refused = True
             raise self.link.refuse(verb)
         if may_end_transaction(sql):
             self.link.may_have_written_later = True
@@ -79,27 +86,24 @@ class Watch:
         self.later_may_write()
 
 
-def watch_beneath(connection: Any, link: Link) -> Watch:
-    """Guard the driver's connection beneath SQLAlchemy, against commits of which SQLAlchemy's events do not tell."""
+def watch_beneath(connection: Any, link: Link, judge: Judge) -> Watch:
+    """Guard the driver's connection beneath SQLAlchemy, sync or async. It works as on an enlisted connection, but
+    ``judge`` decides, because it knows what SQLAlchemy itself is about to send."""
     kind = type(connection)
-    watch = Watch(connection, link)
+    watch = Watch(connection, link, judge)
     watch.start()
+    watch.see_statements()
 
-    def commit() -> None:
-        if link.end_allowed or link.ended:
-            return kind.commit(connection)  # type: ignore[no-any-return]
-        link.ended = True
-        kind.rollback(connection)
-        raise link.refuse("commit()")
+    def method(verb: str) -> Callable[[], Any]:
+        def end() -> Any:
+            instead = judge.sees(verb)
+            if instead is None:
+                raise judge.refused()
+            return getattr(kind, instead.lower())(connection)
 
-    async def commit_async() -> None:
-        if link.end_allowed or link.ended:
-            return await kind.commit(connection)  # type: ignore[no-any-return]
-        link.ended = True
-        await kind.rollback(connection)
-        raise link.refuse("commit()")
+        return end
 
-    watch.replace(commit=commit_async if isinstance(connection, AsyncConnection) else commit)
+    watch.replace(commit=method("COMMIT"), rollback=method("ROLLBACK"))
     return watch
 
 
@@ -134,7 +138,7 @@ def _watched(factory: type) -> type:
                 super()._raise_for_result(result)
             except ReadOnlySqlTransaction as error:
                 watch: Watch | None = self._conn.__dict__.get(NAME)
-                if watch is None:
+                if watch is None or watch.judge is not None:
                     raise
                 raise watch.link.refuse_later("a write") from error
 

@@ -23,7 +23,8 @@ from sqlalchemy.orm import Session
 
 from oncekey.engine.transactions.adapters import link_to, mysql, sqlite
 from oncekey.engine.transactions.adapters.base import ForwardingLink, Link, Rows, names_in
-from oncekey.engine.transactions.adapters.sqlalchemy_guard import FAILED, Guard, raw
+from oncekey.engine.transactions.adapters.sqlalchemy_beneath import FAILED
+from oncekey.engine.transactions.adapters.sqlalchemy_guard import Guard, raw
 from oncekey.errors import EnlistError
 
 _DIALECTS = {"postgresql": "postgresql", "sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
@@ -170,7 +171,7 @@ class SqlAlchemyLink(Link):
 
     def _still(self) -> bool:
         guard = self._guard
-        if guard is None or self.ended or guard.undone or not guard.is_current():
+        if guard is None or self.ended or self.end_refused or not guard.is_current():
             return False
         return guard.authorizer is None or guard.authorizer._still()
 
@@ -250,6 +251,7 @@ class SqlAlchemyLink(Link):
         proven = self._only_rolled_back() if self.dialect == "sqlite" else self._mark_is_there()
         if self._guard is not None:
             self._guard.look_for_kept_writes()
+            self._guard.look_beneath()
         proven = proven and not self.may_have_written_later
         self._allow()
         self._undo(always=False)
@@ -285,10 +287,11 @@ class SqlAlchemyLink(Link):
             return False
         there = False
         with suppress(Exception):  # a failed transaction does not answer: the server is asked later
-            if guard.status is None or guard.status() != FAILED:
+            if guard.status() != FAILED:
                 there = self.execute(*self.mark) == [(True,)]
-                self.may_have_written_later = self.may_have_written_later or not there
-        return there and not guard.undone  # otherwise it is the mark of what followed
+                if not there:
+                    self.mark_is_gone()
+        return there
 
     def _only_rolled_back(self) -> bool:
         """SQLite: whether it can only have been rolled back. The authorizer allows no COMMIT and no later write."""
@@ -296,6 +299,10 @@ class SqlAlchemyLink(Link):
         if guard is None or guard.authorizer is None:
             return False
         return self.ended or guard.authorizer._still() or guard.authorizer.rollback_proven
+
+    def connection_lost(self, error: BaseException | None) -> bool:
+        guard = self._guard
+        return super().connection_lost(error) or (guard is not None and (guard.lost or self._connection.invalidated))
 
     def gone(self) -> None:
         self.rollback_proven = self.dialect == "sqlite" and self._only_rolled_back()

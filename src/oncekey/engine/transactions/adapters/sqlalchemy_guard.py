@@ -1,6 +1,7 @@
 """The guards on one use of a SQLAlchemy session or connection, from enlist until the request is over.
 
-They watch the enlisted **root** transaction. They refuse an early commit and allow a rollback. If a commit raises,
+They watch the enlisted **root** transaction by SQLAlchemy's events, and the driver's connection beneath it
+(``sqlalchemy_beneath.py``). They refuse an early commit and allow a rollback. If a commit raises,
 SQLAlchemy counts the transaction as ended and gives the connection, still open, to the next request. So a guard that
 refuses a commit also rolls back.
 
@@ -15,7 +16,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
@@ -24,21 +25,15 @@ from sqlalchemy.orm import Session
 
 from oncekey.engine.transactions.adapters import mysql, sqlite
 from oncekey.engine.transactions.adapters.base import Link
+from oncekey.engine.transactions.adapters.sqlalchemy_beneath import FAILED, IDLE, Beneath
 from oncekey.engine.transactions.adapters.sqlalchemy_mysql import MysqlWatch
 from oncekey.engine.transactions.adapters.texts import ends_transaction, may_end_transaction, writes
-
-IDLE, FAILED = 0, 3
-"""As libpq numbers the states of a transaction."""
 
 # A SELECT, not SET TRANSACTION: it takes a snapshot, after which PostgreSQL refuses to make it READ WRITE again.
 READ_ONLY = {
     "postgresql": "SELECT set_config('transaction_read_only', 'on', true)",
     "mysql": mysql.READ_ONLY,
 }
-
-
-class _Stoppable(Protocol):
-    def stop(self) -> None: ...
 
 
 class Guard:
@@ -61,12 +56,10 @@ class Guard:
         """Calls of our listeners that wait for the lock or hold it."""
         self._listeners: list[tuple[Any, str, Callable[..., Any]]] = []
         self._watched: list[Connection] = []
-        self._drivers: list[_Stoppable] = []
+        self._beneath: list[Beneath] = []
         self._authorizers: list[Authorizer] = []
         self._finalizers: list[tuple[Any, Callable[[Any], None]]] = []
         self._mysql: MysqlWatch | None = None
-        self.status: Callable[[], int] | None = None
-        """Returns the transaction status of the driver; None: the driver has none."""
 
     def start(self) -> None:
         self._listen(self.connection, "commit", self._on_commit)
@@ -74,26 +67,18 @@ class Guard:
         self._listen(self.connection, "begin", self._on_begin)
         if self._session is not None:
             self._listen(self._session, "after_begin", self._on_after_begin)
-        self.status = self._watch(self.connection)
+        self._watch(self.connection)
         if self.link.dialect == "sqlite":
             self.authorizer = self._authorize(self.connection)
         elif self.link.dialect == "mysql":
             self._mysql = MysqlWatch(self.connection, self.link)
             self._mysql.start()
-            self._drivers.append(self._mysql)
-        elif (watch := _watch_driver(self.connection, self.link)) is not None:
-            self._drivers.append(watch)
-            self._finalize(self.connection, lambda _: watch.stop())
+            self.link.may_have_ended_unseen = not self._is_watched()
 
     def is_current(self) -> bool:
         """Whether the root is still the open transaction, as far as SQLAlchemy knows."""
         connection, root = self.connection, self.root
         return not connection.closed and root.is_active and connection.get_transaction() is root
-
-    @property
-    def undone(self) -> bool:
-        """The server has rolled the root back by itself, and SQLAlchemy does not know it."""
-        return self._mysql is not None and self._mysql.undone
 
     @property
     def committed(self) -> bool:
@@ -105,18 +90,18 @@ class Guard:
     def _on_commit(self, connection: Connection) -> None:
         with self._listening():
             if self._freed or connection.get_transaction() is not self.root:
-                return  # a later transaction, which can only read
+                return self._announce(connection)  # a later transaction, which can only read
             if not self.link.end_allowed:
                 self._roll_back(connection)
                 raise self.link.refuse("commit()")
             self._commits = True
-            for each in self._drivers:
-                each.stop()
+            return self._stop_drivers()
 
     def _on_rollback(self, connection: Connection) -> None:
         with self._listening():
             if connection.get_transaction() is self.root and not (self._freed or self.own_rollback):
                 self._end()
+            self._announce(connection)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -130,6 +115,7 @@ class Guard:
     def _end(self) -> None:
         """The root is being rolled back."""
         self.look_for_kept_writes()
+        self._look_for_mark()
         self.link.ended = True
         if self.authorizer is not None:
             with suppress(Exception):
@@ -139,8 +125,18 @@ class Guard:
         if self._mysql is not None and not self.link.ended:
             self._mysql.look_for_kept_writes()
 
+    def _look_for_mark(self) -> None:
+        """If the driver cannot be watched, see whether it still is the enlisted transaction that is rolled back. One
+        that has failed does not answer. (MySQL's mark: ``look_for_kept_writes``.)"""
+        if self.link.ended or self.link.dialect != "postgresql" or self._is_watched():
+            return
+        with suppress(Exception), self._sending():
+            if self.status() != FAILED and self.link.execute(*self.link.mark) != [(True,)]:
+                self.link.mark_is_gone()
+
     def _roll_back(self, connection: Connection) -> None:
         self._end()
+        self._announce(connection)
         connection.engine.dialect.do_rollback(connection.connection)
 
     # -- later transactions ----------------------------------------------------------------------------------------
@@ -168,16 +164,14 @@ class Guard:
             if connection is not self.connection:
                 self._authorize(connection).read_on_in(connection)
             return
-        self._own_statement = True
-        try:
+        self._watch_beneath(connection)
+        with self._sending():
             connection.exec_driver_sql(READ_ONLY[self.link.dialect]).close()
-        finally:
-            self._own_statement = False
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    def _watch(self, connection: Connection) -> Callable[[], int] | None:
-        status = _status_of(connection)
+    def _watch(self, connection: Connection) -> None:
+        self._watch_beneath(connection)
 
         def before(at: Connection, _cursor: Any, statement: str, *_: Any) -> None:
             if self._own_statement or self._freed or self.committed:
@@ -188,10 +182,10 @@ class Guard:
                 verb = mysql.commits_by_itself(statement)
             if verb is not None:
                 return self._by_hand(at, verb)
-            if status is not None and status() == IDLE:  # ended on the driver's connection
+            if self.status(at) == IDLE:
+                link.may_have_written_later = link.may_have_written_later or not link.ended
                 link.ended = True
-                link.may_have_written_later = link.may_have_written_later or self.undone
-                raise link.refuse_later("a statement", "was committed or rolled back on the driver's own connection")
+                raise link.refuse_later("a statement", "was ended, and not by SQLAlchemy")
             if link.ended and (verb := writes(statement)) is not None:
                 raise link.refuse_later(verb)
             if may_end_transaction(statement):
@@ -200,7 +194,9 @@ class Guard:
 
         self._watched.append(connection)
         self._listen(connection, "before_cursor_execute", before)
-        return status
+        if connection is not self.connection:
+            self._listen(connection, "commit", self._on_commit)
+            self._listen(connection, "rollback", self._on_rollback)
 
     def _by_hand(self, connection: Connection, verb: str) -> None:
         """The handler sent COMMIT or ROLLBACK as a statement."""
@@ -210,8 +206,61 @@ class Guard:
                 raise self.link.refuse(verb)
         if verb in ("ROLLBACK", "ABORT") or verb.startswith("PREPARE"):
             self._end()
+            self._announce(connection)
         else:
             self._commits = True
+
+    # -- the driver's connection -----------------------------------------------------------------------------------
+
+    def _watch_beneath(self, connection: Connection) -> None:
+        if self.link.dialect == "sqlite" or any(each.watches(connection) for each in self._beneath):
+            return
+        beneath = Beneath(self.link, connection, self._allows)
+        beneath.start()
+        self._beneath.append(beneath)
+        self._finalize(connection, lambda _: beneath.stop())
+
+    def _allows(self) -> bool:
+        """Whether oncekey itself is sending, or the guards are off."""
+        return self._own_statement or self._freed or self.committed or (self.link.end_allowed and not self.link.ended)
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        before, self._own_statement = self._own_statement, True
+        try:
+            yield
+        finally:
+            self._own_statement = before
+
+    def _announce(self, connection: Connection) -> None:
+        """SQLAlchemy will now send COMMIT or ROLLBACK."""
+        for each in self._beneath:
+            each.announced = each.announced or each.connection is connection
+
+    def _is_watched(self) -> bool:
+        return any(each.watches(self.connection) for each in self._beneath)
+
+    def status(self, connection: Connection | None = None) -> int | None:
+        """The transaction status of the driver beneath this connection, the root's by default. None: it has none."""
+        at = connection or self.connection
+        found = [each.status for each in self._beneath if each.connection is at]
+        return found[-1]() if found and found[-1] is not None else None
+
+    def look_beneath(self) -> None:
+        """See what the watches have seen and could not refuse."""
+        for each in self._beneath:
+            each.look()
+
+    @property
+    def lost(self) -> bool:
+        self.look_beneath()
+        return any(each.lost for each in self._beneath)
+
+    def _stop_drivers(self) -> None:
+        for each in self._beneath:
+            each.stop()
+        if self._mysql is not None:
+            self._mysql.stop()
 
     # -- removing the guards ---------------------------------------------------------------------------------------
 
@@ -237,8 +286,7 @@ class Guard:
     def free(self) -> None:
         """Turn all guards off."""
         self._freed = True
-        for driver in self._drivers:
-            driver.stop()
+        self._stop_drivers()
         for authorizer in self._authorizers:
             authorizer.free()
 
@@ -286,39 +334,3 @@ def _in_its_thread(adapted: Any, function: Callable[..., Any], *args: Any) -> An
     if isinstance(adapted, sqlite3.Connection):
         return function(adapted, *args)
     return adapted.run_async(lambda connection: connection._execute(function, connection._conn, *args))
-
-
-def _status_of(connection: Connection) -> Callable[[], int] | None:
-    driver: Any = connection.connection.driver_connection
-    if hasattr(driver, "pgconn"):  # psycopg
-        pgconn = driver.pgconn
-        return lambda: int(pgconn.transaction_status)
-    if hasattr(driver, "is_in_transaction"):  # asyncpg
-        return lambda: 2 if driver.is_in_transaction() else IDLE
-    if hasattr(driver, "server_status"):  # PyMySQL, aiomysql, asyncmy
-        return lambda: 2 if driver.server_status & 1 else IDLE
-    if hasattr(driver, "get_transaction_status"):  # psycopg2
-        return lambda: int(driver.get_transaction_status())
-    return None
-
-
-class _AsyncpgLater:
-    """SQLAlchemy's asyncpg connection begins every later transaction READ ONLY."""
-
-    def __init__(self, adapted: Any) -> None:
-        self._adapted, self._before = adapted, adapted.readonly
-        adapted.readonly = True
-
-    def stop(self) -> None:
-        if self._adapted is not None:
-            self._adapted.readonly, self._adapted = self._before, None
-
-
-def _watch_driver(connection: Connection, link: Link) -> _Stoppable | None:
-    driver = connection.connection.driver_connection
-    if type(driver).__module__.partition(".")[0] == "psycopg":
-        from oncekey.engine.transactions.adapters.psycopg_watch import watch_beneath
-
-        return watch_beneath(driver, link)
-    adapted = connection.connection.dbapi_connection
-    return _AsyncpgLater(adapted) if hasattr(driver, "is_in_transaction") and hasattr(adapted, "readonly") else None

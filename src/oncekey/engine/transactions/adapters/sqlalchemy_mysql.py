@@ -1,9 +1,9 @@
-"""What the guards on a SQLAlchemy session see of MySQL's own rollbacks.
+"""What the guards on a SQLAlchemy session see of writes that MySQL's rollbacks leave behind: those in tables without
+transactions (MyISAM).
 
-After a deadlock, or after another Galera node has written the same row, MySQL has rolled back the whole transaction
-(1213). SQLAlchemy does not know that, and the next statement begins another transaction. So after each error of the
-server this module asks whether the enlisted transaction is still open. If not, the key cannot be completed any more,
-and what follows gets a mark of its own: as long as it is there, nothing was committed since.
+The server says so in a warning (1196) of the statement that rolled back, and the next statement clears it. So oncekey
+looks before each rollback of SQLAlchemy, and after each error: a deadlock (1213), or a write of another Galera node,
+rolls back the whole transaction, and SQLAlchemy does not know that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from oncekey.engine.transactions.adapters import mysql
 from oncekey.engine.transactions.adapters.base import Link
 
 _NAME = "_oncekey_watch"
-_MARK_AGAIN = ("START TRANSACTION", "SAVEPOINT oncekey")
 
 
 class MysqlWatch:
@@ -28,8 +27,6 @@ class MysqlWatch:
     def __init__(self, connection: Connection, link: Link) -> None:
         self._connection = connection
         self._link = link
-        self.undone = False
-        """The server has rolled the enlisted transaction back by itself."""
 
     def start(self) -> None:
         self._connection.__dict__[_NAME] = self
@@ -50,21 +47,16 @@ class MysqlWatch:
                 mysql.note_kept_writes(self._link, cursor.fetchall())
         except Warning:  # aiomysql warns by itself, and the app takes warnings as errors
             mysql.note_kept_writes(self._link, [("Warning", mysql.NOT_ROLLED_BACK)])
-        except Exception:  # noqa: S110 - the savepoint or the connection is gone, and the rollback shows it
-            pass
+        except Exception as error:  # the savepoint or the connection is gone
+            if mysql.is_another(error):
+                self._link.mark_is_gone()
 
     def look_after_error(self) -> None:
-        """Ask whether the failed statement has ended the transaction. The warnings are those of that statement."""
-        if self.undone or self._link.ended:
-            return
-        with suppress(Exception), closing(self._cursor()) as cursor:
-            cursor.execute(mysql.WARNINGS)
-            warnings = cursor.fetchall()
-            cursor.execute(mysql.ASK_IF_BEGUN)  # fails if the transaction is open
-            self.undone = True
-            mysql.note_kept_writes(self._link, warnings)
-            for sql in _MARK_AGAIN:
-                cursor.execute(sql)
+        """See whether the failed statement rolled back, and left writes behind."""
+        if not self._link.ended:
+            with suppress(Exception), closing(self._cursor()) as cursor:
+                cursor.execute(mysql.WARNINGS)
+                mysql.note_kept_writes(self._link, cursor.fetchall())
 
     def _cursor(self) -> Any:
         return self._connection.connection.cursor()
