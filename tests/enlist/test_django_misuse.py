@@ -301,7 +301,7 @@ def test_error_of_a_view_reaches_the_log_in_the_words_of_django(
     with caplog.at_level(logging.ERROR, "oncekey"):
         assert make(view).post().status_code == 500
     lines = [record.message for record in caplog.records if record.name == "oncekey"]
-    assert "POST '/payments': the view raised an error of oncekey: this operation has enlisted" in "".join(lines)
+    assert "POST /payments: the view raised an error of oncekey: this operation has enlisted" in "".join(lines)
     assert "session" not in "".join(lines)
 
 
