@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,7 +53,7 @@ def of_user(request: Any) -> str:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "oncekey"]
+    return [each.getMessage() for each in caplog.records if each.name == "oncekey" and each.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize(

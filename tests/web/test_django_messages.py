@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,7 +39,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Site]]:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "oncekey"]
+    return [each.getMessage() for each in caplog.records if each.name == "oncekey" and each.levelno >= logging.WARNING]
 
 
 def raises(request: Any) -> HttpResponse:
