@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -80,7 +81,8 @@ class Aiomysql(Payer):
 
     async def close_opened(self) -> None:
         while self.opened:
-            await self.opened.pop().ensure_closed()
+            with suppress(OSError, AttributeError):  # asyncmy 0.2.7, of a connection that is lost or closed already
+                await self.opened.pop().ensure_closed()
 
 
 class Asyncmy(Aiomysql):
