@@ -5,10 +5,11 @@ A payer opens what a handler enlists, writes a payment with it, and closes it af
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,8 @@ class AsyncpgPool(Asyncpg):
 
     async def dispose(self) -> None:
         if self.pool is not None:
-            await self.pool.close()
+            with suppress(TimeoutError):  # asyncpg 0.29 waits for ever for a connection that was lost
+                await asyncio.wait_for(self.pool.close(), 10.0)
             self.pool = None
 
 
